@@ -40,7 +40,7 @@ def table(
     unequal: bool = False,
     one_federation: bool = False,
 ) -> NDArray[np.float64]:
-    """Differences to the reference, [methods, replicates], each truly ``effect``.
+    """Differences from the reference, [methods, replicates], each truly ``effect``.
 
     With ``one_federation`` all replicates are seeds on it, so that what suits a method there is in
     every pair; else each replicate is a federation of its own.

@@ -208,7 +208,7 @@ def methods(runs: Sequence[Run]) -> dict[tuple[str, str], Method]:
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """Return the differences to the same strategy without privacy, paired by federation."""
+    """Return the differences from the same strategy without privacy, paired by federation."""
     found = methods(runs)
     measure = Measure("price", FIGURES, ("better", "worse"), tuple(found.values()))
     pairs = {}
@@ -230,7 +230,7 @@ def table(runs: Sequence[Run]) -> Table:
         if rows:
             groups.append(Group(f"{condition} against {base}", rows))
     return Table(
-        title="What privacy takes: differences to the same strategy without it, in points",
+        title="What privacy takes: differences from the same strategy without it, in points",
         caption=(
             "AVG, MIN: accuracy without privacy in %, average and worst domain. Then the "
             "differences: mean over federations [simultaneous 95 % interval]; below 0 in the last "

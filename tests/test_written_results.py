@@ -165,7 +165,7 @@ def tables(text: str, title: str) -> Iterator[list[list[str]]]:
 def differences(text: str) -> dict[str, dict[str, Contrast]]:
     """Method -> baseline -> contrast, of the table of differences; empty without one."""
     found: dict[str, dict[str, Contrast]] = {}
-    for header, *rows in tables(text, "Difference to the baselines"):
+    for header, *rows in tables(text, "Difference from the baselines"):
         baselines = [title.rpartition(" ")[2] for title in header[1::3]]
         for name, *cells in rows:
             label, n = re.fullmatch(r"(\S+) \((\d+) paired\)", name).groups()  # type: ignore[union-attr]

@@ -19,10 +19,10 @@ Vector = NDArray[np.float64]
 
 
 def cap_weights(weights: Vector, cap: float) -> Vector:
-    """Return weights of at most ``cap``; the others share the excess in proportion to theirs.
+    """Cap weights; the other clients share the excess in proportion to their weights.
 
     ``weights``, shape (K,), are non-negative with sum 1, as is the result; the same object is
-    returned if no weight is above the cap. ``ValueError`` if the cap is below 1 / K.
+    returned if no weight is above the cap. Raises ``ValueError`` if the cap is below 1 / K.
 
     >>> cap_weights(np.array([0.7, 0.2, 0.1]), 0.4).round(3).tolist()
     [0.4, 0.4, 0.2]

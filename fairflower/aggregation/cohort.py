@@ -51,7 +51,7 @@ class Block:
 
     @property
     def precision(self) -> np.dtype[Any]:
-        """The array's precision, but at least single: squares underflow in half precision."""
+        """The array's precision, but at least float32, because squares underflow in float16."""
         return np.promote_types(self.received.dtype, np.float32)
 
     def update(self, k: int, out: Floats | None = None) -> Floats:
@@ -257,7 +257,7 @@ class Cohort:
         return merged
 
     def _begin(self, weights: NDArray[np.float64]) -> Arrays:
-        """Return the received model with averaged counters; ``ConfigError`` for wrong weights."""
+        """Return the received model, with averaged counters, after checking the weights."""
         if weights.shape != (len(self),):
             raise ConfigError(
                 f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "

@@ -110,13 +110,13 @@ class StrategyHooks:
         return None
 
     def note_trained(self, cohort: Cohort) -> None:
-        """Store the measurements in ``learns``. Secure aggregation calls this after ``weigh``."""
+        """Store the measurements in `learns`; secure aggregation calls this after ``weigh``."""
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Read arguments from the config of the train messages.
 
         Called before every round, since the learning rate may change, and when a run config is
-        validated. ``ValueError`` if the strategy does not support the clients' training.
+        validated. Raises ``ValueError`` if the strategy does not support the clients' training.
         """
         if self._taken is None:
             self._taken = tuple(a for a in self.FROM_CONFIG if getattr(self, a) is None)

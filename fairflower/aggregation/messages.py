@@ -39,7 +39,7 @@ class EnrolledClients:
         size: tuple[float, int],
         availability: Callable[[int, Collection[int]], list[int]] | None = None,
     ) -> Draw:
-        """Return the draw of a round; ``RoundFailed`` if no client is available.
+        """Return the draw of a round; raise ``RoundFailed`` if no client is available.
 
         ``size`` is the share of all clients to select, and the smallest number to select.
         """

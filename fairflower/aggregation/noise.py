@@ -49,7 +49,7 @@ class NoisySum(Exchange):
         return self.multiplier * self.clip * self.max_weight * (1 + MARGIN)
 
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
-        """Return the merged model with noise; ``RoundFailed`` if an update was not clipped."""
+        """Return the model with noise; raise ``RoundFailed`` if an update was not clipped."""
         longest = float(np.sqrt(cohort.squared_norms().max()))
         if longest > self.clip * (1 + MARGIN):
             raise RoundFailed(

@@ -104,9 +104,9 @@ class Uniform(Participation):
 
 
 def checked_candidates(policy: Participation, draw: Draw) -> list[int]:
-    """Return a policy's candidates; ``ConfigError`` if one is not available.
+    """Return a policy's candidates; raise ``ConfigError`` if one is not available.
 
-    ``StrategyError`` with the policy's name if it fails.
+    Raises ``StrategyError`` with the policy's name if the policy fails.
     """
     with _naming(policy, draw.server_round):
         candidates = list(policy.candidates(draw))
@@ -115,7 +115,7 @@ def checked_candidates(policy: Participation, draw: Draw) -> list[int]:
 
 
 def note_merged(policy: Participation, cohort: Cohort) -> None:
-    """Tell a policy the training losses of merged clients; ``StrategyError`` if it fails."""
+    """Tell a policy the training losses of merged clients; raise ``StrategyError`` if it fails."""
     losses = cohort.metrics.get("train_loss", np.empty(0)).tolist()
     by_client = dict(zip(cohort.client_ids, losses, strict=False))
     with _naming(policy, cohort.server_round):
@@ -123,9 +123,9 @@ def note_merged(policy: Participation, cohort: Cohort) -> None:
 
 
 def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-    """Return the clients that a policy selects, ascending; ``ConfigError`` if they are not valid.
+    """Return a policy's selected clients, ascending; raise ``ConfigError`` if they are not valid.
 
-    ``StrategyError`` with the policy's name if it fails.
+    Raises ``StrategyError`` with the policy's name if the policy fails.
     """
     name, round_ = type(policy).__name__, f"in round {draw.server_round}"
     with _naming(policy, draw.server_round):

@@ -28,11 +28,11 @@ class InvalidReply(ValueError):
 
 
 class NotFinite(InvalidReply):
-    """A reply with NaN or infinite values, or with values so large that a sum loses all others."""
+    """A reply with NaN or infinite values, or with values so large that they drown all others."""
 
 
 def decode_record(record: ArrayRecord) -> Arrays:
-    """Return a record's arrays by name, not copied; ``InvalidReply`` names an invalid array."""
+    """Return a record's arrays by name, not copied; raise ``InvalidReply`` if one is invalid."""
     try:
         return arrays_of(record)
     except ValueError as error:
@@ -40,7 +40,7 @@ def decode_record(record: ArrayRecord) -> Arrays:
 
 
 def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays:
-    """Return the arrays in the model's order; ``InvalidReply`` names the first wrong array."""
+    """Return the arrays in the model's order; raise ``InvalidReply`` if an array is wrong."""
     return measured_arrays(arrays, received)[0]
 
 
@@ -67,12 +67,12 @@ def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tup
 
 
 def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return the arrays; ``InvalidReply`` unless they are one vector ``h`` of real numbers."""
+    """Return the arrays; raise ``InvalidReply`` unless they are a single real vector ``h``."""
     if list(arrays) != ["h"]:
         raise InvalidReply(f"expected a single array 'h', got {list(arrays)[:3]}")
     h = arrays["h"]
     if h.ndim != 1 or h.size == 0 or not is_real(h):
-        raise InvalidReply(f"expected 'h' as a vector of real numbers, got {h.dtype} {h.shape}")
+        raise InvalidReply(f"expected 'h' to be a vector of real numbers, got {h.dtype} {h.shape}")
     return check_arrays(arrays, {"h": h})
 
 
@@ -131,7 +131,7 @@ def check_test(
     content: RecordDict,
     metrics: MetricRecord,
 ) -> MetricRecord:
-    """Return a client's test metrics; ``InvalidReply`` if they are impossible.
+    """Return a client's test metrics; raise ``InvalidReply`` if they are impossible.
 
     ``most_tested`` has the largest possible number of test examples by client id, where known. With
     ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
@@ -163,7 +163,7 @@ def check_round(name: str, value: object) -> None:
 def scalar_metrics(content: RecordDict) -> MetricRecord:
     """Return a reply's scalar metrics; metrics with unprintable names are ignored.
 
-    ``InvalidReply`` names an integer that is too large for a float.
+    Raises ``InvalidReply`` if an integer is too large for a float.
     """
     every = (item for record in content.metric_records.values() for item in record.items())
     scalars: dict[str, Any] = {

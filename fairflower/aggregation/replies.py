@@ -85,8 +85,8 @@ class ReplyFilter:
             client = client_at.get(node, node)
             if (asked and question not in asked) or node not in waiting:
                 logger.warning(
-                    "Round %d ignores a reply of client %d: it is late, or the client has already "
-                    "replied.",
+                    "Round %d ignores a reply from client %d, because it is late or the client has "
+                    "already replied.",
                     self.server_round,
                     client,
                 )
@@ -94,7 +94,7 @@ class ReplyFilter:
             waiting.discard(node)
             try:
                 if reply.has_error():
-                    reason = shorten_error(reply.error.reason or "failed without a reason")
+                    reason = shorten_error(reply.error.reason or "it failed without a message")
                     raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
                 metrics = scalar_metrics(reply.content)
                 claimed = _client_id(metrics, default=client)
@@ -123,7 +123,8 @@ class ReplyFilter:
         """Drop a client, and log the reason, shortened and without unprintable characters."""
         reason = "".join(c if c.isprintable() else repr(c)[1:-1] for c in reason[:_LONGEST_REASON])
         self.dropped[client] = reason
-        logger.warning("Round %d goes on without client %d: %s", self.server_round, client, reason)
+        text = "Round %d continues without client %d: %s"
+        logger.warning(text, self.server_round, client, reason)
 
     def check_enough(self, usable: int) -> None:
         """Raise ``RoundFailed`` with all reasons if too few replies are usable.
@@ -139,7 +140,11 @@ class ReplyFilter:
             raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
                 f"reply, fewer than the {needed} that min-clients requires.{self._reasons()}"
-                + (f"\nLong vectors (clip-update-median bounds them):{before}" if before else "")
+                + (
+                    f"\nLong vectors, which clip-update-median would bound:{before}"
+                    if before
+                    else ""
+                )
             )
 
     def check_cap(self, usable: int, max_weight: float) -> None:
@@ -256,7 +261,7 @@ class ReplyParser:
             reply_filter.check_enough(len(members))
 
     def _drop_overlong(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
-        """Drop clients whose additional arrays are so long that a sum would lose all others."""
+        """Drop clients whose additional arrays are so long that others would be lost in a sum."""
         for name in sorted(next(iter(members.values())).measured):
             lengths = {client: length(m.measured[name]) for client, m in members.items()}
             for client, own_length in sorted(lengths.items()):
@@ -277,8 +282,8 @@ class ReplyParser:
         text = f"{what} has length {value:.3g}, {of} {usual:.3g}"
         if ratio > DROWNING:
             raise NotFinite(
-                f"its {text}: a sum in single precision would lose all other vectors. Lower "
-                "train.lr, or exclude the client"
+                f"its {text}: in single precision, a sum with it would lose all other vectors. "
+                "Lower train.lr, or exclude the client"
             )
         if ratio > STRIKING:
             self.striking.append(f"client {client}'s {text}")
@@ -345,7 +350,7 @@ class ReplyParser:
     def _check_there(self, name: str, kind: str, records: Container[str]) -> None:
         if name not in records:
             remedy = (
-                "must measure what the message's config lists under 'measure'"
+                "must compute the measurements that the message's config lists under 'measure'"
                 if name in self.strategy.measurements
                 else "must report it"
             )

@@ -68,7 +68,7 @@ def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any
 def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
     """Return nested dicts of numbers, None and arrays as named arrays.
 
-    Keys are text or whole numbers. ``TypeError`` names the path of any other value.
+    Keys are text or whole numbers. A ``TypeError`` names the path of any other value.
     """
     flat: Arrays = {}
     for key, value in state.items():

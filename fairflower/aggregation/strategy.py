@@ -154,7 +154,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return collect_state(self._stateful_parts())
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a state that ``state_dict`` returned; ``ValueError`` for another strategy's."""
+        """Restore a saved state; raise ``ValueError`` if it belongs to another strategy."""
         restore_state(self._stateful_parts(), state)
 
     def _stateful_parts(self) -> list[StatefulPart]:
@@ -193,8 +193,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> Iterable[Message]:
         """Return train messages for this round's clients (see Flower's ``FedAvg``).
 
-        ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that are not
-        parameters, or if the strategy does not support the config (`read_config`).
+        Raises ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that
+        are not parameters, or if the strategy does not support the config (`read_config`).
         """
         check_dp_compatible(self, arrays)
         self.read_config(config)
@@ -246,7 +246,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
         """Store the losses that candidates sent, for the selection of the round's clients.
 
-        ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
+        Raises ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
         """
         answers = self.evaluations(server_round, replies, self.enrolled.sizes)
         self._candidate_losses = {
@@ -352,7 +352,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
         ``most_tested`` has the largest number of test examples by client id, where known. With
-        groups of people, metrics include ``group-counts``. ``RoundFailed`` if replies are too few.
+        groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` if there are too
+        few replies.
         """
         check = partial(check_test, self.weighted_by_key, most_tested, num_groups)
         reply_filter = self.reply_filter(server_round, self._asked_to_test)
@@ -377,7 +378,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return {} if last is None else {"merged-round": last}
 
     def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
-        """Return a filter for the replies to these messages; ``dropped`` becomes the filter's."""
+        """Return a filter for the replies to these messages, which fills ``self.dropped``."""
         reply_filter = ReplyFilter(
             server_round,
             asked,

@@ -39,7 +39,7 @@ _Array = TypeVar("_Array")
 def pack(
     model: Sequence[NDArray[Any]], measured: Mapping[str, Mapping[str, ArrayLike]]
 ) -> tuple[list[NDArray[Any]], dict[str, str]]:
-    """Append arrays to a model's arrays; return the list for ``fit`` and a metric about it.
+    """Append arrays to a model's arrays; return the list for ``fit`` and a metric that names them.
 
     Parameters
     ----------

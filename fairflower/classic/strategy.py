@@ -130,7 +130,7 @@ class LegacyStrategy(Strategy):
         return [(proxies[n], FitIns(*self._ins(parameters, m))) for n, m in self._asked.items()]
 
     def _ins(self, parameters: Parameters, message: Message) -> tuple[Parameters, Metrics]:
-        """Convert a message to parameters and config; arrays of exchanges follow the model's."""
+        """Convert a message to parameters and config; the exchanges' arrays follow the model's."""
         config, records = self._config(message), message.content.array_records
         shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
         if not shared:

@@ -1,4 +1,4 @@
-"""``fairflower compare``."""
+"""``fairflower compare``: train several methods, and compare them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compare(
         typer.Option(
             help="Comma-separated strategies, with arguments after colons, for example "
             "fedavg,fedheal,fedheal:beta=none. Uniform averaging is always added. Default: "
-            "fedavg and strategy.name."
+            "fedavg and the value of strategy.name."
         ),
     ] = None,
     federations: Annotated[
@@ -53,7 +53,7 @@ def compare(
         str | None,
         typer.Option(
             help="Comma-separated methods of local training, each combined with every strategy, "
-            "for example sgd,fedprox:mu=0.1. Default: client.name."
+            "for example sgd,fedprox:mu=0.1. Default: the value of client.name."
         ),
     ] = None,
     leave_one_domain_out: Annotated[

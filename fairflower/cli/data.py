@@ -1,4 +1,4 @@
-"""``fairflower data``."""
+"""``fairflower data``: inspect data sets."""
 
 from __future__ import annotations
 

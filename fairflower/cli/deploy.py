@@ -1,4 +1,4 @@
-"""``fairflower deploy``."""
+"""``fairflower deploy``: certificates, keys and trial deployments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def trial(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated strategies; each is trained in a run. Default: strategy.name."
+            help="Comma-separated strategies; each is trained in a separate run. Default: the "
+            "value of strategy.name."
         ),
     ] = None,
     sites: Annotated[
@@ -73,8 +74,8 @@ def trial(
     if site and configs[0].privacy.on:
         raise ConfigError(
             "privacy.noise-multiplier above 0: sites with folders of their own test the model "
-            "themselves, and their accuracies have no noise. Leave --site out, so that the sites "
-            "share a data set which the server tests on, or set privacy.noise-multiplier = 0."
+            "themselves, and their accuracies have no noise. Omit --site, so that the sites "
+            "share a data set on which the server tests, or set privacy.noise-multiplier = 0."
         )
     if site:
         nodes = nodes_with_folders(site, data)

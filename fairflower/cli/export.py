@@ -1,4 +1,4 @@
-"""``fairflower export``."""
+"""``fairflower export``: write a run's final model for other programs."""
 
 from __future__ import annotations
 

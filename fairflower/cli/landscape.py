@@ -1,4 +1,4 @@
-"""``fairflower landscape``."""
+"""``fairflower landscape``: plot the loss around a run's final model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fairflower leaderboard``."""
+"""``fairflower leaderboard``: tune methods, and compare them on many federations."""
 
 from __future__ import annotations
 

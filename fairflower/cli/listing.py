@@ -1,4 +1,4 @@
-"""``fairflower list``."""
+"""``fairflower list``: list methods, data sets, models and settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _methods(title: str, kind: _Methods) -> Table:
         for name, method in kind.REGISTRY.items()
     ]
     rows += _offered(kind)
-    columns = ("name", "what it does", "paper", f"arguments ({kind.TABLE}.*)")
+    columns = ("name", "description", "paper", f"arguments ({kind.TABLE}.*)")
     return text_table(f"{title} ({kind.TABLE}.name)", columns, rows)
 
 
@@ -60,7 +60,7 @@ def _described(title: str, kind: _Described) -> Table:
     rows = [(name, line) for name, line in kind.REGISTRY.lines.items()]
     for name, line, package, arguments in _offered(kind):
         rows.append((name, f"{line} (from {package}; arguments: {arguments})"))
-    return text_table(f"{title} ({kind.TABLE}.name)", ("name", "what it is"), rows)
+    return text_table(f"{title} ({kind.TABLE}.name)", ("name", "description"), rows)
 
 
 def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:

@@ -31,10 +31,10 @@ Jobs = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Number of runs in parallel, each in its own process with the inline engine. auto: "
-        "as many as the CPUs and the GPU memory allow. If there are fewer runs than that and Ray "
-        "is installed, 1. Also 1 if ray-address or workers is set, engine is not auto, or "
-        "client-gpus is a number above 0.",
+        help="Number of runs in parallel, each in its own process with the inline engine. auto "
+        "means as many as the CPUs and the GPU memory allow. It means 1 if Ray is installed and "
+        "there are fewer runs than that, if ray-address or workers is set, if engine is not auto, "
+        "or if client-gpus is a number above 0.",
     ),
 ]
 #: Arguments of ``typer.Option`` for floats; numbers that would be rounded to 0 are rejected.

@@ -36,9 +36,9 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="Output folder of the HTML page, or output file for the other formats. Default: "
-            "the subfolder `report` of the folder of the runs, and no HTML page for "
-            "summaries; other formats are printed.",
+            help="Output folder of the HTML page, or output file of another format. Default: the "
+            "HTML page is written to `report` in the folder of the runs (for summaries there is "
+            "no page), and other formats are printed.",
         ),
     ] = None,
     format_: Annotated[

@@ -1,4 +1,4 @@
-"""``fairflower run``."""
+"""``fairflower run``: train a federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fairflower sharpness``."""
+"""``fairflower sharpness``: measure how sharp the loss is at a run's final model."""
 
 from __future__ import annotations
 

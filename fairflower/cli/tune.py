@@ -1,4 +1,4 @@
-"""``fairflower tune``."""
+"""``fairflower tune``: tune methods on validation images, and test the chosen values."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def tune(
         str | None,
         typer.Option(
             help="Comma-separated strategies; arguments given after colons are not tuned. "
-            "Uniform averaging is always added. Default: fedavg and strategy.name."
+            "Uniform averaging is always added. Default: fedavg and the value of strategy.name."
         ),
     ] = None,
     clients: Annotated[
         str | None,
         typer.Option(
             help="Comma-separated methods of local training, each combined with every strategy. "
-            "Default: client.name."
+            "Default: the value of client.name."
         ),
     ] = None,
     budget: Annotated[
@@ -64,7 +64,7 @@ def tune(
     metric: Annotated[
         Metric,
         typer.Option(
-            help="Metric for the criterion: accuracy, or balanced_accuracy, its mean over classes."
+            help="Metric for the criterion: accuracy, or balanced_accuracy (mean over classes)."
         ),
     ] = "accuracy",
     tune_training: Annotated[

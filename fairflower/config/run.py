@@ -64,7 +64,9 @@ class RunConfig:
         0, "Minimum number of valid replies per round. 0 means half of the selected clients."
     )
     sites: int = setting(
-        0, "Minimum number of sites in the first round. 0 means the sites that are connected."
+        0,
+        "Minimum number of sites in the first round. 0 means that the run starts with the "
+        "sites that are connected.",
     )
     secure_aggregation: bool = setting(
         False,
@@ -150,7 +152,7 @@ class RunConfig:
         ------
         ConfigError
             If a key, strategy, client, data set or model is unknown, a value has the wrong type or
-            is out of range, or settings exclude each other.
+            is out of range, or settings conflict.
         """
         methods = methods_of(flat)
         for method in methods:
@@ -336,7 +338,7 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    """Raise ``ConfigError`` if a name is not registered or settings exclude each other."""
+    """Raise ``ConfigError`` if a name is not registered or settings conflict."""
     if config.ray_address and config.engine not in ("auto", "ray"):
         raise ConfigError(
             f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
@@ -406,7 +408,7 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def _check_amounts(config: RunConfig) -> None:
-    """Raise ``ConfigError`` if settings for data and evaluation exclude each other."""
+    """Raise ``ConfigError`` if settings for data and evaluation conflict."""
     if not (config.evaluate.test or config.data.validated):
         raise ConfigError(
             "evaluate.test = false: the run has no validation examples to test on instead. Set "

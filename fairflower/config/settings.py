@@ -146,7 +146,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Network."""
+    """Network and its pretrained weights."""
 
     name: str = setting(
         "cnn",

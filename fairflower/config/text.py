@@ -39,7 +39,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_tables(path: str | Path) -> dict[str, Any]:
-    """Read the tables of a TOML file; ``ConfigError`` if it cannot be read."""
+    """Read the tables of a TOML file; raise ``ConfigError`` if it cannot be read."""
     path = Path(path).expanduser()
     if not is_text(str(path)):
         raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
@@ -175,7 +175,7 @@ def unknown(
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 else ""
     if not listing and not near:
-        listing = " `fairflower list settings` shows all."
+        listing = " `fairflower list settings` lists all settings."
     return f"Unknown {kind} {quoted(name)}.{hint}{listing}"
 
 

@@ -18,7 +18,7 @@ from fairflower.seeds import derive_seed
 
 @dataclass(frozen=True)
 class ClientGroup:
-    """The clients of a domain, or those of its clients with the same image quality.
+    """The clients of a domain, or only its clean or only its corrupted clients.
 
     Its ``name`` is listed in the federation's ``domains``. All its examples come from the data
     set's ``domain``. If it is ``corrupted``, all its training and test examples are. Client k gets
@@ -41,7 +41,7 @@ def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientG
     A data set with a partitioner is divided by `partitioner_groups`. ``data.imbalance-factor``
     selects `imbalanced_groups`, and ``data.corrupted-clients`` selects `quality_groups`. Otherwise,
     every domain has ``data.clients-per-domain`` clients of equal size. ``labels`` are the labels of
-    each domain's training examples. Raises ``DataError`` if settings exclude each other or leave no
+    each domain's training examples. Raises ``DataError`` if settings conflict or leave no
     clean client.
     """
     config = data_set.config
@@ -50,7 +50,7 @@ def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientG
     if config.imbalance_factor > 1:
         if config.corrupted_clients:
             raise DataError(
-                "data.imbalance-factor and data.corrupted-clients exclude each other. Set the "
+                "data.imbalance-factor and data.corrupted-clients cannot be combined. Set the "
                 "first to 1 or the second to 0."
             )
         return imbalanced_groups(data_set, labels)

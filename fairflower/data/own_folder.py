@@ -115,7 +115,7 @@ class DomainImageFolder(ClassFolders):
                 raise DataError(
                     f"{self.folder}: the classes {listed} differ only in case, spaces or code "
                     "points. Rename their folders. If they are the same class, use the same name;"
-                    " else use names that differ in more."
+                    " otherwise, use clearly different names."
                 )
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:

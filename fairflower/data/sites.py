@@ -37,7 +37,10 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         If the data cannot be used, or if the run excludes this domain.
     """
     if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
-        raise DataError(f"The run uses data.domains = {config.domains!r}, without {domain!r}.")
+        raise DataError(
+            f"data.domains = {config.domains!r} of the run does not include {domain!r}. Add it to "
+            "data.domains, or change the domain in --node-config."
+        )
     config = replace(
         config,
         domains="",

@@ -56,10 +56,10 @@ def set_aside(
 ) -> dict[str, list[Ints]]:
     """Draw each client's validation rows from the rows on which no client trains.
 
-    In each group, ``count`` unused rows (or all, if there are fewer) are drawn by ``seed`` and the
-    group's name, and divided among the clients. ``pools`` has the rows of each group, int64 [N],
-    and ``rows`` the training rows of each of its clients. Raises ``DataError`` if a group has fewer
-    unused rows than clients.
+    In each group, ``count`` unused rows (or all, if there are fewer) are drawn at random, with a
+    generator derived from ``seed`` and the group's name, and divided among the clients. ``pools``
+    has the rows of each group, int64 [N], and ``rows`` the training rows of each of its clients.
+    Raises ``DataError`` if a group has fewer unused rows than clients.
     """
     validation = {}
     for name, clients in rows.items():
@@ -108,10 +108,10 @@ def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share
         if _wanted(images, share) <= images - classes:
             continue
         largest = min((n - kinds) / n for _, n, kinds in sizes)
-        remedy = f"The largest share that works is {math.floor(1e4 * largest) / 1e4:g}."
+        remedy = f"Set it to at most {math.floor(1e4 * largest) / 1e4:g}."
         if largest == 0:
             remedy = (
-                "No share works, because a client has only one example of each class. Raise "
+                "No fraction works, because a client has only one example of each class. Raise "
                 "data.fraction, data.examples-per-client or data.dirichlet-alpha, or set "
                 "data.validation-fraction to 0."
             )

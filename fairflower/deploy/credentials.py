@@ -177,8 +177,8 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         if not re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII):
             raise ConfigError(
-                f"{host!r} is neither a host name nor an IP address. Give for example "
-                "fl.example.org or 192.0.2.1, without https:// and port."
+                f"{host!r} is neither a host name nor an IP address. Give, for example, "
+                "fl.example.org or 192.0.2.1, without https:// and without a port."
             ) from None
         return x509.DNSName(host)
 

@@ -12,8 +12,7 @@ def chosen_engine(config: RunConfig) -> str:
     """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
 
     ``engine = "auto"`` means Ray if it is installed, and otherwise this process. Raises
-    ``NotInstalled`` if the config requires Ray, by ``engine`` or ``ray-address``, and Ray is not
-    installed.
+    ``NotInstalled`` if ``engine`` or ``ray-address`` requires Ray, and Ray is not installed.
     """
     if installed("ray"):
         return "ray" if config.engine == "auto" else config.engine

@@ -74,8 +74,8 @@ class InlineGrid(Grid):
 
     @property
     def run(self) -> object:  # type: ignore[override]
-        """Raise ``NotImplementedError``, because the inline engine keeps no record of its run."""
-        raise NotImplementedError("The inline engine keeps no record of its run.")
+        """Raise ``NotImplementedError``, because the inline engine does not store a Flower run."""
+        raise NotImplementedError("The inline engine does not store a Flower run.")
 
     def create_message(
         self,

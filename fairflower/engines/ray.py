@@ -104,7 +104,7 @@ class RayGrid(InlineGrid):
     Clients that took longest in the previous round start first, and fast clients are sent in
     batches. If a worker dies, it is replaced if its node is alive, and the clients of its current
     batch are retried once, each alone, on any node. If a client runs out of GPU memory, all workers
-    are replaced by half as many, and the client is retried once. Results do not depend on the
+    are replaced with half as many, and the client is retried once. Results do not depend on the
     assignment of clients to workers.
 
     Parameters
@@ -341,7 +341,7 @@ class RayGrid(InlineGrid):
         return self._try_again(at_work, error)
 
     def _with_fewer_workers(self, task: _Task, reason: str) -> list[Message]:
-        """Replace all workers by half as many, after a client ran out of GPU memory.
+        """Replace all workers with half as many, after a client ran out of GPU memory.
 
         All running tasks are queued again. Raises ``GpuMemoryError`` if the client has run out of
         memory before or was alone on its GPU.

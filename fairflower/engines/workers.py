@@ -111,7 +111,7 @@ class Workers:
                 self.ready.append(worker)
 
     def replace(self, dead: Worker) -> None:
-        """Replace a dead worker by a new worker on a node with capacity."""
+        """Replace a dead worker with a new worker on a node with capacity."""
         name = dead.node.name
         logger.warning("A worker on %s has died. Its clients are retried once.", name)
         self.ready.remove(dead)
@@ -124,7 +124,7 @@ class Workers:
         return [t for turn in zip_longest(*batches) for batch in turn if batch for t in batch.tasks]
 
     def halve(self) -> int:
-        """Replace all workers by half as many, each with twice the fraction of a GPU.
+        """Replace all workers with half as many, each with twice the fraction of a GPU.
 
         Returns the new number of workers. If each worker has a GPU of its own, nothing is done and
         0 is returned. The batches of the old workers are lost. New processes can use all memory

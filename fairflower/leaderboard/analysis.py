@@ -122,7 +122,7 @@ class Findings:
         return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
 
     def judged(self, benchmark: Benchmark) -> dict[str, Difference]:
-        """Return the family of all methods' differences to the reference in the primary metric."""
+        """Return all methods' differences from the reference in the primary metric, as a family."""
         if not self.rows[benchmark.name]:
             return {}
         measure = primary(self.design)
@@ -160,7 +160,7 @@ class Findings:
             return {}
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
-        """Return the differences to the reference by place and method; all places are one family.
+        """Return the differences from the reference by place and method, judged as a single family.
 
         The result is empty if the sweep has remaining runs.
         """

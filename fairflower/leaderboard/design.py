@@ -191,20 +191,20 @@ class Design:
             if both := sorted(set(federations) & set(self.tuned_on)):
                 raise ConfigError(
                     f"{self.path}: {name}: federation {both[0]} is also in tuned-on, but methods "
-                    "must be tested on other federations than they are tuned on. Remove it from "
+                    "must not be tested on federations on which they are tuned. Remove it from "
                     "one of the lists."
                 )
         for benchmark in self.benchmarks:
             if self.reference not in benchmark.confirmed:
                 raise ConfigError(
-                    f"{self.path}: {benchmark.name}: confirmed lacks the reference "
-                    f"{self.reference!r}. Add it."
+                    f"{self.path}: {benchmark.name}: the list confirmed lacks the "
+                    f"reference method {self.reference!r}. Add it."
                 )
             for key in _OWN:
                 if key in benchmark.settings:
                     raise ConfigError(
-                        f"{self.path}: {benchmark.name} sets {key}, which depends on the "
-                        "federation and the stage. Remove it."
+                        f"{self.path}: {benchmark.name} sets {key}, but the leaderboard "
+                        "sets this key for each federation and stage. Remove it."
                     )
             for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
                 self.config(benchmark, method, 0)

@@ -57,7 +57,7 @@ def differences(findings: Findings) -> FigureDraft:
         panel.set_title(
             f"{benchmark}, {max(difference.n for difference in judged.values())} federations"
         )
-        panel.set_xlabel(f"worst half of the domains minus {reference}'s, points")
+        panel.set_xlabel(f"worst half of the domains minus that of {reference}, points")
     shown = [
         f"{benchmark}: {name} {outcome(difference)}"
         for benchmark, judged in by_benchmark.items()
@@ -68,8 +68,8 @@ def differences(findings: Findings) -> FigureDraft:
         "differences",
         sheet,
         f"Worst half of the domains against {reference}",
-        "Mean over federations, with 95 % intervals that hold together for a benchmark's methods. "
+        "Mean over federations, with simultaneous 95 % intervals for the methods of a benchmark. "
         f"Band: equivalence within {margin:g} points. Green better, red worse, blue equivalent, "
         "gray undecided.",
-        "; ".join(shown) or f"No method is shown to differ from {reference}.",
+        "; ".join(shown) or f"There is no evidence that any method differs from {reference}.",
     )

@@ -133,7 +133,7 @@ class Ledger:
             if same and row.stage != "sweep" and other.data != row.data:
                 raise RunFolderError(
                     f"{self.path}: clients of {row.benchmark}, federation {row.federation}, have "
-                    f"other data than in earlier runs ({row.data} instead of {other.data}). "
+                    f"different data than in earlier runs ({row.data} instead of {other.data}). "
                     "Restore the data, or delete the rows of this benchmark."
                 )
         new = not self.path.exists()

@@ -81,7 +81,7 @@ def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
         values = run.accuracy[run.last()].mean(axis=0).tolist()
         accuracies = " ".join(f"{value:.6g}" for value in values)
     elif run:
-        reason = "some domain was not tested in every round"
+        reason = "at least one domain was not tested in every round"
     on_test = planned.config.evaluate.test
     info = run.info if run else {}
     return Row(

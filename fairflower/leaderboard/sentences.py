@@ -27,7 +27,7 @@ def outcome(difference: Difference) -> str:
     'worse by more than 0 points'
     """
     if difference.n < MIN_PAIRS:
-        return f"{difference.n} federations: no sentence"
+        return f"{difference.n} federations: too few"
     if difference.sign:
         word = "better" if difference.sign > 0 else "worse"
         least = format_number(min(abs(difference.low), abs(difference.high)))
@@ -59,7 +59,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
     }
     reference, name = findings.design.reference, benchmark.name
     if not enough:
-        yield f"{name}: fewer than {MIN_PAIRS} federations so far, and no sentence."
+        yield f"{name}: fewer than {MIN_PAIRS} federations so far, so there is no conclusion."
         return
     kinds: dict[str, list[str]] = {"better": [], "equivalent": [], "worse": [], "undecided": []}
     for method, difference in enough.items():
@@ -117,9 +117,9 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
     if not gains:
         place, method = max(judged, key=lambda key: judged[key].high)
         yield (
-            f"Sweep {sweep.name}: at none of {len({p for p, _ in judged})} places is a gain of "
-            f"more than {_GAIN:g} points over {findings.design.reference} shown; the "
-            f"largest upper end of an interval is "
+            f"Sweep {sweep.name}: no gain of more than {_GAIN:g} points over "
+            f"{findings.design.reference} is shown at any of "
+            f"{len({p for p, _ in judged})} settings; the largest upper limit of an interval is "
             f"{format_number(judged[place, method].high)} ({method}, {place})."
         )
 
@@ -152,18 +152,18 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     made = len(findings.rows[benchmark.name])
     processors = sorted({row.processor for row in findings.rows[benchmark.name]})
     redrawn = (
-        f" Federations are redraws of mostly the same examples: Nadeau and Bengio's variance, "
-        f"1/n + {benchmark.overlap:g}."
+        f" Federations are redraws of mostly the same examples, so variances have Nadeau and "
+        f"Bengio's factor, 1/n + {benchmark.overlap:g}."
         if benchmark.overlap
         else ""
     )
     return Table(
         f"{benchmark.name}, confirmed",
-        f"In %, mean over federations ± sample standard deviation; differences to {reference} in "
-        "points with simultaneous 95 % intervals, the worst half a family of its own, "
-        "all others one family. Settings under the name are those chosen on validation examples."
+        f"In %, mean over federations ± sample standard deviation; differences from {reference} in "
+        "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
+        "are another). Below each name: settings chosen on validation examples."
         f"{redrawn} {made} runs, made on {join_words(processors)}.",
-        [measure.title, f"against {reference}", "so it is", *titles],
+        [measure.title, f"against {reference}", "conclusion", *titles],
         [Group("", rows)],
         [
             f"{row.method}, federation {row.federation}, is lost: {row.reason}"
@@ -182,7 +182,7 @@ def _sweep(findings: Findings, sweep: Sweep) -> Table:
     return Table(
         f"Sweep {sweep.name}",
         f"The worst half of the domains minus that of {findings.design.reference}, in points, with "
-        "95 % intervals that hold together for all places and methods.",
+        "simultaneous 95 % intervals for all settings and methods.",
         methods,
         [Group("", rows)],
     )
@@ -207,6 +207,6 @@ def left(findings: Findings) -> str:
     if not counts:
         return ""
     return (
-        f"Confirmed runs still to be made: {', '.join(counts)}. A benchmark is judged when all its "
-        "runs are made."
+        f"Remaining runs of the confirmation: {', '.join(counts)}. A benchmark is judged when all "
+        "its runs are finished."
     )

@@ -114,7 +114,7 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """Return a digest of the arrays that all have from the start; empty if there are none."""
+    """Return a digest of arrays that all clients have from the start; empty if there are none."""
     moving = {t.data_ptr() for t in (*travelling(model).values(), *local_tensors(model).values())}
     still = {
         name: tensor

@@ -69,8 +69,8 @@ def _matching(body: nn.Module, targets: str) -> list[str]:
         found = [name for name in layers if f".{name}".endswith(f".{wanted}") and wanted]
         if not found:
             raise ConfigError(
-                f"model.adapter: targets = {targets!r}: no layer is called {wanted!r}. Choose some "
-                f"of {_last_parts(layers)}, or all (the linear ones)."
+                f"model.adapter: targets = {targets!r}: no layer is called {wanted!r}. Choose from "
+                f"{_last_parts(layers)}; or set targets = all, for all linear layers."
             )
         chosen += found
     return chosen

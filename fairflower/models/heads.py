@@ -32,7 +32,7 @@ def _parts(model: nn.Module) -> tuple[list[str], list[str]]:
     missing = [what for what, found in (("head", head), ("body", body)) if not found]
     if missing:
         raise ConfigError(
-            f"{type(model).__name__} has no {missing[0]} that is sent: its arrays are "
+            f"{type(model).__name__} has no {missing[0]}: its arrays are "
             f"{', '.join(names[:6])}{', ...' if len(names) > 6 else ''}. This client needs a "
             "network with a layer `head` and other layers. Name the last layer `head`, as in a "
             "Classifier, or choose another client.name."

@@ -139,7 +139,7 @@ def _body(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not library.is_model(name):
         near = difflib.get_close_matches(name, library.list_models(), n=3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() has all."
+        hint = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
         raise ConfigError(f"model.name: timm {library.__version__} has no network {name!r}. {hint}")
     options: dict[str, Any] = {"img_size": image_size} if image_size else {}
     with same_for_every_seed():

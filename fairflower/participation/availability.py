@@ -76,18 +76,18 @@ def _markov(text: str, seed: int) -> Availability:
 
 @dataclass(frozen=True)
 class Trace:
-    """Availability by a file: the clients of each round; after the last it starts again."""
+    """Availability read from a file; after the file's last round, its rounds are repeated."""
 
     clients: dict[int, set[int]]
 
     def __call__(self, server_round: int, clients: Collection[int]) -> list[int]:
-        """Return the available ones of these clients."""
+        """Return those of the given clients that are available in a round."""
         there = self.clients.get((server_round - 1) % max(self.clients) + 1, set())
         return sorted(there.intersection(clients))
 
     @property
     def digest(self) -> str:
-        """A digest of the file's contents, by which a resumed run knows it."""
+        """Digest of the file's contents; a resumed run must have the same digest."""
         told = sorted((number, sorted(there)) for number, there in self.clients.items())
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
@@ -96,8 +96,8 @@ class Trace:
         named: set[int] = set().union(*self.clients.values())
         if strangers := sorted(named - {*range(num_clients)}):
             logger.warning(
-                "participation.availability names client %d, and the federation has clients 0 to "
-                "%d: such rows have no effect.",
+                "participation.availability names client %d, but the federation has only the "
+                "clients 0 to %d. Rows with other clients have no effect.",
                 *(strangers[0], num_clients - 1),
             )
 

@@ -303,7 +303,7 @@ class Plan:
         """Return the plan without runs that are already completed.
 
         Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of an
-        earlier run had other data than the clients of the new run would get.
+        earlier run had different data than the clients of the new run would get.
         """
         made = list(made)
         for run in made:
@@ -374,7 +374,7 @@ def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
     """Return the number of parallel runs; None means that `auto_jobs` decides.
 
     If ``jobs`` is None, the result is 1 if ``flat`` sets an engine, its workers or a cluster, and
-    None otherwise. Raises ``ConfigError`` for several jobs on a cluster or on another engine than
+    None otherwise. Raises ``ConfigError`` for several jobs on a cluster, or on any engine except
     inline.
     """
     if jobs not in (None, 1) and flat.get("ray-address"):

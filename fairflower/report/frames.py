@@ -77,7 +77,7 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
 
 
 def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
-    """Return the paired differences to FedAvg and to uniform weights, in percentage points.
+    """Return the paired differences from FedAvg and from uniform weights, in percentage points.
 
     The columns are:
 

@@ -169,7 +169,7 @@ class Comparison:
 
     @property
     def replicates(self) -> str:
-        """Over what a method's numbers are averaged: ``federations`` or ``seeds``."""
+        """What a method's numbers are averaged over: ``federations`` or ``seeds``."""
         return "federations" if any(method.federations for method in self.methods) else "seeds"
 
     @property

@@ -38,7 +38,7 @@ _NAME = 16
 
 
 def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> RenderableType:
-    """Return the accuracy table of papers, the differences to the baselines and the verdicts.
+    """Return the accuracy table of papers, the differences from the baselines and the verdicts.
 
     Runs that differ only in the seed share a row. The first table has means over the last five
     tested rounds, the next has the last round, and the last has the trials of ``tuned`` methods.

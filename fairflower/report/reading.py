@@ -36,7 +36,7 @@ class AccuracyHistory:
     accuracy: NDArray[np.float64]
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
-        """Return the positions of the last ``window`` rounds; round 0 counts only by itself."""
+        """Return the positions of the last ``window`` rounds; round 0 only if it is alone."""
         trained = np.flatnonzero(self.rounds > 0)
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 

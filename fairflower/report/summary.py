@@ -317,7 +317,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
 
 
 def _is_set(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the config sets a key to another value than the method's default."""
+    """Return whether the config sets a key to a value that is not the method's default."""
     return key in config and not (key.startswith(METHOD_TABLES) and config[key] == "default")
 
 

@@ -1,4 +1,4 @@
-"""Numbers, lists and rounds as text."""
+"""Formatting of numbers, lists and rounds as text."""
 
 from __future__ import annotations
 

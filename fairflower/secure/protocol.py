@@ -101,8 +101,8 @@ def masked_mean(
     workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
     if receiver.mean is None:
         raise Halted(
-            f"{grid.answered} of {count} clients {grid.task}. These are too few to remove the "
-            f"masks, which takes {threshold} of the {shares} clients that share a client's keys"
+            f"{grid.answered} of {count} clients {grid.task}. Removing the masks requires "
+            f"{threshold} of the {shares} clients that share a client's keys"
         )
     return receiver.mean
 
@@ -155,7 +155,7 @@ class _StageGrid:
 
 
 def masked_sizes(content: RecordDict) -> list[int]:
-    """Return the lengths of a reply's masked arrays; ``ValueError`` if they are not integers.
+    """Return the lengths of a reply's masked arrays; raise ``ValueError`` if they are not integers.
 
     The first array is the masked weight, with length 1.
     """

@@ -234,7 +234,7 @@ class SecureAggregation:
         content: RecordDict,
         metrics: MetricRecord,
     ) -> MetricRecord:
-        """Return a client's training metrics; ``InvalidReply`` if the sum must exclude it."""
+        """Return a client's training metrics; raise ``InvalidReply`` if the sum must exclude it."""
         mine = told[client]
         numbers = content.metric_records.get("metrics", MetricRecord())
         if any(len(record) for record in content.array_records.values()):
@@ -288,7 +288,7 @@ class SecureAggregation:
 
 
 def _checked(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
-    """Return the weights; ``ConfigError`` unless they are non-negative with sum 1, shape (K,)."""
+    """Return the weights; raise ``ConfigError`` unless they are non-negative with sum 1."""
     if weights.shape != (clients,) or not on_simplex(weights):
         raise ConfigError(f"Weights {weights} are not {clients} non-negative numbers with sum 1.")
     return weights

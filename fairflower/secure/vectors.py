@@ -77,12 +77,12 @@ class Told:
 
     @classmethod
     def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> Told:
-        """Read a message's config; ``ValueError`` if the weight is out of range or missing."""
+        """Read a message's config; raise ``ValueError`` if the weight is invalid or missing."""
         weight, most = config.get(WEIGHT_KEY), config.get(_RANGE)
         if not (isinstance(weight, int) and isinstance(most, int) and 0 <= weight <= most):
             raise ValueError(
-                f"the server sent the weight {weight!r} of at most {most!r}: secure aggregation "
-                "needs integers. Nothing was sent"
+                f"the server sent the weight {weight!r} and the largest weight {most!r}: secure "
+                "aggregation needs integers from 0 to the largest. Nothing was sent"
             )
         checks, buffers = config.get(_CHECKS, []), config.get(_BUFFERS, [])
         return cls(weight, most, tuple(checks), config.get(_FACTOR), tuple(buffers))  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def scale_of(received: NDArray[Any]) -> float:
 def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
     """Return the client's vector for the protocol, which multiplies it by the client's weight.
 
-    ``ValueError`` names an array whose update is out of range and would be clipped.
+    Raises ``ValueError`` if the update of an array is out of range and would be clipped.
     """
     if received.keys() != sent.keys():
         raise ValueError("the trained arrays differ from the received arrays. Nothing was sent")
@@ -137,8 +137,8 @@ def _in_units(value: float, ratio: float) -> Vector:
     weighted = ratio * value / UNITS
     if not weighted[-1] <= CLIPPING:
         raise ValueError(
-            f"the squared length of the update, {value:.3g} with its factor, is out of range of "
-            "secure aggregation. Nothing was sent. Lower train.lr"
+            f"the squared length of the update times its factor is {value:.3g}, which is too large "
+            "for secure aggregation. Nothing was sent. Lower train.lr"
         )
     marks = weighted > CLIPPING
     return np.concatenate([np.minimum(weighted, CLIPPING) / ratio, marks / ratio])
@@ -160,7 +160,7 @@ class WeightedSum:
 
 
 class WrongSum(ValueError):
-    """A sum in which a client used another weight than the server sent."""
+    """A sum in which a client used a different weight from the one that the server sent."""
 
 
 def error_of(told: Sequence[Told]) -> float:
@@ -175,8 +175,8 @@ def error_of(told: Sequence[Told]) -> float:
 def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
     """Return the weighted sum over clients from the weighted mean of their vectors.
 
-    ``told`` has the values that the server sent to these clients. `WrongSum` if a client used
-    another weight.
+    ``told`` has the values that the server sent to these clients. Raises `WrongSum` if a
+    client used another weight.
     """
     ratios = np.array([t.ratio for t in told])
     weights, error = ratios / ratios.sum(), error_of(told)
@@ -189,8 +189,8 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
     expected = weights @ np.array([t.checks for t in told])
     if not np.abs(checks - expected).max() <= error:
         raise WrongSum(
-            "the sum of the masked weights differs from that of the weights that the server sent, "
-            "because a client used another weight"
+            "the sum of the masked weights differs from the sum of the weights that the server "
+            "sent, because a client used another weight"
         )
     if told[0].factor is None:
         return WeightedSum(weights, means, error)

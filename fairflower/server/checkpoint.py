@@ -124,7 +124,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     done = int(facts["rounds"])
     if facts["status"] == "completed" and facts.get("ended_early"):
         raise ConfigError(
-            f"{run} is completed: it ended after round {done}, {facts['ended_early']}. Start "
+            f"{run} is completed: it ended after round {done}: {facts['ended_early']}. Start "
             "a new run with a larger stop.patience, or 0."
         )
     if config.num_server_rounds < done:
@@ -160,7 +160,7 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
         return
     begun = keys() | begun
     changed = [
-        f"{key} = {quoted(flat.get(key, DEFAULT))}, begun with {quoted(begun.get(key, DEFAULT))}"
+        f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(flat.get(key, DEFAULT))}"
         for key in dict.fromkeys([*begun, *flat])
         if key not in CHANGEABLE and flat.get(key, DEFAULT) != begun.get(key, DEFAULT)
     ]

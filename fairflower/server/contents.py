@@ -143,7 +143,9 @@ def read_facts(path: Path) -> dict[str, Any]:
         text = paths.read_text(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise RunFolderError(f"{path} is not a run folder: its run.json: {reason}.") from error
+        raise RunFolderError(
+            f"{path} is not a run folder, because its run.json cannot be read: {reason}."
+        ) from error
     info = _json(text, str(file))
     if isinstance(info, dict):
         info.pop("remarks", None)  # a summary's
@@ -274,7 +276,7 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
         conform(value, args[0], name)
         for note in args[1:]:
             pattern = isinstance(note, re.Pattern)
-            words = f"a text like {note.pattern}" if pattern else str(note)
+            words = f"a text that matches {note.pattern}" if pattern else str(note)
             _expect(note.fullmatch(value) if pattern else value in note, words, name, value)
     elif origin in (Union, UnionType):
         _one_of(value, args, name)

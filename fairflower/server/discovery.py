@@ -133,11 +133,11 @@ class NodeDiscovery:
 def _parse_reply(reply: Message) -> NodeInfo:
     """Parse a node's description of itself; raise ``ValueError`` if it is invalid."""
     if reply.has_error():
-        raise ValueError(shorten_error(reply.error.reason or "no reason given"))
+        raise ValueError(shorten_error(reply.error.reason or "it failed without a message"))
     fields = dict(next(iter(reply.content.config_records.values()), {}))
     number, size = _whole_number(fields, "partition-id"), _whole_number(fields, "num-partitions")
     if "site" not in fields and number is None:
-        raise ValueError("it does not say which client it is (partition-id or domain)")
+        raise ValueError("it does not identify its client, by a partition-id or a domain")
     site, federation = _parse_federation(fields, "site"), _parse_federation(fields, "federation")
     if site and len(site.domains + site.clients) != 2:
         raise ValueError(

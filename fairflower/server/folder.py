@@ -270,7 +270,7 @@ class RunFolder:
 
 #: Facts of a run -> what has changed if they differ on resuming, and where it comes from.
 _SOURCES = {
-    "digest": ("examples", "data.dir, or the same sites and no others"),
+    "digest": ("examples", "data.dir, or exactly the same sites"),
     "frozen": ("frozen weights", "model.weights or model.name"),
     "availability": ("availabilities", "participation.availability"),
 }
@@ -282,7 +282,7 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
     passed = {"run_id", "sources"} if "digest" in earlier else {"run_id"}
     for name, value in json.loads(json.dumps(facts)).items():
         if name not in passed and earlier.get(name, value) != value:
-            what, where = _SOURCES.get(name, (name, "data.dir, or the same sites and no others"))
+            what, where = _SOURCES.get(name, (name, "data.dir, or exactly the same sites"))
             raise ConfigError(
                 f"{path} started with different data: its {what} have changed. Restore the data "
                 f"({where}), or start a new run."

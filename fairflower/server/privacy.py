@@ -70,8 +70,8 @@ def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: 
     """Raise ``ConfigError`` if ``max_epsilon`` allows no round, or delta is too large."""
     if privacy.delta * clients >= 1:
         raise ConfigError(
-            f"privacy.delta = {privacy.delta}: with {clients} clients it has to be below "
-            f"1/{clients}. A larger delta would allow to publish one client's data."
+            f"privacy.delta = {privacy.delta}: with {clients} clients it must be below "
+            f"1/{clients}. A larger delta would allow publishing the data of one client."
         )
     if rounds and affordable_rounds(privacy, numbers, 1) == 0:
         raise ConfigError(

@@ -133,7 +133,7 @@ def register_clients(
             expected = size or num_clients or max(1, sites)
             # If no node has answered, the nodes may be sites, which do not need a partition-id.
             ids = None if sites and not infos else range(expected)
-        notice = f"{len(infos)} are connected, {expected} expected."
+        notice = f"{len(infos)} of {expected} are connected."
         if not fresh and not discovery.wait(notice):
             raise discovery.missing(expected, ids)
 
@@ -165,7 +165,7 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
         assert client is not None  # `NodeDiscovery` refuses a node with neither number nor site
         if client in nodes:
             raise ConfigError(
-                f"Nodes {nodes[client]} and {node} both say that they are client {client}. "
+                f"Nodes {nodes[client]} and {node} both claim to be client {client}. "
                 "Give every SuperNode its own partition-id. After a restart, wait a minute until "
                 "Flower has removed the old node."
             )
@@ -186,11 +186,11 @@ def _common_data(infos: NodeInfos) -> Federation | None:
     most, *others = sorted(nodes_with.values(), key=len, reverse=True) or [[]]
     if others:
         different = sorted(node for nodes in others for node in nodes)
-        rest = f"the other {len(most)}" if len(most) > 1 else f"node {most[0]}"
+        rest = f"the other {len(most)} nodes" if len(most) > 1 else f"node {most[0]}"
         raise ConfigError(
-            f"Node {', '.join(map(str, different))}: other data than {rest}. These clients divide "
-            "one data set: copy the same files to every node's data-dir. (A site with its own "
-            "data has a domain in --node-config.)"
+            f"Node {', '.join(map(str, different))}: the data differ from those of {rest}. These "
+            "clients share a data set, so copy the same files to every node's data-dir. (A site "
+            "with its own data needs a domain in --node-config.)"
         )
     return infos[most[0]].federation if most else None
 
@@ -200,15 +200,16 @@ def _register_sites(infos: NodeInfos) -> SiteRegistry:
     shares = sorted(infos.keys() - sites.keys())
     if shares:
         raise ConfigError(
-            f"Node {shares[0]} has a share of a common data set (partition-id), other nodes are "
-            "sites (domain). Give all nodes a domain in --node-config, or none."
+            f"Node {shares[0]} has a share of a common data set (partition-id), but other nodes "
+            "are sites with their own data (domain). Set a domain in --node-config for all nodes, "
+            "or for none."
         )
     numbered = {node: info.number for node, info in infos.items() if info.number is not None}
     if numbered and sorted(numbered.values()) != list(range(len(infos))):
         raise ConfigError(
-            f"{len(infos)} sites have the partition-ids {sorted(numbered.values())}: expected 0 "
-            f"to {len(infos) - 1}, each once. Or remove all partition-ids: the server then "
-            "numbers the sites."
+            f"{len(infos)} sites have the partition-ids {sorted(numbered.values())}: expected each "
+            f"number from 0 to {len(infos) - 1} once. Correct them, or remove all partition-ids, "
+            "so that the server numbers the sites."
         )
     order = sorted(infos, key=lambda n: (numbered.get(n, 0), sites[n].domains, n))
     return SiteRegistry(
@@ -247,8 +248,8 @@ def register_resumed_clients(
         back, strangers = _match_known_sites(discovery.infos, earlier)
         away = ", ".join(_name_of(client) for client in clients if client.client_id not in back)
         notice = (
-            f"{away} not back yet. After {timeout:g} s the run goes on without them "
-            "(round-timeout, which can be changed when resuming)."
+            f"not connected: {away}. After {timeout:g} s the run continues without "
+            "these clients (round-timeout, which can be changed when resuming)."
         )
         if not fresh and not (away and discovery.wait(notice)):
             break
@@ -351,8 +352,8 @@ def _match_known_sites(infos: NodeInfos, earlier: SiteRegistry) -> tuple[dict[in
     for node, client in changed.items():
         if client not in back:
             raise ConfigError(
-                f"{_name_of(earlier.federation.clients[client])} has other data than when the run "
-                f"began (node {node}). Restore its data, or start a new run."
+                f"{_name_of(earlier.federation.clients[client])} has different data than when the "
+                f"run began (node {node}). Restore its data, or start a new run."
             )
     return back, sorted([*strangers, *changed])
 

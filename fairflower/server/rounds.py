@@ -137,8 +137,8 @@ class RoundLoop:
         losses = metrics.validation_losses if validated else metrics.train_losses
         best = settled(losses, stop.patience, stop.min_delta) if stop.patience else 0
         if best:
-            reason = f"no {kind} loss below {losses[best]:.6g}, that of round {best}"
-            self.folder.note("ended_early", f"{reason}, in {stop.patience} rounds (stop.patience)")
+            reason = f"the {kind} loss has not improved since round {best} ({losses[best]:.6g})"
+            self.folder.note("ended_early", f"{reason}; stop.patience = {stop.patience}")
         return best > 0
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
@@ -206,10 +206,10 @@ class RoundLoop:
         for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
             if state < merged.get(client, 0):
                 logger.warning(
-                    "Client %d has lost its state of round %d and trained with the state of %s.",
+                    "Client %d has lost its state of round %d and trained with %s.",
                     client,
                     merged[client],
-                    f"round {state:.0f}" if state else "no round",
+                    f"its state of round {state:.0f}" if state else "a new state",
                 )
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
@@ -384,8 +384,8 @@ def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> Str
     if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
         return error
     return StrategyError(
-        f"{error} The array {missing[0]!r} is each client's own (client.name = {client!r}), so the "
-        "global model lacks it. Choose another client.name, or a strategy that does without "
+        f"{error} The array {missing[0]!r} stays with the clients (client.name = {client!r}), so "
+        "the global model lacks it. Choose another client.name, or a strategy that does not need "
         "the array."
     )
 

@@ -57,7 +57,7 @@ class RunSetup:
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
     def most_tested(self, split: str) -> dict[int, int]:
-        """Return the largest possible number of examples for each client: its domain's number."""
+        """Return the largest possible number of test examples per client: that of its domain."""
         federation = self.federation
         sizes = federation.test_sizes if split == "test" else federation.validation_sizes
         of_domain = dict(zip(federation.domains, sizes, strict=True))
@@ -208,9 +208,9 @@ def _check_privacy(
     """Raise ``ConfigError`` if the model or the privacy budget rules out differential privacy."""
     if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
         raise ConfigError(
-            f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, statistics "
-            "of a client's examples that are no parameters. Choose a model without BatchNorm, for "
-            "example cnn."
+            f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, which is "
+            "not a parameter but contains statistics of a client's examples. Choose a model "
+            "without BatchNorm, for example cnn."
         )
     numbers = len(strategy.measurements)
     check_reachable(config.privacy, numbers, clients, config.num_server_rounds)

@@ -55,7 +55,7 @@ def pooled(gains: Sequence[Difference]) -> Difference:
 
 
 def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict[str, Difference]:
-    """Return differences to a method over benchmarks like these, with Dunnett's intervals.
+    """Return differences from a method over benchmarks like these, with Dunnett's intervals.
 
     The mixed model is value = method (fixed) + benchmark + federation within benchmark + method x
     benchmark + rest (all random). Only federations with a run of every method are used, so the

@@ -35,7 +35,7 @@ MIN_PAIRS = 5
 #: Smaller differences are rounding errors, caused by sums in another order.
 _SAME = 1e-9
 
-#: Squared correlation of differences to the same method. It is 1/4 if all methods have the same
+#: Squared correlation of differences from the same method. It is 1/4 if all methods have the same
 #: variance, and more if that method varies more. 1/3 was chosen among 1/4, 1/3 and 1/2 by simulated
 #: error rates. The error rates in experiments/error-rates.md come from other random draws.
 _SHARED = 1 / 3
@@ -116,7 +116,7 @@ def differences(
     Parameters
     ----------
     values : mapping
-        Method -> its paired differences to the other method, which is the same for all methods.
+        Method -> its paired differences from the other method, which is the same for all methods.
     margin : float
         Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
     floors : mapping, optional

@@ -114,7 +114,7 @@ class FedMDFG(FairStrategy):
     def _descend(
         self, gram: NDArray[np.float64], losses: NDArray[np.float64], before: float
     ) -> NDArray[np.float64]:
-        """Return the coefficients of the updates in d, shape (M,), participating clients first.
+        """Return the step d as coefficients of the updates, (M,), participating clients first.
 
         ``before`` is the mean length of the last round's updates.
         """

@@ -20,7 +20,7 @@ from fairflower.training.trainer import Trainer
 class FeatureTrainer(Trainer):
     """Base class of trainers whose loss uses the network's features z [B, d] and its logits.
 
-    ``TypeError`` if the model is not a `fairflower.models.Classifier`.
+    Raises ``TypeError`` if the model is not a `fairflower.models.Classifier`.
     """
 
     model: Classifier

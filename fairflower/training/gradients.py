@@ -169,7 +169,7 @@ def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of a batch; ``TypeError`` for other kinds of batches."""
+    """Return inputs and labels of a batch; raise ``TypeError`` for other kinds of batches."""
     pair = batch
     if isinstance(batch, Mapping):
         pair = [batch[name] for names in (INPUTS, LABELS) for name in names if name in batch]
@@ -204,7 +204,7 @@ def gradients_of(
 
 
 def divide_sums(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
-    """Divide sums over n samples by n; ``ValueError`` if n is 0."""
+    """Divide sums over n samples by n; raise ``ValueError`` if n is 0."""
     if n == 0:
         raise ValueError("There are no samples for a gradient. Pass at least one.")
     return {name: value / n for name, value in total.items()}

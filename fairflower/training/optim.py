@@ -26,7 +26,7 @@ def build_optimizer(
 def apply_sam_gradient(
     model: nn.Module, loss: Callable[[], Tensor], rho: float, alpha: float
 ) -> None:
-    """Replace the gradient at w by the gradient of SAM (alpha = 0) or GSAM.
+    """Replace the gradient at w with the gradient of SAM (alpha = 0) or GSAM.
 
     Let g be the current gradient. Norms are over all parameters::
 

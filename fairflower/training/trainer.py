@@ -127,7 +127,7 @@ class Trainer(TrainerSpec, Configurable):
         state dict (parameters and buffers), as float32 or int64; a `Classifier` may exclude some
         (``Classifier.travelling``).
     data
-        The client's examples. ``ConfigError`` if the method cannot train on their kind.
+        The client's examples. Raises ``ConfigError`` if the method cannot train on their kind.
     settings
         Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision,
         the arrays of the model, of the optimizer and of ``send`` are float32, as are all
@@ -311,7 +311,7 @@ class Trainer(TrainerSpec, Configurable):
     # --- a round -----------------------------------------------------------------------
 
     def receive(self, arrays: Mapping[str, NDArray]) -> None:
-        """Copy named arrays into the model; ``ValueError`` if names, shapes or types differ."""
+        """Copy arrays into the model; raise ``ValueError`` if names, shapes or types differ."""
         set_arrays(self.model, arrays, str(self))
 
     def train(self, server_round: int) -> dict[str, float]:
@@ -319,7 +319,7 @@ class Trainer(TrainerSpec, Configurable):
 
         Returns ``train_loss``, the mean loss over all examples, each before its step (Flower's
         convention). With 0 local epochs it is the received model's loss on the training examples,
-        not augmented. ``FloatingPointError`` if the loss becomes NaN or infinite.
+        not augmented. Raises ``FloatingPointError`` if the loss becomes NaN or infinite.
         """
         self.steps, self.returns = 0, {}
         with reproducible(self.derive_seed(server_round, "torch"), self.device):
@@ -390,7 +390,9 @@ class Trainer(TrainerSpec, Configurable):
     def _examples(self, split: Split, purpose: str) -> Examples:
         data = self.data
         if not len(split.y):
-            raise ValueError(f"{self} has no {purpose} {data.kind}. Add data, or exclude it.")
+            raise ValueError(
+                f"{self} has no {purpose} {data.kind}. Add data, or exclude the client."
+            )
         return examples_of(
             split,
             data.mean,

@@ -126,7 +126,9 @@ def test_a_network_without_the_part_is_refused_with_its_arrays(kind, part):
         setattr(network, "last" if part == "head" else "head", nn.Linear(2, 2))
         return network
 
-    with pytest.raises(ConfigError, match=f"Module has no {part} .*(last|head).weight"):
+    with pytest.raises(
+        ConfigError, match=f"Module has no {part}: its arrays are (last|head).weight"
+    ):
         kind(lacking(), data(), SETTINGS, client_id=0, seed=0)
 
 
@@ -230,7 +232,7 @@ class NeedsTheHead(FedAvg):
 
 def test_a_strategy_that_needs_an_array_that_is_local_is_told_its_name(tmp_path):
     made = {"client.name": "fedper", "strategy.name": f"{__name__}:NeedsTheHead"}
-    with pytest.raises(StrategyError, match=r"'head\.weight' is each client's own .*'fedper'"):
+    with pytest.raises(StrategyError, match=r"'head\.weight' stays with the clients .*'fedper'"):
         run(config(tmp_path, **made))
     made["client.name"] = "sgd"
     run(config(tmp_path, **made))

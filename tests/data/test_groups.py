@@ -362,7 +362,7 @@ def test_unequal_domains_keep_their_clients_and_test_sets(five: DataConfig) -> N
         ({"domains": "a"}, "imbalance-factor = 5 needs several domains"),
         (
             {"corrupted_clients": 1},
-            "imbalance-factor and data.corrupted-clients exclude each other",
+            "imbalance-factor and data.corrupted-clients cannot be combined",
         ),
         ({"examples_per_client": 700}, r"'a' has 3000 training examples, but 5 clients x 265 to"),
         ({"examples_per_client": 1}, r"clients x 0 to 1 examples = .* are needed"),

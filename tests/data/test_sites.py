@@ -329,7 +329,7 @@ def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> No
     npz(tmp_path / "x.npz")
     config = DataConfig(name="npz", dir=str(tmp_path), domains="north, south")
     assert open_site(config, "south").domains == ("south",)
-    with pytest.raises(DataError, match=r"north, south.*without 'east'"):
+    with pytest.raises(DataError, match=r"north, south.*does not include 'east'"):
         open_site(config, "east")
 
 
@@ -445,7 +445,7 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
         go_on(moved)
     npz(tmp_path / "more" / "x.npz", train=15)
     other = [*nodes[:2], nodes[2] | {"data-dir": tmp_path / "more"}]
-    with pytest.raises(ConfigError, match=r"Client 2 \(b\) has other data"):
+    with pytest.raises(ConfigError, match=r"Client 2 \(b\) has different data"):
         go_on(grid(other))
     with pytest.raises(ConfigError, match="0 of 3 clients answered"):
         go_on(grid([]))
@@ -678,11 +678,15 @@ def test_clients_that_divide_one_data_set_all_have_to_have_the_same(
     sizes = [40] * 4
     sizes[odd] = 20
     divided = {"data.clients-per-domain": 2}
-    with pytest.raises(ConfigError, match=rf"Node {1000 + odd}: other data than the other 3\."):
+    with pytest.raises(
+        ConfigError, match=rf"Node {1000 + odd}: the data differ from those of the other 3 nodes\."
+    ):
         register(shares(tmp_path, sizes), **divided)
     registry = register(shares(tmp_path, [40] * 4), **divided)
     assert [client.num_examples for client in registry.federation.clients] == [20] * 4
-    with pytest.raises(ConfigError, match=r"Node 1001: other data than node 1000\..*data-dir"):
+    with pytest.raises(
+        ConfigError, match=r"Node 1001: the data differ from those of node 1000\..*data-dir"
+    ):
         register(shares(tmp_path, [40, 20]), **{"data.clients-per-domain": 1})
 
 

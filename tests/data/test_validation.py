@@ -70,7 +70,7 @@ def test_the_share_that_a_refusal_names_works(counts: list[int], seed: int) -> N
     rows = {"a": [np.arange(len(labels))]}
     with pytest.raises(DataError, match="client 0") as refused:
         hold_out(rows, {"a": labels}, 1.0, seed)
-    named = re.search(r"largest share that works is ([\d.]+)\.", str(refused.value))
+    named = re.search(r"Set it to at most ([\d.]+)\.", str(refused.value))
     assert named
     largest = float(named[1])
     hold_out(rows, {"a": labels}, largest, seed)
@@ -97,7 +97,7 @@ def test_an_image_that_clients_share_is_in_nobodys_validation(
 
 
 def test_where_no_share_works_it_is_said() -> None:
-    with pytest.raises(DataError, match=r"client 1 \(b\) has 2 .* No share works"):
+    with pytest.raises(DataError, match=r"client 1 \(b\) has 2 .* No fraction works"):
         hold_out(
             {"a": [np.arange(9)], "b": [np.arange(2)]},
             {"a": np.zeros(9, int), "b": np.array([0, 1])},

@@ -331,7 +331,7 @@ def outage(trial: LocalDeployment, said: list[str]) -> None:
         wait_for(lambda: trainings(site) > before, "the site to be asked to train")
         site.kill()
         wait_for(
-            lambda: any(f"goes on without client {NUMBER}" in line for line in said),
+            lambda: any(f"continues without client {NUMBER}" in line for line in said),
             "the server to notice",
         )
         after = trainings(site)

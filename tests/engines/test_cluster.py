@@ -324,7 +324,7 @@ def test_two_nodes_of_which_one_is_killed_give_the_bits_of_one_machine(folder: P
                     assert cli.wait(TIMEOUT) == 0, log.read_text()
         notes = (history.parent / "log.txt").read_text()
         assert "has died. Its clients are retried once" in notes
-        assert "goes on without" not in notes
+        assert "continues without" not in notes
         run(run_here.split(), env=env)
         run(compare.split(), env=env)
 

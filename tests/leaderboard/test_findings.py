@@ -84,7 +84,7 @@ def made_primary(made: Findings) -> object:
 
 def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     said = sentences(findings(tmp_path / "few", federations=4))
-    assert said[0] == "plain: fewer than 5 federations so far, and no sentence."
+    assert said[0] == "plain: fewer than 5 federations so far, so there is no conclusion."
     made = findings(tmp_path / "many", spread=0.5)
     said = sentences(made)
     assert said[0].startswith(
@@ -106,7 +106,7 @@ def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> Non
     assert [benchmark.name for benchmark in made.benchmarks] == ["noisy"]
     assert not any(line.startswith(("plain", "Over")) for line in sentences(made))
     assert [table.title for table in tables(made)] == ["noisy, confirmed"]
-    assert left(made).startswith("Confirmed runs still to be made: plain 1.")
+    assert left(made).startswith("Remaining runs of the confirmation: plain 1.")
     assert not left(findings(tmp_path / "all"))
 
 
@@ -117,7 +117,7 @@ def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> Non
         ({"mean": -3.0, "low": -4.5, "high": -1.5}, "worse by at least 1.50 points"),
         ({"p": 0.2, "p_same": 0.01, "margin": 2.0}, "equivalent within 2 points"),
         ({"p": 0.2, "p_same": 0.3}, "undecided"),
-        ({"n": 4}, "4 federations: no sentence"),
+        ({"n": 4}, "4 federations: too few"),
     ],
 )
 def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told: str) -> None:
@@ -161,7 +161,7 @@ def test_the_document_has_all_of_it(tmp_path: Path) -> None:
     document = write(made)
     text = document.read_text(encoding="utf-8")
     assert "**plain, confirmed**" in text
-    assert "Nadeau and Bengio's variance, 1/n + 0.5" in text
+    assert "Nadeau and Bengio's factor, 1/n + 0.5" in text
     assert all(line in text for line in sentences(made))
     assert (tmp_path / "figures" / "rows-differences.png").exists()
     before = text

@@ -143,7 +143,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         (
             'confirmed = "uniform,',
             'confirmed = "fedavg,',
-            "confirmed lacks the reference 'uniform'",
+            "the list confirmed lacks the reference method 'uniform'",
         ),
         ('confirmed = "uniform,', 'confirmed = ["uniform", "', "board.toml"),
         (
@@ -160,7 +160,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         (
             "[settings.data]",
             "[settings.data]\nseed = 3",
-            "plain sets data.seed, which depends on the federation",
+            "plain sets data.seed, but the leaderboard sets this key",
         ),
         (
             'of = "plain"',
@@ -354,7 +354,7 @@ def test_clients_have_the_same_data_in_every_session(tmp_path: Path) -> None:
     ledger.add(ROW)
     ledger.add(dataclasses.replace(ROW, federation=101, data="other", key="11ff"))
     with pytest.raises(
-        RunFolderError, match=r"federation 100, have other data .*other instead of abcd1234"
+        RunFolderError, match=r"federation 100, have different data .*other instead of abcd1234"
     ):
         ledger.add(dataclasses.replace(ROW, data="other", key="22ff"))
 

@@ -93,7 +93,7 @@ def test_class_balanced_accuracy_is_judged_by_pairs_not_by_pooled_spread(tmp_pat
         "(corrupted ACC, average ACC, ACC gap) than FedAvg."
     )
     assert sentences[1] in text
-    row = tables_of(*folders).table("Difference to the baselines, class-balanced accuracy")[
+    row = tables_of(*folders).table("Difference from the baselines, class-balanced accuracy")[
         "uniform 5 seeds of federation 0"
     ]
     # By Bonferroni over four figures: t(1 - 0.05 / 8; 4) = 4.315, and 0.38 / sqrt(5) = 0.170.

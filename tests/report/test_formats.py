@@ -73,7 +73,7 @@ def test_the_best_is_bold_the_second_underlined_and_seeds_are_beside(runs: list[
     assert table["fedavg"]["a"] == r"45.00 {\scriptsize $\pm$1.00}"
     assert table["fedheal"]["GAP"].startswith(r"\textbf{25.00}")  # less is better
     assert all(row["b"].startswith(r"\textbf{90.00}") for row in table.values())
-    differences = rows(text, "Difference to the baselines")
+    differences = rows(text, "Difference from the baselines")
     assert differences["uniform"]["MIN vs FedAvg"].startswith("+10.00 {")
 
 

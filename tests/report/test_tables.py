@@ -213,7 +213,7 @@ def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
     assert "uniform: worst domain" in text
     alone = shown(*folders[:3])
     assert "uniform: no FedAvg run with the same settings, rounds and seeds to compare" in alone
-    table = tables_of(*folders).table("Difference to the baselines")
+    table = tables_of(*folders).table("Difference from the baselines")
     row = table["fedheal 5 seeds of federation 0"]
     assert row["MIN vs Uniform"].startswith("+4.00 ▲ [")
     assert row["STD vs Uniform"].startswith(f"{MINUS}2.83 ▲ [")
@@ -229,7 +229,7 @@ def test_verdicts_need_five_seeds_and_clear_differences(tmp_path: Path) -> None:
     ]
     said = "(2 seeds of federation 0): too few pairs for a verdict (5 needed) against Uniform"
     assert said in shown(*two)
-    table = tables_of(*two).table("Difference to the baselines")
+    table = tables_of(*two).table("Difference from the baselines")
     assert table["x 2 seeds of federation 0"]["MIN vs Uniform"] == "+10.00 ± 0.00", "no mark"
     noisy = [
         *several(tmp_path / "n", "uniform", [0.5] * 5),

@@ -139,7 +139,7 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
         for seed in range(3)
     ]
     page = tables_of(*folders)
-    table = page.table("Difference to the baselines")
+    table = page.table("Difference from the baselines")
     first = list(table[next(name for name in table if name.startswith(lost))].values())
     assert set(first[1:]) == {DASH}
     (whole,) = {"uniform", "fedheal"} - {lost}

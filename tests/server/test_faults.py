@@ -68,7 +68,7 @@ def test_a_reply_that_arrives_a_round_late_is_not_merged(caplog):
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         on_time, late = model(False), model(True)
     assert all(on_time[name].tobytes() == late[name].tobytes() for name in MODEL)
-    assert "ignores a reply of client 2: it is late" in caplog.text
+    assert "ignores a reply from client 2, because it is late" in caplog.text
 
 
 def test_a_second_reply_to_the_same_message_is_ignored(caplog):
@@ -79,7 +79,7 @@ def test_a_second_reply_to_the_same_message_is_ignored(caplog):
         model = rounds.finish([good(messages[0], 0), good(messages[1], 1), again])
     np.testing.assert_array_equal(model["conv.weight"], MODEL["conv.weight"] + 1)
     assert not rounds.strategy.dropped
-    assert "ignores a reply of client 1" in caplog.text
+    assert "ignores a reply from client 1" in caplog.text
 
 
 def test_of_two_nodes_with_one_client_id_one_is_merged_and_the_other_named():
@@ -315,7 +315,7 @@ def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
         assert strategy.aggregate_evaluate(1, [*replies, replies[0]]) == {"accuracy": 72.5}
     assert list(strategy.dropped) == [1001, 1002]
     assert "accuracy = nan" in strategy.dropped[1001]
-    assert "it is late, or the client has already" in caplog.text
+    assert "it is late or the client has already" in caplog.text
     assert strategy.aggregate_evaluate(1, []) is None
 
 
@@ -618,8 +618,8 @@ class Answering(InlineGrid):
     ("answer", "reason"),
     [
         (None, r"no answer in 0.3 s"),
-        (RecordDict(), r"does not say which client"),
-        (RecordDict({"config": ConfigRecord()}), r"does not say which client"),
+        (RecordDict(), r"does not identify its client"),
+        (RecordDict({"config": ConfigRecord()}), r"does not identify its client"),
         (
             RecordDict({"config": ConfigRecord({"site": "[]"})}),
             r"description of its data cannot be read",
@@ -654,7 +654,7 @@ def test_of_billions_of_clients_that_a_node_claims_to_be_among_some_are_named():
 def test_two_nodes_that_say_they_are_one_client_are_refused():
     grid = InlineGrid(client_app, 3)
     grid.contexts[1002].node_config["partition-id"] = 1
-    with pytest.raises(ConfigError, match=r"Nodes 1001 and 1002 both say that they are client 1"):
+    with pytest.raises(ConfigError, match=r"Nodes 1001 and 1002 both claim to be client 1"):
         register_clients(grid, 3, timeout=1, stop=threading.Event())
 
 

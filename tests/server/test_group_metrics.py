@@ -242,7 +242,7 @@ def test_verdicts_judge_the_differences(compared: list[Path]) -> None:
         verdict = sections[f"Against the baselines, fairness between groups of sex{who}"][0]
         for metric in DIFFERENCES:
             assert metric.phrase in str(verdict)
-    title = "Difference to the baselines, fairness between groups of sex,"
+    title = "Difference from the baselines, fairness between groups of sex,"
     table = next(table for table in chapter.tables if table.title.startswith(title))
     assert table.caption.endswith("Lower is better.")
 

@@ -199,7 +199,7 @@ def test_patience_looks_at_validation_where_the_server_tests_on_it(
     changes = AT_ONCE | {"num-server-rounds": 6, "evaluate.every": 2, "evaluate.by": by}
     changes |= VALIDATED
     whole = session(resuming.config(tmp_path / "whole", **changes)).run()
-    assert f"completed after round {ends} of 6: no {kind} loss below" in shown(whole)
+    assert f"completed after round {ends} of 6: the {kind} loss has not improved" in shown(whole)
     begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), 3)
     assert outcome(resume(begun)) == outcome(whole)
 
@@ -231,9 +231,11 @@ def test_a_run_that_ends_while_it_is_read_was_not_killed(tmp_path, monkeypatch) 
 
 def test_a_run_that_ended_early_is_completed(tmp_path) -> None:
     folder = session(resuming.config(tmp_path, **AT_ONCE)).run()
-    with pytest.raises(ConfigError, match="ended after round 3, no training loss below"):
+    with pytest.raises(
+        ConfigError, match="ended after round 3: the training loss has not improved since"
+    ):
         resume(folder, **{"num-server-rounds": 9})
-    assert "completed after round 3 of 4: no training loss below" in shown(folder)
+    assert "completed after round 3 of 4: the training loss has not improved since" in shown(folder)
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_tables_have_each_metric_over_domains(compared: list[Path]) -> None:
 def test_verdicts_and_differences_name_the_metric(compared: list[Path]) -> None:
     (chapter,) = analyze([read_run(folder) for folder in compared]).chapters
     titles = [table.title for table in chapter.tables]
-    assert any("Difference to the baselines, macro_f1 over domains" in t for t in titles)
+    assert any("Difference from the baselines, macro_f1 over domains" in t for t in titles)
     less = next(t for t in chapter.tables if "baselines, confidence_gap" in t.title).caption
     assert less.endswith("Lower is better. STD: ddof 1.")
     more = next(t for t in chapter.tables if "baselines, macro_f1" in t.title).caption

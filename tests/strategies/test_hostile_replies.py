@@ -1,4 +1,4 @@
-"""Every field of a reply, replaced by what nobody honest sends: the run goes on without the client.
+"""Every field of a reply, replaced by what nobody honest sends; the run continues without it.
 
 With all values of tests/hostile.py. By default every strategy, and every exchange, meets a share of
 them, so that each is tried somewhere; nightly they meet all, and all pairs a quarter.

@@ -16,7 +16,7 @@ from fairflower.statistics.differences import MIN_PAIRS, Difference
 
 
 def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
-    """Return the tables of differences to the baselines, and of other contrasts, by measure."""
+    """Return the tables of differences from the baselines, and of other contrasts, by measure."""
     measures = contrasts.measures
     return [
         *(
@@ -34,11 +34,11 @@ def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Tabl
 
 
 def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseline) -> Table:
-    """Return a table of differences to the baselines; it has no groups if there is no baseline."""
+    """Return a table of differences from the baselines; it has no groups without a baseline."""
     baselines = [name for name in TITLES.values() if any(name in row for row in against.values())]
     kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
     return Table(
-        title=f"Difference to the baselines{kind}, {comparison.span()}",
+        title=f"Difference from the baselines{kind}, {comparison.span()}",
         caption=_caption(measure),
         columns=[f"{f.title} vs {name}" for name in baselines for f in measure.figures],
         groups=[
@@ -52,7 +52,7 @@ def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseli
 def _groups_table(
     comparison: Comparison, title: str, measure: Measure, groups: Sequence[ContrastGroup]
 ) -> Table:
-    """Return a table of differences to the method in the heading."""
+    """Return a table of differences from the method in the heading."""
     return Table(
         title=f"{title}, {measure.name}, {comparison.span()}",
         caption=_caption(measure),

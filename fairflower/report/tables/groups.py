@@ -27,7 +27,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
             (
                 1,
                 "worst client",
-                "The worst metric of any client, computed on its own test examples",
+                "The worst value of any client, computed on the client's own test examples",
             ),
         ):
             yield metric_table(

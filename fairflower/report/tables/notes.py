@@ -24,8 +24,8 @@ from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousa
 
 #: Note about methods in which a part of the network stays with the clients.
 LOCAL = (
-    "{part} stays with the clients{kept}, so the global model is tested with its initial values. "
-    "If clients tested, the table of personal models shows their own models."
+    "{part} stays with the clients{kept}, so the global model is tested with the initial values of "
+    "this part. If clients tested, the table of personal models shows their models."
 )
 
 
@@ -245,7 +245,7 @@ def _undefined(comparison: Comparison) -> list[str]:
 
 
 def _unshared(comparison: Comparison) -> list[str]:
-    """Name the federations or seeds of which a method has no run, but others do."""
+    """Name the federations or seeds for which a method has no run, although others have one."""
     seeds = {method.name: {run.seed for run in method.runs} for method in comparison.methods}
     wanted = set().union(*seeds.values())
     unit = comparison.methods[0].unit.split(" ")[0]
@@ -282,7 +282,7 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
 
 
 def _local_note(run: Run) -> str:
-    """Return the note of a run in which a part of the network is each client's own."""
+    """Return the note of a run in which a part of the network stays with the clients."""
     at_server = run.config.get("client.keep") == "server"
     return LOCAL.format(
         part=run.info.get("local_part") or "normalization",
