@@ -44,7 +44,7 @@ def compare(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Random seeds of repeated runs on a single federation, which data.seed defines, "
+            help="Random seeds of repeated runs on the single federation that data.seed defines, "
             "for example 0-4; an alternative to --federations. The verdicts then hold only "
             "for this federation."
         ),

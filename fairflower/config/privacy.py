@@ -159,7 +159,7 @@ def _check_what_else_leaves(config: RunConfig, exchanges: Sequence[Any]) -> None
     policy = ParticipationSpec.read(config.participation.policy).name
     if policy not in POLICIES:
         raise _refused(
-            f"participation.policy = {policy!r} may depend on the clients' losses. Choose "
+            f"participation.policy = {policy!r} may depend on the clients' losses. Choose one of "
             f"{', '.join(POLICIES)}"
         )
     stops_by_clients = config.stop.patience and not config.data.validation_examples

@@ -186,7 +186,7 @@ class RunConfig:
     def to_toml(self, parent: str = "") -> str:
         """Return the config as TOML tables, which ``--config`` and ``flwr run`` read.
 
-        ``parent`` is the name of a table that will contain them.
+        ``parent`` is the name of a table that contains them.
         """
         tables: dict[str, list[str]] = {"": []}
         for key, value in self.to_flat().items():

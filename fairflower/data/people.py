@@ -77,7 +77,7 @@ def groups_by_client(
     labels: Mapping[str, Mapping[str, Ints]],
     source_of: Mapping[str, str],
 ) -> list[dict[str, Ints]]:
-    """Return, for each client, split -> groups of its people; empty without ``data.groups``.
+    """Return for each client a dict: split -> groups of its people; empty without ``data.groups``.
 
     ``rows`` maps a split and the name of a group of clients to the rows of each client. ``labels``
     maps a split of the source and a domain to labels. ``source_of`` maps each split to the split of

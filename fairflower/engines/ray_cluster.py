@@ -51,7 +51,7 @@ def prepare_ray() -> Any:
 
 @contextmanager
 def keeping_signals() -> Iterator[None]:
-    """Keep this process's SIGTERM handler, which Ray would replace by an abort.
+    """Keep this process's SIGTERM handler, which Ray would otherwise replace.
 
     Ray processes that are started in this context block SIGTERM and SIGHUP, so that they do not end
     before this process when a scheduler or a closed terminal sends a signal to all processes. If

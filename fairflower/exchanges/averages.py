@@ -52,7 +52,7 @@ class AveragedBatches(Exchange):
             shape = next(iter(kept.values())).shape[1:] if kept else got.shape[1:]
             if got.shape[1:] != shape:
                 raise InvalidReply(
-                    f"its averages have shape {got.shape[1:]}, those of other clients {shape}"
+                    f"its averages have shape {got.shape[1:]}, but other clients sent {shape}"
                 )
         for name, array in arrays.items():
             if array.dtype != np.float32 or not np.isfinite(array).all():

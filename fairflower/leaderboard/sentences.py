@@ -152,7 +152,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     made = len(findings.rows[benchmark.name])
     processors = sorted({row.processor for row in findings.rows[benchmark.name]})
     redrawn = (
-        f" Federations are redraws of mostly the same examples, so variances have Nadeau and "
+        f" Federations are redraws of mostly the same examples, so variances use Nadeau and "
         f"Bengio's factor, 1/n + {benchmark.overlap:g}."
         if benchmark.overlap
         else ""

@@ -127,7 +127,7 @@ class Stages:
                 yield self.screened(benchmark, method, number)
 
     def again(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
-        """Yield the runs of the finalists, if known already, on the other tuning federations."""
+        """Yield the runs of the finalists, once they are known, on the other tuning federations."""
         for method in methods:
             for number in self.finalists(benchmark, method) or ():
                 yield from self.trials(benchmark, method, number)[1:]

@@ -104,7 +104,7 @@ def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Plac
             return Placement(config, line=f"{name}, shared by all clients without a limit")
         how = 'client-gpus = "auto" uses it'
         return Placement(
-            config, line=f"cpu for clients, because client-gpus = 0; {name} is unused ({how})"
+            config, line=f"cpu, because client-gpus = 0; {name} is not used by clients ({how})"
         )
     if gpus > count:
         raise ConfigError(
@@ -113,7 +113,7 @@ def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Plac
         )
     fitting = worker_capacity({"CPU": cpus(), "GPU": count}, config.client_cpus, gpus)
     workers = min(fitting, config.workers or fitting, num_clients)
-    line = f"{name}, {gpus:g} of a GPU per client, {workers} at a time"
+    line = f"{name}, {gpus:g} of a GPU per client, {workers} clients at a time"
     return Placement(config, count, line)
 
 
@@ -135,7 +135,7 @@ def _on_cluster(config: RunConfig) -> Placement:
     line = ""
     if config.client_gpus == "auto" and config.train.device != "cpu":
         line = (
-            "cpu for clients on a cluster, because client-gpus = 'auto' does not use GPUs of a "
-            "cluster. To use them, set client-gpus to the fraction of a GPU per client"
+            "cpu for clients, because client-gpus = 'auto' does not use the GPUs of a cluster. "
+            "To use them, set client-gpus to the fraction of a GPU per client"
         )
     return Placement(config, line=line)

@@ -285,11 +285,11 @@ def against_first_values(comparison: Comparison) -> Iterator[Compared]:
         yield sweep.key, base.name, {method.name: (method, base) for method in methods}
 
 
-PLAIN_TITLE = "Local training against plain local training"
+PLAIN_TITLE = "Local training compared with plain local training"
 
 #: Title -> additional comparison, besides that with the baselines.
 FURTHER: Mapping[str, Against] = {
     PLAIN_TITLE: against_plain,
     "Comparison of models": against_other_models,
-    "Values of one argument against its lowest": against_first_values,
+    "Values of an argument compared with its lowest value": against_first_values,
 }

@@ -377,7 +377,8 @@ def _decided(board: Board) -> Iterator[str]:
         )
         trials = board.trials(benchmark)
         count, pruned = len(trials), int((trials["outcome"] == "pruned").sum())
-        yield f"{benchmark}: of the variance over {count} trials ({pruned} of them pruned), {told}."
+        over = f"{count} trials ({pruned} of them pruned)"
+        yield f"{benchmark}: shares of the variance over {over}: {told}."
 
 
 # --- cells of the CSV files ------------------------------------------------------------------

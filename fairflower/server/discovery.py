@@ -167,4 +167,4 @@ def _whole_number(fields: Mapping[str, object], key: str) -> int | None:
         return value
     # Python does not print integers with thousands of digits.
     shown = f" = {value!r}" if not isinstance(value, int) or abs(value) < 2**64 else ""
-    raise ValueError(f"its {key}{shown} is not an integer from 0 to 2**31")
+    raise ValueError(f"its {key}{shown} is not an integer from 0 to 2**31 - 1")

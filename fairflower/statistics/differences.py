@@ -97,7 +97,7 @@ class Difference(MeanStd):
 
     @property
     def sign(self) -> int:
-        """1 or -1 if the difference has p < 0.05 and at least `MIN_PAIRS` pairs, else 0."""
+        """Sign of a difference with p < 0.05 and at least `MIN_PAIRS` pairs; otherwise 0."""
         return int(math.copysign(1, self.mean)) if self.p < LEVEL and self.n >= MIN_PAIRS else 0
 
     @property

@@ -106,7 +106,7 @@ class FedISM(FairStrategy):
         return np.asarray(w / w.sum())
 
     def _match(self, S: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return wt of Eq. 13, shape (K,); S is divided by its maximum against overflow."""
+        """Return wt of Eq. 13, shape (K,); S is divided by its maximum to avoid overflow."""
         if self.variant == "released":
             S = S / S.sum() + FLOOR
         power = (S / S.max()) ** self.q

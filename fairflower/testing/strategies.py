@@ -137,7 +137,7 @@ def check_weights_and_hull(make: Make) -> None:
 
 
 def check_unanimity(make: Make) -> None:
-    """Check that equal models are merged to the same model, if ``keeps_agreement`` is set."""
+    """Check that equal models are merged into the same model, if ``keeps_agreement`` is set."""
     random = np.random.default_rng(2)
     rounds = Rounds(make(), MODEL, range(4))
     count = "bn.num_batches_tracked"
@@ -149,11 +149,11 @@ def check_unanimity(make: Make) -> None:
             for key in MODEL:
                 wanted = before[key] + move[key]
                 assert np.allclose(after[key], wanted, rtol=1e-6, atol=1e-6), (
-                    f"{_name(rounds)}: equal values of {key} were merged to a different value. "
+                    f"{_name(rounds)}: equal values of {key} were merged into a different value. "
                     "Set keeps_agreement = False if this is intended."
                 )
         assert after[count] == before[count] + move[count], (
-            f"{_name(rounds)}: equal batch counters were merged to a different value. Merge "
+            f"{_name(rounds)}: equal batch counters were merged into a different value. Merge "
             "buffers by their mean."
         )
 
@@ -227,7 +227,7 @@ def check_sums(make: Make) -> None:
         found = _from_sums(masked.strategy, seen[-1])
         for key in MODEL:
             assert np.allclose(found[key], model[key], rtol=1e-5, atol=1e-5), (
-                f"{_name(plain)}: with only a weighted sum of updates, {key} was merged to a "
+                f"{_name(plain)}: with only a weighted sum of updates, {key} was merged into a "
                 "different value. Use only numbers in `weigh`, and only the cohort's `average` "
                 "or `move` with these weights in `combine`, or set sums_suffice = False."
             )

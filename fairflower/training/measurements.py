@@ -314,7 +314,7 @@ def _read_round(trainer: Trainer, config: Mapping[str, Any]) -> None:
 def _measure(
     trainer: Trainer, config: Mapping[str, Any], names: Sequence[str], model: str
 ) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
-    """Return the numbers and arrays of those measurements ``names`` that measure ``model``."""
+    """Take the measurements in ``names`` that apply to ``model``; return numbers and arrays."""
     numbers: dict[str, float] = {}
     arrays: dict[str, dict[str, NDArray]] = {}
     for name in names:

@@ -157,7 +157,7 @@ def test_isic_complaints(tmp_path: Path) -> None:
             [],
             r"found the columns image, MEL, NV; expected also BCC, AK, .*. Add",
         ),
-        (ISIC_HEADER, [["x", 1, 1, *[0] * 7]], r"x has the classes \[1.0, 1.0, .*a single 1"),
+        (ISIC_HEADER, [["x", 1, 1, *[0] * 7]], r"x has the classes \[1.0, 1.0, .*exactly one 1"),
         (ISIC_HEADER, [["x", "yes", *[0] * 8]], "found 'yes'; expected a number"),
         (
             ISIC_HEADER,

@@ -84,9 +84,9 @@ def test_a_number_stays_what_it_is(gpu):
     gpu()
     half = placed(client_gpus=0.5)
     assert half.config.client_gpus == 0.5
-    assert half.line == "cuda (NVIDIA H200), 0.5 of a GPU per client, 2 at a time"
+    assert half.line == "cuda (NVIDIA H200), 0.5 of a GPU per client, 2 clients at a time"
     assert placed(client_gpus=0.0).line == (
-        "cpu for clients, because client-gpus = 0; cuda (NVIDIA H200) is unused ("
+        "cpu, because client-gpus = 0; cuda (NVIDIA H200) is not used by clients ("
         'client-gpus = "auto" uses it)'
     )
     with pytest.raises(ConfigError, match="client-gpus = 2: this machine has 1 GPU, cuda"):

@@ -281,12 +281,14 @@ def test_a_grid_is_judged_within_each_client_and_within_each_strategy(
         "fedheal against FedAvg: fairer (worst domain, STD) with sgd; equivalent (worst domain "
         "within 2, STD within 1) with moon; less fair (worst domain, STD) with fedprox."
     ]
-    assert found["Local training against plain local training, accuracy over domains"] == [
+    assert found["Local training compared with plain local training, accuracy over domains"] == [
         "moon against sgd: fairer (worst domain, STD) with fedavg, fedheal.",
         "fedprox against sgd: less fair (worst domain, STD) with fedavg, fedheal.",
     ]
     text = markdown_tables([read_run(folder) for folder in folders])
-    _, _, table = text.partition("**Local training against plain local training, accuracy over")
+    _, _, table = text.partition(
+        "**Local training compared with plain local training, accuracy over"
+    )
     assert (
         "| *moon against sgd* | | | |\n| fedavg (5 seeds of federation 0) | **+20.00 ▲**" in table
     )
@@ -334,7 +336,7 @@ def test_values_of_an_argument_are_judged_against_the_lowest(tmp_path: Path) -> 
     for folder in folders:
         edit("config.toml", "[train]", f"t = {folder.name.partition('-')[0]}\n[train]")(folder)
     assert sections(folders)[
-        "Values of one argument against its lowest, accuracy over domains"
+        "Values of an argument compared with its lowest value, accuracy over domains"
     ] == [
         f"strategy.t, fedequilibria:t=0.5: worst domain +1.00 ± 3.16, STD {MINUS}0.71 ± 2.24, "
         "average +0.50 ± 1.58 points against fedequilibria:t=0.0 (5 seeds of federation 0): "

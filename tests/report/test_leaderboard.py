@@ -100,7 +100,7 @@ def test_pruned_trials_count_in_the_variance_with_what_they_were_pruned_for(tmp_
     tests = [row("one", "uniform", "chosen", seed, 50) for seed in (1, 2)]
     board = board_of(tmp_path / "x.csv", [*found, lost, *tests])
     assert board.variance("one")["learning rate"] == pytest.approx(1)
-    assert any("over 7 trials (2 of them pruned), aggr" in line for line in conclusions(board))
+    assert any("over 7 trials (2 of them pruned): aggr" in line for line in conclusions(board))
 
 
 def test_what_is_lost_is_told_and_in_no_mean(tmp_path: Path) -> None:
@@ -157,7 +157,9 @@ def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
     assert "chosen values is 1.00" in moved or "chosen values is 0.67" in moved
     text = "\n".join(said)
     assert "Over 3 benchmarks Friedman's test gives p = 0.0" in text
-    assert "two: of the variance over 12 trials (0 of them pruned), aggregation 100.0 %" in text
+    assert (
+        "two: shares of the variance over 12 trials (0 of them pruned): aggregation 100.0 %" in text
+    )
 
 
 def test_what_tuning_moves_is_told_by_hand(tmp_path: Path) -> None:

@@ -172,8 +172,9 @@ def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Pa
     (method,) = group_runs(map(read_run, folders))[0].methods
     assert [run.seed for run in method.runs] == [0]
     text = shown(*folders)
-    assert "seed 1, completed after round 6 of 6 is left out of tables and figures: c was not " in (
-        text
+    assert (
+        "seed 1 (completed after round 6 of 6), is left out of tables and figures: c was not "
+        in (text)
     )
     assert "tested in rounds 2 to 6, but other runs of the method tested all domains" in text
     assert "†" not in text

@@ -199,7 +199,7 @@ def notes(comparison: Comparison) -> list[str]:
         ]
         for run, reason in method.left_out:
             lines.append(
-                f"{method.name}, seed {run.seed}, {run.progress} is left out of tables and "
+                f"{method.name}, seed {run.seed} ({run.progress}), is left out of tables and "
                 f"figures: {reason} ({run.path})."
             )
     lines += [*_undefined(comparison), *_unshared(comparison)]
