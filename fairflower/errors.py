@@ -119,7 +119,7 @@ def is_text(value: str) -> bool:
 
 
 def require(extra: str, what: str, *libraries: str) -> None:
-    """Raise ``NotInstalled`` if a library of the extra that ``what`` needs is missing.
+    """Raise ``NotInstalled`` if a library is missing; the error names the ``extra`` to install.
 
     ``libraries`` lists the libraries that ``what`` needs. Default: all libraries of the extra.
     """

@@ -157,9 +157,9 @@ def compare(
         Whether to repeat all runs with each domain held out in turn (``data.held-out``).
     jobs : int, optional
         Number of runs in parallel, each in its own process with the inline engine. Default: as many
-        as the CPUs and the GPU memory allow. If there are fewer runs than that and Ray is
-        installed, 1. Also 1 if ``ray-address`` or ``workers`` is set, ``engine`` is not ``auto``,
-        or ``client-gpus`` is a number above 0.
+        as the CPUs and the GPU memory allow. The default is 1 if Ray is installed and there are
+        fewer runs than that, if ``ray-address`` or ``workers`` is set, if ``engine`` is not
+        ``auto``, or if ``client-gpus`` is a number above 0.
     output_dir : path, optional
         Folder of the comparison. Default: a new folder in ``~/.fairflower/comparisons``. If it is
         the folder of an earlier comparison, completed runs are kept and unfinished runs are

@@ -13,7 +13,7 @@ class Ditto(Trainer):
 
     The global model is trained as by ``sgd``. Then the personal model v_k is trained on the same
     batches with the gradient of Eq. 2, ``grad F_k(v) + lambda (v - w_t)``. It starts from its
-    values after the client's last round, or at first from the received model w_t. With lambda = 0
+    values after the client's last round, or initially from the received model w_t. With lambda = 0
     the client trains alone; a large lambda keeps v_k near the global model. Training is stable only
     if ``lr * lambda < 2``. The personal model has its own buffers. A round takes twice as long as
     with ``sgd``.

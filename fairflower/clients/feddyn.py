@@ -15,7 +15,7 @@ class FedDyn(Trainer):
     Let theta_t be the received model. The client minimizes (Eq. 1)::
 
         L_k(theta) - <g_k, theta> + alpha/2 ||theta - theta_t||^2
-        g_k <- g_k - alpha (theta_k - theta_t)      after the round; g_k = 0 at first
+        g_k <- g_k - alpha (theta_k - theta_t)      after the round; g_k = 0 initially
 
     The client stores s_k = -g_k / alpha, the sum of all its updates, and adds
     ``alpha (s_k + theta - theta_t)`` to each gradient. The server corrects the merged model with a

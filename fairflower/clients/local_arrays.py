@@ -44,7 +44,7 @@ class LocalArraysTrainer(Trainer):
         keep_local(self.model, self.local_arrays(self.model))
 
     def recall(self) -> None:
-        """Set the local arrays to the client's values, or to the initial values at first."""
+        """Set the local arrays to the client's values, or to the initial values if it has none."""
         kept_by_server = self.keep == "server"
         self._set(self.shared.get(PersonalArrays.name) if kept_by_server else self.state.get(LOCAL))
 

@@ -20,7 +20,7 @@ class MOON(FeatureTrainer):
         mu * mean -log( e^(sim(z, z_glob)/tau) / (e^(sim(z, z_glob)/tau) + e^(sim(z, z_prev)/tau)) )
 
     where sim is the cosine similarity. In a client's first round there is no z_prev, and the term
-    is omitted; in the paper z_prev = z_glob at first, so that the gradient of the term is zero. The
+    is omitted; in the paper, z_prev is initially z_glob, so that the term has a zero gradient. The
     received and the previous model are in eval mode and get no gradients. The client stores its
     last model.
 
@@ -41,7 +41,7 @@ class MOON(FeatureTrainer):
     -----
     Features are the input of the head, as in the code of FedHEAL's group; the paper has a
     projection head in between. That group's code leaves the two other models in training mode, so
-    that their BatchNorm statistics change, and takes z_prev at first from networks with different
+    that their BatchNorm statistics change, and initially takes z_prev from networks with different
     initial weights.
 
     Examples

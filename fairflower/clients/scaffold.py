@@ -12,7 +12,7 @@ class SCAFFOLD(Trainer):
     """Local training corrected by control variates, which estimate the clients' gradients.
 
     Steps are ``w <- w - lr (g - c_k + c)`` (Eq. 3). After S steps from w_t, option II of Eq. 4
-    gives ``c_k+ = c_k - c + (w_t - w) / (S lr)``. The client keeps c_k, zero at first; the server
+    gives ``c_k+ = c_k - c + (w_t - w) / (S lr)``. The client keeps c_k, initially zero; the server
     sends c with the model and receives ``c_k+ - c_k`` (``ControlVariates``).
 
     Momentum and weight decay are applied to the corrected gradient, so c_k estimates the gradient

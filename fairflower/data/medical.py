@@ -237,8 +237,8 @@ class ISIC2019(ImageTable):
         wrong = known & (np.sort(values)[:, -2:] != [0, 1]).any(axis=1)
         for row in np.flatnonzero(wrong):
             raise DataError(
-                f"{path}: {table['image'][row]} has the classes {values[row].tolist()}; expected exactly "
-                "one 1. Correct it."
+                f"{path}: {table['image'][row]} has the classes {values[row].tolist()}; expected "
+                "exactly one 1. Correct it."
             )
         for name in names[known]:
             if name not in files:

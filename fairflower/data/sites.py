@@ -175,7 +175,7 @@ def _size(site: Federation) -> tuple[str | int, ...]:
 
 
 def _numbers(site: Federation, merged: Federation) -> Ints:
-    """Return the number in the merged federation of each class of a site."""
+    """Return, for each class of a site, its number in the merged federation."""
     if not site.classes:
         return np.arange(site.num_classes)
     return np.array([merged.classes.index(name) for name in site.classes], np.int64)

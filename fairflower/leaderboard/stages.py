@@ -41,7 +41,7 @@ def worst_half(accuracies: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of the design."""
+    """A planned run of a leaderboard's design."""
 
     stage: str
     benchmark: str  # name

@@ -160,7 +160,7 @@ class _Runs:
         return self._deaths[config.run_name or title] == 1
 
     def _again(self, config: RunConfig) -> tuple[list[RunConfig], bool]:
-        """Return the run to resume or repeat after its process died, and whether it is over."""
+        """Return the run to start again after its process died, and whether the run is over."""
         if self._study:
             more = self._study.died(config)
             return more, all(other.run_name != config.run_name for other in more)

@@ -32,7 +32,7 @@ class MethodEntry(TypedDict):
 
 
 class Content(TypedDict):
-    """The whole content of the file."""
+    """The whole content of a study's file."""
 
     methods: dict[str, MethodEntry]
 

@@ -65,7 +65,7 @@ class Contrast:
 
     @property
     def n(self) -> int:
-        """Number of pairs."""
+        """Number of paired runs."""
         return self.differences[0].n
 
     @property

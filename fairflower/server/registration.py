@@ -43,7 +43,7 @@ class ClientRegistry:
 
 @dataclass(frozen=True)
 class SiteRegistry(ClientRegistry):
-    """Nodes of sites with data of their own, identified by domain and ``partition-id``."""
+    """Nodes of sites with their own data, identified by domain and ``partition-id``."""
 
     federation: Federation
     numbered: bool  # whether the sites have a partition-id

@@ -21,7 +21,7 @@ class AFL(FairStrategy):
     the mixture lambda, both from their current values (the paper's Stochastic-AFL)::
 
         theta  <- sum_k lambda_k theta_k
-        lambda <- project(lambda + lr F)    onto the simplex; lambda_k = 1/K at first
+        lambda <- project(lambda + lr F)    onto the simplex; lambda_k = 1/K initially
 
     Every client reports ``received_loss``, a mean over its data, so the number of examples is not
     used. BatchNorm statistics are averaged with lambda. With partial participation, only the

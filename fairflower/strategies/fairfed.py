@@ -24,14 +24,14 @@ class FairFed(FairStrategy):
     and a are the same metrics over the counts of all clients::
 
         Delta_k = | F_k - F |;  | a_k - a | if F_k is undefined because client k lacks a group
-        w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j at first
+        w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j initially
         theta  <- sum_k w_k theta_k
 
     Other metrics are possible. If m_k is the received model's metric on client k's data, the global
     metric is its mean over all examples::
 
         Delta_k = | m_k - sum_j n_j m_j / sum_j n_j |
-        w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j at first
+        w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j initially
         theta  <- sum_k w_k theta_k
 
     The gap Delta_k has no sign: a client far below the global metric loses weight, as does a client

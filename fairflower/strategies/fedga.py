@@ -22,7 +22,7 @@ class FedGA(FairStrategy):
 
         G_k = L_k(theta) - L_k(theta_k),   minus its mean over clients
         d   = step (1 - (t - 1) / R)
-        w_k <- w_k + d/K G_k / max_j |G_j|,   clipped at 0, normalized;   w_k = 1/K at first
+        w_k <- w_k + d/K G_k / max_j |G_j|,   clipped at 0, normalized;   w_k = 1/K initially
         theta <- sum_k w_k theta_k
 
     Every client reports ``received_loss``, L_k(theta), and ``trained_loss``, L_k(theta_k) after

@@ -27,7 +27,7 @@ class PA3Fed(FairStrategy):
         w_k = (1 - beta) p_k + beta d_k / sum_j d_j     if critical, else p_k
 
     Every client reports ``received_loss``. In a client's first round, d_k is the mean d of the
-    others; in the first round of all, w = p. BatchNorm statistics are averaged with w.
+    other clients; if all clients are new, w = p. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
