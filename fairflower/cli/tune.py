@@ -74,10 +74,14 @@ def tune(
         ),
     ] = False,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Also test each method with the default values.")
+        bool,
+        typer.Option(
+            "--defaults", help="Also test each method with the default values of its arguments."
+        ),
     ] = False,
     prune: Annotated[
-        bool, typer.Option(help="Stop trials that are clearly worse than the default values.")
+        bool,
+        typer.Option(help="Stop trials early if they are clearly worse than the default values."),
     ] = True,
     federations: Annotated[
         str | None,

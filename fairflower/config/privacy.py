@@ -63,7 +63,7 @@ class PrivacyConfig:
     )
     delta: float = setting(
         1e-5,
-        "Delta of the privacy guarantee; should be below 1 / number of clients.",
+        "Delta of the privacy guarantee; must be below 1 / number of clients.",
         above=0,
         max=0.1,
     )

@@ -158,7 +158,7 @@ class ModelConfig:
         "Pretrained weights. For prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth "
         "file, or imagenet; empty means the model's default weights, which are random for "
         "resnet18. For timm:NAME and hf:NAME: empty means the pretrained weights in the cache "
-        "or folder, and random means random weights.",
+        "or folder, and random means random weights; timm:NAME also accepts a file.",
     )
 
     adapter: str = setting(
@@ -288,7 +288,7 @@ class TrainConfig:
 class MeasureConfig:
     """Settings of the measurements that strategies request from clients."""
 
-    memory_mb: int = setting(512, "Memory limit for per-sample gradients, in megabytes.", min=1)
+    memory_mb: int = setting(512, "Memory limit for per-sample gradients, in MiB.", min=1)
     rho: float = setting(
         0.05,
         "Perturbation radius for measuring sharpness (FedISM: 0.05). train.rho is the radius "

@@ -162,7 +162,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         f"In %, mean over federations ± sample standard deviation; differences from {reference} in "
         "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
         "are another). Below each name: settings chosen on validation examples."
-        f"{redrawn} {made} runs, made on {join_words(processors)}.",
+        f"{redrawn} {made} runs on {join_words(processors)}.",
         [measure.title, f"against {reference}", "conclusion", *titles],
         [Group("", rows)],
         [

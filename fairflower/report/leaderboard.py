@@ -247,7 +247,7 @@ def _benchmark(board: Board, benchmark: str) -> Table:
         [WORST, AVERAGE, f"against {REFERENCE}", "p", "by tuning", "left out"],
         [Group("", rows)],
         [
-            f"{seeds} seeds, domains {join_words(board.domains(benchmark))}. Made on {processors}. "
+            f"{seeds} seeds, domains {join_words(board.domains(benchmark))}. Run on {processors}. "
             f"Settings: {board.protocol(benchmark) or 'unknown'}.",
             *_lost(tests),
             *_untested(trials, set(tests["method"])),

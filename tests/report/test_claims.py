@@ -423,7 +423,7 @@ def test_every_report_names_the_processor_and_versions_under_its_first_table(
         for label in ("fedavg", "fedheal")
     ]  # fmt: skip
     line = (
-        "Made on AMD EPYC family 25 model 1 (kernels AVX2; instruction sets avx2); flwr 1.41.0, "
+        "Run on AMD EPYC family 25 model 1 (kernels AVX2; instruction sets avx2); flwr 1.41.0, "
         "torch 2.15.0."
     )
     text = markdown_tables([read_run(folder) for folder in folders])

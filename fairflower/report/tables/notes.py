@@ -134,7 +134,7 @@ def machine_line(comparison: Comparison) -> str:
     if list(processors) == [UNKNOWN] and not versions:
         return ""
     packages = ", ".join(f"{name} {' and '.join(values)}" for name, values in versions.items())
-    return f"Made on {' and '.join(processors)}{'; ' if packages else ''}{packages}."
+    return f"Run on {' and '.join(processors)}{'; ' if packages else ''}{packages}."
 
 
 def machine_notes(comparison: Comparison) -> list[str]:
