@@ -322,7 +322,7 @@ def _expect(holds: bool, **field: object) -> None:
 
 
 def _all(values: Any, holds: Callable[[Any], bool], length: int | None = None) -> bool:
-    """Return whether ``value`` is a tuple (of ``length``, if given) and ``holds`` for all items."""
+    """Return whether ``values`` is a tuple, of ``length`` if given, whose items pass ``holds``."""
     fits = isinstance(values, tuple) and length in (None, len(values))
     return fits and all(map(holds, values))
 

@@ -160,7 +160,7 @@ class Findings:
             return {}
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
-        """Return the differences from the reference by place and method, judged as a single family.
+        """Return the differences from the reference by variation and method, as a single family.
 
         The result is empty if the sweep has remaining runs.
         """

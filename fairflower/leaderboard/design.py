@@ -82,7 +82,7 @@ class Sweep:
 
     @property
     def named(self) -> dict[str, Mapping[str, Any]]:
-        """The settings of each place, by its name, such as ``train.local-epochs=8``."""
+        """The settings of each variation, by its name, such as ``train.local-epochs=8``."""
         return {"{}={}".format(*list(place.items())[-1]): place for place in self.places}
 
 

@@ -1,4 +1,4 @@
-"""The tables and sentences of a leaderboard, in the words that its protocol prescribes."""
+"""The tables of a leaderboard, and sentences with the conclusions that its protocol prescribes."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
         place, method = max(judged, key=lambda key: judged[key].high)
         yield (
             f"Sweep {sweep.name}: no gain of more than {_GAIN:g} points over "
-            f"{findings.design.reference} is shown at any of "
-            f"{len({p for p, _ in judged})} settings; the largest upper limit of an interval is "
+            f"{findings.design.reference} is shown for any of "
+            f"{len({p for p, _ in judged})} variations; the largest upper limit of an interval is "
             f"{format_number(judged[place, method].high)} ({method}, {place})."
         )
 
@@ -182,7 +182,7 @@ def _sweep(findings: Findings, sweep: Sweep) -> Table:
     return Table(
         f"Sweep {sweep.name}",
         f"The worst half of the domains minus that of {findings.design.reference}, in points, with "
-        "simultaneous 95 % intervals for all settings and methods.",
+        "simultaneous 95 % intervals for all variations and methods.",
         methods,
         [Group("", rows)],
     )

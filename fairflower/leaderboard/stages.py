@@ -141,7 +141,7 @@ class Stages:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
     def swept(self, sweep: Sweep) -> Iterator[tuple[str, Planned]]:
-        """Yield the runs of a sweep, each with the name of its place."""
+        """Yield the runs of a sweep, each with the name of its variation."""
         for name, place in sweep.named.items():
             for federation in sweep.federations:
                 for method in sweep.methods:

@@ -26,7 +26,7 @@ LARGEST = 1e300
 
 
 def metric_names(places: str) -> dict[str, str]:
-    """Parse a comma-separated list of metrics to name -> ``module:function``; import nothing.
+    """Parse a comma-separated list of metrics into name -> ``module:function``; import nothing.
 
     The name of a metric is the name of its function. Raises ``ConfigError`` if a name is already
     used.

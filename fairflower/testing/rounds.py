@@ -201,7 +201,7 @@ def reply(
 def updates(
     random: np.random.Generator, clients: Iterable[int]
 ) -> dict[int, dict[str, NDArray[Any]]]:
-    """Draw random updates of clients to `MODEL`."""
+    """Draw a random update of `MODEL` for each client."""
     return {
         client: {
             "conv.weight": random.normal(size=(3, 4)).astype(np.float32),
