@@ -81,7 +81,7 @@ class HAM10000(SplitFiles):
             if "label" in pool.column_names:
                 return data
             raise DataError(
-                f"HAM10000: found the columns {', '.join(pool.column_names)}; expected also label,"
+                f"HAM10000: found the columns {', '.join(pool.column_names)}; missing: label,"
                 f" or {', '.join(sorted(missing))}. Add or rename columns."
             )
         _, distinct = np.unique(np.asarray(pool["image_id"][:]), return_index=True)

@@ -68,7 +68,7 @@ def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> 
     columns = list(columns)
     if missing := [name for name in wanted if name not in columns]:
         raise DataError(
-            f"{where}: found the columns {', '.join(columns)}; expected also {', '.join(missing)}."
+            f"{where}: found the columns {', '.join(columns)}; missing: {', '.join(missing)}."
             " Add or rename columns."
         )
 

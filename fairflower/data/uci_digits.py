@@ -190,7 +190,7 @@ def _printed(labels: Ints, files: list[Path], rng: np.random.Generator) -> Pixel
 
 
 def _enlarged(digits: npt.NDArray[np.float64], angles: npt.NDArray[np.float64]) -> Ink:
-    """Enlarge 8x8 digits 1.75 times and rotate them by ``degrees``, around the center."""
+    """Enlarge 8x8 digits 1.75 times and rotate them around the center by ``angles``, in degrees."""
     size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
     ink = np.empty((len(digits), *size))
     for i, (digit, angle) in enumerate(zip(digits, np.radians(angles), strict=True)):

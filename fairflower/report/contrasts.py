@@ -154,7 +154,7 @@ def contrasts_of(comparison: Comparison) -> Contrasts:
 
 
 def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs | None:
-    """Return the differences between paired runs, or None if no federation and seed is common.
+    """Return the differences between paired runs, or None if the methods share no pair of runs.
 
     Runs in which some domain was not tested are left out. `judge_family` judges the
     differences.

@@ -313,7 +313,7 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
             (DatasetDict(train=good["train"]), "found the splits train; expected train and test"),
             (
                 good.rename_column("label", "digit"),
-                "columns image, digit; expected also label. Add",
+                "columns image, digit; missing: label. Add",
             ),
             (hugging_face({**arrays(), "y_train": [11] * 12}), "train: label: found labels fr"),
             (

@@ -516,7 +516,7 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
             (DatasetDict(train=good, test=good), "found the splits train, test; expected a single"),
             (
                 good.remove_columns("domain"),
-                "found the columns image, label; expected also domain. Add",
+                "found the columns image, label; missing: domain. Add",
             ),
             (good.select(range(70)), "art_painting has no images of dog, elephant"),
             (

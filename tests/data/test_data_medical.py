@@ -155,7 +155,7 @@ def test_isic_complaints(tmp_path: Path) -> None:
         (
             ["image", "MEL", "NV"],
             [],
-            r"found the columns image, MEL, NV; expected also BCC, AK, .*. Add",
+            r"found the columns image, MEL, NV; missing: BCC, AK, .*. Add",
         ),
         (ISIC_HEADER, [["x", 1, 1, *[0] * 7]], r"x has the classes \[1.0, 1.0, .*exactly one 1"),
         (ISIC_HEADER, [["x", "yes", *[0] * 8]], "found 'yes'; expected a number"),
@@ -313,7 +313,7 @@ def test_ham_complaints(tmp_path: Path) -> None:
     for number, (change, message) in enumerate(
         (
             (lambda row: {"dx": "cold"}, "found the diagnosis 'cold'; expected akiec, bcc, bkl"),
-            (None, "found the columns image, image_id, dx; expected also label, or lesion_id. Add"),
+            (None, "found the columns image, image_id, dx; missing: label, or lesion_id. Add"),
         )
     ):
         changed = data.map(change) if change else data.remove_columns("lesion_id")

@@ -171,7 +171,7 @@ def test_a_row_without_a_group_and_a_missing_column_are_named(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"books\.csv: row 3 has no sex"):
         prepare(config)
     path.write_text("text,label\nfine,good\npoor,bad\n")
-    with pytest.raises(DataError, match=r"books\.csv: .*expected also sex"):
+    with pytest.raises(DataError, match=r"books\.csv: .*missing: sex"):
         prepare(config)
 
 

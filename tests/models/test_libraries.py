@@ -294,7 +294,10 @@ def test_targets_that_match_nothing_list_what_there_is(
     [
         ({"model.adapter": "lora"}, r"cnn does not support adapters\..*timm:NAME or hf:NAME"),
         ({"model.name": "timm:x", "model.adapter": "lorra"}, "Unknown adapter 'lorra'.*'lora'"),
-        ({"model.name": "timm:x", "model.adapter": "lora:r=0"}, "r = 0: expected a number from 1"),
+        (
+            {"model.name": "timm:x", "model.adapter": "lora:r=0"},
+            "r = 0: expected a number of at least 1",
+        ),
         ({"model.name": "timm:x", "model.adapter": "lora:q=1"}, "argument of lora 'q'"),
         ({"model.name": "timm:x:depth=1"}, "argument of timm:x 'depth'.*image_size"),
         ({"model.name": "tim:x"}, "The model 'tim:x' cannot be imported"),
