@@ -294,7 +294,9 @@ def _checked(counts: ArrayLike) -> Vector:
     n, selected, positive, true, negative, false = table.T
     sums = (positive + negative == n) & (true + false == selected)
     if not (sums & (true <= positive) & (false <= negative)).all():
-        raise ValueError(f"counts: the sums disagree. Expected the order {', '.join(COUNTS)}.")
+        raise ValueError(
+            f"counts: the numbers contradict each other. Expected the order {', '.join(COUNTS)}."
+        )
     return table
 
 

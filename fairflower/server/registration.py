@@ -33,7 +33,7 @@ class ClientRegistry:
         return None if info.site else info.number
 
     def known_by_node(self) -> dict[str, int]:
-        """Return client -> node for clients that only their node id identifies."""
+        """Return client -> node for clients that are identified only by their node id."""
         return {}
 
     def has_same_data(self, client: int, info: NodeInfo) -> bool:
@@ -232,8 +232,8 @@ def register_resumed_clients(
     Parameters
     ----------
     earlier : SiteRegistry
-        The sites of the run. Its ``nodes`` are the nodes of clients that only their node id
-        identifies.
+        The sites of the run. Its ``nodes`` are the nodes of clients that are identified only
+        by their node id.
 
     Raises
     ------
@@ -288,8 +288,8 @@ class NodeTracker:
     A node with a client's ``partition-id``, or a site with the client's domain and data, replaces
     the client's node only if this node is no longer connected. Sites that share a domain need a
     ``partition-id``, or SuperNodes with keys, which keep their node ids. If a client is missing,
-    unknown nodes are asked once. An answer that takes longer than ``timeout`` or a minute is used
-    in the next round.
+    unknown nodes are asked once. An answer that takes longer than ``timeout``, or
+    longer than a minute, is used in the next round.
     """
 
     def __init__(

@@ -116,7 +116,7 @@ class FedLF(FairStrategy):
         return known // len(cohort) if known > len(cohort) else 0
 
     def _directions(self, layers: dict[Layer, Matrix], losses: Vector) -> dict[Layer, Vector]:
-        """Return for each layer the coefficients of the updates in d, shape (M,)."""
+        """Return each layer's step d as coefficients of the updates, shape (M,)."""
         joined: list[tuple[list[Layer], Vector]] = []
         left: list[Layer] = []  # layers without a direction yet
         for layer in layers:

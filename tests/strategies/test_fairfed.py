@@ -204,7 +204,7 @@ def test_clients_count_their_training_examples():
     [
         (np.ones(7), "7 counts of people"),
         ([30, 2, 0, 0, 30, 2, 4, 1, 0, 0, 4, 1], "it counted 34 people; expected 40"),
-        ([30, 2, 10, 4, 20, 0, 10, 1, 0, 0, 10, 1], "the sums disagree"),
+        ([30, 2, 10, 4, 20, 0, 10, 1, 0, 0, 10, 1], "the numbers contradict each other"),
     ],
 )
 def test_a_client_whose_counts_contradict_each_other_is_left_out(counts, message):

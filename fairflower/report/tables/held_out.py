@@ -1,4 +1,4 @@
-"""Table of leave-one-domain-out: the accuracy of each method on every held-out domain."""
+"""Table of leave-one-domain-out runs: the accuracy of each method on every held-out domain."""
 
 from __future__ import annotations
 
