@@ -145,7 +145,7 @@ def test_a_seed_counts_once_and_only_if_it_went_as_far(tmp_path: Path) -> None:
     assert [run.path.name for run in method.runs] == ["new"]
     assert {run.path.name for run, _ in method.left_out} == {"old", "short"}
     text = shown(old, short, new)
-    assert "stopped after round 2 of 6 is left out" in text
+    assert "(stopped after round 2 of 6), is left out" in text
     assert "a newer run has the same seed" in text
 
 
