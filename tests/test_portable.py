@@ -101,21 +101,16 @@ def on_windows(code: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_module_is_imported_without_posix(tmp_path: Path) -> None:
-    assert int(on_windows(IMPORTS, tmp_path).split()[-1]) > 150
+def test_every_module_is_imported_and_a_run_trained_without_posix(tmp_path: Path) -> None:
+    assert int(on_windows(TRAINS + IMPORTS, tmp_path).split()[-1]) > 150
+    assert list(tmp_path.glob("runs/*/model.safetensors"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_module_of_the_tests_is_imported_without_posix(tmp_path: Path) -> None:
     tests = TESTS.format(tests=str(ROOT / "tests"), paths=["docs", "experiments"])
     skipped = on_windows("import pytest, hypothesis, psutil, nbclient" + tests, tmp_path).split()
     assert {"test_signals"} <= {*skipped} <= {"test_signals", "test_libraries"}
-
-
-@pytest.mark.slow
-def test_a_run_is_trained_without_posix(tmp_path: Path) -> None:
-    on_windows(TRAINS, tmp_path)
-    assert list(tmp_path.glob("runs/*/model.safetensors"))
 
 
 def test_a_file_that_is_read_is_replaced_later_on_windows(

@@ -107,6 +107,7 @@ def test_flwr_run_ends_in_the_bits_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_flwr_stop_ends_a_run_as_ctrl_c_does_and_it_goes_on(flower: Flower, tmp_path: Path):
     folder = tmp_path / "long"
     endless = {"output-dir": f"'{tmp_path}'", "run-name": "'long'", "num-server-rounds": "10000"}

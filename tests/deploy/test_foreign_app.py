@@ -205,6 +205,7 @@ def test_fedequilibria_in_a_foreign_app_weighs_by_the_fishers_it_is_sent(
     assert "client 2: it sent no ArrayRecord 'fisher'" in results["error"]
 
 
+@pytest.mark.nightly
 def test_strategies_in_a_foreign_app_weigh_by_the_metrics_they_are_sent(
     foreign: Path, tmp_path: Path
 ):
@@ -254,6 +255,7 @@ def example(foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_the_parts_of_a_package_are_the_same_in_every_process(
     foreign: Path, example: Path, tmp_path: Path
 ):

@@ -1,4 +1,4 @@
-"""Differential privacy on Ray and between real processes has the bits of this process."""
+"""Differential privacy between real processes has the bits of this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import call, invoke
+from command import invoke
 from runs import SMALL
 
 import fairflower as ff
@@ -53,17 +53,7 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ray_gives_the_bits_of_the_inline_engine(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
-    made = RunConfig.from_flat(
-        {**PRIVATE, "engine": "ray", "output-dir": str(tmp_path), "run-name": "ray"}
-    )
-    (tmp_path / "ray.toml").write_text(made.to_toml())
-    call("run", f"--config={tmp_path / 'ray.toml'}")
-    assert_same(tmp_path / "ray", inline(tmp_path / "inline"))
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nodes_that_share_a_data_set_are_private_in_a_deployment(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     data, nodes = nodes_with_shares(RunConfig.from_flat(PRIVATE).data)

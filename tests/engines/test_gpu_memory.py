@@ -70,6 +70,7 @@ def test_a_client_without_memory_ends_the_run(share, fewer, caplog):
     assert f"({REASON}). Resume the run with fewer parallel clients" in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_a_client_with_a_gpu_for_itself_is_not_tried_again():
     app = app_that_needs(2.0)
     with (

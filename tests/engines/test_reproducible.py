@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,11 @@ def settings(folder: Path, **more: object) -> dict[str, object]:
 
 def command(folder: Path, **more: object) -> list[str | Path]:
     pairs = settings(folder, **more).items()
-    return [SCRIPTS / "fairflower", "run", *(f"--set={k}={v}" for k, v in pairs)]
+    return [SCRIPTS / "fairflower", "run", *(f"--set={k}={toml(v)}" for k, v in pairs)]
+
+
+def toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def inline(command: Sequence[str | Path]) -> None:
@@ -47,6 +52,11 @@ def inline(command: Sequence[str | Path]) -> None:
 
 def model(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return told
 
 
 # Flower has announced the end of run_simulation.
@@ -103,6 +113,18 @@ KINDS["groups"] = {
     "strategy__beta": 1.0,
 }
 
+#: Sums of masked models, and noise of the clients and of the server.
+KINDS["secure"] = {"secure_aggregation": True, "strategy__name": "qffl"}
+KINDS["private"] = {
+    "strategy__name": "term",
+    "fraction_train": 1.0,
+    "bound__max_client_weight": 0.4,
+    "privacy__noise_multiplier": 2.0,
+    "privacy__number_noise_multiplier": 0.2,
+    "privacy__clip": 0.3,
+    "privacy__noise_seed": 5,
+}
+
 # One engine for all of them, as it takes so long to start.
 IN_TURN = """
 import json, sys
@@ -142,6 +164,10 @@ def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(tmp_path: Path
             for metric, history in expected.items():
                 np.testing.assert_array_equal(found[metric].accuracy, history.accuracy)
             assert bool(expected) == (kind == "groups")
+            made, same = (facts(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
+            for told in ("privacy", "secure_aggregation"):
+                assert made.get(told) == same.get(told), f"{kind} on {engine}"
+                assert (told in made) == (told.startswith(kind)), f"{kind} on {engine}"
 
 
 def test_flowers_engine_is_refused_where_flower_has_none(tmp_path: Path):

@@ -101,6 +101,7 @@ def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Pop
     return process, ours
 
 
+ONE_RULE = ["--strategies=fedavg", "--seeds=0"]
 STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
 
 
@@ -108,8 +109,8 @@ STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
 @pytest.mark.parametrize(
     ("name", "options", "count"),
     [
-        pytest.param("run", ["--engine=inline"], 1, marks=pytest.mark.nightly),
-        ("compare", ["--strategies=fedavg", "--seeds=0", "--jobs=2"], 2),
+        ("run", ["--engine=inline"], 1),
+        pytest.param("compare", [*ONE_RULE, "--jobs=2"], 2, marks=pytest.mark.nightly),
         pytest.param("tune", [*STUDY, "--jobs=2"], 2, marks=pytest.mark.nightly),
     ],
     ids=["run", "compare", "tune"],
@@ -126,6 +127,7 @@ def test_what_runs_in_a_terminal_is_stopped_when_that_is_closed(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_under_nohup_a_run_goes_on(tmp_path: Path) -> None:
     call = command("run", "--engine=inline", f"--output-dir={tmp_path}", "--set=run-name=run")
     with (tmp_path / "nohup.out").open("w") as output:

@@ -144,7 +144,10 @@ def test_vit_b_16_gives_its_logits_outside(gc_net: bool, tmp_path: Path) -> None
 # --- of runs ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["cnn", "prompt-vit-tiny", f"{__name__}:Own"])
+PROMPTS = pytest.param("prompt-vit-tiny", marks=pytest.mark.nightly)
+
+
+@pytest.fixture(scope="module", params=["cnn", PROMPTS, f"{__name__}:Own"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of each, of which the transformer's arrays do not travel."""
     client = {"client.name": "fedgc"} if request.param == "prompt-vit-tiny" else {}

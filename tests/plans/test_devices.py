@@ -209,7 +209,8 @@ def test_a_client_without_gpu_memory_ends_the_run_which_can_be_resumed(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", ["run", "compare", pytest.param("tune", marks=pytest.mark.nightly)]
+    "command",
+    ["run", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("compare", "tune"))],
 )
 def test_commands_without_options_use_the_gpu_and_say_so(command, gpu, monkeypatch, tmp_path):
     """With Ray's GPU that is not there, clients get shares of it."""

@@ -193,6 +193,7 @@ def hungry(home: Path, monkeypatch: pytest.MonkeyPatch, meals: int, **more: Any)
     return Plan.grid(flat, StrategyConfig.parse("fedavg"), [0])
 
 
+@pytest.mark.nightly
 def test_a_run_without_gpu_memory_is_repeated_with_fewer_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,18 +188,6 @@ def kind_of(value: object) -> type:
 
 
 @pytest.mark.slow
-def test_ray_gives_the_bits_of_the_inline_engine(tmp_path: Path) -> None:
-    settings = {**SECURE, "strategy.name": "qffl", "num-server-rounds": 2}
-    files = []
-    for engine in ("ray", "inline"):
-        made = config(tmp_path / engine, **settings, engine=engine, **{"run-name": engine})
-        (tmp_path / f"{engine}.toml").write_text(made.to_toml())
-        call("run", f"--config={tmp_path / f'{engine}.toml'}")
-        files.append((tmp_path / engine / engine / "model.safetensors").read_bytes())
-    assert files[0] == files[1]
-
-
-@pytest.mark.slow
 def test_sites_with_tls_mask_their_models(tmp_path: Path) -> None:
     domains = ("plain", "inverted", "rotated")
     nodes: list[dict[str, Any]] = []

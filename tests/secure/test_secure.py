@@ -15,7 +15,7 @@ from plain import batch_normed, linear, trainer
 from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import make_client_app
 from fairflower.errors import ConfigError, RoundFailed
-from fairflower.secure import client
+from fairflower.secure import client, protocol
 from fairflower.secure.client import secure_mod
 from fairflower.secure.protocol import Halted
 from fairflower.secure.vectors import scale_of
@@ -87,14 +87,19 @@ def test_the_model_is_the_plain_runs(name: str) -> None:
         np.testing.assert_allclose(states[0][key], values, atol=1e-6)
 
 
-def test_forty_clients_of_which_each_shares_its_keys_with_some() -> None:
-    masked = Federation(Uniform(), clients=40)
-    plain = Federation(Uniform(), clients=40, secure=False)
-    masked.disturb = failing("collect_masked_vectors", 7, 8, 30)
-    plain.disturb = failing("", 7, 8, 30)
+@pytest.mark.parametrize("clients", [16, pytest.param(40, marks=pytest.mark.nightly)])
+def test_each_of_many_clients_shares_its_keys_with_some(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if clients < 40:
+        monkeypatch.setattr(protocol, "MOST_SHARES", 9)
+    masked = Federation(Uniform(), clients=clients)
+    plain = Federation(Uniform(), clients=clients, secure=False)
+    masked.disturb = failing("collect_masked_vectors", 7, 8, 13)
+    plain.disturb = failing("", 7, 8, 13)
     received = arrays_of(plain.model)
     found, expected = masked.train(), plain.train()
-    assert len(masked.strategy.client_ids) == 37
+    assert len(masked.strategy.client_ids) == clients - 3
     assert_close(found, expected, received, masked.strategy.diagnostics["quantization_error"])
 
 
