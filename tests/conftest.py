@@ -80,9 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """With ``-n auto``, one more than there are cores if slow tests wait for their processes."""
+    """With ``-n auto``, two for each core if slow tests wait for their processes."""
     slow = config.getoption("--slow") or config.getoption("--nightly")
-    return cpus() + 1 if slow else None
+    return 2 * cpus() if slow else None
 
 
 @pytest.hookimpl(optionalhook=True)

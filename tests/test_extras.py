@@ -62,6 +62,7 @@ def test_runs_and_reports_need_the_libraries_of_training() -> None:
 BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets")
 
 
+@pytest.mark.nightly
 def test_without_ray_a_run_is_inline_and_says_so(tmp_path: Path) -> None:
     """A run, a comparison and a report in a process that can import none of `BEYOND_TRAINING`."""
     code = f"""

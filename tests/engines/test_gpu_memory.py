@@ -59,9 +59,8 @@ def test_clients_are_tried_again_with_fewer_at_a_time(caplog):
     assert said in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("share", "fewer"), [pytest.param(2.0, True, marks=pytest.mark.nightly), (0.5, False)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("share", "fewer"), [(2.0, True), (0.5, False)])
 def test_a_client_without_memory_ends_the_run(share, fewer, caplog):
     """After a second try; at once if the run is to stop."""
     with closing(workers(share, fewer=fewer)) as grid, pytest.raises(GpuMemoryError) as caught:
