@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 import zipfile
@@ -17,10 +18,19 @@ from shipped import configs
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
+from fairflower.paths import read_text
 from fairflower.report import read_run
 from fairflower.server.folder import read_facts
 
 EXPERIMENTS = configs()
+#: What documents give to `flwr run`.
+PRINTED = [
+    pairs
+    for name in ("deployment", "faults", "guide")
+    for _, pairs in re.findall(
+        r"""--run-config (["'])(.+?)\1""", read_text(ROOT / "docs" / f"{name}.md")
+    )
+]
 FLWR = SCRIPTS / "flwr"
 
 SETTINGS = {
@@ -189,6 +199,12 @@ def test_flower_accepts_every_experiment(path: Path):
     settings = parse_config_args([str(path)])
     assert settings
     RunConfig.from_flat(fuse_dicts(declared, settings))
+
+
+@pytest.mark.parametrize("pairs", PRINTED)
+def test_flower_accepts_every_run_config_of_the_documents(pairs: str):
+    declared = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])
+    RunConfig.from_flat(fuse_dicts(declared, parse_config_args([pairs])))
 
 
 def test_arguments_stay_with_their_strategy_and_are_refused_with_another():
