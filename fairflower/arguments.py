@@ -56,7 +56,7 @@ class Range:
             return f"a number above {self.above}{most}"
         if self.high not in (None, math.inf):
             return f"a number in [{self.low}, {self.high}]"
-        return f"a number of at least {self.low}" if self.low > -math.inf else "a finite number"
+        return f"a number >= {self.low}" if self.low > -math.inf else "a finite number"
 
 
 #: Range of finite floats; integers may be larger.

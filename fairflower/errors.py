@@ -204,7 +204,7 @@ def naming_failures(
 
 
 def exits_by_signal(error: BaseException) -> bool:
-    """Return whether Flower's signal handler raised an exception such as ``SystemExit``."""
+    """Return whether an exception, such as ``SystemExit``, comes from Flower's signal handler."""
     flower = getattr(sys.modules.get("flwr"), "__file__", None)
     if isinstance(error, Exception) or flower is None:
         return False

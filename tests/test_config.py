@@ -220,10 +220,10 @@ def test_config_files_that_cannot_be_read(tmp_path):
         ({"model.name": "vpt-vit-tiny"}, r"'vpt-vit-tiny': FedGC trains prompt-vit-tiny or"),
         ({"client.variant": "new"}, r"client\.variant = 'new': expected adapted or paper or"),
         ({"client.num-clusters": 2.5}, r"client\.num-clusters = 2\.5: expected a whole number"),
-        ({"client.num-clusters": 0}, r"client\.num-clusters = 0: expected a number of at least 1"),
+        ({"client.num-clusters": 0}, r"client\.num-clusters = 0: expected a number >= 1"),
         (
             {"client.num-clusters": "some"},
-            r"client\.num-clusters = 'some': expected a number of at least 1 or auto",
+            r"client\.num-clusters = 'some': expected a number >= 1 or auto",
         ),
     ],
 )

@@ -242,7 +242,7 @@ def test_exchanges_of_another_kind_are_named(mine: Packages) -> None:
     )
     importlib.invalidate_caches()
     with pytest.raises(
-        UserError, match=r"'raising:Mine': make_exchanges returned 3, not objects of"
+        UserError, match=r"'raising:Mine': make_exchanges returned 3, not a fairflower"
     ):
         RunConfig.from_flat({"client.name": "raising:Mine"})
 
@@ -343,7 +343,7 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
     [
         ("mine:Mone", r"mine has no 'Mone'\. Did you mean Mine\?"),
         ("mine:Mine:powr=1", r"Unknown argument of mine:Mine 'powr'\. Did you mean 'power'"),
-        ("mine:Mine:power=-1", r"strategy\.power = -1: expected a number of at least 0"),
+        ("mine:Mine:power=-1", r"strategy\.power = -1: expected a number >= 0"),
         ("mine:Mine:mode=fats", r"strategy\.mode = 'fats': expected fast or slow"),
         ("mine:helper", r"'mine:helper': expected a subclass of fairflower"),
         ("mine:Misspells", r"Misspells: Unknown measurement 'received_los'\. Did you mean"),
@@ -390,7 +390,7 @@ def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) 
         (
             "model.name",
             "shallow:hidden=0",
-            "model.name = 'shallow': hidden = 0: expected a number of at least 1",
+            "model.name = 'shallow': hidden = 0: expected a number >= 1",
         ),
         ("model.name", "cnn:hidden=3", "Unknown argument of cnn 'hidden'. Valid: norm."),
         ("data.name", "stripes:noise=3", "noise: stripes has no arguments"),

@@ -61,7 +61,7 @@ def test_a_page_tells_default_range_meaning_and_where_the_method_was_measured(
     [
         (ArgumentSpec(1.0, number=True, range=Range(0, 1), optional=True),
          "A number in [0, 1] or `none`"),
-        (ArgumentSpec(1, number=True, whole=True, range=Range(1)), "A whole number of at least 1"),
+        (ArgumentSpec(1, number=True, whole=True, range=Range(1)), "A whole number >= 1"),
         (ArgumentSpec("a", words=("a", "b")), "`a` or `b`"),
         (ArgumentSpec("a", text=True), "Any word"),
     ],

@@ -116,7 +116,7 @@ def check_metric(name: str, value: object, least: float = -LARGEST, most: float 
     check_finite(name, value)
     number = float(value)  # type: ignore[arg-type]
     if number < least:
-        raise InvalidReply(f"{name} = {value}: expected a number of at least {least:g}")
+        raise InvalidReply(f"{name} = {value}: expected a number >= {least:g}")
     if number > most:
         raise InvalidReply(f"{name} = {value}: expected a number of at most {most:g}")
     if name.endswith("accuracy") and not 0 <= number <= 1:

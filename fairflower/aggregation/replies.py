@@ -282,7 +282,7 @@ class ReplyParser:
         text = f"{what} has length {value:.3g}, {of} {usual:.3g}"
         if ratio > DROWNING:
             raise NotFinite(
-                f"its {text}: in single precision, a sum with it would lose all other vectors. "
+                f"its {text}: in single precision, adding it would erase all other vectors. "
                 "Lower train.lr, or exclude the client"
             )
         if ratio > STRIKING:

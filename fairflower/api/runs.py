@@ -186,7 +186,7 @@ def compare(
     runs.
     """
     if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs = {jobs}: expected a whole number of at least 1, or None.")
+        raise ConfigError(f"jobs = {jobs}: expected a whole number >= 1, or None.")
     numbers, federated = replicates(federations, seeds)
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):

@@ -60,7 +60,7 @@ def compare(
         bool,
         typer.Option(
             "--leave-one-domain-out",
-            help="Repeat all runs once for each domain, holding out this domain (data.held-out), "
+            help="Repeat all runs once for each domain, holding out that domain (data.held-out), "
             "and print a table of accuracies on the held-out domains.",
         ),
     ] = False,

@@ -377,7 +377,7 @@ def _check(config: RunConfig) -> None:
     if strange := [thing for thing in exchanges if not hasattr(thing, "broadcast")]:
         raise ConfigError(
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
-            "not objects of fairflower.aggregation.exchange.Exchange. Correct its code."
+            "not a fairflower.aggregation.exchange.Exchange. Correct the client's code."
         )
     check_privacy(config, measurements, exchanges)
     with config.strategy.naming_failures():

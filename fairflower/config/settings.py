@@ -313,7 +313,7 @@ class StopConfig:
 
     patience: int = setting(
         0,
-        "Stop after this many rounds without improvement of the loss; 0 disables early "
+        "Stop after this many rounds without an improvement in the loss; 0 disables early "
         "stopping. The loss is the mean over domains on the server's validation examples; "
         "without them, it is the train_loss in history.csv.",
     )

@@ -175,9 +175,9 @@ class LocalDeployment:
     Parameters
     ----------
     folder
-        Folder of all files: certificates, keys, logs, states of the sites, and run folders.
+        Folder for all files: certificates, keys, logs, state of the sites, and run folders.
     node_configs
-        Node config of each site. The attribute ``sites`` has the SuperNodes in the same order.
+        Node config of each site. The attribute ``sites`` lists the SuperNodes in the same order.
     say
         Called with each line of progress and of the ServerApp's log.
 

@@ -324,7 +324,7 @@ class RayNodes:
         return reports
 
     def _is_gone(self, node: RayNode) -> bool:
-        """Return whether a silent node is lost, which Ray notices after some seconds."""
+        """Return whether a silent node is lost, which Ray notices after a few seconds."""
         deadline = time.monotonic() + _NOTICED_IN
         while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
             if time.monotonic() > deadline:

@@ -29,7 +29,7 @@ _COLORS = "viridis"
 def draw(landscape: Landscape, levels: Vector, folder: Path, prefix: str = "") -> PageFigure:
     """Draw a landscape and save it as ``folder/<prefix>landscape.png`` and ``.svg``.
 
-    Panels have a row for training images, a row for test images and a column for each domain.
+    The figure has a row for training images, a row for test images and a column for each domain.
     ``levels`` are the losses of the contours in all panels (`levels_of`).
     """
     (drawn,) = canvas.save(_sketch(landscape, levels), folder, prefix)

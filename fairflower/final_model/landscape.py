@@ -114,7 +114,7 @@ def landscape(
         If the run's data are not on this machine.
     """
     if grid < 3 or grid % 2 == 0:
-        raise ConfigError(f"--grid {grid}: expected an odd number of at least 3.")
+        raise ConfigError(f"--grid {grid}: expected an odd number >= 3.")
     if grid > LARGEST_GRID:
         raise ConfigError(f"--grid {grid}: expected at most {LARGEST_GRID}.")
     if not 0 < span < float("inf"):
@@ -285,7 +285,7 @@ def client_sharpness(
     is called after every client.
     """
     if rho is not None and not 0 <= rho < float("inf"):
-        raise ConfigError(f"--rho {rho}: expected a finite number of at least 0.")
+        raise ConfigError(f"--rho {rho}: expected a finite number >= 0.")
     config, federation, model, chosen = load_run_model(run, data_dir, device)
     radius = config.measure.rho if rho is None else rho
     values: dict[str, list[float]] = {domain: [] for domain in federation.domains}

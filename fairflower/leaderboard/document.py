@@ -57,7 +57,9 @@ def differences(findings: Findings) -> FigureDraft:
         panel.set_title(
             f"{benchmark}, {max(difference.n for difference in judged.values())} federations"
         )
-        panel.set_xlabel(f"worst half of the domains minus that of {reference}, points")
+        panel.set_xlabel(
+            f"accuracy of the worst half of the domains, difference from {reference} in points"
+        )
     shown = [
         f"{benchmark}: {name} {outcome(difference)}"
         for benchmark, judged in by_benchmark.items()

@@ -38,7 +38,8 @@ def outcome(difference: Difference) -> str:
         return f"equivalent within {difference.margin:g} points"
     if math.isnan(difference.detectable):
         return "undecided"
-    return f"undecided; {format_number(difference.detectable)} points would have been found"
+    least = format_number(difference.detectable)
+    return f"undecided; a difference of {least} points would have been found"
 
 
 def sentences(findings: Findings) -> list[str]:

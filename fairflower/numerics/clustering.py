@@ -8,8 +8,8 @@ estimated from one or two clients, so the result depends on the k-means that ini
 mixture. ``"kmeans"`` replaces the mixture. It was designed for this library and is not from a
 paper:
 
-- A client with n images has the weight n / (n + 100), because its vector, a mean over the images,
-  has a sampling variance in proportion to 1 / n and a variance that its type does not explain.
+- A client with n images gets the weight n / (n + 100): its vector, a mean over the images, has a
+  sampling variance proportional to 1 / n, and clients of the same cluster differ, too.
 - T centers span T - 1 directions, so vectors are projected onto T - 1 principal axes.
 - k-means then finds the clusters, as the best of ten starts. This equals a Gaussian mixture with a
   single small common variance; scikit-learn's mixtures do not support weights.

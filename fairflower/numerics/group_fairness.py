@@ -290,7 +290,7 @@ def _checked(counts: ArrayLike) -> Vector:
     if table.ndim != 2 or table.shape[1] != len(COUNTS) or len(table) == 0:
         raise ValueError(f"counts of shape {table.shape}: expected (G, 6) with at least 1 group.")
     if not (np.isfinite(table).all() and (table >= 0).all() and (table % 1 == 0).all()):
-        raise ValueError("counts: expected whole numbers of at least 0.")
+        raise ValueError("counts: expected whole numbers >= 0.")
     n, selected, positive, true, negative, false = table.T
     sums = (positive + negative == n) & (true + false == selected)
     if not (sums & (true <= positive) & (false <= negative)).all():

@@ -227,7 +227,7 @@ def of_clients(run: Run) -> Vector:
 
 
 def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float]:
-    """Return a function that computes a summary of fractions, in percent if it has a unit.
+    """Return a function that computes a summary of fractions; in percent if the summary has a unit.
 
     The function returns NaN if the summary compares domains but only one domain was tested.
     """

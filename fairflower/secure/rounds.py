@@ -310,7 +310,7 @@ def _warn_if_shown(server_round: int, cohort: SumCohort) -> None:
     k = int(np.argmax(cohort.total.weights))
     if (weight := float(cohort.total.weights[k])) > MOSTLY:
         logger.warning(
-            "Round %d: client %d has the weight %.2f, so the sum shows most of its model. "
+            "Round %d: client %d has weight %.2f, so the sum shows most of its model. "
             "bound.max-client-weight caps weights.",
             *(server_round, cohort.client_ids[k], weight),
         )

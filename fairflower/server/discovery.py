@@ -137,7 +137,7 @@ def _parse_reply(reply: Message) -> NodeInfo:
     fields = dict(next(iter(reply.content.config_records.values()), {}))
     number, size = _whole_number(fields, "partition-id"), _whole_number(fields, "num-partitions")
     if "site" not in fields and number is None:
-        raise ValueError("it does not identify its client, by a partition-id or a domain")
+        raise ValueError("it has neither a partition-id nor a domain that identifies its client")
     site, federation = _parse_federation(fields, "site"), _parse_federation(fields, "federation")
     if site and len(site.domains + site.clients) != 2:
         raise ValueError(

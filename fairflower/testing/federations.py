@@ -35,7 +35,7 @@ __getattr__ = renamed(
 
 
 class TinyModel(Classifier):
-    """A linear layer with batch norm and a head, for gray images with 8x8 pixels."""
+    """A linear layer with batch norm and a head, for 8x8 gray images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def _tiny_model(seed: int) -> TinyModel:
 
 
 def images(n: int, seed: int, classes: int = CLASSES) -> Split:
-    """Draw ``n`` gray images with 8x8 pixels; their brightness depends on their class."""
+    """Draw ``n`` 8x8 gray images; their brightness depends on their class."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, n)
     x = rng.integers(0, 128, (n, 1, 8, 8)) + 32 * y[:, None, None, None]

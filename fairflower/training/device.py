@@ -21,7 +21,7 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
         never means ``mps``, for which PyTorch has neither float64 (`float64_on`) nor deterministic
         kernels.
     option
-        Name of the command-line option, for errors. By default errors name ``train.device``.
+        Name of the command-line option, for error messages. By default they name ``train.device``.
 
     Raises
     ------

@@ -333,7 +333,7 @@ def _measure(
 def _set_radius(trainer: Trainer, rho: float) -> None:
     """Use the server's radius for measurements and for SAM's steps."""
     if not 0 <= rho < math.inf:
-        raise ConfigError(f"rho = {rho} from the server: expected a number of at least 0.")
+        raise ConfigError(f"rho = {rho} from the server: expected a number >= 0.")
     trainer.measure_rho = rho
     trainer.settings = replace(trainer.settings, rho=rho)
 

@@ -409,7 +409,7 @@ class Trainer(TrainerSpec, Configurable):
     descend = renamed_attribute("descend", "run_epochs")
 
     def __str__(self) -> str:
-        """Return the client's name for errors."""
+        """Return the client's name for error messages."""
         return f"Client {self.client_id}"
 
 

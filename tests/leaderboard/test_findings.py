@@ -125,7 +125,8 @@ def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told:
     assert outcome(dataclasses.replace(one, **changes)) == told  # type: ignore[arg-type]
     undecided = dataclasses.replace(one, p=0.3, error=0.5, df=23, p_same=0.4)
     assert (
-        outcome(undecided) == f"undecided; {undecided.detectable:.2f} points would have been found"
+        outcome(undecided)
+        == f"undecided; a difference of {undecided.detectable:.2f} points would have been found"
     )
 
 

@@ -296,7 +296,7 @@ def test_targets_that_match_nothing_list_what_there_is(
         ({"model.name": "timm:x", "model.adapter": "lorra"}, "Unknown adapter 'lorra'.*'lora'"),
         (
             {"model.name": "timm:x", "model.adapter": "lora:r=0"},
-            "r = 0: expected a number of at least 1",
+            "r = 0: expected a number >= 1",
         ),
         ({"model.name": "timm:x", "model.adapter": "lora:q=1"}, "argument of lora 'q'"),
         ({"model.name": "timm:x:depth=1"}, "argument of timm:x 'depth'.*image_size"),

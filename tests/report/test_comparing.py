@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from run_folders import (
 )
 
 from fairflower.report import methods, read_run, write_report
+from fairflower.report.analysis import analyze
 from fairflower.report.methods import group_runs
 from fairflower.report.tables.accuracy import (
     accuracy_table,
@@ -108,6 +110,30 @@ def test_where_models_were_tested_is_noted(tmp_path: Path, config: str, note: st
     if "test = false" in config:
         edit("history.csv", ",domain,", ",validation,")(own)
     assert note in shown(usual, own)
+
+
+def test_what_all_runs_of_a_method_have_is_noted_once(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"{s}", constant(a=0.5, b=0.9), seed=s) for s in range(3)]
+    for run, dropped in zip(runs, ((), (), ("1",)), strict=True):
+        facts = json.loads((run / "run.json").read_text())
+        told = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.5, "clip": 1.0}
+        facts["privacy"] = {**told, "numbers": 0, "noise": "secret", "rounds": 1}
+        facts["halted_rounds"] = dict.fromkeys(dropped, "its disk is full")
+        (run / "run.json").write_text(json.dumps(facts))
+    (chapter,) = analyze([read_run(run) for run in runs]).chapters
+    private = [note for note in chapter.notes if "differentially private" in note]
+    assert [note.partition(": ")[0] for note in private] == ["fedheal"]
+    halted = [note for note in chapter.notes if "its disk is full" in note]
+    assert [note.partition(": ")[0] for note in halted] == ["fedheal, seed 2"]
+
+
+def test_many_methods_with_a_setting_are_counted(tmp_path: Path) -> None:
+    names = ["fedavg", "uniform", "fedheal", "term", "afl", "fedism"]
+    runs = [make_run(tmp_path / name, constant(a=0.5, b=0.9), label=name) for name in names]
+    edit("config.toml", 'engine = "ray"', 'engine = "ray"\nfraction-train = 0.5')(runs[0])
+    (note,) = (n for n in analyze(map(read_run, runs)).chapters[0].notes if "fraction-train" in n)
+    assert "0.5 (fedavg)" in note
+    assert "(uniform, fedheal, term, 2 more)" in note
 
 
 def test_where_a_run_was_executed_is_no_difference(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_a_single_model_in_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture
     rule.weights = (0.9, 0.05, 0.05, 0.0, 0.0)
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         Federation(rule).train()
-    assert "client 0 has the weight 0.90, so the sum shows most of its model" in caplog.text
+    assert "client 0 has weight 0.90, so the sum shows most of its model" in caplog.text
 
 
 # --- clients that lie, or cannot -----------------------------------------------------------

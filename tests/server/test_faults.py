@@ -618,8 +618,8 @@ class Answering(InlineGrid):
     ("answer", "reason"),
     [
         (None, r"no answer in 0.3 s"),
-        (RecordDict(), r"does not identify its client"),
-        (RecordDict({"config": ConfigRecord()}), r"does not identify its client"),
+        (RecordDict(), r"identifies its client"),
+        (RecordDict({"config": ConfigRecord()}), r"identifies its client"),
         (
             RecordDict({"config": ConfigRecord({"site": "[]"})}),
             r"description of its data cannot be read",

@@ -287,7 +287,7 @@ def test_a_run_without_groups_has_no_such_table(tmp_path: Path) -> None:
         ([1] * 7, "7 counts of people"),
         ([9, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0], "it counted 9 people; expected 10"),
         ([10, 0, 5, 3, 5, 0, 0, 0, 0, 0, 0, 0], "the numbers contradict each other"),
-        ([-1, 0, -1, 0, 0, 0, 11, 0, 0, 0, 11, 0], "whole numbers of at least 0"),
+        ([-1, 0, -1, 0, 0, 0, 11, 0, 0, 0, 11, 0], "whole numbers >= 0"),
         ([0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 9.5, 0.0, 9.5, 0.0, 0.0, 0.0], "whole numbers"),
         ([math.nan] * 12, "whole numbers"),
     ],

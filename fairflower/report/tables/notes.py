@@ -23,7 +23,7 @@ from fairflower.report.tables.cells import Cell, Group, Row, Table, group_compar
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
 
 #: Note about methods in which a part of the network stays with the clients.
-LOCAL = (
+_LOCAL = (
     "{part} stays with the clients{kept}, so the global model is tested with the initial values of "
     "this part. If clients tested, the table of personal models shows their models."
 )
@@ -60,7 +60,7 @@ def model_table(comparison: Comparison) -> Table:
     methods = comparison.methods if len(set(sizes.values())) > 1 else ()
     return Table(
         title="Model",
-        caption="Bytes of the model, in each direction per client and round.",
+        caption="Size of the model in bytes; it is sent in each direction, per client and round.",
         columns=["bytes", "trained parameters"],
         groups=[
             Group(
@@ -190,13 +190,15 @@ def notes(comparison: Comparison) -> list[str]:
             "a published gain over FedAvg."
         )
     for method in comparison.methods:
-        remarks = [(run.seed, note) for run in method.runs for note in run_notes(run)]
-        lines += [f"{method.name}: {LOCAL}"] if LOCAL in (note for _, note in remarks) else []
-        lines += [
-            f"{method.name}, seed {s}: {note}"
-            for s, note in remarks
-            if note != LOCAL and not note.startswith(_UNDEFINED)
-        ]
+        seeds: dict[str, list[int]] = {}
+        for run in method.runs:
+            for note in run_notes(run):
+                if not note.startswith(_UNDEFINED):
+                    seeds.setdefault(note, []).append(run.seed)
+        for note, those in seeds.items():
+            of_all = 1 < len(those) == len(method.runs)
+            runs = [""] if of_all else [f", seed {seed}" for seed in those]
+            lines += [f"{method.name}{run}: {note}" for run in runs]
         for run, reason in method.left_out:
             lines.append(
                 f"{method.name}, seed {run.seed} ({run.progress}), is left out of tables and "
@@ -284,7 +286,7 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
 def _local_note(run: Run) -> str:
     """Return the note of a run in which a part of the network stays with the clients."""
     at_server = run.config.get("client.keep") == "server"
-    return LOCAL.format(
+    return _LOCAL.format(
         part=run.info.get("local_part") or "normalization",
         kept=" (the server keeps it for them)" if at_server else "",
     )
@@ -358,8 +360,11 @@ def _clients(dropped: Sequence[str]) -> str:
 
 
 def _values(values: Mapping[str, str]) -> str:
-    """List values with their methods: ``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
+    """List values with up to four of their methods: ``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
     owners: dict[str, list[str]] = {}
     for name, value in values.items():
         owners.setdefault(value, []).append(name)
+    for names in owners.values():
+        if len(names) > 4:
+            names[3:] = [f"{len(names) - 3} more"]
     return ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
