@@ -22,6 +22,7 @@ from fairflower.config import (
 )
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, installed
 from fairflower.numerics.threads import cpus
+from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_same_data
 from fairflower.server.folder import runs_home
@@ -303,11 +304,15 @@ class Plan:
         """Return the plan without runs that are already completed.
 
         Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of an
-        earlier run had other data than the clients of the new run would get.
+        earlier run had other data than the clients of the new run would get, or if its file of
+        `participation.availability` has changed.
         """
-        made = list(made)
+        made, planned = list(made), {run_key(config.to_flat()) for config in self.runs}
         for run in made:
             check_same_data(run.path, run.info, run.config)
+            if run_key(run.config) in planned:
+                trace = run.config["participation.availability"]
+                check_same_trace(run.path, run.info.get("availability"), trace)
         completed = {run_key(run.config) for run in made if run.status == "completed"}
         return Plan([config for config in self.runs if run_key(config.to_flat()) not in completed])
 

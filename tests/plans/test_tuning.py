@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -520,6 +521,23 @@ def test_a_study_of_other_images_is_refused_and_of_a_copy_is_not(tmp_path: Path)
         images(tmp_path / "images", **other)
         with pytest.raises(ConfigError, match=r"has a study of fedheal with different data"):
             tuning(tmp_path / "study", "fedheal", settings)
+
+
+def test_a_study_with_another_file_of_availabilities_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,0\n1,1\n2,1\n")
+    settings = {"participation.availability": str(file)}
+    tuning(tmp_path / "study", "fedheal", settings)
+    tuning(tmp_path / "study", "fedheal", settings)
+    whole = (tmp_path / "study" / STUDY).read_text()
+    file.write_text("round,client\n1,0\n1,1\n2,0\n")
+    with pytest.raises(ConfigError, match=r"has a study of fedheal with different availability"):
+        tuning(tmp_path / "study", "fedheal", settings)
+    content = json.loads(whole)
+    for method in content["methods"].values():  # as an earlier version wrote it
+        del method["facts"]["availability"]
+    (tmp_path / "study" / STUDY).write_text(json.dumps(content))
+    tuning(tmp_path / "study", "fedheal", settings)
 
 
 def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None:
