@@ -104,7 +104,7 @@ class Ledger:
         if not path.exists():
             return
         try:
-            text = read_text(path)
+            text = read_text(path, "utf-8-sig")
             whole = text[: text.rfind("\n") + 1]
             reader = csv.DictReader(StringIO(whole), strict=True)
             lines, columns = list(reader), tuple(reader.fieldnames or ())

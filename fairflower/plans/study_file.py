@@ -92,7 +92,7 @@ def _trial(entry: TrialEntry) -> Trial:
 
 def _read(path: Path) -> dict[str, MethodEntry]:
     try:
-        content = json.loads(paths.read_text(path))
+        content = json.loads(paths.read_text(path, "utf-8-sig"))
         conform(content, Content)
         return content["methods"]  # type: ignore[no-any-return]
     except (ValueError, RecursionError) as error:

@@ -140,7 +140,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Read ``run.json`` in a run folder."""
     file = path / "run.json"
     try:
-        text = paths.read_text(file)
+        text = paths.read_text(file, "utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunFolderError(f"{path} is not a run folder: its run.json: {reason}.") from error

@@ -337,6 +337,9 @@ def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Pat
     path.write_text(text + "screening,plain,fedh")
     assert [*Ledger(path).rows.values()] == rows
     assert path.read_text() == text
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())  # by a spreadsheet
+    Ledger(path).add(dataclasses.replace(ROW, key="22ff"))
+    assert [row.key for row in Ledger(path).rows.values()] == ["00ff", "11ff", "22ff"]
 
 
 def test_another_file_is_no_ledger(tmp_path: Path) -> None:

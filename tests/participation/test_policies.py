@@ -212,6 +212,8 @@ def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="availabilities have changed"):
         resume(folder)
     file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,2\r\n")  # the same again
+    facts = folder / "run.json"
+    facts.write_bytes(b"\xef\xbb\xbf" + facts.read_bytes())  # by an editor
     resume(folder)
 
 

@@ -536,7 +536,8 @@ def test_a_study_with_another_file_of_availabilities_is_refused(tmp_path: Path) 
     content = json.loads(whole)
     for method in content["methods"].values():  # as an earlier version wrote it
         del method["facts"]["availability"]
-    (tmp_path / "study" / STUDY).write_text(json.dumps(content))
+    text = json.dumps(content)
+    (tmp_path / "study" / STUDY).write_text(text, encoding="utf-8-sig")  # by an editor
     tuning(tmp_path / "study", "fedheal", settings)
 
 
