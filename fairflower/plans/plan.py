@@ -172,8 +172,11 @@ def replicates(
     if isinstance(values, str):
         return parse_seeds(values, f"--{name}"), seeds is None
     try:
-        numbers = [int(value) for value in values]
-    except (TypeError, ValueError):
+        given = list(values)
+        numbers = [int(value) for value in given]
+        if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
+            numbers = []  # 1.5 is no number of a federation
+    except (TypeError, ValueError, OverflowError):
         numbers = []
     if not numbers or len(set(numbers)) < len(numbers):
         raise ConfigError(f"{name} = {values!r}: expected distinct numbers, for example range(3).")
