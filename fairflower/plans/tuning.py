@@ -78,7 +78,7 @@ class MethodStudy:
             return
         for name, now in facts.items():
             # Studies of earlier versions do not know the content of a file of availabilities.
-            before = earlier.get(name, now if name == "availability" else None)
+            before = earlier.get(name, {"availability": now, "ranges": {}}.get(name))
             if name == "settings":
                 # A study that is older than a setting used the current default of the setting.
                 before, now = {**keys(), **(before or {})}, {**keys(), **now}
@@ -88,6 +88,8 @@ class MethodStudy:
                     f"{_difference(before, now)}. Use the {name} of the study, or choose another "
                     "--output-dir."
                 )
+        domains = prepare(self.config.data).domains
+        self.file.check(self.name, self.search_space.keys(), len(domains))
 
     # --- trials --------------------------------------------------------------------------
 
