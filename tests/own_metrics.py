@@ -45,6 +45,10 @@ def text(logits, labels):
     return "0.5"
 
 
+def masked(logits, labels):
+    return np.ma.masked_array([1.0], mask=[True]).mean()
+
+
 def changes_its_input(logits, labels):
     logits[:] = 0
     labels[:] = 0

@@ -119,6 +119,8 @@ def _number(name: str, returned: Any) -> float:
         array = np.empty((), dtype=object)
     if array.shape != ():
         raise _WrongValue(f"it returned an array of shape {array.shape}; expected a number")
+    if np.ma.is_masked(returned):
+        raise _WrongValue("it returned a masked value; expected a number")
     if array.dtype.kind not in "biuf":
         raise _WrongValue(f"it returned a {type(returned).__name__}; expected a number")
     value = float(array)

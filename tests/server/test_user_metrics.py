@@ -157,6 +157,7 @@ def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> No
         ("nan", "it returned nan; expected a finite number"),
         ("per_class", r"it returned an array of shape \(10,\); expected a number"),
         ("text", "it returned a str; expected a number"),
+        ("masked", "it returned a masked value; expected a number"),
     ],
 )
 def test_a_metric_that_fails_is_named_with_the_domain_and_ends_the_run(
