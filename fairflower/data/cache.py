@@ -218,10 +218,10 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
 
 def _check_names(names: Iterable[str]) -> None:
     """Raise ``DataError`` if the run folder cannot store a name of a domain, class or group."""
-    if wrong := [name for name in names if not is_text(name)]:
+    if wrong := [name for name in names if not is_text(name) or "\r" in name]:
         raise DataError(
-            f"{quoted(wrong[0])}: this name of a domain, class or group has a null byte or a "
-            "character that UTF-8 cannot encode. Rename it."
+            f"{quoted(wrong[0])}: this name of a domain, class or group has a null byte, a "
+            "carriage return or a character that UTF-8 cannot encode. Rename it."
         )
 
 

@@ -87,13 +87,14 @@ def test_texts_longer_than_the_memory_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("row", "groups"), [("hello,b\0c,m", ""), ("hello,b,f\0m", "group"), ("hello,\0,m", "")]
+    ("row", "groups"),
+    [("hello,b\0c,m", ""), ("hello,b,f\0m", "group"), ("hello,\0,m", ""), ('hello,"b\r",m', "")],
 )
 def test_names_that_no_run_folder_holds_are_refused(tmp_path: Path, row: str, groups: str) -> None:
     rows = [f"text {i},{'ab'[i % 2]},{'mf'[i // 2 % 2]}" for i in range(20)]
     (tmp_path / "books.csv").write_text("\n".join(["text,label,group", *rows, row, ""]))
     config = DataConfig(name="texts", dir=str(tmp_path), groups=groups, clients_per_domain=1)
-    with pytest.raises(DataError, match="has a null byte or a character that UTF-8 cannot encode"):
+    with pytest.raises(DataError, match="a null byte, a carriage return or a character that"):
         prepare(config)
 
 
