@@ -45,6 +45,10 @@ def text(logits, labels):
     return "0.5"
 
 
+def masked(logits, labels):
+    return np.ma.masked_array([1.0], mask=[True]).mean()
+
+
 def changes_its_input(logits, labels):
     logits[:] = 0
     labels[:] = 0
@@ -56,6 +60,40 @@ def sideways(logits, labels):
 
 
 sideways.better = "more"
+
+
+def numpys(logits, labels):
+    return 0.5
+
+
+numpys.better = np.int64(-1)
+
+
+def both_ways(logits, labels):
+    return 0.5
+
+
+both_ways.better = np.array([1, -1])
+
+
+class Failing:
+    def __call__(self, logits, labels):
+        return 0.5
+
+    @property
+    def better(self):
+        raise KeyError("better")
+
+
+failing = Failing()
+
+
+def demographic_parity_difference(logits, labels):
+    return 0.5
+
+
+def adabn_accuracy(logits, labels):
+    return 0.5
 
 
 class Metric:

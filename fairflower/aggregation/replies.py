@@ -36,7 +36,7 @@ from fairflower.aggregation.records import (
     measured_arrays,
     scalar_metrics,
 )
-from fairflower.errors import Diverged, RoundFailed, logger
+from fairflower.errors import ConfigError, Diverged, RoundFailed, logger
 
 #: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
@@ -202,6 +202,11 @@ class ReplyParser:
 
     def __init__(self, strategy: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
         self.strategy, self.received, self.sizes = strategy, received, sizes
+        if odd := [name for name, a in received.items() if a.dtype.kind not in "fiub"]:
+            raise ConfigError(
+                f"Array {odd[0]!r} of the model has dtype {received[odd[0]].dtype}, but strategies "
+                "merge real numbers. Send other numbers as real arrays (complex numbers as two)."
+            )
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
         self.length = length(received)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar
-
-import numpy as np
 
 from fairflower.config import (
     ClientConfig,
@@ -20,7 +21,7 @@ from fairflower.config import (
     unknown,
 )
 from fairflower.config.short_names import SHORT_NAMES
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, quoted
 from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
 
 #: Run config keys, either dotted or nested in tables, or the path of a TOML file.
@@ -107,12 +108,12 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
         return chosen[0]
     if isinstance(given, type):
         return kind(name_of(kind.TABLE, given))
-    if isinstance(given, Mapping) and "name" in given:
+    if isinstance(given, Mapping) and "name" in given and all(isinstance(k, str) for k in given):
         args = {
             key_to_argument(argument_to_key(k)): _plain(v) for k, v in given.items() if k != "name"
         }
         named = method(kind, given["name"])
-        args = {name: None if value == "none" else value for name, value in args.items()}
+        args = {a: None if isinstance(v, str) and v == "none" else v for a, v in args.items()}
         return kind(named.name, {**named.args, **args})
     raise ConfigError(
         f"{kind.TABLE} = {given!r}: expected a name, with or without arguments ('{kind.name}', "
@@ -131,7 +132,12 @@ def methods(
         return kind.parse(given)
     if isinstance(given, type | Mapping | kind):
         return [method(kind, given)]
-    return [method(kind, item) for item in given]
+    items: list[Any]
+    try:
+        items = list(given)
+    except TypeError:  # not a list, either
+        items = [given]
+    return [method(kind, item) for item in items]
 
 
 def name_of(table: str, given: type) -> str:
@@ -150,10 +156,19 @@ def name_of(table: str, given: type) -> str:
     return f"{given.__module__}:{given.__qualname__}"
 
 
+def path_of(name: str, value: str | PathLike[str]) -> Path:
+    """Return an argument as a path; raise ``ConfigError`` if it cannot be a path."""
+    if isinstance(value, str | PathLike):
+        with suppress(UnicodeEncodeError):
+            if b"\0" not in os.fsencode(value):
+                return Path(value)
+    raise ConfigError(f"{name} = {quoted(value)}: expected a path.")
+
+
 def _plain(value: Any) -> Any:
     """Convert a value to a run config scalar."""
     if value is None:
         return "none"
-    if isinstance(value, np.generic):
-        return value.item()
+    if hasattr(value, "tolist") and not isinstance(value, type):  # of NumPy, PyTorch or pandas
+        return value.tolist()
     return str(value) if isinstance(value, PathLike) else value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rich.console import Console
 
+from fairflower.api.overrides import path_of
 from fairflower.errors import ConfigError
 from fairflower.report import Analysis, Run, analyze, terminal_table, write_report, write_summary
 from fairflower.report.pages import html_table
@@ -62,6 +63,8 @@ class Results(Sequence["Result"]):
 
     def __add__(self, other: Results) -> Results:
         """Return `Results` with the runs of both operands."""
+        if not isinstance(other, Results):
+            return NotImplemented
         return Results((*self.runs, *other.runs))
 
     @cached_property
@@ -130,15 +133,15 @@ class Results(Sequence["Result"]):
                 f"The runs have several sets of domains ({names}). Select runs with the same "
                 "domains to plot them."
             )
-        return plot(comparisons[0], figure)
+        return plot(comparisons[0], str(figure))
 
     def report(self, out: str | PathLike[str]) -> Path:
         """Write the report of ``fairflower report`` to a folder; return its HTML page's path."""
-        return write_report(self._analysis, Path(out))
+        return write_report(self._analysis, path_of("out", out))
 
     def summary(self, path: str | PathLike[str]) -> None:
         """Write the data of tables and verdicts to a small .csv file, which `read` can open."""
-        write_summary(self.runs, Path(path))
+        write_summary(self.runs, path_of("path", path))
 
     def latex(self) -> str:
         """Return all tables as LaTeX for the booktabs package."""
@@ -211,7 +214,7 @@ class Result(Results):
 
         return load_file(self.path / "model.safetensors")
 
-    def network(self, data_dir: str = "") -> Network:
+    def network(self, data_dir: str | PathLike[str] = "") -> Network:
         """Return the final global model as a torch module that accepts raw examples.
 
         The module normalizes examples itself. Class names and the scale of the examples come from
@@ -220,7 +223,7 @@ class Result(Results):
         """
         from fairflower.final_model.exporting import network
 
-        return network(self.run, data_dir)
+        return network(self.run, str(data_dir))
 
     def __repr__(self) -> str:
         return f"<{self.label}, seed {self.seed}: {self.run.progress}, in {self.path}>"

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+import numpy as np
 from rich.console import Console
 
 from fairflower.api.overrides import (
@@ -17,13 +18,14 @@ from fairflower.api.overrides import (
     ShortSettings,
     method,
     methods,
+    path_of,
     settings_from_options,
     settings_of,
 )
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.data.cache import make_data_set
-from fairflower.errors import ConfigError, RunFolderError
+from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.comparison import run_comparison
 from fairflower.plans.execution import announce, execute
@@ -102,6 +104,8 @@ def run(
     >>> result.status, sorted(result.accuracy)
     ('completed', ['inverted', 'plain', 'printed', 'rotated'])
     """
+    if on_round is not None and not callable(on_round):
+        raise ConfigError(f"on_round = {quoted(on_round)}: expected a function.")
     overrides = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
     if resume is None:
         rule = None if strategy is None else method(StrategyConfig, strategy)
@@ -113,7 +117,7 @@ def run(
                 raise ConfigError(
                     f"{name}: a resumed run keeps its settings. Remove this argument."
                 )
-        config = resumed_config(Path(resume), overrides)
+        config = resumed_config(path_of("resume", resume), overrides)
     console = Console(quiet=not progress)
     plan = Plan([config])
     announce(plan, console)
@@ -185,8 +189,12 @@ def compare(
     run : Train a single run. fairflower.api.results.Results : Tables, verdicts and figures of the
     runs.
     """
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs = {jobs}: expected a whole number >= 1, or None.")
+    if jobs is not None and not (isinstance(jobs, int | np.integer) and jobs >= 1):
+        raise ConfigError(f"jobs = {quoted(jobs)}: expected a whole number >= 1, or None.")
+    if not isinstance(leave_one_domain_out, bool | np.bool_):
+        raise ConfigError(
+            f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
+        )
     numbers, federated = replicates(federations, seeds)
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):
@@ -198,7 +206,9 @@ def compare(
         raise ConfigError(
             "seed: compare has no argument seed. Use seeds instead, for example seeds=[3]."
         )
-    folder = new_folder("comparisons", None if output_dir is None else Path(output_dir))
+    folder = new_folder(
+        "comparisons", None if output_dir is None else path_of("output_dir", output_dir)
+    )
     flat = settings_of(settings) | settings_from_options(options)
     parallel_runs = resolve_jobs(flat, jobs)
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}

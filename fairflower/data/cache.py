@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +43,7 @@ from fairflower.data.partition import divide, split_rng
 from fairflower.data.people import check_comparable, groups_by_client
 from fairflower.data.validation import hold_out, set_aside
 from fairflower.data.vectors import FeatureSet, TokenSet
-from fairflower.errors import DataError
+from fairflower.errors import DataError, is_text, quoted
 from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
@@ -187,6 +187,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             data.append(_arrays(by_split, people[len(data)]))
             counts = np.bincount(by_split["train"].y, minlength=num_classes).tolist()
             clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
+    _check_names((*(group.name for group in groups), *data_set.classes, *data_set.group_names))
     federation = Federation(
         name=config.name,
         folder=folder,
@@ -213,6 +214,15 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     x = _to_training_layout(config, group, unseen_examples[group.name], by_client, "test", shape)
     split = Split(x, labels["test"][group.domain][by_client[0]])
     return federation, data, _arrays({"test": split}, unseen_people[0])
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise ``DataError`` if the run folder cannot store a name of a domain, class or group."""
+    if wrong := [name for name in names if not is_text(name) or "\r" in name]:
+        raise DataError(
+            f"{quoted(wrong[0])}: this name of a domain, class or group has a null byte, a "
+            "carriage return or a character that UTF-8 cannot encode. Rename it."
+        )
 
 
 def _listed(rows: Mapping[str, Rows]) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from fairflower.data.partition import apply_partitioner
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
+#: Largest ``data.imbalance-factor``: powers of doubles are exact numbers of clients up to here.
+MOST_IMBALANCE = 10**6
+
 
 @dataclass(frozen=True)
 class ClientGroup:
@@ -193,6 +196,11 @@ def series_ratio(factor: int, domains: int) -> float:
         raise DataError(
             f"data.imbalance-factor = {factor} needs several domains, but there is only 1. Set it "
             "to 1, or select several domains with data.domains."
+        )
+    if factor > MOST_IMBALANCE:
+        raise DataError(
+            f"data.imbalance-factor = {factor}: expected at most {MOST_IMBALANCE}, so that the "
+            "numbers of clients are exact."
         )
     exact: float = factor ** (1 / (domains - 1))
     decimals = 1

@@ -64,8 +64,10 @@ def check_regular(path: Path) -> None:
 
 
 def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> None:
-    """Raise ``DataError`` if a column of ``wanted`` is missing; ``where`` names the table."""
-    columns = list(columns)
+    """Raise ``DataError`` if a table, ``where``, lacks a column or has two of the same name."""
+    columns, wanted = list(columns), list(wanted)
+    if twice := [name for name in wanted if columns.count(name) > 1]:
+        raise DataError(f"{where}: found several columns {twice[0]}. Rename all but one.")
     if missing := [name for name in wanted if name not in columns]:
         raise DataError(
             f"{where}: found the columns {', '.join(columns)}; missing: {', '.join(missing)}."

@@ -20,7 +20,13 @@ from fairflower.config import DataConfig
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
 from fairflower.data.files import checked_labels, data_folder, stamp
-from fairflower.data.opening import check_columns, explained, open_regular
+from fairflower.data.opening import (
+    check_columns,
+    explained,
+    free_memory,
+    gigabytes,
+    open_regular,
+)
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
@@ -52,7 +58,7 @@ class TextSet(TokenSet):
         config: DataConfig,
         *,
         tokenizer: str = "hash",
-        length: Annotated[int, Range(1)] = 64,
+        length: Annotated[int, Range(1, 2**20)] = 64,
     ) -> None:
         super().__init__(config)
         self.tokenizer, self.length = tokenizer, length
@@ -62,6 +68,12 @@ class TextSet(TokenSet):
         """Return the texts of these rows."""
 
     def tokens(self, domain: str, split: str, rows: Ints) -> Ints:
+        if (needed := 8 * len(rows) * self.length) > (free := free_memory()):
+            raise DataError(
+                f"{self.source(domain)}: {len(rows)} texts of {self.length} tokens take "
+                f"{gigabytes(needed)}; expected no more than the free memory, {gigabytes(free)}. "
+                "Lower length (texts:length=64)."
+            )
         ids = np.zeros((len(rows), self.length), np.int64)
         for row, text in zip(ids, self.texts(domain, split, rows), strict=True):
             found = self._encoder.encode(text)[: self.length]

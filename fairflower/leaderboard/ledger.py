@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, get_args
 
 from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
+from fairflower.participation.availability import trace_digest
 from fairflower.paths import read_text
 
 #: A run is completed or lost. It is lost if it diverged, or if a domain was not tested in every
@@ -76,10 +77,13 @@ def key_of(config: RunConfig) -> str:
     """Return a digest of the seed and the settings that affect a run's result.
 
     Settings that only affect execution are left out. Settings with default values are also left
-    out, so that later versions with new settings give the same digest.
+    out, so that later versions with new settings give the same digest. A file of
+    `participation.availability` counts with its content.
     """
     defaults = {key: shown(value) for key, value in keys().items()}
     found = method_key(config.to_flat()) | {("seed", str(config.seed))}
+    if trace := trace_digest(config.participation.availability):
+        found |= {("trace", trace)}
     told = sorted(pair for pair in found if defaults.get(pair[0]) != pair[1])
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
@@ -100,7 +104,7 @@ class Ledger:
         if not path.exists():
             return
         try:
-            text = read_text(path)
+            text = read_text(path, "utf-8-sig")
             whole = text[: text.rfind("\n") + 1]
             reader = csv.DictReader(StringIO(whole), strict=True)
             lines, columns = list(reader), tuple(reader.fieldnames or ())

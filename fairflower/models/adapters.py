@@ -9,15 +9,15 @@ from typing import Annotated
 from torch import nn
 
 from fairflower.arguments import Range
-from fairflower.errors import ConfigError, require
+from fairflower.errors import ConfigError, quoted, require
 
 
 def lora(
     body: nn.Module,
     *,
-    r: Annotated[int, Range(1)] = 8,
+    r: Annotated[int, Range(1, 4096)] = 8,
     alpha: Annotated[float, Range(above=0)] = 16,
-    dropout: Annotated[float, Range(0, 1)] = 0.0,
+    dropout: Annotated[float, Range(0, 0.99)] = 0.0,
     targets: str = "all",
 ) -> None:
     """Freeze a network and add low-rank adapters to some of its layers, using PEFT.
@@ -32,7 +32,8 @@ def lora(
     alpha
         Scale of the adapters. Default 16, twice the rank, as in the paper's code.
     dropout
-        Dropout probability before A. Default 0.
+        Dropout probability before A, at most 0.99: with 1 the adapters would never be trained.
+        Default 0.
     targets
         Comma-separated last parts of layer names, such as ``query,value``, or ``all`` for every
         linear layer.
@@ -40,7 +41,8 @@ def lora(
     Raises
     ------
     ConfigError
-        If a target does not match any layer; the message lists the available names.
+        If a target does not match any layer (the message lists the available names), or PEFT
+        cannot adapt the layer.
     NotInstalled
         If PEFT is not installed.
     """
@@ -51,7 +53,12 @@ def lora(
     config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "fan_in_fan_out")  # of GPT-2's layers, which PEFT sets
-        inject_adapter_in_model(config, body)
+        try:
+            inject_adapter_in_model(config, body)
+        except ValueError as error:  # of grouped convolutions, among others
+            raise ConfigError(
+                f"model.adapter: PEFT cannot adapt these layers: {error} Choose other targets."
+            ) from error
     for parameter in body.parameters():
         if parameter.requires_grad:  # also beside layers of 16 bits
             parameter.data = parameter.data.float()
@@ -69,8 +76,8 @@ def _matching(body: nn.Module, targets: str) -> list[str]:
         found = [name for name in layers if f".{name}".endswith(f".{wanted}") and wanted]
         if not found:
             raise ConfigError(
-                f"model.adapter: targets = {targets!r}: no layer is called {wanted!r}. Choose from "
-                f"{_last_parts(layers)}; or set targets = all, for all linear layers."
+                f"model.adapter: targets = {quoted(targets)}: no layer is called {quoted(wanted)}. "
+                f"Choose from {_last_parts(layers)}; or set targets = all, for all linear layers."
             )
         chosen += found
     return chosen

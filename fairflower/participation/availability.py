@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from io import StringIO
@@ -43,6 +44,23 @@ def read_availability(text: str, seed: int) -> Availability:
     if text.partition(":")[0] == "markov":
         return _markov(text, seed)
     return _trace(Path(text))
+
+
+def trace_digest(text: str) -> str:
+    """Return the digest of the file that ``participation.availability`` names; empty if none."""
+    return _trace(Path(text)).digest if os.path.isfile(text) else ""
+
+
+def check_same_trace(run: Path, earlier: str | None, text: str) -> None:
+    """Raise ``ConfigError`` if the file of ``participation.availability`` is not that of a run.
+
+    ``earlier`` is the digest in its ``run.json``, or None if it has none.
+    """
+    if earlier and (now := trace_digest(text)) and now != earlier:
+        raise ConfigError(
+            f"{text} (participation.availability) has changed since {run} was made. Restore the "
+            "file, or choose another folder."
+        )
 
 
 def _markov(text: str, seed: int) -> Availability:

@@ -22,6 +22,7 @@ from fairflower.config import (
 )
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, installed
 from fairflower.numerics.threads import cpus
+from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_same_data
 from fairflower.server.folder import runs_home
@@ -171,8 +172,11 @@ def replicates(
     if isinstance(values, str):
         return parse_seeds(values, f"--{name}"), seeds is None
     try:
-        numbers = [int(value) for value in values]
-    except (TypeError, ValueError):
+        given = list(values)
+        numbers = [int(value) for value in given]
+        if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
+            numbers = []  # 1.5 is no number of a federation
+    except (TypeError, ValueError, OverflowError):
         numbers = []
     if not numbers or len(set(numbers)) < len(numbers):
         raise ConfigError(f"{name} = {values!r}: expected distinct numbers, for example range(3).")
@@ -303,11 +307,15 @@ class Plan:
         """Return the plan without runs that are already completed.
 
         Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of an
-        earlier run had different data than the clients of the new run would get.
+        earlier run had different data than the clients of the new run would get, or if its file of
+        `participation.availability` has changed.
         """
-        made = list(made)
+        made, planned = list(made), {run_key(config.to_flat()) for config in self.runs}
         for run in made:
             check_same_data(run.path, run.info, run.config)
+            if run_key(run.config) in planned:
+                trace = run.config["participation.availability"]
+                check_same_trace(run.path, run.info.get("availability"), trace)
         completed = {run_key(run.config) for run in made if run.status == "completed"}
         return Plan([config for config in self.runs if run_key(config.to_flat()) not in completed])
 

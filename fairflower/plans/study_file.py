@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from fairflower import paths
+from fairflower.arguments import Range
 from fairflower.errors import RunFolderError
 from fairflower.files import replacing
 from fairflower.report.tuning import Outcome, Trial
@@ -20,14 +22,21 @@ class TrialEntry(TypedDict):
     number: Count
     values: dict[str, float]
     outcome: Outcome
-    accuracies: list[float | None]  # None means that the domain was not tested
+    accuracies: list[Annotated[float, Range(0, 1)] | None]  # None: the domain was not tested
     reason: str
 
 
-class MethodEntry(TypedDict):
-    """A method, as stored in the file; ``facts`` are the settings that all of its trials share."""
+class Facts(TypedDict, total=False):
+    """What all trials of a method share; the other facts are numbers and words."""
 
-    facts: dict[str, Any]
+    ranges: dict[str, str]
+    settings: dict[str, Any]
+
+
+class MethodEntry(TypedDict):
+    """A method, as stored in the file."""
+
+    facts: Facts
     trials: list[TrialEntry]
 
 
@@ -54,7 +63,19 @@ class StudyFile:
 
     def facts(self, method: str) -> dict[str, Any] | None:
         """Return a method's facts, or None if the method is not in the study yet."""
-        return self._methods[method]["facts"] if method in self._methods else None
+        return dict(self._methods[method]["facts"]) if method in self._methods else None
+
+    def check(self, method: str, keys: Collection[str], domains: int) -> None:
+        """Raise ``RunFolderError`` if a trial has other keys, or lacks accuracies of domains."""
+        for number, trial in self.trials(method).items():
+            finite = sum(map(math.isfinite, trial.accuracies))
+            if trial.values.keys() != set(keys):
+                problem = f"it has values of {', '.join(trial.values) or 'nothing'}"
+            elif trial.outcome == "completed" and not finite == domains == len(trial.accuracies):
+                problem = f"it is completed with accuracies of {finite} of {domains} domains"
+            else:
+                continue
+            raise _damaged(self._path, f"{method}, trial {number}: {problem}")
 
     def trials(self, method: str) -> dict[int, Trial]:
         """Return the finished trials of a method, by number."""
@@ -62,7 +83,7 @@ class StudyFile:
 
     def add_method(self, method: str, facts: dict[str, Any]) -> None:
         """Add a method that has no trials yet."""
-        self._methods[method] = {"facts": facts, "trials": []}
+        self._methods[method] = {"facts": facts, "trials": []}  # type: ignore[typeddict-item]
         self._write()
 
     def add_trial(self, method: str, trial: Trial) -> None:
@@ -92,12 +113,15 @@ def _trial(entry: TrialEntry) -> Trial:
 
 def _read(path: Path) -> dict[str, MethodEntry]:
     try:
-        content = json.loads(paths.read_text(path))
+        content = json.loads(paths.read_text(path, "utf-8-sig"))
         conform(content, Content)
         return content["methods"]  # type: ignore[no-any-return]
     except (ValueError, RecursionError) as error:
-        why = str(error).rstrip(".")
-        raise RunFolderError(
-            f"{path} is damaged ({why}). Delete the file and repeat the command, which reads the "
-            "trials again from their run folders."
-        ) from error
+        raise _damaged(path, str(error).rstrip(".")) from error
+
+
+def _damaged(path: Path, why: str) -> RunFolderError:
+    return RunFolderError(
+        f"{path} is damaged ({why}). Delete the file and repeat the command, which reads the "
+        "trials again from their run folders."
+    )

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fairflower.config import RunConfig, execution, keys
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
+from fairflower.participation.availability import trace_digest
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key
 from fairflower.plans.protocol import (
@@ -69,12 +70,15 @@ class MethodStudy:
             "metric": self.protocol.metric,
             "prune": self.protocol.prune,
         }
+        if trace := trace_digest(self.config.participation.availability):
+            facts["availability"] = trace
         earlier = self.file.facts(self.name)
         if earlier is None:
             self.file.add_method(self.name, facts)
             return
         for name, now in facts.items():
-            before = earlier.get(name)
+            # Studies of earlier versions do not know the content of a file of availabilities.
+            before = earlier.get(name, {"availability": now, "ranges": {}}.get(name))
             if name == "settings":
                 # A study that is older than a setting used the current default of the setting.
                 before, now = {**keys(), **(before or {})}, {**keys(), **now}
@@ -84,6 +88,8 @@ class MethodStudy:
                     f"{_difference(before, now)}. Use the {name} of the study, or choose another "
                     "--output-dir."
                 )
+        domains = prepare(self.config.data).domains
+        self.file.check(self.name, self.search_space.keys(), len(domains))
 
     # --- trials --------------------------------------------------------------------------
 

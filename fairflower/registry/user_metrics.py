@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import STOPS, ConfigError, failure_text
+from fairflower.errors import STOPS, ConfigError, failure_text, quoted
 from fairflower.registry import METRICS
 from fairflower.registry.named import add_cwd_to_path
 
@@ -74,10 +74,15 @@ def load_function(place: str) -> Any:
 
 def directions(functions: Mapping[str, Any]) -> dict[str, int]:
     """Return each metric's direction: 1 if higher is better, -1 if lower is (``better = -1``)."""
-    found = {name: getattr(function, "better", 1) for name, function in functions.items()}
-    for name, better in found.items():
-        if better not in (1, -1):
-            raise ConfigError(f"{name}.better = {better!r}: expected 1 or -1.")
+    found = {}
+    for name, function in functions.items():
+        try:
+            better = getattr(function, "better", 1)
+        except Exception as error:
+            raise ConfigError(f"{name}.better raised {failure_text(error)}.") from error
+        if not isinstance(better, int | float | np.integer) or better not in (1, -1):
+            raise ConfigError(f"{name}.better = {quoted(better)}: expected 1 or -1.")
+        found[name] = int(better)
     return found
 
 
@@ -114,6 +119,8 @@ def _number(name: str, returned: Any) -> float:
         array = np.empty((), dtype=object)
     if array.shape != ():
         raise _WrongValue(f"it returned an array of shape {array.shape}; expected a number")
+    if np.ma.is_masked(returned):
+        raise _WrongValue("it returned a masked value; expected a number")
     if array.dtype.kind not in "biuf":
         raise _WrongValue(f"it returned a {type(returned).__name__}; expected a number")
     value = float(array)

@@ -24,7 +24,7 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
     client), ``metric`` and ``value``. Runs from a summary have only the accuracies of the domains,
     in the rounds of the summary.
     """
-    frames = []
+    frames = [] if runs else [pd.DataFrame(columns=["method", "seed", "run", *HISTORY_COLUMNS])]
     for run, name in zip(runs, method_names(runs), strict=True):
         frame = _history(run)
         facts = {"method": name, "seed": run.seed, "run": run.path.name}

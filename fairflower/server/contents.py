@@ -140,7 +140,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Read ``run.json`` in a run folder."""
     file = path / "run.json"
     try:
-        text = paths.read_text(file)
+        text = paths.read_text(file, "utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunFolderError(
@@ -237,8 +237,8 @@ def read_text(path: Path) -> str:
 
 def whole_lines(path: Path) -> list[str]:
     """Read the lines of a file; an incomplete last line is ignored."""
-    lines = read_text(path).splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n")]
+    # Not splitlines, which also splits at characters such as U+2028, which names may contain.
+    return [f"{line}\n" for line in read_text(path).split("\n")[:-1]]
 
 
 def _json(text: str, place: str) -> Any:

@@ -17,6 +17,7 @@ from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import (
     ConfigError,
     MetricError,
+    RoundFailed,
     StopRun,
     StrategyError,
     logger,
@@ -93,7 +94,8 @@ class RoundLoop:
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and saved.server_round == last and not self.folder.is_tested(last):
             self._evaluate(last, arrays)  # when trained, it was not the last round
-        if saved and saved.server_round < last and self._ends_early():
+        if saved and (saved.server_round == last or self._ends_early()):
+            self._check_summed(saved.server_round)
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
@@ -101,7 +103,8 @@ class RoundLoop:
             with _timed(seconds, "seconds"):
                 if server_round > 0:
                     arrays = self._train(server_round, arrays, seconds)
-                ending = server_round == last or self._ends_early()
+                if ending := server_round == last or self._ends_early():
+                    self._check_summed(server_round)
                 if server_round % self.config.evaluate.every == 0 or ending:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
@@ -128,6 +131,16 @@ class RoundLoop:
             self.folder.note("ended_early", reason)
             return True
         return self._settled()
+
+    def _check_summed(self, server_round: int) -> None:
+        """Raise ``RoundFailed`` if secure aggregation gave no sum in any round up to this round."""
+        halted = self.folder.noted("halted_rounds") or {}
+        if server_round and all(str(r) in halted for r in range(1, server_round + 1)):
+            raise RoundFailed(
+                f"Secure aggregation stopped in every round (1 to {server_round}), so the model "
+                f"is still the initial model. The last reason: {halted[str(server_round)]}. The "
+                "log has the reasons of each client. Correct the cause, then resume the run."
+            )
 
     def _settled(self) -> bool:
         """Return whether the loss has not improved for ``stop.patience`` rounds, and record it."""
@@ -352,16 +365,20 @@ def _summed(
     arrays: ArrayRecord,
 ) -> ArrayRecord:
     """Compute the next model by secure aggregation; keep the model if there is no sum."""
+    halted = dict(folder.noted("halted_rounds") or {})
+    halted.pop(str(server_round), None)  # of a round that is repeated, after a resume
     try:
-        return secure.train(server_round, messages, arrays)
+        merged = secure.train(server_round, messages, arrays)
     except Halted as reason:
         logger.warning(
             "Round %d: secure aggregation stopped, and the model is not changed: %s.",
             *(server_round, reason),
         )
-        halted = dict(folder.noted("halted_rounds") or {})
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
         return arrays
+    if folder.noted("halted_rounds"):
+        folder.note("halted_rounds", halted)
+    return merged
 
 
 @contextmanager

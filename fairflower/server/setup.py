@@ -20,12 +20,14 @@ from fairflower.data import Federation, prepare
 from fairflower.data.people import check_comparable
 from fairflower.errors import ConfigError
 from fairflower.models import frozen_digest, initial_local_arrays
+from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
-from fairflower.registry.user_metrics import directions, load_metrics
+from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
 from fairflower.secure.rounds import described
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
+from fairflower.server.history import ADAPTED
 from fairflower.server.privacy import check_reachable
 from fairflower.server.registration import (
     ClientRegistry,
@@ -122,6 +124,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     check_comparable(
         "the federation", federation.groups, federation.group_names, federation.num_classes
     )
+    _check_metric_names(config, federation)
     num_clients = len(federation.clients)
     check_num_supernodes(len(registry.nodes), num_clients)
     _check_client_settings(config, num_clients)
@@ -135,6 +138,17 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     setup = RunSetup(config, federation, registry, evaluator, strategy)
     setup.enroll(registry.nodes)
     return setup
+
+
+def _check_metric_names(config: RunConfig, federation: Federation) -> None:
+    """Raise ``ConfigError`` if a user-defined metric has the name of a metric of this run."""
+    ours = {metric.name for metric in METRICS} if federation.groups else set()
+    ours |= {ADAPTED} if config.evaluate.adabn else set()
+    if both := sorted(ours & metric_names(config.evaluate.metrics).keys()):
+        raise ConfigError(
+            f"evaluate.metrics: {both[0]} is also the name of a metric of this run (data.groups "
+            "or evaluate.adabn). Rename the function."
+        )
 
 
 def _register(

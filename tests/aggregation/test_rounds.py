@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message
 from rounds import MODEL, Rounds, every_strategy, failure, good, reply
 
 from fairflower.arrays import record_of
-from fairflower.errors import Diverged, RoundFailed
+from fairflower.errors import ConfigError, Diverged, RoundFailed
 from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import STRATEGIES, FedAvg, FedEquilibria
 
@@ -52,6 +52,18 @@ BAD_REPLIES = {
     "NaN id": (lambda m, c: good(m, float("nan")), "client-id = nan"),
     "another's id": (lambda m, c: good(m, 0), "claims to be client 0"),
 }
+
+
+@pytest.mark.parametrize("array", [np.ones(2, complex), np.array(["a", "b"])])
+def test_arrays_that_are_not_real_numbers_are_refused(array: np.ndarray) -> None:
+    """A weighted mean of complex numbers would lose their imaginary parts."""
+    rounds = Rounds(FedAvg(), {"w": array}, range(2))
+    replies = [
+        reply(message, {"w": array}, {"num-examples": 3, "client-id": k})
+        for k, message in enumerate(rounds.ask())
+    ]
+    with pytest.raises(ConfigError, match=f"'w' of the model has dtype {array.dtype}"):
+        rounds.finish(replies)
 
 
 @every_strategy

@@ -96,6 +96,13 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
         ({"engine": str}, "engine = <class 'str'>: expected a name, a number or a word"),
         ({"resume": "x", "strategy": "fedavg"}, "strategy: a resumed run keeps"),
         ({"resume": "/no/such/run"}, "not a run folder"),
+        ({"resume": 5}, "resume = 5: expected a path"),
+        ({"output_dir": 5}, "output-dir = 5: expected a text"),
+        ({"on_round": 5}, "on_round = 5: expected a function"),
+        ({"strategy": {"name": "fedheal", 1: 2}}, "a dict with name and arguments"),
+        ({"strategy": {"name": "fedheal", "tau": np.ones(2)}}, r"strategy.tau = \[1.0, 1.0\]"),
+        ({"lr": np.ones(2)}, r"train.lr = \[1.0, 1.0\]: expected a number"),
+        ({"settings": {"client-gpus": np.ones(2)}}, r"client-gpus = \[1.0, 1.0\]: expected"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_path) -> None:
@@ -119,6 +126,14 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"jobs": 2, "ray_address": "auto"}, "parallel runs work only on this machine"),
         ({"strategies": ["fedavg", "fedavg"]}, "given twice"),
         ({"client": "moon"}, "Unknown argument 'client'"),
+        ({"strategies": 5}, "strategy = 5: expected a name"),
+        ({"clients": len}, "client = <built-in function len>: expected a name"),
+        ({"seeds": [1.5]}, r"seeds = \[1.5\]: expected distinct numbers"),
+        ({"seeds": [float("inf")]}, "expected distinct numbers"),
+        ({"jobs": "2"}, "jobs = '2': expected a whole number"),
+        ({"output_dir": b"x"}, "output_dir = b'x': expected a path"),
+        ({"output_dir": "a\0"}, "output_dir = 'a.x00': expected a path"),
+        ({"leave_one_domain_out": "no"}, "leave_one_domain_out = 'no': expected True or False"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_refused(arguments, message, tmp_path) -> None:
@@ -267,6 +282,17 @@ def test_differences_are_paired_by_seed(results) -> None:
     assert (worst["margin"], worst["least"] > 0) == (2, True)
     assert f"{worst['mean']:.2f} ± {worst['std']:.2f}" == "11.00 ± 2.65"
     assert results.verdicts[0] == f"{TOO_FEW}."
+
+
+def test_wrong_arguments_of_results_are_named(results, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="Unknown figure '5'"):
+        results.plot(5)
+    for call_of in (results.report, results.summary):
+        with pytest.raises(ConfigError, match="= 5: expected a path"):
+            call_of(5)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        results + 5
+    assert results[9:].history.columns.tolist() == results.history.columns.tolist()
 
 
 def test_the_history_has_every_figure_of_every_run(results) -> None:

@@ -321,6 +321,12 @@ def test_ratios_are_those_of_fedgcr(domains: int, factor: int, ratio: float) -> 
     assert series_ratio(factor, domains) == ratio
 
 
+def test_an_imbalance_beyond_exact_numbers_of_clients_is_refused() -> None:
+    """With five domains no decimals give 10**18 again, so a search for them would not end."""
+    with pytest.raises(DataError, match=r"imbalance-factor = 10*: expected at most 1000000"):
+        series_ratio(10**18, 5)
+
+
 @given(st.integers(2, 60), st.integers(2, 9))
 def test_the_first_domain_has_factor_times_the_clients_of_the_last(
     factor: int, domains: int

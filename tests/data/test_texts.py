@@ -10,9 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import fairflower
-from fairflower.config import DataConfig
-from fairflower.data import DataError
+from fairflower.config import DataConfig, RunConfig
+from fairflower.data import DataError, prepare, texts
 from fairflower.data.texts import DomainTextFolder, hash_tokens
+from fairflower.errors import ConfigError
 from fairflower.testing import check_data
 
 WORDS = {"books": "page novel", "shoes": "sole lace", "tools": "saw nail"}
@@ -64,6 +65,7 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
         (b"text,class\na,b\n", "missing: label"),
         (b"text,label\nhello,\n", "row 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
+        (b"text,label,label\nhello,a,b\n", "found several columns label. Rename all but one"),
         (b"text,label\n\xff\xfe,a\n", "cannot be read as a CSV file in UTF-8"),
     ],
 )
@@ -71,6 +73,29 @@ def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: 
     (folder / "books.csv").write_bytes(content)
     with pytest.raises(DataError, match=rf"books\.csv.*{message}"):
         opened(folder)
+
+
+def test_texts_longer_than_the_memory_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "free_memory", lambda: 10**6)
+    data = opened(folder, length=2**20)
+    with pytest.raises(DataError, match=r"books\.csv: 1 texts of 1048576 tokens .*Lower length"):
+        data.tokens("books", "train", np.array([0]))
+    with pytest.raises(ConfigError, match=r"length = 1048577: expected .*1, 1048576"):
+        RunConfig.from_flat({"data.name": "texts:length=1048577"})
+
+
+@pytest.mark.parametrize(
+    ("row", "groups"),
+    [("hello,b\0c,m", ""), ("hello,b,f\0m", "group"), ("hello,\0,m", ""), ('hello,"b\r",m', "")],
+)
+def test_names_that_no_run_folder_holds_are_refused(tmp_path: Path, row: str, groups: str) -> None:
+    rows = [f"text {i},{'ab'[i % 2]},{'mf'[i // 2 % 2]}" for i in range(20)]
+    (tmp_path / "books.csv").write_text("\n".join(["text,label,group", *rows, row, ""]))
+    config = DataConfig(name="texts", dir=str(tmp_path), groups=groups, clients_per_domain=1)
+    with pytest.raises(DataError, match="a null byte, a carriage return or a character that"):
+        prepare(config)
 
 
 def test_a_tokenizer_that_is_missing_is_named(folder: Path) -> None:

@@ -337,6 +337,9 @@ def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Pat
     path.write_text(text + "screening,plain,fedh")
     assert [*Ledger(path).rows.values()] == rows
     assert path.read_text() == text
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())  # by a spreadsheet
+    Ledger(path).add(dataclasses.replace(ROW, key="22ff"))
+    assert [row.key for row in Ledger(path).rows.values()] == ["00ff", "11ff", "22ff"]
 
 
 def test_another_file_is_no_ledger(tmp_path: Path) -> None:
@@ -359,7 +362,7 @@ def test_clients_have_the_same_data_in_every_session(tmp_path: Path) -> None:
         ledger.add(dataclasses.replace(ROW, data="other", key="22ff"))
 
 
-def test_a_key_is_of_what_decides_a_result() -> None:
+def test_a_key_is_of_what_decides_a_result(tmp_path: Path) -> None:
     flat = {"train.lr": 0.1, "strategy.name": "fedheal"}
 
     def key(**own: object) -> str:
@@ -370,6 +373,11 @@ def test_a_key_is_of_what_decides_a_result() -> None:
     assert key() == key(engine="inline", strategy__tau=0.3)
     others = [key(seed=1), key(data__seed=1), key(strategy__tau=0.4), key(strategy__name="afl")]
     assert len({key(), *others}) == 5
+    trace = tmp_path / "trace.csv"
+    trace.write_text("round,client\n1,0\n")
+    before = key(participation__availability=str(trace))
+    trace.write_text("round,client\n1,1\n")
+    assert key(participation__availability=str(trace)) != before
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -289,6 +289,11 @@ def test_targets_that_match_nothing_list_what_there_is(
         build(f"hf:{folder('bert')}", TEXTS, adapter=f"lora:targets={targets}")
 
 
+def test_layers_that_peft_cannot_adapt_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"PEFT cannot adapt .*groups=24 and rank 8.*other targ"):
+        build("timm:test_convnext", weights="random", adapter="lora:targets=conv_dw")
+
+
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
@@ -296,8 +301,10 @@ def test_targets_that_match_nothing_list_what_there_is(
         ({"model.name": "timm:x", "model.adapter": "lorra"}, "Unknown adapter 'lorra'.*'lora'"),
         (
             {"model.name": "timm:x", "model.adapter": "lora:r=0"},
-            "r = 0: expected a number >= 1",
+            r"r = 0: expected a number in \[1, 4096\]",
         ),
+        ({"model.name": "timm:x", "model.adapter": "lora:r=1000000000"}, "r = 1000000000: expect"),
+        ({"model.name": "timm:x", "model.adapter": "lora:dropout=1"}, r"1: .*in \[0, 0.99\]"),
         ({"model.name": "timm:x", "model.adapter": "lora:q=1"}, "argument of lora 'q'"),
         ({"model.name": "timm:x:depth=1"}, "argument of timm:x 'depth'.*image_size"),
         ({"model.name": "tim:x"}, "The model 'tim:x' cannot be imported"),

@@ -15,6 +15,8 @@ from fairflower.aggregation.participation import checked_choice
 from fairflower.errors import ConfigError, RoundFailed, StrategyError
 from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
 from fairflower.participation.availability import read_availability
+from fairflower.plans.plan import Plan
+from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 
 
@@ -210,7 +212,25 @@ def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="availabilities have changed"):
         resume(folder)
     file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,2\r\n")  # the same again
+    facts = folder / "run.json"
+    facts.write_bytes(b"\xef\xbb\xbf" + facts.read_bytes())  # by an editor
     resume(folder)
+
+
+def test_a_comparison_does_not_keep_runs_with_another_file(tmp_path: Path) -> None:
+    file, other = tmp_path / "trace.csv", tmp_path / "other.csv"
+    file.write_text("round,client\n1,0\n1,1\n2,2\n")
+    other.write_text("round,client\n1,3\n")
+    made = config(tmp_path / "run", **{"participation.availability": str(file)})
+    run = read_run(session(made).run())
+    assert not Plan([made]).without([run]).runs
+    file.write_text("round,client\n1,0\n1,1\n2,3\n")
+    with pytest.raises(ConfigError, match=r"trace.csv .*has changed since .*run.* was made"):
+        Plan([made]).without([run])
+    elsewhere = config(tmp_path / "run", **{"participation.availability": str(other)})
+    assert Plan([elsewhere]).without([run]).runs == [elsewhere]  # this run keeps its own file
+    file.unlink()
+    assert not Plan([made]).without([run]).runs
 
 
 def test_a_file_with_clients_that_do_not_exist(

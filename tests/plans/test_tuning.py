@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -481,12 +482,44 @@ def test_a_study_without_its_file_is_read_from_its_run_folders(tmp_path: Path) -
         ("[]", r"\[\]: expected an object"),
         ("{}", "it has no 'methods'"),
         ('{"methods": {"fedheal": {"facts": {}}}}', "methods.fedheal has no 'trials'"),
+        ('{"methods": {"fedheal": {"facts": {"ranges": 5}}}}', "methods.fedheal.facts.ranges = 5"),
+        (
+            '{"methods": {"fedheal": {"facts": {"settings": "x"}}}}',
+            "methods.fedheal.facts.settings = 'x'",
+        ),
     ],
 )
 def test_a_damaged_study_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / STUDY).write_text(text)
     with pytest.raises(RunFolderError, match=rf"study.json is damaged \({says}.*Delete the file"):
         tuning(tmp_path)
+
+
+def test_a_study_file_without_facts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / STUDY).write_text('{"methods": {"fedheal": {"facts": {}, "trials": []}}}')
+    with pytest.raises(ConfigError, match=r"different ranges: strategy.tau was not tuned and is"):
+        tuning(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trial", "says"),
+    [
+        ({"accuracies": []}, "trial 1: it is completed with accuracies of 0 of 2 domains"),
+        ({"accuracies": [0.5, None]}, "trial 1: it is completed with accuracies of 1 of 2"),
+        ({"accuracies": [0.5, 0.5, 0.5]}, "trial 1: it is completed with accuracies of 3 of 2"),
+        ({"accuracies": [50.0, 0.5]}, r"accuracies\[0\] = 50.0: expected a number in \[0, 1\]"),
+        ({"values": {"strategy.tau": 0.5}}, "trial 1: it has values of strategy.tau"),
+        ({"values": {}}, "trial 1: it has values of nothing"),
+    ],
+)
+def test_a_damaged_trial_is_refused(trial: dict[str, Any], says: str, tmp_path: Path) -> None:
+    make(tuning(tmp_path, "fedheal"))
+    content = json.loads((tmp_path / STUDY).read_text())
+    content["methods"]["fedheal"]["trials"][1] |= trial
+    (tmp_path / STUDY).write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match=rf"study.json is damaged \(.*{says}.*Delete the file"):
+        tuning(tmp_path, "fedheal")
 
 
 @pytest.mark.slow
@@ -520,6 +553,24 @@ def test_a_study_of_other_images_is_refused_and_of_a_copy_is_not(tmp_path: Path)
         images(tmp_path / "images", **other)
         with pytest.raises(ConfigError, match=r"has a study of fedheal with different data"):
             tuning(tmp_path / "study", "fedheal", settings)
+
+
+def test_a_study_with_another_file_of_availabilities_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,0\n1,1\n2,1\n")
+    settings = {"participation.availability": str(file)}
+    tuning(tmp_path / "study", "fedheal", settings)
+    tuning(tmp_path / "study", "fedheal", settings)
+    whole = (tmp_path / "study" / STUDY).read_text()
+    file.write_text("round,client\n1,0\n1,1\n2,0\n")
+    with pytest.raises(ConfigError, match=r"has a study of fedheal with different availability"):
+        tuning(tmp_path / "study", "fedheal", settings)
+    content = json.loads(whole)
+    for method in content["methods"].values():  # as an earlier version wrote it
+        del method["facts"]["availability"]
+    text = json.dumps(content)
+    (tmp_path / "study" / STUDY).write_text(text, encoding="utf-8-sig")  # by an editor
+    tuning(tmp_path / "study", "fedheal", settings)
 
 
 def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None:

@@ -23,6 +23,18 @@ from fairflower.report import read_run, terminal_table, write_report
 from fairflower.server.folder import RunFolder
 
 
+@pytest.mark.parametrize("name", ["a\u2028b", "a\x85b", "a\x0cb", "a\nb", 'a"b', "a,b", "=1+1"])
+def test_domains_may_have_any_name(tmp_path: Path, name: str) -> None:
+    config = RunConfig.from_flat({"output-dir": str(tmp_path)})
+    clients = [{"client_id": 0, "domain": name, "num_examples": 3, "class_counts": [1, 2]}]
+    folder = RunFolder.create(config, {"domains": [name], "clients": clients})
+    for r in range(2):
+        folder.history(r, "domain", name, {"accuracy": 0.25 * r, "loss": 1.0})
+    folder.finish("completed")
+    run = read_run(folder.path)
+    assert (run.domains, run.accuracy.tolist()) == ((name,), [[0.0], [0.25]])
+
+
 def test_reads_what_the_run_folder_writes(tmp_path: Path) -> None:
     config = RunConfig.from_flat(
         {"output-dir": str(tmp_path), "seed": 4, "strategy.name": "fedheal", "num-server-rounds": 2}

@@ -26,7 +26,7 @@ from fairflower.config.secure import check_secure_cohort
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.local import LocalDeployment
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, RoundFailed
 from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -119,6 +119,32 @@ def test_a_halted_round_is_noted_and_the_run_goes_on(
     assert set(lines[1]["dropped"].values()) == {"its disk is full"}
     said = " ".join(call("report", str(folder), "--out", str(tmp_path / "page")).split())
     assert "round 2 did not change the model: 2 of 2 clients have a weight above 0" in said
+
+
+def test_a_run_whose_every_round_halts_has_failed_and_goes_on(tmp_path: Path) -> None:
+    failing = True
+
+    def train(message: Message, context: Context) -> Message:
+        if failing and stage_of(message) == "collect_masked_vectors" and context.node_id % 2:
+            raise RuntimeError("its disk is full")
+        return client_app(message, context)
+
+    made = session(config(tmp_path, **SECURE, **UNIFORM), app(train))
+    with pytest.raises(
+        RoundFailed, match=r"every round \(1 to 3\).*: 2 of 2 clients have a weight"
+    ):
+        made.run()
+    assert made.folder is not None
+    path = made.folder.path
+    facts = json.loads((path / "run.json").read_text())
+    assert (facts["status"], list(facts["halted_rounds"])) == ("failed", ["1", "2", "3"])
+    assert "its disk is full" in (path / "log.txt").read_text()
+    with pytest.raises(RoundFailed, match=r"every round \(1 to 3\)"):
+        resume(path, app=app(train))
+    failing = False
+    resume(path, app=app(train))  # repeats the last round
+    facts = json.loads((path / "run.json").read_text())
+    assert (facts["status"], list(facts["halted_rounds"])) == ("completed", ["1", "2"])
 
 
 def test_a_run_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> No
         ("nan", "it returned nan; expected a finite number"),
         ("per_class", r"it returned an array of shape \(10,\); expected a number"),
         ("text", "it returned a str; expected a number"),
+        ("masked", "it returned a masked value; expected a number"),
     ],
 )
 def test_a_metric_that_fails_is_named_with_the_domain_and_ends_the_run(
@@ -224,8 +225,31 @@ def test_clients_that_lack_the_function_are_named(
         ("macro_f1", "expected module:function"),
         ("own_metrics:Metric", "expected a function"),
         ("own_metrics:sideways", "sideways.better = 'more': expected 1 or -1"),
+        ("own_metrics:both_ways", r"both_ways.better = array\(.*: expected 1 or -1"),
+        ("own_metrics:failing", "failing.better raised KeyError: 'better'"),
     ],
 )
 def test_wrong_names_are_refused_before_the_run(value: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"evaluate.metrics: .*{words}"):
         RunConfig.from_flat({"evaluate.metrics": value})
+
+
+def test_a_direction_of_numpy_is_a_number(tmp_path: Path) -> None:
+    folder = run(config(tmp_path, **{"evaluate.metrics": "own_metrics:numpys"}))
+    assert read_run(folder).user_metrics == {"numpys": -1}
+
+
+@pytest.mark.parametrize(
+    ("metric", "settings"),
+    [
+        ("demographic_parity_difference", {"data.name": "heart-disease", "data.groups": "sex"}),
+        ("adabn_accuracy", {"data.held-out": "plain", "evaluate.adabn": True}),
+    ],
+)
+def test_a_metric_does_not_take_the_name_of_another(
+    tmp_path: Path, metric: str, settings: dict[str, Any]
+) -> None:
+    own = {"evaluate.metrics": f"own_metrics:{metric}"}
+    sizes = {"data.examples-per-client": 0, "data.test-examples": 0}
+    with pytest.raises(ConfigError, match=f"{metric} is also the name of a metric of this run"):
+        run(config(tmp_path, **sizes, **settings, **own), nodes=4)

@@ -57,6 +57,14 @@ def test_the_released_numbers(variant):
         np.testing.assert_allclose(model, [float(x) for x in MODELS[t].split()], atol=2e-6)
 
 
+def test_an_empty_array_stays_as_it_is() -> None:
+    rounds = Rounds(FedPW(), {"x": np.zeros(12), "none": np.zeros((0, 3))}, range(3))
+    moves = {k: {"x": -row, "none": np.zeros((0, 3))} for k, row in enumerate(U)}
+    model = rounds.step(moves, metrics={k: {"train_loss": LOSSES[0][k]} for k in range(3)})
+    assert model["none"].shape == (0, 3)
+    np.testing.assert_allclose(model["x"], step(start(), U, LOSSES[0]))
+
+
 SMALL = np.array(
     [
         (0.1, -0.2, 0.3, 0.4, -0.5, 0.6, 0.7, -0.8),
