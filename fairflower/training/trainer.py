@@ -390,9 +390,7 @@ class Trainer(TrainerSpec, Configurable):
     def _examples(self, split: Split, purpose: str) -> Examples:
         data = self.data
         if not len(split.y):
-            raise ValueError(
-                f"{self} has no {purpose} {data.kind}. Add data, or exclude the client."
-            )
+            raise ValueError(f"{self} has no {purpose} {data.kind}. Add data, or exclude it.")
         return examples_of(
             split,
             data.mean,
