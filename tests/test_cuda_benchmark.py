@@ -42,6 +42,7 @@ def call(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_makes_all_parts_without_ray_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = call(tmp_path, "--parts", "right", "--minutes", "8")
     assert first.returncode == 0, first.stdout + first.stderr

@@ -352,8 +352,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
         ``most_tested`` has the largest number of test examples by client id, where known. With
-        groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` if there are too
-        few replies.
+        groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` like training.
         """
         check = partial(check_test, self.weighted_by_key, most_tested, num_groups)
         reply_filter = self.reply_filter(server_round, self._asked_to_test)

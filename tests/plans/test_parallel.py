@@ -208,7 +208,8 @@ def test_a_run_without_gpu_memory_is_repeated_with_fewer_at_a_time(
     assert [bool(told.get("resumed")) for told in made].count(True) == 1
 
 
-@pytest.mark.parametrize("errors", ["retry", pytest.param("stop", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("errors", ["retry", "stop"])
 def test_a_run_that_never_has_the_memory_fails_and_goes_on_later(
     errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
