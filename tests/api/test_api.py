@@ -216,6 +216,7 @@ print(len(results))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_needs_no_guard_for_runs_side_by_side(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

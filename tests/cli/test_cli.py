@@ -606,6 +606,7 @@ def test_a_number_of_jobs_that_is_none_is_refused(jobs, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_stops_runs_side_by_side_and_begins_no_more(tmp_path):
     options = [f"--output-dir={tmp_path}", "--jobs=2", *QUICK, "--rounds=2000", "--seeds=0-4"]
     command = [sys.executable, "-m", "fairflower.cli", "compare", *options]

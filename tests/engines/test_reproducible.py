@@ -170,6 +170,7 @@ def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(tmp_path: Path
                 assert (told in made) == (told == kind), f"{kind} on {engine}"
 
 
+@pytest.mark.nightly
 def test_flowers_engine_is_refused_where_flower_has_none(tmp_path: Path):
     """Flower has announced the end of run_simulation."""
     call = command(tmp_path, engine="flower")
