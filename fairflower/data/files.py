@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.opening import explained, free_memory, gigabytes, open_regular
+from fairflower.data.opening import check_memory, explained, open_regular
 from fairflower.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -104,11 +104,8 @@ class NpzFile:
         needed = math.prod(header.shape) * header.dtype.itemsize
         if not header.dtype.hasobject and needed != size:
             raise self._wrong(key, f"{size} bytes of data for {header}", f"{needed} bytes")
-        if needed > (free := free_memory()):
-            raise DataError(
-                f"{self.path}: {key}: found {header}, {gigabytes(needed)}; expected no "
-                f"more than the free memory, {gigabytes(free)}. Store fewer or smaller images."
-            )
+        found = f"{self.path}: {key}: found {header},"
+        check_memory(found, needed, "Store fewer or smaller images.")
 
     def _wrong(self, key: str, content: object, expected: str) -> DataError:
         return DataError(f"{self.path}: {key}: found {content}; expected {expected}.")

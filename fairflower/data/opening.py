@@ -84,6 +84,15 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 
+def check_memory(found: str, needed: int, remedy: str) -> None:
+    """Raise ``DataError`` if what was found needs more bytes than there is free memory."""
+    if needed > (free := free_memory()):
+        raise DataError(
+            f"{found} {gigabytes(needed)}; expected no more than the free memory, "
+            f"{gigabytes(free)}. {remedy}"
+        )
+
+
 def free_memory() -> int:
     """Return the number of available bytes without swapping or, if unknown, the total memory."""
     try:

@@ -20,13 +20,7 @@ from fairflower.config import DataConfig
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
 from fairflower.data.files import checked_labels, data_folder, stamp
-from fairflower.data.opening import (
-    check_columns,
-    explained,
-    free_memory,
-    gigabytes,
-    open_regular,
-)
+from fairflower.data.opening import check_columns, check_memory, explained, open_regular
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
@@ -68,12 +62,8 @@ class TextSet(TokenSet):
         """Return the texts of these rows."""
 
     def tokens(self, domain: str, split: str, rows: Ints) -> Ints:
-        if (needed := 8 * len(rows) * self.length) > (free := free_memory()):
-            raise DataError(
-                f"{self.source(domain)}: {len(rows)} texts of {self.length} tokens take "
-                f"{gigabytes(needed)}; expected no more than the free memory, {gigabytes(free)}. "
-                "Lower length (texts:length=64)."
-            )
+        size = f"{self.source(domain)}: {len(rows)} texts of {self.length} tokens take"
+        check_memory(size, 8 * len(rows) * self.length, "Lower length (texts:length=64).")
         ids = np.zeros((len(rows), self.length), np.int64)
         for row, text in zip(ids, self.texts(domain, split, rows), strict=True):
             found = self._encoder.encode(text)[: self.length]

@@ -310,14 +310,16 @@ class Plan:
         earlier run had different data than the clients of the new run would get, or if its file of
         `participation.availability` has changed.
         """
-        made, planned = list(made), {run_key(config.to_flat()) for config in self.runs}
-        for run in made:
+        planned = [(run_key(config.to_flat()), config) for config in self.runs]
+        keys = {key for key, _ in planned}
+        earlier = [(run_key(run.config), run) for run in made]
+        for key, run in earlier:
             check_same_data(run.path, run.info, run.config)
-            if run_key(run.config) in planned:
+            if key in keys:
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)
-        completed = {run_key(run.config) for run in made if run.status == "completed"}
-        return Plan([config for config in self.runs if run_key(config.to_flat()) not in completed])
+        completed = {key for key, run in earlier if run.status == "completed"}
+        return Plan([config for key, config in planned if key not in completed])
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """Return the plan with ``resume`` set for each run that has an unfinished run folder.

@@ -161,10 +161,10 @@ class FedPW(FairStrategy):
 
     def _step(self, cohort: Cohort, name: str, weights: Vector, rates: Vector) -> NDArray[Any]:
         """Return the step -g of an array, shape (n,)."""
-        if not cohort.received[name].size:
+        size = cohort.received[name].size
+        if not size:
             return np.zeros(0)
         pruned = self._prune(cohort, name, rates)
-        size = cohort.received[name].size
         step, spread = np.empty(size, np.float64), np.empty(size, np.float64)
 
         def combine(block: Block) -> None:

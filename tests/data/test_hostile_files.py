@@ -20,7 +20,7 @@ from PIL import EpsImagePlugin, ImageFile, PngImagePlugin
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import files, prepare
+from fairflower.data import opening, prepare
 from fairflower.data.dicom import MOST_PIXELS
 from fairflower.data.images import FORMATS, eight_bit, picture_in, read_picture
 from fairflower.data.medical import read_table
@@ -380,7 +380,7 @@ def test_what_unpacks_to_more_than_the_memory_is_not_unpacked(
 ) -> None:
     np.savez_compressed(tmp_path / "a.npz", **arrays(x_train=np.zeros((6, 4000, 4000), np.uint8)))
     assert (tmp_path / "a.npz").stat().st_size < 10**6
-    monkeypatch.setattr(files, "free_memory", lambda: 5 * 10**7)
+    monkeypatch.setattr(opening, "free_memory", lambda: 5 * 10**7)
     with pytest.raises(
         DataError, match=r"x_train: found uint8 \[6, 4000, 4000\], 0.1 GB; expected .* 0.1 GB\."
     ):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import fairflower
 from fairflower.config import DataConfig, RunConfig
-from fairflower.data import DataError, prepare, texts
+from fairflower.data import DataError, opening, prepare
 from fairflower.data.texts import DomainTextFolder, hash_tokens
 from fairflower.errors import ConfigError
 from fairflower.testing import check_data
@@ -78,7 +78,7 @@ def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: 
 def test_texts_longer_than_the_memory_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "free_memory", lambda: 10**6)
+    monkeypatch.setattr(opening, "free_memory", lambda: 10**6)
     data = opened(folder, length=2**20)
     with pytest.raises(DataError, match=r"books\.csv: 1 texts of 1048576 tokens .*Lower length"):
         data.tokens("books", "train", np.array([0]))

@@ -12,14 +12,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from command import call
 from processes import ROOT, SCRIPTS, TIMEOUT, environment, family, outliving, run, started
 
+from fairflower.config import toml_value
 from fairflower.report import read_run
+from fairflower.server.folder import read_facts
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +39,7 @@ def settings(folder: Path, **more: object) -> dict[str, object]:
 
 def command(folder: Path, **more: object) -> list[str | Path]:
     pairs = settings(folder, **more).items()
-    return [SCRIPTS / "fairflower", "run", *(f"--set={k}={toml(v)}" for k, v in pairs)]
-
-
-def toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return [SCRIPTS / "fairflower", "run", *(f"--set={k}={toml_value(v)}" for k, v in pairs)]
 
 
 def inline(command: Sequence[str | Path]) -> None:
@@ -52,11 +49,6 @@ def inline(command: Sequence[str | Path]) -> None:
 
 def model(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
-
-
-def facts(folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return told
 
 
 # Flower has announced the end of run_simulation.
@@ -164,7 +156,7 @@ def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(tmp_path: Path
             for metric, history in expected.items():
                 np.testing.assert_array_equal(found[metric].accuracy, history.accuracy)
             assert bool(expected) == (kind == "groups")
-            made, same = (facts(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
+            made, same = (read_facts(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
             for told in ("privacy", "secure_aggregation"):
                 assert made.get(told) == same.get(told), f"{kind} on {engine}"
                 assert (told in made) == (told == kind), f"{kind} on {engine}"
