@@ -47,7 +47,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     keeps = issubclass(run.client.factory, LocalArraysTrainer)
     trainer = build_trainer(
         run.client,
-        # The server sends all arrays except those that stay at the client.
+        # The server sends all arrays except those that stay on the client.
         _model(_network(run, keeps), run.client, federation, run.seed if keeps else 0),
         data,
         run.train,

@@ -191,7 +191,7 @@ def naming_failures(
     """Turn an exception in a user's code, which is in ``module``, into a ``raised`` exception.
 
     The message is ``<subject> failed with <type, text and place>. <remedy>``. Errors that already
-    explain what to do are not changed.
+    explain what to do are unchanged.
     """
     try:
         yield

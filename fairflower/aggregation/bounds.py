@@ -63,7 +63,7 @@ def clip_updates(
     -----
     Parameters and BatchNorm statistics are bounded separately. The smaller of the two factors is
     applied to both, so that a client's model stays between the received and the returned model.
-    Counters are not changed.
+    Counters are unchanged.
     """
     statistics = [name for name in cohort.floats if name in cohort.buffers]
     factors = np.ones(len(cohort))

@@ -17,7 +17,7 @@ BINS = 10
 class SignConsistency:
     """Histograms of the sign consistency of updates (FedHEAL, Fig. 2).
 
-    The consistency of a parameter at a client is the share of rounds in which its update had the
+    The consistency of a parameter on a client is the share of rounds in which its update had the
     more frequent sign: 1 if the sign never changed, 1/2 if both signs were equally frequent. Zeros
     count as increases, as in FedHEAL's Eq. 5. The rounds are divided into windows of ``window``
     rounds (FedHEAL: 10 and 100).

@@ -73,7 +73,7 @@ class Exchange(Configurable):
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
         """Return the clients' arrays, scaled to at most ``median`` times their median length.
 
-        Called if ``clip_update_median`` is set. By default the arrays are not changed.
+        Called if ``clip_update_median`` is set. By default the arrays are unchanged.
         """
         return returned
 

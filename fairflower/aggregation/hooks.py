@@ -75,7 +75,7 @@ class StrategyHooks:
     diagnostics: dict[str, Diagnostic]
     #: Clusters of the last cohort; None if the strategy does not cluster.
     clusters: Clusters | None
-    #: Seed of the strategy's random draws.
+    #: Seed for the strategy's random draws.
     seed: int
     #: Shared state that is sent in addition to the model.
     exchanges: tuple[Exchange, ...]

@@ -31,7 +31,7 @@ class NoisySum(Exchange):
     max_weight : float in (0, 1]
         The strategy's ``max_client_weight``.
     noise_seed : int
-        Seed of the noise, for experiments. 0 uses the operating system's random numbers.
+        Seed for the noise, for experiments. 0 uses the operating system's random numbers.
     """
 
     name: ClassVar[str] = "privacy"

@@ -402,7 +402,7 @@ def aggregate_metrics(
     function: Callable[[list[RecordDict], str], MetricRecord],
     contents: list[RecordDict],
 ) -> MetricRecord:
-    """Return the clients' metrics without ids, averaged by examples or by the user's function."""
+    """Average the clients' metrics, without ids, over examples or with the user's function."""
     if function is not flower.strategy_utils.aggregate_metricrecords:
         return function(contents, examples_key)
     sizes = metrics[examples_key]

@@ -47,7 +47,7 @@ Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
 
 
 class Options(TypedDict, total=False):
-    """Arguments that every strategy accepts in addition to its paper's.
+    """Arguments that every strategy accepts in addition to those of its paper.
 
     The first ten are those of ``flwr.serverapp.strategy.FedAvg``, unchanged.
     """
@@ -178,7 +178,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         nodes : mapping of int -> int
             Node id of every client of the federation, by client id.
         seed : int
-            Seed of the selections and of the exchanges' random draws.
+            Seed for the selections and the exchanges' random draws.
         sizes : mapping of int -> int, optional
             Number of training examples by client id. A reply with another number is dropped.
         """

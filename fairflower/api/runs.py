@@ -152,10 +152,10 @@ def compare(
         ``settings``.
     federations : iterable of int, or str, optional
         Federations, as numbers: ``range(20)``, ``[0, 7]`` or ``"0-19"``. Each number is the random
-        seed of the partition, the clients' data and the run. Default: ``"0-9"``, unless ``seeds``
+        seed for the partition, the clients' data and the run. Default: ``"0-9"``, unless ``seeds``
         is given.
     seeds : iterable of int, or str, optional
-        Random seeds of repeated runs on a single federation, which ``data.seed`` defines. The
+        Random seeds for repeated runs on a single federation, which ``data.seed`` defines. The
         verdicts then hold only for this federation.
     leave_one_domain_out : bool
         Whether to repeat all runs with each domain held out in turn (``data.held-out``).

@@ -1,4 +1,4 @@
-"""Adapter of trainers to classic Flower clients."""
+"""Adapter from trainers to classic Flower clients."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class NumPyTrainer(NumPyClient):
         names = list(travelling(self.trainer.model))
         if len(parameters) != len(names):
             raise ValueError(
-                f"{self.trainer}: expected {len(names)} arrays, as the model has, but got "
+                f"{self.trainer}: expected {len(names)} arrays, as in the model, but got "
                 f"{len(parameters)}."
             )
         self.trainer.receive(dict(zip(names, parameters, strict=True)))

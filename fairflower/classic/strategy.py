@@ -1,4 +1,4 @@
-"""Adapter of strategies to classic Flower strategies, for ``ServerAppComponents``."""
+"""Adapter from strategies to classic Flower strategies, for ``ServerAppComponents``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def compare(
     federations: Annotated[
         str | None,
         typer.Option(
-            help="Federations, for example 0,1,2 or 0-9. Each number is the random seed of the "
+            help="Federations, for example 0,1,2 or 0-9. Each number is the random seed for the "
             "partition, the clients' data and the run (data.seed = seed). Default: "
             f"{FEDERATIONS}, unless --seeds is given."
         ),
@@ -44,7 +44,7 @@ def compare(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Random seeds of repeated runs on the single federation that data.seed defines, "
+            help="Random seeds for repeated runs on the single federation that data.seed defines, "
             "for example 0-4; an alternative to --federations. The verdicts then hold only "
             "for this federation."
         ),

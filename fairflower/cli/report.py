@@ -47,8 +47,8 @@ def report(
             "--format",
             "-f",
             metavar="|".join(FORMATS),
-            help="html: a page with tables and figures. latex: all tables, for the package "
-            "booktabs. csv: the accuracy table. md: all tables and verdicts as Markdown.",
+            help="html: a page with tables and figures. latex: all tables, for the booktabs "
+            "package. csv: the accuracy table. md: all tables and verdicts as Markdown.",
         ),
     ] = "html",
     summary: Annotated[

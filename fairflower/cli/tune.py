@@ -87,7 +87,7 @@ def tune(
         str | None,
         typer.Option(
             help="Federations for the tests, for example 1,2,3 or 1-10. Each number is the "
-            "random seed of the partition, the clients' data and the run (data.seed = seed)."
+            "random seed for the partition, the clients' data and the run (data.seed = seed)."
         ),
     ] = None,
     seeds: Annotated[

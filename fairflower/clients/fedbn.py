@@ -20,7 +20,7 @@ class FedBN(LocalArraysTrainer):
     There is no usable global model: the server tests w with the initial b. ``test`` also reports
     ``personal_accuracy``, the accuracy of ``(w, b_k)`` on the client's test examples. Clients are
     tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. For a network without normalization
-    layers, this trainer equals ``sgd``.
+    layers, this trainer is equivalent to ``sgd``.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class SAM(Trainer):
 class FedSAM(SAM):
     """SAM on the clients (Caldarola et al., ECCV 2022; Qu et al., ICML 2022).
 
-    This trainer equals ``sam``, but its radius is an argument, and ``train.rho`` is not used.
+    This is ``sam`` with the radius as an argument; ``train.rho`` is not used.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class FedSAM(SAM):
 class GSAM(Trainer):
     """Local training with GSAM's steps (Zhuang et al., ICLR 2022).
 
-    This trainer equals ``sgd`` with ``train.sharpness = "gsam"``, a setting of every trainer.
+    The same as ``sgd`` with ``train.sharpness = "gsam"``, a setting of every trainer.
 
     See Also
     --------

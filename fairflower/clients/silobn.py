@@ -18,7 +18,7 @@ class SiloBN(LocalArraysTrainer):
     The server tests with the initial statistics, mean 0 and variance 1. ``test`` also reports
     ``personal_accuracy``, the accuracy with the client's own statistics on its test examples.
     Clients are tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. For a network without
-    running statistics, such as ``cnn``, this trainer equals ``sgd``.
+    running statistics, such as ``cnn``, this trainer is equivalent to ``sgd``.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ class PrivacyConfig:
     )
     noise_seed: int = setting(
         0,
-        "Random seed of the noise, for experiments only: anyone who knows the seed can remove "
+        "Random seed for the noise, for experiments only: anyone who knows the seed can remove "
         "the noise. 0 means random numbers from the operating system.",
     )
 
@@ -122,7 +122,7 @@ def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Seq
     if "received_group_counts" in measurements:
         raise _refused(
             f"strategy.metric = {config.strategy.args['metric']!r} needs counts of people, which "
-            "leave a client without noise. Set strategy.metric = 'received_accuracy'"
+            "are sent without noise. Set strategy.metric = 'received_accuracy'"
         )
     if not privacy.noise_multiplier * privacy.clip <= _LARGEST_NOISE:
         raise ConfigError(

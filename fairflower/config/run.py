@@ -55,7 +55,7 @@ from fairflower.registry.user_metrics import load_metrics
 class RunConfig:
     """All settings of a run, typed and validated."""
 
-    seed: int = setting(0, "Random seed of the model, client selection and local training.")
+    seed: int = setting(0, "Random seed for the model, client selection and local training.")
     num_server_rounds: int = setting(30, "Number of training rounds.")
     fraction_train: float = setting(
         1.0, "Fraction of the clients that train in each round.", above=0, max=1
@@ -164,7 +164,7 @@ class RunConfig:
 
     @classmethod
     def from_message(cls, flat: Mapping[str, Any]) -> RunConfig:
-        """Read the run config in a server's message, at a client.
+        """Read the run config in a server's message, on a client.
 
         The types and ranges of settings are checked; keys that are not settings are ignored. The
         strategy stays a name: only the server imports it, in `from_flat`.

@@ -88,7 +88,7 @@ class DataConfig:
         "Number of training examples per client, as an alternative to data.fraction. 0 "
         "means that data.fraction applies.",
     )
-    seed: int = setting(0, "Random seed of the partition and of the clients' data.")
+    seed: int = setting(0, "Random seed for the partition and the clients' data.")
     image_size: int = setting(
         0, "Width and height of the images, in pixels. 0 means the data set's default.", max=1024
     )
@@ -373,9 +373,9 @@ class EvaluateConfig:
 
     by: str = setting(
         "server",
-        "Where the global model is tested. server: at the server, on the test set of every "
-        "domain (as in the papers); clients: at each client, on its own test data; both: at the "
-        "server and at the clients.",
+        "Where the global model is tested. server: on the server, on the test set of every "
+        "domain (as in the papers); clients: on each client, on its own test data; both: on the "
+        "server and on the clients.",
         choices=("server", "clients", "both"),
     )
     every: int = setting(

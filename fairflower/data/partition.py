@@ -47,7 +47,7 @@ def divide(
     sizes
         Number of rows of each client.
     seed
-        The seed of the data, ``data.seed``.
+        The seed for the data, ``data.seed``.
     every_class
         Whether `cover_every_class` ensures that each client gets every class.
     alpha

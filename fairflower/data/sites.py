@@ -170,7 +170,7 @@ def fits(site: Federation, merged: Federation) -> bool:
 
 
 def _size(site: Federation) -> tuple[str | int, ...]:
-    """Return the kind and size that must be equal at all sites. Image channels may differ."""
+    """Return the kind and size that must be the same on all sites. Image channels may differ."""
     return site.kind, *(site.shape[1:] if site.kind == "images" else site.shape)
 
 

@@ -32,7 +32,7 @@ def hold_out(
     share
         Fraction of validation rows, 0 to 1.
     seed
-        The seed of the data, ``data.seed``.
+        The seed for the data, ``data.seed``.
 
     Raises
     ------

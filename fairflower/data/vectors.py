@@ -1,6 +1,6 @@
 """Data sets of features (rows of a table) and of token ids (texts).
 
-They are prepared and divided by the same ``data.*`` settings as images. Settings for images raise
+The same ``data.*`` settings prepare and partition them as for images. Settings for images raise
 an error (``data.image-size``, ``data.corrupted-clients``) or have no effect (``data.augment``).
 """
 

@@ -55,7 +55,7 @@ def nodes_with_shares(
 def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
     """Parse ``["svhn=/data/svhn", "usps=/data/usps"]``: a domain and a folder per site.
 
-    The folders are opened in the same way as at the sites, so that errors appear before any process
+    The folders are opened in the same way as on the sites, so that errors appear before any process
     starts. Several sites may have the same domain or the same folder.
 
     Parameters

@@ -32,7 +32,7 @@ class SemanticAnchors(Exchange):
     Some details are inferred. Anchors have length 1 during training, because Eq. 6 needs unit
     vectors; the paper's algorithm does not say when they are scaled. The temperature is inside the
     exponential, because in Eq. 4 as printed it would only add a constant. The paper does not give
-    the hidden width and the learning rate.
+    the hidden width or the learning rate.
 
     Parameters
     ----------

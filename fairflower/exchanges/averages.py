@@ -15,8 +15,8 @@ from fairflower.aggregation.records import InvalidReply
 class AveragedBatches(Exchange):
     """Averages of batches of every client's images and labels, sent to all clients.
 
-    Clients return ``images`` [M, C, H, W] and ``labels`` [M, classes]. The server sends the last
-    arrays of each client that was ever in a cohort, concatenated in the order of client ids.
+    Clients return ``images`` [M, C, H, W] and ``labels`` [M, classes]. The server sends the latest
+    arrays of every client that has been in a cohort, concatenated in the order of client ids.
     """
 
     name = "averages"

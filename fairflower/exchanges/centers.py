@@ -18,8 +18,8 @@ class ClusterCenters(ClusteringMixin, Exchange):
     """Mean representation H_t of each cluster of clients, and each client's cluster.
 
     All clients receive ``H`` [T', d]. The config of a client's message has ``cluster``, the row of
-    its cluster in H (Algorithm 1: ``LocalUpdate(theta, H, T[k])``). A client that was never in a
-    cohort gets no ``cluster``; an absent client keeps its last cluster.
+    its cluster in H (Algorithm 1: ``LocalUpdate(theta, H, T[k])``). A client that has never been in
+    a cohort gets no ``cluster``; an absent client keeps its last cluster.
 
     If the strategy clusters the clients, as ``FedGCR`` does, its clusters are used. Otherwise this
     exchange clusters them in the same way, so that the client ``fedgc`` works with every strategy.

@@ -15,9 +15,9 @@ class PersonalArrays(Exchange):
     """Each client's own arrays, which the server stores and sends back to this client alone.
 
     Clients return these arrays with the model. The server does not merge them. It stores the newest
-    arrays of each client that was in a cohort, and adds them to the client's next train or test
-    message. A client that was never in a cohort gets none, and starts with the network's initial
-    values.
+    arrays of each client that has been in a cohort, and adds them to the client's next train or
+    test message. A client that has never been in a cohort gets none, and starts with the network's
+    initial values.
 
     Notes
     -----

@@ -13,7 +13,7 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import InvalidReply, NotFinite, is_real
 
-#: Largest count of a class at a client; sums of larger counts would overflow.
+#: Largest count of a class on a client; sums of larger counts would overflow.
 MOST_IMAGES = 2**40
 
 

@@ -201,7 +201,7 @@ def surfaces(
 ) -> Vector:
     """Return the mean cross entropy of ``w + x d + y e`` for S data sets, shape [S, G, G].
 
-    The axes of the result are data set, y and x. ``model`` has the parameters w; it is not changed,
+    The axes of the result are data set, y and x. ``model`` has the parameters w; it is unchanged,
     and its mode (train or eval) is kept. The ``directions`` d and e each have a tensor for every
     trainable parameter. ``steps``, shape [G], are the values of x and of y. ``advance`` is called
     after every point, from any thread.

@@ -102,7 +102,7 @@ class Design:
     sweeps: tuple[Sweep, ...]
     points: int  # settings tried for each method, the first being the paper's
     again: int  # number of the best that are tried on the other federations, too
-    scrambling: int  # seed of the points
+    scrambling: int  # seed for the points
     tuned_on: tuple[int, ...]  # federations: all points on the first
     margins: Margins
     results: Path

@@ -92,8 +92,8 @@ def _over_all(findings: Findings) -> Iterator[str]:
         )
         count = max(difference.n for difference in judged.values())
         yield (
-            f"Over {count} benchmarks, by a mixed model with Dunnett's intervals against "
-            f"{findings.design.reference}, points of the worst half: {gains}."
+            f"Gains over {findings.design.reference} on the worst half, in points, over {count} "
+            f"benchmarks (mixed model, Dunnett's intervals): {gains}."
         )
 
 

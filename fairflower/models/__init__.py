@@ -80,14 +80,14 @@ class Classifier(nn.Module):
 def travelling(model: nn.Module) -> dict[str, Tensor]:
     """Return the arrays of a model that server and clients exchange, without copying.
 
-    Arrays that stay at the clients (`keep_local`) are not included.
+    Arrays that stay on the clients (`keep_local`) are not included.
     """
     local = initial_local_arrays(model)
     return {name: tensor for name, tensor in _arrays(model).items() if name not in local}
 
 
 def keep_local(model: nn.Module, names: Iterable[str]) -> None:
-    """Mark arrays of a new model that stay at the clients, and remember their initial values.
+    """Mark arrays of a new model that stay on the clients, and remember their initial values.
 
     Names of arrays that are never exchanged are ignored. A second call has no effect.
     """
@@ -98,13 +98,13 @@ def keep_local(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def initial_local_arrays(model: nn.Module) -> dict[str, Tensor]:
-    """Return the initial values of the arrays that stay at the clients, by name."""
+    """Return the initial values of the arrays that stay on the clients, by name."""
     initial: dict[str, Tensor] = getattr(model, "_initial_local_arrays", {})
     return initial
 
 
 def local_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays that stay at the clients, by name, without copying."""
+    """Return the arrays that stay on the clients, by name, without copying."""
     local = initial_local_arrays(model)
     return {name: tensor for name, tensor in _arrays(model).items() if name in local}
 
@@ -176,7 +176,7 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
     excess = ", ".join([name for name in arrays if name not in tensors][:3])
     if missing or excess:
         raise ValueError(
-            f"{owner}: expected {len(tensors)} arrays, as the model has, but got {len(arrays)}. "
+            f"{owner}: expected {len(tensors)} arrays, as in the model, but got {len(arrays)}. "
             f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}."
         )
     for name, tensor in tensors.items():
@@ -244,7 +244,7 @@ def build(
     shape
         Shape of an example; see `Classifier`.
     seed
-        Random seed of the initial weights. Torch's global generator is not changed.
+        Random seed for the initial weights. Torch's global generator is unchanged.
     weights
         Pretrained weights, for models that support them: a file, or ``imagenet``. Empty means the
         model's default. Models of libraries also support ``random``.

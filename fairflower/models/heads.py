@@ -34,7 +34,7 @@ def _parts(model: nn.Module) -> tuple[list[str], list[str]]:
         raise ConfigError(
             f"{type(model).__name__} has no {missing[0]}: its arrays are "
             f"{', '.join(names[:6])}{', ...' if len(names) > 6 else ''}. This client needs a "
-            "network with a layer `head` and other layers. Name the last layer `head`, as in a "
-            "Classifier, or choose another client.name."
+            "network with a layer named `head` and other layers. Name the last layer `head`, as in "
+            "a Classifier, or choose another client.name."
         )
     return head, body

@@ -62,7 +62,7 @@ def hf(
     Parameters
     ----------
     name
-        Folder written by ``save_pretrained``, or name at the Hugging Face Hub. A name is looked up
+        Folder written by ``save_pretrained``, or name on the Hugging Face Hub. A name is looked up
         in the local cache; nothing is downloaded.
     weights
         Empty for the pretrained weights, or ``random`` for random weights of the network that the

@@ -11,13 +11,13 @@ paper:
 - A client with n images gets the weight n / (n + 100): its vector, a mean over the images, has a
   sampling variance proportional to 1 / n, and clients of the same cluster differ, too.
 - T centers span T - 1 directions, so vectors are projected onto T - 1 principal axes.
-- k-means then finds the clusters, as the best of ten starts. This equals a Gaussian mixture with a
-  single small common variance; scikit-learn's mixtures do not support weights.
+- k-means then finds the clusters, as the best of ten starts. This is equivalent to a Gaussian
+  mixture with a single small common variance; scikit-learn's mixtures do not support weights.
 
 On the representations of FedGCR's runs on Digit-Five with domain imbalance factors 1 / 5 / 10, the
 clustering accuracy is 98 / 100 / 78 % with ``"kmeans"``, 91 / 95 / 59 % with ``"gmm"``, and 99 / 93
 / 65 % with the best of ten starts of a mixture (``python benchmarks/clusters.py``: seed 0, 12
-rounds, ten seeds of the clustering; AMD EPYC, scikit-learn 1.9.1). The weights matter most at
+rounds, ten seeds for the clustering; AMD EPYC, scikit-learn 1.9.1). The weights matter most at
 factor 10, where clients have 1 to 245 images: without weights, k-means reaches 52 %.
 """
 
@@ -98,7 +98,7 @@ def cluster(
     members, centres : mapping, optional
         The attributes of the last round's `Clusters`.
     seed : int
-        Seed of the random starts.
+        Seed for the random starts.
 
     Examples
     --------

@@ -3,10 +3,10 @@
 A binary model predicts labels of people who belong to G groups, for example men and women. Each
 client counts its people, and the sums of the counts over clients give the **global** metric
 exactly. The same functions give a client's **local** metric from its counts. Both matter, because a
-model can be fair on all data and unfair at every client.
+model can be fair on all data and unfair on every client.
 
 A metric is undefined (NaN) if a rate of a group is 0/0. For example, equal opportunity is undefined
-if no person of a group has a positive label. (fairlearn sets such rates to 0.)
+if nobody in a group has a positive label. (fairlearn sets such rates to 0.)
 
 Examples
 --------
@@ -252,7 +252,7 @@ def signed_difference(name: str, counts: ArrayLike) -> float:
 
 
 def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> Levels:
-    """Return a difference on all data, at each client, and at the worst client.
+    """Return a difference on all data, on each client, and on the worst client.
 
     Parameters
     ----------

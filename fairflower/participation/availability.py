@@ -32,7 +32,7 @@ def read_availability(text: str, seed: int) -> Availability:
         ``client``, which has a row for each round in which a client is available. After the last
         round in the file, its rounds are repeated.
     seed : int
-        Seed of the Markov chains.
+        Seed for the Markov chains.
 
     Raises
     ------

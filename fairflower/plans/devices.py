@@ -30,7 +30,7 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     """Choose the device of the clients, for runs that are executed one after another.
 
     ``client-gpus = "auto"`` is replaced by a fraction of a GPU, such that as many clients train in
-    parallel as GPU memory and CPUs allow. A number is not changed.
+    parallel as GPU memory and CPUs allow. A number stays as it is.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
-    """Describe the device of parallel runs in a line; "" on a machine without a GPU."""
+    """Describe the device of parallel runs in one line; "" on a machine without a GPU."""
     device = choose_device(runs[0].train.device)
     if device.type == "cpu":
         return _without_gpu(replace(runs[0], client_gpus="auto")).line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.status import Status
 
 from fairflower.config import RunConfig
 from fairflower.engines.choice import chosen_engine, engine_line
-from fairflower.errors import ConfigError, RunInterrupted
+from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
 from fairflower.plans.plan import Plan, auto_jobs
 from fairflower.plans.protocol import is_study
 from fairflower.server.checkpoint import resumable_configs
@@ -195,7 +195,8 @@ def execute(
     else:
         if line := engine_line(plan.runs[0]):
             console.print(f"  engine    {escape(line)}", soft_wrap=True, highlight=False)
-        placed = place_clients([first, *plan.runs[1:]], len(federation.clients))
+        num_clients = max(len(federation.clients), *_client_counts(plan, first.data.seed))
+        placed = place_clients([first, *plan.runs[1:]], num_clients)
     if placed.line:
         console.print(f"  device    {escape(placed.line)}", soft_wrap=True, highlight=False)
     handler = RichHandler(
@@ -212,8 +213,17 @@ def execute(
                         starting.stop()
                         plan.execute(grid, console, stop, folders, on_round)
 
-                    launch(run_all, placed.config, len(federation.clients), placed.num_gpus)
+                    launch(run_all, placed.config, num_clients, placed.num_gpus)
         except RunInterrupted:
             console.print("Stopped." + (" The run folder can be resumed." if folders else ""))
             raise KeyboardInterrupt from None
     return folders
+
+
+def _client_counts(plan: Plan, data_seed: int) -> Iterator[int]:
+    """Yield the number of clients for all data settings of a plan, with the same seed."""
+    from fairflower.data import prepare
+
+    for data in {replace(config.data, seed=data_seed) for config in plan.runs}:
+        with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
+            yield len(prepare(data).clients)

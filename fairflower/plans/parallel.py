@@ -133,7 +133,7 @@ class _Runs:
                 self._print("yellow", f"{title}: its process died.", "The run is retried.")
                 return self._again(config)
             problem = EngineError(
-                f"The process of {title} died twice, perhaps because of too little memory. Repeat "
+                f"The process of {title} died twice, perhaps because it ran out of memory. Repeat "
                 "the command with fewer parallel runs (--jobs) to resume the run."
             )
         except GpuMemoryError as error:

@@ -40,7 +40,7 @@ class TuningProtocol:
     budget : int
         Number of trials per method.
     seeds : sequence of int
-        Random seeds of the tests.
+        Random seeds for the tests.
     select : str
         Criterion for choosing a trial, a key of `fairflower.report.tuning.CRITERIA`.
     metric : str
@@ -52,7 +52,7 @@ class TuningProtocol:
     prune : bool
         Whether trials that are clearly worse than the paper's values are stopped early.
     federations : bool
-        Whether each seed of the tests is also the federation's seed (``data.seed`` = ``seed``).
+        Whether each seed for the tests is also the federation's seed (``data.seed`` = ``seed``).
     """
 
     budget: int
@@ -69,7 +69,8 @@ def check_disjoint_seeds(option: str, seeds: Sequence[int], seed: int, remedy: s
     """Raise ``ConfigError`` if a test would have the same seed as the trials."""
     if seed in seeds:
         raise ConfigError(
-            f"{option}: {seed} is the seed of the trials, but tests need different seeds. {remedy}."
+            f"{option}: {seed} is the seed for the trials, but tests need different seeds. "
+            f"{remedy}."
         )
 
 

@@ -281,7 +281,7 @@ class TuningStudies:
     folder : Path
         Folder with ``study.json``, ``trials/`` and ``runs/``. Completed runs are kept.
     configs : sequence of RunConfig
-        Configs of the methods, with the seed of their trials.
+        Configs of the methods, with the seed for their trials.
     protocol : TuningProtocol
         Settings of the study.
 
@@ -297,7 +297,7 @@ class TuningStudies:
     def __init__(
         self, folder: Path, configs: Sequence[RunConfig], protocol: TuningProtocol
     ) -> None:
-        remedy = "Choose different seeds, or change the seed of the trials with --seed N"
+        remedy = "Choose different seeds, or change the seed for the trials with --seed N"
         option = "--federations" if protocol.federations else "--seeds"
         check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)
         if protocol.federations and configs[0].data.seed in protocol.seeds:

@@ -285,7 +285,7 @@ def against_first_values(comparison: Comparison) -> Iterator[Compared]:
         yield sweep.key, base.name, {method.name: (method, base) for method in methods}
 
 
-PLAIN_TITLE = "Local training compared with plain local training"
+PLAIN_TITLE = "Variants of local training compared with plain local training"
 
 #: Title -> additional comparison, besides that with the baselines.
 FURTHER: Mapping[str, Against] = {

@@ -38,7 +38,7 @@ from fairflower.server.contents import read_text
 
 #: Columns of the file. ``kind`` is protocol (its ``settings`` are common to all methods), trial, or
 #: the kind of test: a test of the chosen values, of the paper's values, or of both if they are
-#: equal. ``number`` is the number of the trial or the seed of the test. ``domains`` has the names,
+#: equal. ``number`` is the number of the trial or the seed for the test. ``domains`` has the names,
 #: quoted as for a shell, and ``figures`` one number for each domain.
 COLUMNS = (
     *("benchmark", "metric", "method", "kind", "number", "settings"),

@@ -170,7 +170,7 @@ class RunFolder:
         return round(time.monotonic() - self._begin, 3)
 
     def sizes(self) -> dict[str, int]:
-        """Flush files that grow to disk, and return their sizes in bytes."""
+        """Flush the growing files to disk, and return their sizes in bytes."""
         paths = [self.path / name for name in GROWING if (self.path / name).exists()]
         for path in paths:
             sync(path)

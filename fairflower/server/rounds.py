@@ -219,10 +219,10 @@ class RoundLoop:
         for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
             if state < merged.get(client, 0):
                 logger.warning(
-                    "Client %d has lost its state of round %d and trained with %s.",
+                    "Client %d has lost its state from round %d and trained with %s.",
                     client,
                     merged[client],
-                    f"its state of round {state:.0f}" if state else "a new state",
+                    f"its state from round {state:.0f}" if state else "a new state",
                 )
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
@@ -371,7 +371,7 @@ def _summed(
         merged = secure.train(server_round, messages, arrays)
     except Halted as reason:
         logger.warning(
-            "Round %d: secure aggregation stopped, and the model is not changed: %s.",
+            "Round %d: secure aggregation stopped, so the model is unchanged: %s.",
             *(server_round, reason),
         )
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
@@ -396,7 +396,7 @@ def _named(loop: RoundLoop, server_round: int) -> Iterator[None]:
 
 
 def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
-    """If an array is missing because it stays at the clients, add this to the error."""
+    """If an array is missing because it stays on the clients, add this to the error."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
     if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
         return error

@@ -170,7 +170,7 @@ class Session:
         if not saved.config:
             logger.warning(
                 "The checkpoint was written by an earlier version and contains no settings, so "
-                "changes of config.toml since the start of the run cannot be detected."
+                "changes to config.toml since the start of the run cannot be detected."
             )
         try:
             setup.strategy.load_state_dict(saved.state)

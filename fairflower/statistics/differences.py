@@ -207,7 +207,7 @@ def moderated_variances(
     degrees of freedom is assumed to estimate a true variance sigma_j^2, and 1 / sigma_j^2 to have a
     scaled chi-squared distribution about 1 / s_0^2 with d_0 degrees of freedom. d_0 and s_0^2 are
     fitted to the mean and variance of log s_j^2. The moderated variance is (d_0 s_0^2 + d_j s_j^2)
-    / (d_0 + d_j) on d_0 + d_j degrees of freedom. Fewer than three variances are not changed.
+    / (d_0 + d_j) on d_0 + d_j degrees of freedom. Fewer than three variances are unchanged.
 
     limma bounds the degrees of freedom by the sum of all d_j, as for independent variances. Here,
     all differences share the noise of the other method. If differences have the squared correlation

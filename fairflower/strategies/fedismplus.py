@@ -43,11 +43,11 @@ class FedISMPlus(FedISM):
         Definition of S_k. ``"sharpness"``, the default, is the increase of the loss, as above
         (released code); ``"perturbed_loss"`` is L_k(theta + rho_t g / ||g||) itself.
     rounds : int, optional
-        R, the planned number of rounds; after them the radius stays rho. Default:
+        R, the planned number of rounds; after these rounds the radius stays at rho. Default:
         ``num-server-rounds`` in the config sent to the clients, which fairflower's app sets;
         without it the radius is rho in every round.
     q, beta, variant
-        As in `FedISM`. The authors' command sets q = 2; the default of their code is 1.
+        As in `FedISM`. The authors' command sets q = 2; the default in their code is 1.
 
     See Also
     --------

@@ -185,7 +185,7 @@ class FedPW(FairStrategy):
         return step
 
     def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
-        """Drop each client's smallest coordinates of an array, at the clients' ``rates``."""
+        """Drop each client's smallest coordinates of an array, with the clients' ``rates``."""
         (whole,) = cohort.blocks([name], max(cohort.received[name].size, 1))
 
         def prune(k: int) -> tuple[Mask, float, float]:

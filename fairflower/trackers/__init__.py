@@ -3,7 +3,7 @@
     track = "tensorboard"  # in a run config
 
 A tracker logs the run config, the metrics of every round (`fairflower.server.history`) and the
-final metrics. A resumed run continues the same run of the library.
+final metrics. A resumed run continues the same run in the tracker.
 """
 
 from __future__ import annotations

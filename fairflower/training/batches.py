@@ -2,7 +2,7 @@
 
 Images stay uint8 until their batch is used. Then they are cropped, flipped and normalized exactly
 as by torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and ``Normalize``, but
-without a Python call per image. Features are normalized once. Token ids are not changed.
+without a Python call per image. Features are normalized once. Token ids are unchanged.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def mean_representation(
     does not depend on the class frequencies. The measurement ``received_representation`` is h
     before training, and ``representation`` is h after training. ``represent`` computes
     representations [B, d] of inputs; by default `Classifier.represent`. The model is in eval mode
-    during the call, and is not changed. For ``model``, ``data`` and errors see
+    during the call, and is unchanged. For ``model``, ``data`` and errors see
     `fairflower.training.gradients.mean_gradient`.
     """
     represent = represent or require_classifier(model, "A representation").represent

@@ -38,7 +38,7 @@ def fisher_diagonal(
 
     F_i = 1/n sum_s (dL(x_s, y_s)/dtheta_i)^2 with the cross entropy L and the true labels y. The
     model is in eval mode during the call (batch norm uses its running statistics, so that the loss
-    of a sample does not depend on others), and is not changed.
+    of a sample does not depend on others), and is unchanged.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ _BATCH_SIZE = 64
 def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     """Return the gradient of the mean cross entropy over a data set.
 
-    The model is in eval mode during the call; its parameters and their ``.grad`` are not changed.
+    The model is in eval mode during the call; its parameters and their ``.grad`` are unchanged.
     Parameters that do not affect the output have gradient 0.
 
     Parameters
@@ -75,7 +75,7 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
     """Return the mean cross entropy over a data set.
 
     The measurement ``received_loss`` is this loss before training, and ``trained_loss`` is this
-    loss after training. The model is in eval mode during the call, and is not changed. For
+    loss after training. The model is in eval mode during the call, and is unchanged. For
     parameters and errors see `mean_gradient`.
     """
     with eval_mode(model):
@@ -90,7 +90,7 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     and the norm is over all trainable parameters (Foret et al., ICLR 2021; Eq. 8 of Wu et al.,
     IJCAI 2024). To first order, this is the largest increase within distance rho. The model is in
     eval mode during the call (batch norm uses its running statistics and does not update them), and
-    is not changed.
+    is unchanged.
 
     Parameters
     ----------

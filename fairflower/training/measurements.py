@@ -126,7 +126,7 @@ def standalone_loss(trainer: Trainer) -> float:
 
 
 def _train_alone(trainer: Trainer) -> float:
-    """Return the lowest loss over the epochs; the trainer's model is not changed."""
+    """Return the lowest loss over the epochs; the trainer's model is unchanged."""
     plain = replace(
         trainer.settings,
         local_epochs=1,

@@ -61,7 +61,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def adapt(cls, model: Any, federation: Any, **arguments: Any) -> None:
-        """Adapt a network before clients and server use it; by default it is not changed."""
+        """Adapt a network before clients and server use it; by default it is unchanged."""
 
     @classmethod
     def local_arrays(cls, model: nn.Module) -> Sequence[str]:

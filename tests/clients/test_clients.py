@@ -370,7 +370,7 @@ def test_the_same_trainer_is_a_classic_client(context: Context) -> None:
     answer = compat.recorddict_to_evaluateres(reply)
     assert (answer.loss, answer.num_examples, answer.metrics) == client.evaluate(start, {})
     with pytest.raises(
-        ValueError, match=r"Client 3: expected 9 arrays, as the model has, but got 8"
+        ValueError, match=r"Client 3: expected 9 arrays, as in the model, but got 8"
     ):
         client.fit(start[:-1], {"server-round": 2})
 

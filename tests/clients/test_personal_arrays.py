@@ -95,7 +95,7 @@ def test_clients_that_lost_everything_get_their_arrays_again(tmp_path):
         shutil.rmtree(client_states(), ignore_errors=True)
         resuming.resume(folder)
         ends[name] = resuming.outcome(folder), resuming.outcome(whole)
-        lost = "lost its state of round" in (folder / "log.txt").read_text()
+        lost = "lost its state from round" in (folder / "log.txt").read_text()
         assert lost == (name == "local")
     assert ends["kept"][0] == ends["kept"][1]
     assert ends["local"][0]["history"] != ends["local"][1]["history"]

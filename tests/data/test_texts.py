@@ -65,7 +65,7 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
         (b"text,class\na,b\n", "missing: label"),
         (b"text,label\nhello,\n", "row 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
-        (b"text,label,label\nhello,a,b\n", "found several columns label. Rename all but one"),
+        (b"text,label,label\nhello,a,b\n", "found several columns named label. Rename all but one"),
         (b"text,label\n\xff\xfe,a\n", "cannot be read as a CSV file in UTF-8"),
     ],
 )

@@ -96,7 +96,7 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     assert least == pytest.approx(
         max(one.detectable for one in made.judged(made.design.benchmarks[0]).values()), abs=0.005
     )
-    assert any("by a mixed model with Dunnett's intervals" in line for line in said)
+    assert any("(mixed model, Dunnett's intervals)" in line for line in said)
     assert not any("none" in line.split() for line in said)
 
 
@@ -104,7 +104,7 @@ def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> Non
     made = findings(tmp_path)
     del made.stages.ledger.rows["plain fedheal 23"]
     assert [benchmark.name for benchmark in made.benchmarks] == ["noisy"]
-    assert not any(line.startswith(("plain", "Over")) for line in sentences(made))
+    assert not any(line.startswith(("plain", "Gains")) for line in sentences(made))
     assert [table.title for table in tables(made)] == ["noisy, confirmed"]
     assert left(made).startswith("Remaining runs of the confirmation: plain 1.")
     assert not left(findings(tmp_path / "all"))

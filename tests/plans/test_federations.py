@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
+from resuming import config
+from rich.console import Console
+
 from fairflower.config import StrategyConfig
+from fairflower.errors import DataError
+from fairflower.plans.execution import execute
 from fairflower.plans.plan import Plan
 
 
@@ -24,3 +33,16 @@ def test_seeds_leave_the_federation_as_it_is() -> None:
         (9, 4, "uniform-seed4"),
     ]
     assert "data seed" not in plan.summary()
+
+
+def test_runs_of_a_plan_can_have_more_clients_than_its_first(tmp_path: Path) -> None:
+    """As if each domain is held out in turn and the domains have different numbers of clients."""
+    runs = [config(tmp_path, **{"data.clients-per-domain": clients}) for clients in (1, 2)]
+    impossible = config(tmp_path, **{"data.clients-per-domain": 10**6})
+    made: list[Path] = []
+    with pytest.raises(DataError):
+        execute(Plan([*runs, impossible]), Console(quiet=True), made, 1)
+    assert [json.loads((path / "run.json").read_text())["status"] for path in made] == [
+        "completed",
+        "completed",
+    ]

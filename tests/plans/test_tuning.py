@@ -91,7 +91,7 @@ def test_chosen_values_are_tested_once_with_fresh_seeds(tmp_path: Path) -> None:
             "beta": best.values["strategy.beta"],
         }
     assert made.total == 7 + 6
-    with pytest.raises(ConfigError, match=r"--seeds: 0 is the seed of the trials"):
+    with pytest.raises(ConfigError, match=r"--seeds: 0 is the seed for the trials"):
         tuning(tmp_path / "other", seeds=[0, 1])
 
 
@@ -108,7 +108,7 @@ def test_chosen_values_are_tested_on_other_federations(tmp_path: Path) -> None:
         "fedavg-federation2",
     }
     assert not make(tuning(tmp_path, federations=True)), "nothing is left"
-    with pytest.raises(ConfigError, match="--federations: 0 is the seed of the trials"):
+    with pytest.raises(ConfigError, match="--federations: 0 is the seed for the trials"):
         tuning(tmp_path / "other", federations=True, seeds=[0, 1])
     with pytest.raises(ConfigError, match="--federations: 2 is the federation of the trials"):
         tuning(tmp_path / "third", federations=True, settings={"data.seed": 2})

@@ -281,13 +281,15 @@ def test_a_grid_is_judged_within_each_client_and_within_each_strategy(
         "fedheal against FedAvg: fairer (worst domain, STD) with sgd; equivalent (worst domain "
         "within 2, STD within 1) with moon; less fair (worst domain, STD) with fedprox."
     ]
-    assert found["Local training compared with plain local training, accuracy over domains"] == [
+    assert found[
+        "Variants of local training compared with plain local training, accuracy over domains"
+    ] == [
         "moon against sgd: fairer (worst domain, STD) with fedavg, fedheal.",
         "fedprox against sgd: less fair (worst domain, STD) with fedavg, fedheal.",
     ]
     text = markdown_tables([read_run(folder) for folder in folders])
     _, _, table = text.partition(
-        "**Local training compared with plain local training, accuracy over"
+        "**Variants of local training compared with plain local training, accuracy over"
     )
     assert (
         "| *moon against sgd* | | | |\n| fedavg (5 seeds of federation 0) | **+20.00 ▲**" in table

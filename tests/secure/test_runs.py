@@ -113,7 +113,7 @@ def test_a_halted_round_is_noted_and_the_run_goes_on(
     assert facts["status"] == "completed"
     assert list(facts["halted_rounds"]) == ["2"]
     assert facts["secure_aggregation"]["threshold"] == 3
-    assert "secure aggregation stopped, and the model is not changed: 2 of 2 clients" in caplog.text
+    assert "secure aggregation stopped, so the model is unchanged: 2 of 2 clients" in caplog.text
     lines = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
     assert [line["client_ids"] for line in lines] == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
     assert set(lines[1]["dropped"].values()) == {"its disk is full"}

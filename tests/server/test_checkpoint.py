@@ -220,9 +220,9 @@ def test_a_client_that_lost_its_state_is_named(tmp_path, caplog):
     (run / "2" / "round-000002.safetensors").write_bytes(b"")
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         resume(folder)
-    assert "Client 1 has lost its state of round 2 and trained with a new state" in caplog.text
+    assert "Client 1 has lost its state from round 2 and trained with a new state" in caplog.text
     assert (
-        "Client 2 has lost its state of round 2 and trained with its state of round 1"
+        "Client 2 has lost its state from round 2 and trained with its state from round 1"
         in caplog.text
     )
     assert "Client 0" not in caplog.text

@@ -35,7 +35,7 @@ def test_they_are_read_and_compared(runs: Path) -> None:
 def test_a_stopped_one_goes_on(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = read_run(runs / "stopped").accuracy
     assert not app(["run", "--resume", str(runs / "stopped")], standalone_mode=False)
-    assert caplog.text.count("so changes of config.toml since the start of the run") == 1
+    assert caplog.text.count("so changes to config.toml since the start of the run") == 1
     after = read_run(runs / "stopped")
     assert after.status == "completed"
     assert after.last_round == 4

@@ -76,7 +76,7 @@ def model_table(comparison: Comparison) -> Table:
 
 
 def _sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
-    """Return the bytes and the number of trained parameters of each method's model, as text."""
+    """Return each method's model size in bytes and number of trained parameters, as text."""
     facts = {method.name: method.runs[0].info for method in comparison.methods}
     return {
         name: (thousands(info.get("model_bytes")), thousands(info.get("num_parameters")))
