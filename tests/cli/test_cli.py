@@ -195,7 +195,7 @@ def test_list_shows_everything_that_has_a_name():
     assert "rule=qfedavg (or weights)" in output
     settings = call("list", "settings")
     assert "data.clients-per-domain" in settings
-    assert "seed of the partition" in settings
+    assert "seed for the partition" in settings
 
 
 def test_data_show_draws_a_contact_sheet(tmp_path):
