@@ -41,6 +41,10 @@ _LAST = ("parameters", "bytes", "data", "processor", "versions", "remarks")
 #: Column that lists the user's metrics for which lower values are better.
 _LOWER = "lower is better"
 
+#: Column of the clients' accuracies, and its name in earlier versions, where a domain's column
+#: could have the same name.
+_BY_CLIENT, _BY_CLIENT_EARLIER = "accuracy by client", "client accuracy"
+
 #: Separators: between the sessions of a resumed run, and between remarks.
 _AND, _NEXT = " + ", " | "
 
@@ -61,8 +65,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       mean of each client over these rounds. ``held-out``: the accuracy on the ``held-out domain``
       in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested.
     - ``clients``: the number of clients in each domain. ``participation``: the fraction of rounds
-      in which each client was merged, unless all are 1. ``client accuracy``: means over the rounds,
-      if clients tested. ``cluster``: the clients' clusters in each round, separated by dots.
+      in which each client was merged, unless all are 1. ``accuracy by client``: means over the
+      rounds, if clients tested. ``cluster``: the clients' clusters in each round, separated by dots.
     - ``parameters`` and ``bytes`` of the model. ``data``: a digest of each client's data.
       ``processor``, ``versions`` and ``remarks``.
     """
@@ -163,7 +167,7 @@ def _row(run: Run) -> dict[str, Any]:
         row["participation"] = _fractions(shares)
     tested = run.by_client.final()[order]
     if np.isfinite(tested).any():
-        row["client accuracy"] = _fractions(tested)
+        row[_BY_CLIENT] = _fractions(tested)
     found = run.clusters
     if found is not None:
         by_round = dict(zip(found.rounds.tolist(), found.ids[:, order], strict=True))
@@ -189,13 +193,16 @@ def _run(row: Mapping[str, str]) -> Run:
         metric: {
             column.removesuffix(f" {metric}"): text
             for column, text in row.items()
-            if column.endswith(f" {metric}") and column != "client accuracy" and text
+            if column.endswith(f" {metric}") and text
         }
         for metric in ("accuracy", "personal_accuracy", *SCORES, *of_user)
     }
-    domains = tuple(table["accuracy"])
     rounds = np.array(row["rounds"].split(), dtype=np.int64)
     counts = [int(count) for count in row["clients"].split()]
+    by_clients = row.get(_BY_CLIENT)
+    if len(table["accuracy"]) > len(counts) and not by_clients:
+        by_clients = table["accuracy"].pop(_BY_CLIENT_EARLIER.removesuffix(" accuracy"))
+    domains = tuple(table["accuracy"])
     owners = [d for d, count in zip(domains, counts, strict=True) for _ in range(count)]
     known = RunConfig().concise()
     settings = [
@@ -207,7 +214,7 @@ def _run(row: Mapping[str, str]) -> Run:
     unseen = np.array((row.get("held-out rounds") or "").split(), dtype=np.int64)
     unseen_accuracy = np.array((row.get("held-out") or "").split(), dtype=np.float64)
     adapted = np.array((row.get("held-out AdaBN") or "").split(), dtype=np.float64)
-    tested = np.array((row.get("client accuracy") or "").split(), dtype=np.float64)
+    tested = np.array((by_clients or "").split(), dtype=np.float64)
     by_client = tested.reshape(min(1, tested.size), len(owners))
     own = np.array((row.get("personal by client") or "").split(), dtype=np.float64)
     own = own.reshape(min(1, own.size), len(owners))
@@ -242,15 +249,18 @@ def _run(row: Mapping[str, str]) -> Run:
 _OVER_CLIENTS = ("global", "worst client")
 
 
+def _places(domains: Sequence[str]) -> list[str]:
+    """Return all places of a metric of group fairness; a domain may be named like another place."""
+    return [*_OVER_CLIENTS, *(f"domain {d}" if d in _OVER_CLIENTS else d for d in domains)]
+
+
 def _group_cells(run: Run) -> dict[str, str]:
     """Return the cells for group fairness, with a column for each metric and place."""
     last = np.isin(run.rounds, run.final_rounds())
     return {
         f"{name} {place}": _fractions(values).replace("nan", UNDEFINED)
         for name, tests in run.group_metrics.items()
-        for place, values in zip(
-            (*_OVER_CLIENTS, *run.domains), tests.accuracy[last].T, strict=True
-        )
+        for place, values in zip(_places(run.domains), tests.accuracy[last].T, strict=True)
     }
 
 
@@ -266,7 +276,7 @@ def _group_metrics(
             ),
         )
         for m in METRICS
-        for columns in [[f"{m.name} {place}" for place in (*_OVER_CLIENTS, *domains)]]
+        for columns in [[f"{m.name} {place}" for place in _places(domains)]]
         if row.get(columns[0])
     }
 

@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from fairflower.errors import RunFolderError
+from fairflower.numerics.group_fairness import METRICS
 from fairflower.plans.protocol import OPTUNA_STUDY, STUDY
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
@@ -522,6 +524,30 @@ def test_a_summary_gives_the_same_tables_and_verdicts(
     assert str(tmp_path) not in (tmp_path / "x.csv").read_text()
     write_summary(again, tmp_path / "y.csv")
     assert (tmp_path / "y.csv").read_bytes() == (tmp_path / "x.csv").read_bytes()
+
+
+def test_a_summary_holds_domains_with_the_names_of_its_columns(tmp_path: Path) -> None:
+    """Also one of an earlier version, in which the clients' accuracies had another column."""
+    metrics = {m.name: np.full((7, 4), 0.25) + np.arange(4) for m in METRICS}
+    for domains in (("client", "global"), ("a", "b")):
+        values = constant(**dict(zip(domains, (0.5, 0.9), strict=True)))
+        clients = {r: [0.5, 0.75, 0.25, 1.0] for r in range(len(values))}
+        run = read_run(make_run(tmp_path / domains[0], values, clients=clients))
+        tests = {
+            n: replace(run.by_client, rounds=run.rounds, accuracy=v) for n, v in metrics.items()
+        }
+        run = replace(run, group_metrics=tests)
+        write_summary([run], tmp_path / "x.csv")
+        text = (tmp_path / "x.csv").read_text()
+        if domains == ("a", "b"):
+            text = text.replace("accuracy by client", "client accuracy")
+        (tmp_path / "x.csv").write_text(text)
+        (again,) = read_summary(tmp_path / "x.csv")
+        assert again.domains == domains
+        assert again.final().tolist() == [0.5, 0.9]
+        assert again.by_client.final().tolist() == clients[0]
+        for name, history in again.group_metrics.items():
+            assert history.accuracy.tolist() == tests[name].accuracy[-5:].tolist()
 
 
 def test_runs_of_the_same_data_are_the_same_beside_a_summary(tmp_path: Path) -> None:
