@@ -180,7 +180,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         seed : int
             Seed for the selections and the exchanges' random draws.
         sizes : mapping of int -> int, optional
-            Number of training examples by client id. A reply with another number is dropped.
+            Number of training examples by client id. A reply with a different number is dropped.
         """
         clients = {node: client for client, node in nodes.items()}
         self.enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)

@@ -321,7 +321,7 @@ def lock_folder(path: Path) -> FileLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process on this machine has locked a folder; True if it has no locks."""
+    """Return whether a process on this machine has locked a folder; True without lock support."""
     if not (path / LOCK).exists():
         return False
     try:
