@@ -33,7 +33,7 @@ def arrays_of(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 def record_of(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return a Flower record of the arrays, in C order.
 
-    The bytes equal those of Flower's ``Array(array)``, but three copies are saved.
+    The bytes equal those of Flower's ``Array(array)``, but three copies are avoided.
     """
     return ArrayRecord({name: _flower_array(np.asarray(a)) for name, a in arrays.items()})
 

@@ -3,8 +3,8 @@
 Every message contains the whole run config, so a federation can serve several runs one after
 another. The node config defines the client's data:
 
-- ``partition-id=3 num-partitions=20``: the fourth part of the run's data set; every node divides
-  the data set in the same way. ``data-dir="/data/digits"`` is the folder of the data set.
+- ``partition-id=3 num-partitions=20``: the fourth of 20 parts of the run's data set; every node
+  divides the data set in the same way. ``data-dir="/data/digits"`` is the folder of the data set.
 - ``domain="svhn" data-dir="/data/svhn"``: a site with its own data. The server numbers the sites.
 """
 

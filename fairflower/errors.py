@@ -101,14 +101,14 @@ def quoted(value: object, most: int = 120) -> str:
     """Return the ``repr`` of a value for an error message, shortened if it is long.
 
     >>> quoted(0.1), quoted("x" * 200, most=9), quoted(16**5000)
-    ('0.1', "'xxx...xx'", 'a whole number of 20001 bits')
+    ('0.1', "'xxx...xx'", 'a whole number with 20001 bits')
     """
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # too many digits, or nested too deep, for repr
         if isinstance(value, int):
-            return f"a whole number of {value.bit_length()} bits"
-        return f"a {type(value).__name__} nested too deep"
+            return f"a whole number with {value.bit_length()} bits"
+        return f"a {type(value).__name__} nested too deeply"
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[: half + 1]}...{text[-half:]}"
 
@@ -139,7 +139,7 @@ def installed(library: str) -> bool:
 #: Errors that users can fix, including OSError for an unwritable folder or a full disk.
 USER_ERRORS = (UserError, OSError)
 
-#: Exceptions that end a process or a generator, and are no failures of a user's code.
+#: Exceptions that end a process or a generator, and are not failures of a user's code.
 STOPS = (KeyboardInterrupt, GeneratorExit)
 
 

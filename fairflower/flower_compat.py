@@ -1,4 +1,4 @@
-"""Access to private and deprecated parts of Flower, for all versions that are supported."""
+"""Access to private and deprecated parts of Flower, for all supported versions."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ INSTRUCTION_SETS = ("avx2", "avx512f", "amx_tile", "asimd", "sve", "sve2")
 #: Processor flags of units that compute with bfloat16.
 BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 
-#: Signal of a closed terminal; empty on Windows, which does not have it.
+#: Signal that a closed terminal sends; empty on Windows, which does not have it.
 HANGUP: tuple[int, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from fairflower.errors import ConfigError
 
-#: Names of the files in a run folder, without its checkpoints.
+#: Names of the files in a run folder, except its checkpoints.
 RUN_FILES = frozenset(
     ("run.json", "config.toml", "history.csv", "diagnostics.jsonl", "log.txt", "model.safetensors")
 )
 
 
 #: Flags for opening a file to read. Without O_NONBLOCK, opening a named pipe waits for its writer.
-#: Windows does not have this flag, but needs O_BINARY to keep line ends.
+#: Windows does not have this flag, but needs O_BINARY to keep line endings.
 _READ = os.O_RDONLY
 for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT"):
     _READ |= getattr(os, _flag, 0)
@@ -45,7 +45,7 @@ def client_states() -> Path:
 
 
 def new_folder(kind: str, chosen: str | Path | None = None) -> Path:
-    """Return the chosen folder, or a folder below ``kind`` named by time and process id."""
+    """Return the chosen folder, or a folder below ``kind`` named after the time and process id."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     return Path(chosen or home() / kind / name).expanduser().absolute()
 

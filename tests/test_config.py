@@ -170,7 +170,7 @@ def test_no_value_is_worse_than_an_error(key):
     ("text", "message"),
     [
         (f"seed={'9' * 5000}", r"^seed = '999.*\.\.\..*999': expected a whole number, got str"),
-        (f"seed=0x{'f' * 5000}", "^seed = a whole number of 20000 bits: expected at most"),
+        (f"seed=0x{'f' * 5000}", "^seed = a whole number with 20000 bits: expected at most"),
         (f"train.lr=1{'0' * 400}", "^train.lr = inf: expected a finite number"),
         (f"train.lr={'[' * 2000}{']' * 2000}", "^train.lr = .*: expected a number, got str"),
         ('data.dir="a\\u0000b"', r"data.dir = 'a\\x00b': expected text that UTF-8 can encode"),

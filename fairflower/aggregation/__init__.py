@@ -1,1 +1,1 @@
-"""Shared code of all strategies: messages to clients, checks of replies, merging."""
+"""Code shared by all strategies: messages to clients, checks of replies, merging."""

@@ -37,7 +37,7 @@ def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector
 def store_weights(
     held: dict[int, float], clients: Sequence[int], fair: Vector, weights: Vector
 ) -> None:
-    """Store new ``weights``, shape (K,), of a round's clients; their stored sum does not change."""
+    """Store new ``weights``, shape (K,), for a round's clients; their stored sum is unchanged."""
     mass = _unnormalized_weights(held, clients, fair).sum()
     held.update(zip(clients, (weights * mass / fair).tolist(), strict=True))
 

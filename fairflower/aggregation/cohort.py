@@ -16,14 +16,14 @@ from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
 from fairflower.numerics.threads import cpus, one_thread
 
-#: Number of coordinates that are summed in the array's precision; these sums are added in double.
+#: Number of coordinates summed in the array's precision; these sums are added in double precision.
 BLOCK = 32_768
 
 #: Number of coordinates per task of a thread: small enough for the processor's cache, and large
 #: enough that threads rarely wait for Python's lock.
 SPAN = 8 * BLOCK
 
-#: Number of threads; NumPy's operations are too short for more.
+#: Number of threads; NumPy's operations are too short to benefit from more.
 THREADS = min(4, cpus())
 
 #: Number of squares per partial sum.
@@ -69,7 +69,7 @@ class Cohort:
 
     #: The round, counted from 1.
     server_round: int
-    #: K ids, ascending: the metric ``client-id`` of each reply, or its node id without this metric.
+    #: K ids, ascending: each reply's metric ``client-id`` or, without this metric, its node id.
     client_ids: tuple[int, ...]
     #: Training examples n_k, shape (K,), all positive.
     num_examples: NDArray[np.float64]
@@ -84,7 +84,7 @@ class Cohort:
     #: Measurements of the K clients by name: ``fisher`` and ``gradient`` have an array per
     #: parameter, ``representation`` an array ``h``. Also arrays for exchanges, by exchange name.
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
-    #: Number of clients of the federation; 0 means K.
+    #: Number of clients in the federation; 0 means K.
     population: int = 0
     #: Cap on a client's weight; see `fairflower.aggregation.bounds`. 1 means no cap.
     max_weight: float = 1.0
@@ -124,7 +124,7 @@ class Cohort:
     def each(
         self, names: Sequence[str], work: Callable[[Block], Result], size: int | None = None
     ) -> Iterator[Result]:
-        """Yield ``work(block)`` for all blocks of the arrays ``names``, computed by threads.
+        """Yield ``work(block)`` for all blocks of the arrays ``names``, computed in threads.
 
         Results come in the order of the blocks, so that sums do not depend on the number of
         threads. A block has at most ``size`` coordinates, by default ``SPAN``.
@@ -322,7 +322,7 @@ class Cohort:
 def partial_squared_sums(values: Floats) -> list[float]:
     """Return the sum of squares of each ``BLOCK`` of values [b], for `sum_in_order`.
 
-    Computed in the values' precision, or in double if a sum overflows.
+    Computed in the values' precision, or in double precision if a sum overflows.
     """
     sums: list[float] = []
     if whole := len(values) // BLOCK * BLOCK:

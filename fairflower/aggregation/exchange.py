@@ -1,4 +1,4 @@
-"""Base of exchanges: state that server and clients share in addition to the model."""
+"""Base class of exchanges: state that server and clients share in addition to the model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fairflower.arguments import Configurable
 
 
 class Exchange(Configurable):
-    """Base class of the shared state of a training method, such as control variates."""
+    """Base class for the shared state of a training method, such as control variates."""
 
     #: Name of the ArrayRecord in train messages and, if ``returned``, in replies.
     name: ClassVar[str]
     #: Whether clients return arrays.
     returned: ClassVar[bool] = True
-    #: Remedy in errors of settings that exclude the exchange; "" means another client.
+    #: Remedy in errors about settings that rule out the exchange; "" means: choose another client.
     remedy: ClassVar[str] = ""
     #: Measurements that clients return for the exchange, as in ``FairStrategy.needs``.
     needs: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Exchange(Configurable):
         return {}
 
     def arrays_for(self, client_id: int) -> Arrays:
-        """Return arrays for this client's train and test messages, which replace `broadcast`'s.
+        """Return arrays that replace those of `broadcast` in this client's train and test messages.
 
         An empty dict, the default, replaces nothing.
         """

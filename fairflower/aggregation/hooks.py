@@ -89,7 +89,7 @@ class StrategyHooks:
         raise NotImplementedError(f"{type(self).__name__}: define the method weigh or merge.")
 
     def merge(self, cohort: Cohort) -> Arrays:
-        """Return the next global model, by default ``combine`` with the weights of ``weigh``."""
+        """Return the next global model; default: ``combine`` with the weights from ``weigh``."""
         weights = np.asarray(self.weigh(cohort))
         self.diagnostics["weights"] = weights
         return self.combine(cohort, weights)

@@ -35,7 +35,7 @@ class Draw:
 
     @property
     def rng(self) -> np.random.Generator:
-        """A new random generator, seeded by the run's seed and the round."""
+        """A new random generator, seeded with the run's seed and the round."""
         return np.random.default_rng([self.seed, self.server_round])
 
     def shares(self) -> NDArray[np.float64]:
@@ -70,7 +70,7 @@ class Participation(Configurable):
     STATE: ClassVar[tuple[str, ...]] = ()
 
     def candidates(self, draw: Draw) -> Sequence[int]:
-        """Return the ids of clients whose received model's loss `choose` needs; by default none.
+        """Return the ids of clients whose loss on the received model `choose` needs; default none.
 
         Before training, a separate message asks these candidates for their losses.
         """

@@ -154,7 +154,7 @@ def check_test(
 
 
 def check_round(name: str, value: object) -> None:
-    """Raise ``InvalidReply`` unless the value is a round number, or 0 for no round."""
+    """Raise ``InvalidReply`` unless the value is the number of a round, or 0 for no round."""
     number = float(value)  # type: ignore[arg-type]
     if not (number >= 0 and number.is_integer()):
         raise InvalidReply(f"{name} = {value}: expected the number of a round, an integer >= 0")

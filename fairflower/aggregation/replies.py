@@ -156,7 +156,7 @@ class ReplyFilter:
             )
 
     def _reasons(self) -> str:
-        """Return a line per reason, with the clients that were dropped for it."""
+        """Return one line per reason, with the clients that were dropped for it."""
         sharing: dict[str, list[int]] = {}
         for client, reason in sorted(self.dropped.items()):
             sharing.setdefault(reason.removeprefix(f"Client {client}: "), []).append(client)
@@ -238,7 +238,7 @@ class ReplyParser:
     def members(
         self, replies: Iterable[Message], reply_filter: ReplyFilter
     ) -> dict[int, ParsedReply]:
-        """Return the usable replies by client id; ``RoundFailed`` if there are too few."""
+        """Return the usable replies by client id; raise ``RoundFailed`` if there are too few."""
         members = reply_filter.usable(replies, self.parse)
         reply_filter.check_enough(len(members))
         self._drop_odd_shapes(members, reply_filter)
@@ -284,7 +284,7 @@ class ReplyParser:
     def _check_length(self, client: int, what: str, value: float, usual: float, of: str) -> None:
         """Raise ``NotFinite`` if a vector is over ``DROWNING`` times the usual length (or 1)."""
         ratio = value / max(usual, 1.0)
-        text = f"{what} has length {value:.3g}, {of} {usual:.3g}"
+        text = f"{what} has length {value:.3g}, but {of} only {usual:.3g}"
         if ratio > DROWNING:
             raise NotFinite(
                 f"its {text}: in single precision, adding it would erase all other vectors. "

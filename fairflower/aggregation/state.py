@@ -49,7 +49,7 @@ def collect_state(parts: Sequence[StatefulPart]) -> Arrays:
 def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
     """Set the attributes whose values `collect_state` returned.
 
-    ``ValueError``, before anything is changed, if ``state`` has other attributes.
+    Raises ``ValueError``, before anything is changed, if ``state`` has other attributes.
     """
     saved = unflatten_state(state)
     for kind, name, owner, attributes in parts:

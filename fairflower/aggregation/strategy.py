@@ -180,7 +180,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         seed : int
             Seed for the selections and the exchanges' random draws.
         sizes : mapping of int -> int, optional
-            Number of training examples by client id. A reply with another number is dropped.
+            Number of training examples by client id. A reply with a different number is dropped.
         """
         clients = {node: client for client, node in nodes.items()}
         self.enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
@@ -279,8 +279,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next global model and the clients' mean metrics.
 
-        ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for weights of
-        at most ``max_client_weight``; ``Diverged`` if the merged model has NaN or infinite values.
+        Raises ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for
+        ``max_client_weight``, and ``Diverged`` if the merged model has NaN or infinite values.
         """
         if self._sent is None:
             raise RuntimeError("aggregate_train was called before configure_train.")
@@ -352,7 +352,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
         ``most_tested`` has the largest number of test examples by client id, where known. With
-        groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` like training.
+        groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` as in training.
         """
         check = partial(check_test, self.weighted_by_key, most_tested, num_groups)
         reply_filter = self.reply_filter(server_round, self._asked_to_test)
@@ -367,7 +367,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return self.enrolled.draw(server_round, self.seed, size, self.availability)
 
     def _last_merged(self, client: int) -> dict[str, float | str]:
-        """Return the client's last merged round; the client discards its state of later rounds.
+        """Return the client's last merged round; the client discards its state from later rounds.
 
         Without enrolled clients, nothing is sent to an unknown client, because the server may have
         merged it before a restart.
@@ -399,6 +399,6 @@ def _check_merged(cohort: Cohort, merged: Arrays) -> None:
         raise Diverged(
             f"Round {cohort.server_round}: the merged model holds NaN or infinite values in "
             f"{lost!r}. The longest update, of length {np.sqrt(squares[k]):.3g}, is that of client "
-            f"{cohort.client_ids[k]}. Exclude this client, or bound updates by clip-update-norm or "
-            "clip-update-median, and resume."
+            f"{cohort.client_ids[k]}. Exclude this client, or bound updates with clip-update-norm "
+            "or clip-update-median, and resume."
         )

@@ -32,7 +32,7 @@ from fairflower.numerics.threads import cpus
 
 HOST = "127.0.0.1"
 
-#: Seconds to wait until a process starts or answers, which takes long on a busy machine.
+#: Seconds to wait until a process starts or answers, which takes a long time on a busy machine.
 PATIENCE = 180.0
 
 
@@ -140,7 +140,7 @@ _used_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free port, and a different port in every call."""
+    """Return a free port, a different one in every call."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
@@ -231,7 +231,7 @@ class LocalDeployment:
         self._num_runs = 0
 
     def make_site(self, name: str, node_config: Mapping[str, Scalar]) -> Process:
-        """Create a SuperNode with a new key; neither register the key nor start the SuperNode."""
+        """Create a SuperNode with a new key, without registering the key or starting the node."""
         home = self.folder / name
         make_key_pair(home / "key")
         settings = [f"{key}={toml_value(value)}" for key, value in node_config.items()]

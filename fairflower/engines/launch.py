@@ -1,4 +1,4 @@
-"""Starting Flower apps on an engine: fairflower's on Ray, Flower's on Ray, or this process."""
+"""Starting Flower apps on an engine: fairflower's or Flower's engine on Ray, or in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def launch(
 
     ``engine = "auto"`` means Ray here; callers resolve it with
     `fairflower.engines.choice.chosen_engine`. ``client-gpus = "auto"`` means no GPU here; callers
-    replace it by a number (`fairflower.plans.devices`). ``num_gpus`` is as in `simulate`. Raises
+    replace it with a number (`fairflower.plans.devices`). ``num_gpus`` is as in `simulate`. Raises
     the exceptions of ``server_main`` and of `simulate`.
     """
     server_app = ServerApp()

@@ -130,7 +130,7 @@ def no_room_left(where: str) -> EngineError:
 
 
 class RayNode(NamedTuple):
-    """A machine of a Ray cluster, or this machine."""
+    """A machine in a Ray cluster, or this machine."""
 
     node_id: str
     name: str  # address, and host name if it differs
@@ -199,7 +199,7 @@ def pin_to_node(node: RayNode) -> dict[str, Any]:
 
 
 class NodeReport(NamedTuple):
-    """The report of a machine that may run clients."""
+    """Report from a machine that may run clients."""
 
     error: str = ""  # why clients cannot run on this machine; empty if they can
     hardware: str = ""  # processor and kernels, on which exact results depend
@@ -257,7 +257,7 @@ class RayNodes:
         self._cpus, self._gpus = cpus, gpus
 
     def begin(self) -> list[RayNode]:
-        """Wait for reports of all nodes that have capacity for a worker, and return these nodes.
+        """Wait for reports from all nodes that have capacity for a worker, and return these nodes.
 
         Raises ``ConfigError`` with a list of nodes on which clients cannot run.
         """

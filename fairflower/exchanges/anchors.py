@@ -1,4 +1,4 @@
-"""FedLSA's semantic anchors, learned at the server (Fu et al., AAAI 2025)."""
+"""FedLSA's semantic anchors, learned on the server (Fu et al., AAAI 2025)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SemanticAnchors(Exchange):
         L_SEP = mean_c log( 1/(C-1) sum_{j != c} exp(<a_c, a_j> / tau) )
         L_LSA = L_ACE + alpha L_SEP
 
-    Anchors are sent from round 2, once the head has been trained. They are learned with NumPy, so
-    the server does not need torch.
+    Anchors are sent from round 2 on, once the head has been trained. They are learned with NumPy,
+    so the server does not need torch.
 
     Some details are inferred. Anchors have length 1 during training, because Eq. 6 needs unit
     vectors; the paper's algorithm does not say when they are scaled. The temperature is inside the

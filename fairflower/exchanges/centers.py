@@ -29,7 +29,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
     ----------
     num_clusters, clustering, variant
         As in ``FedGCR``; used if the strategy does not cluster. All variants except ``"adapted"``
-        need a number ``num_clusters``.
+        need ``num_clusters`` to be a number.
     """
 
     name = "centres"

@@ -21,7 +21,7 @@ class PersonalArrays(Exchange):
 
     Notes
     -----
-    The server has to know which client is at a node, from ``FairStrategy.enroll`` or from a reply
+    The server has to know which client runs on a node, from ``FairStrategy.enroll`` or from a reply
     since the server started.
     """
 

@@ -1,4 +1,4 @@
-"""FedDyn's state at the server (Acar et al., ICLR 2021)."""
+"""FedDyn's state on the server (Acar et al., ICLR 2021)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fairflower.aggregation.exchange import Exchange
 
 
 class DynamicRegularizer(Exchange):
-    """FedDyn's h, which corrects every merged model at the server (the paper's Algorithm 1)::
+    """FedDyn's h, which corrects every merged model on the server (the paper's Algorithm 1)::
 
         h <- h - alpha (1/N) sum_{k in cohort} (theta_k - theta)
         theta <- mean_{k in cohort} theta_k - h / alpha

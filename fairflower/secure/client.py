@@ -1,7 +1,7 @@
 """The client's part: Flower's mod for SecAgg+, applied to training in fairflower's ClientApp.
 
 Flower's mod answers the four messages of a round. For the third message it calls the app, which
-trains, and masks the app's reply; it expects the records of Flower's classic API.
+trains, and then masks the app's reply; it expects the records of Flower's classic API.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SMALLEST_SUM = 3
 #: Largest number of clients in a round: with more, Flower's integers would exceed 2**32.
 LARGEST_SUM = 1023
 
-#: Largest number of clients among which a client's keys are shared, including itself.
+#: Largest number of clients among which a client's keys are shared, including this client.
 MOST_SHARES = 33
 
 
@@ -51,7 +51,7 @@ class LostClients(Exception):
 
 
 def shares_of(clients: int) -> tuple[int, int]:
-    """Return the number of shares of a client's keys, and the number that restores the keys.
+    """Return the number of shares of a client's keys, and the number needed to restore them.
 
     >>> [shares_of(K) for K in (3, 4, 5, 10, 20, 100)]
     [(3, 3), (4, 3), (5, 3), (10, 6), (20, 11), (33, 17)]
@@ -175,7 +175,7 @@ def _missing(messages: Sequence[Message], replies: Sequence[Message]) -> dict[in
     for reply in replies:
         node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
         if reply.has_error():
-            missing[node] = shorten_error(reply.error.reason or "failed without a reason")
+            missing[node] = shorten_error(reply.error.reason or "it failed without a message")
         elif RECORD_KEY_CONFIGS not in reply.content.config_records:
             missing[node] = "its ClientApp lacks secure_mod, the mod for secure aggregation"
         else:

@@ -79,8 +79,8 @@ class SecureAggregation:
         Raises
         ------
         Halted
-            If the masks cannot be removed, or if the sum is wrong. The strategy's state is then
-            that before the round.
+            If the masks cannot be removed, or if the sum is wrong. The strategy then has its state
+            from before the round.
         RoundFailed
             If fewer than ``min_clients`` replies are usable.
         """
@@ -224,7 +224,7 @@ class SecureAggregation:
             return decode(mean, now.received, [told[client] for client in clients]), clients
         except WrongSum as error:
             names = ", ".join(map(str, sorted(now.trained)))
-            raise Halted(f"{error} (one of {names})") from error
+            raise Halted(f"{error} (one of the clients {names})") from error
 
     def _check(
         self,
@@ -300,7 +300,8 @@ def _check_hidden(shares: Mapping[int, float]) -> None:
     if weighted < SMALLEST_SUM:
         raise Halted(
             f"{weighted} of {len(shares)} clients have a weight above 0, but a sum needs at least "
-            f"{SMALLEST_SUM} to hide each client (lower bound.max-client-weight to spread weights)"
+            f"{SMALLEST_SUM} to hide each client (decrease bound.max-client-weight to spread "
+            "weights)"
         )
 
 

@@ -21,13 +21,13 @@ from fairflower.errors import ConfigError
 
 Vector = NDArray[np.float64]
 
-#: Bound of weighted values, from -CLIPPING to CLIPPING; Flower's default.
+#: Bound on weighted values, from -CLIPPING to CLIPPING; Flower's default.
 CLIPPING = 8.0
 
-#: Scale of integer arrays, such as BatchNorm's counters of batches.
+#: Scale of integer arrays, such as BatchNorm's batch counters.
 INTEGERS = 2.0**16
 
-#: Number of check values per client; they reveal in the sum if a client used a wrong weight.
+#: Number of check values per client; in the sum they reveal whether a client used a wrong weight.
 CHECKS = 3
 
 #: Units in which squared lengths are sent. The server reads the smallest unit in which no client is
@@ -52,7 +52,7 @@ def quantization_range(clients: int) -> int:
 class Told:
     """Values that the server sends to one client for the masked exchange."""
 
-    #: The client's weight as an integer from 0 to ``range``, the largest client's weight.
+    #: The client's weight as an integer from 0 to ``range``, the largest weight of any client.
     weight: int
     #: The quantization range.
     range: int
@@ -176,7 +176,7 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
     """Return the weighted sum over clients from the weighted mean of their vectors.
 
     ``told`` has the values that the server sent to these clients. Raises `WrongSum` if a
-    client used another weight.
+    client used a different weight.
     """
     ratios = np.array([t.ratio for t in told])
     weights, error = ratios / ratios.sum(), error_of(told)
@@ -190,7 +190,7 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
     if not np.abs(checks - expected).max() <= error:
         raise WrongSum(
             "the sum of the masked weights differs from the sum of the weights that the server "
-            "sent, because a client used another weight"
+            "sent, because a client used a different weight"
         )
     if told[0].factor is None:
         return WeightedSum(weights, means, error)

@@ -38,7 +38,7 @@ class CallbackList:
         self._folder.note("tracked", {**keys, track: self._tracker.key})
 
     def round(self, server_round: int, metrics: Metrics) -> bool:
-        """Call tracker and ``on_round`` after a round; return True if the run should stop."""
+        """Call the tracker and ``on_round`` after a round; return True if the run should stop."""
         self._track(lambda tracker: tracker.round(server_round, metrics))
         if self._on_round is None or server_round == 0:
             return False

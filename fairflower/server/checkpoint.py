@@ -2,8 +2,8 @@
 
 A checkpoint is a file such as ``checkpoints/round-000007.safetensors`` in the run folder. Its
 arrays are the global model and the state of the strategy and the exchanges. Its header has the
-round, the wall time, the run config and the sizes of files that grow. There is no state of random
-generators, because random draws are derived from the seed and their purpose.
+round, the wall time, the run config and the sizes of files that grow. The states of random
+generators are not saved, because random draws are derived from the seed and their purpose.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 
 def load(run: Path) -> Checkpoint | None:
-    """Return the newest readable checkpoint of a run folder, or None if there are none.
+    """Return the newest readable checkpoint of a run folder, or None if there is none.
 
     Damaged checkpoints are skipped with a warning. Raises ``ConfigError`` if all are damaged.
     """
@@ -81,7 +81,7 @@ def load(run: Path) -> Checkpoint | None:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints, and temporary files of a killed run."""
+    """Delete temporary files of a killed run, and all but the newest ``keep`` checkpoints."""
     kept = set(_paths(run)[:keep])
     for path in set((run / "checkpoints").glob("*")) - kept:
         with suppress(PermissionError):  # Windows, while another process reads it: the next time
@@ -125,7 +125,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     if facts["status"] == "completed" and facts.get("ended_early"):
         raise ConfigError(
             f"{run} is completed: it ended after round {done}: {facts['ended_early']}. Start "
-            "a new run with a larger stop.patience, or 0."
+            "a new run with a larger stop.patience, or with stop.patience = 0."
         )
     if config.num_server_rounds < done:
         raise ConfigError(

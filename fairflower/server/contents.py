@@ -1,4 +1,4 @@
-"""Types of the contents of a run folder's files, which are checked when files are read.
+"""Expected types in a run folder's files; the files are checked when they are read.
 
 A run folder may be damaged or come from other people. Reading it raises only `RunFolderError`,
 which names the file, the field and the expected content.
@@ -35,7 +35,7 @@ from fairflower.errors import ConfigError, RunFolderError, is_text, quoted
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
-#: Largest integer up to which doubles represent all integers.
+#: Integer that is at most 2**53; doubles represent all of these exactly.
 Count = Annotated[int, Range(0, 2**53)]
 Seconds = Annotated[float, Range(0, 1e12)]
 Digits = Annotated[str, re.compile(r"\d{1,9}", re.ASCII)]
@@ -67,7 +67,7 @@ class Part(TypedDict, total=False):
 
 
 class Info(Part, total=False):
-    """``run.json``."""
+    """Contents of ``run.json``."""
 
     name: str
     label: Required[str]
@@ -94,8 +94,9 @@ class Info(Part, total=False):
     held_out_size: Count
     images: str
     digest: str
-    #: Digests of frozen weights that do not travel, and of a file of `participation.availability`.
+    #: Digest of frozen weights that do not travel.
     frozen: str
+    #: Digest of the file in `participation.availability`.
     availability: str
     clients: Required[list[Client]]
     nodes: dict[Digits, int]

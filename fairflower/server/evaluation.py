@@ -1,4 +1,4 @@
-"""Centralized evaluation: testing the global model on all domains at the server."""
+"""Centralized evaluation: the server tests the global model on all domains."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class CentralizedEvaluator:
         return (*self.federation.domains, *filter(None, [held_out]))
 
     def _chunks(self, domain: str, split: str) -> list[Examples]:
-        """Yield a domain's examples of a split in batches that are normalized when tested."""
+        """Return a domain's examples from a split in batches, which are normalized when tested."""
         if (domain, split) not in self._tests:
             data, size = self.federation, self.batch_size
             x, y = data.test(domain, split)

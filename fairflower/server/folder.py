@@ -39,7 +39,7 @@ LOG = "log.txt"
 #: File in a folder that is locked while a process uses the folder.
 LOCK = ".lock"
 
-#: Seconds for which another process may hold the lock only to check it.
+#: Seconds for which another process that only checks the lock may hold it.
 _READERS = 0.2
 
 #: System errors of file systems that do not support locks.
@@ -290,7 +290,7 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
 
 
 def _here(config: RunConfig) -> dict[str, Any]:
-    """Return versions and machine of this session, on which exact results depend."""
+    """Return this session's versions and machine, on which exact results depend."""
     return {"versions": versions(), "machine": machine(config.train.device)}
 
 
@@ -321,7 +321,7 @@ def lock_folder(path: Path) -> FileLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process on this machine has locked a folder; True if locks are missing."""
+    """Return whether a process on this machine has locked a folder; True without lock support."""
     if not (path / LOCK).exists():
         return False
     try:
@@ -345,7 +345,8 @@ def _new_folder(parent: Path, name: str) -> Path:
             path.mkdir(parents=True)
             return path
     raise FileExistsError(
-        f"{parent / name} and 998 numbered folders of this name already exist. Choose another name."
+        f"{parent / name} and 998 numbered folders with this name already exist. Choose another "
+        "name."
     )
 
 

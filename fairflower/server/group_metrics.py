@@ -24,8 +24,8 @@ from fairflower.server.history import ALL, OVERALL, WORST_CLIENT
 class GroupMetrics:
     """Writes metrics of group fairness from a run's tests to the run folder.
 
-    A metric is undefined, for example, if a group contains no person with a positive label. It is
-    then not written, and the reason is logged and stored in ``run.json``.
+    A metric is undefined if, for example, nobody in a group has a positive label. It is then not
+    written, and the reason is logged and stored in ``run.json``.
     """
 
     def __init__(self, folder: RunFolder, federation: Federation) -> None:

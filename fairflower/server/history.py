@@ -13,7 +13,7 @@ import numpy as np
 from fairflower.numerics.metrics import AVG, MIN, STD, mean
 from fairflower.server.contents import read_history
 
-#: Number of tested rounds that the papers' tables average (FedHEAL §4.1).
+#: Number of tested rounds over which the papers' tables average (FedHEAL §4.1).
 WINDOW = 5
 
 #: Metrics by name.
@@ -22,19 +22,19 @@ Metrics = dict[str, float]
 #: Level of the history -> prefix of metric names.
 _PREFIXES = {"domain": "", "validation": "validation_"}
 
-#: The same for the held-out domain, which is excluded from metrics over domains.
+#: Prefix for the held-out domain, which is excluded from metrics over domains.
 HELD_OUT_PREFIX = "held_out_"
 
 #: Level of the history for tests on the held-out domain.
 HELD_OUT = "held-out"
 
-#: Metric in this level: accuracy with BatchNorm statistics of the domain's test examples.
+#: Metric at this level: accuracy with BatchNorm statistics of the domain's test examples.
 ADAPTED = "adabn_accuracy"
 
 #: Split -> level of the history for metrics of group fairness over all clients.
 OVERALL = {"test": "all", "validation": "all-validation"}
 
-#: Names in this level: the metric over all people, from summed counts, and the worst client's
+#: Names at this level: the metric over all people, from summed counts, and the worst client's
 #: metric.
 ALL, WORST_CLIENT = "global", "worst_client"
 
@@ -45,10 +45,10 @@ class History:
     The metrics of a round have these names:
 
     - ``<metric>/<domain>`` for each test metric, for example ``accuracy/mnist``, a fraction;
-    - ``accuracy/AVG``, ``accuracy/MIN`` and, from two domains on, ``accuracy/STD`` (ddof 1), if
-      every domain was tested;
+    - ``accuracy/AVG``, ``accuracy/MIN`` and, with two or more domains, ``accuracy/STD`` (ddof 1),
+      if every domain was tested;
     - the same with the prefix ``validation_`` for validation examples, and ``held_out_`` for a
-      held-out domain, which AVG, MIN and STD leave out; ``held_out_adabn_accuracy/<domain>`` is of
+      held-out domain, which AVG, MIN and STD leave out; ``held_out_adabn_accuracy/<domain>`` is for
       the model with BatchNorm statistics of that domain's examples (``evaluate.adabn``);
     - ``global_<metric>`` and ``worst_client_<metric>`` for each metric of group fairness, if the
       data have groups of people; with the prefix ``validation_`` for validation examples;
@@ -145,7 +145,7 @@ class History:
 
 
 def settled(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
-    """Return the round with the lowest loss if it is at least ``patience`` rounds ago, else 0.
+    """Return the round with the lowest loss if it was at least ``patience`` rounds ago, else 0.
 
     Only decreases of more than ``min_delta`` count as improvements.
 

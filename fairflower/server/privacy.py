@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     """Return epsilon at ``privacy.delta`` if a client takes part in this many rounds.
 
-    Each round releases ``numbers`` noisy numbers of each client, and a noisy sum of updates.
+    Each round releases ``numbers`` noisy numbers from each client, and a noisy sum of updates.
     """
     if not rounds:
         return 0.0

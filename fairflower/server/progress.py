@@ -21,7 +21,7 @@ from fairflower.server.history import ALL, HELD_OUT_PREFIX
 
 RECENT = 6  # number of rounds in the live table
 
-#: Summaries over domains on the screen, equal to those passed to callbacks.
+#: Summaries over domains on the screen, the same as those passed to callbacks.
 _OVER_DOMAINS = (AVG, MIN, STD)
 
 
@@ -170,7 +170,7 @@ def round_line(
     accuracies: Mapping[str, float],
     unseen: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the line of a tested round, in percent; metrics in ``unseen`` are added at the end.
+    """Return the line for a tested round, in percent; metrics in ``unseen`` are added at the end.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'

@@ -260,7 +260,7 @@ def register_resumed_clients(
         if site is not None and site.domains[0] in lost:
             raise ConfigError(
                 "The run cannot be resumed, because sites that share a domain have new node ids "
-                "and cannot be distinguished in another way. Start their SuperNodes with the "
+                "and cannot be distinguished in any other way. Start their SuperNodes with the "
                 "same keys as before, or start a new run."
             )
     if not back:

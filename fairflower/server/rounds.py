@@ -139,7 +139,7 @@ class RoundLoop:
             raise RoundFailed(
                 f"Secure aggregation stopped in every round (1 to {server_round}), so the model "
                 f"is still the initial model. The last reason: {halted[str(server_round)]}. The "
-                "log has the reasons of each client. Correct the cause, then resume the run."
+                "log has each client's reasons. Correct the cause, then resume the run."
             )
 
     def _settled(self) -> bool:

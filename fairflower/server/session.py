@@ -1,4 +1,4 @@
-"""A run at the server, from the first message to the complete run folder."""
+"""A run on the server, from the first message to the complete run folder."""
 
 from __future__ import annotations
 

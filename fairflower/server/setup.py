@@ -169,8 +169,8 @@ def _register(
     assert registry.federation is not None
     if config.data.validated and not registry.federation.validation_sizes:
         raise ConfigError(
-            "data.validation-fraction or data.validation-examples is set, but not every client "
-            "has validation examples. Start their SuperNodes with this version of fairflower."
+            "data.validation-fraction or data.validation-examples is set, but some clients "
+            "have no validation examples. Start their SuperNodes with this version of fairflower."
         )
     return registry.federation, registry
 

@@ -441,7 +441,7 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
 
     moved = grid(nodes)
     moved.contexts[7000] = Context(1, 7000, moved.contexts.pop(1000).node_config, RecordDict(), {})
-    with pytest.raises(ConfigError, match="cannot be distinguished in another way"):
+    with pytest.raises(ConfigError, match="cannot be distinguished in any other way"):
         go_on(moved)
     npz(tmp_path / "more" / "x.npz", train=15)
     other = [*nodes[:2], nodes[2] | {"data-dir": tmp_path / "more"}]

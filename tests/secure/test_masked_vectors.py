@@ -121,7 +121,7 @@ def test_another_weight_shows_even_if_weights_are_equal() -> None:
     for wrong in (0.5, 0.999):
         used = [*by[:3], Told(round(by[3].weight * wrong), by[3].range, by[3].checks)]
         mean = summed(vectors, used)
-        with pytest.raises(WrongSum, match="another weight"):
+        with pytest.raises(WrongSum, match="a different weight"):
             decode(mean, MODEL, by)
 
 

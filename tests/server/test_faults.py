@@ -135,7 +135,7 @@ def test_diverging_training_names_clients_with_unusually_long_updates():
     rounds.step({k: zero_update() for k in range(4)}, measured=sent)
     assert rounds.strategy.dropped == {}
     lost = [failure(message, "its training loss became nan") for message in rounds.ask()]
-    with pytest.raises(Diverged, match=r"client 2's 'control' has length 3.46e\+06, the o"):
+    with pytest.raises(Diverged, match=r"client 2's 'control' has length 3.46e\+06, but the o"):
         rounds.finish(lost)
 
 
