@@ -51,7 +51,7 @@ _OWN = ("seed", "data.seed", "evaluate.test")
 class Margins:
     """Differences in points below which two methods count as equivalent."""
 
-    worst: float = 2.0  # in the worst half of the domains, the worst, and each domain
+    worst: float = 2.0  # in the worst half of the domains, the worst domain and each domain
     average: float = 1.0
     std: float = 1.0
 

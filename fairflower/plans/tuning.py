@@ -192,7 +192,7 @@ class MethodStudy:
         return RunConfig.from_flat(self.config.to_flat() | values)
 
     def _tested(self) -> dict[str, Trial]:
-        """Return the trials whose values are tested. Keys: the prefix of their tests' run names."""
+        """Return the trials whose values are tested, by the prefix of their tests' run names."""
         name, tuned = file_name(self.name), self.tuned()
         best, first = tuned.chosen, tuned.trials[0]
         tested = {name: best} if best else {}

@@ -360,7 +360,7 @@ def _ranked(board: Board) -> Iterator[str]:
         f"it is better than that of {join_words(apart)}" if apart else "none is better than another"
     )
     yield (
-        f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {ranking.p:.3g}. The "
+        f"Over {len(board.benchmarks)} benchmarks, Friedman's test gives p = {ranking.p:.3g}. The "
         f"lowest mean rank, {format_number(ranking.lowest, 1)}, is that of "
         f"{join_words(ranking.best)}; by Nemenyi's critical difference, "
         f"{format_number(ranking.critical, 1)}, {better}."

@@ -252,7 +252,7 @@ def _unshared(comparison: Comparison) -> list[str]:
     wanted = set().union(*seeds.values())
     unit = comparison.methods[0].unit.split(" ")[0]
     return [
-        f"{name} has no finished run of {unit}{'s' if len(wanted - there) > 1 else ''} "
+        f"{name} has no finished run for {unit}{'s' if len(wanted - there) > 1 else ''} "
         f"{join_words([str(seed) for seed in sorted(wanted - there)])}, so its differences use "
         f"only the other {len(there)}."
         for name, there in seeds.items()
