@@ -39,7 +39,7 @@ def leaderboard(
         ),
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Only write the report of the finished runs.")
+        bool, typer.Option("--report", help="Only write the report on the finished runs.")
     ] = False,
     jobs: Jobs = "auto",
     output_dir: Annotated[

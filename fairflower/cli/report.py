@@ -84,7 +84,7 @@ def report(
             raise ConfigError(
                 f"{given} is a study. For a report that includes the trials, repeat its "
                 "`fairflower tune` command with the same --output-dir; completed runs are kept. "
-                "For a report of the test runs only: fairflower report "
+                "For a report on the test runs only: fairflower report "
                 f"{shlex.quote(str(given / 'runs'))}"
             )
     # Remove duplicates, which `grid` and `grid/runs/*` would give.

@@ -65,8 +65,8 @@ def by_method(measured: list[ClientSharpness]) -> Table:
 
     table = Table(
         title="Sharpness of the final model over clients",
-        caption="Mean over the clients of each group; mean (all) and standard deviation (std, ddof "
-        "0) over all clients. All values are averaged over a method's runs.",
+        caption="Mean over the clients of each domain; mean (all) and standard deviation (std, "
+        "ddof 0) over all clients. All values are averaged over a method's runs.",
         title_justify="left",
         caption_justify="left",
     )

@@ -81,7 +81,9 @@ def tune(
     ] = False,
     prune: Annotated[
         bool,
-        typer.Option(help="Stop trials early if they are clearly worse than the default values."),
+        typer.Option(
+            help="Stop trials early if they are clearly worse than the one with the default values."
+        ),
     ] = True,
     federations: Annotated[
         str | None,

@@ -38,7 +38,7 @@ from fairflower.training.gradients import sharpness
 
 SPLITS = ("train", "test")
 
-#: Largest number of points along a side of the grid; each point takes a pass over the images.
+#: Largest number of points along a side of the grid; each point needs one pass over the images.
 LARGEST_GRID = 501
 
 
@@ -278,7 +278,7 @@ def client_sharpness(
     device: str = "auto",
     advance: Callable[[], object] = lambda: None,
 ) -> ClientSharpness:
-    """Measure the final model's sharpness on each client's training images, not augmented.
+    """Measure the final model's sharpness on each client's training images, without augmentation.
 
     ``run``, ``data_dir``, ``device`` and errors are as in `landscape`. ``rho`` is the perturbation
     radius (`fairflower.clients.sharpness`); the default is the run's ``measure.rho``. ``advance``

@@ -39,7 +39,7 @@ class Metric:
     title: str
     value: Callable[[Sequence[float]], float]
     margin: float
-    better: int = 1  # -1 if less is
+    better: int = 1  # -1 if lower is better
     #: Function of the accuracies that returns the domains that the metric averages, for its
     #: sampling error.
     of: Callable[[Sequence[float]], Sequence[int]] | None = None
@@ -135,13 +135,13 @@ class Findings:
         return self._judged(self.figures(benchmark), measures, benchmark.overlap)
 
     def against(self, benchmark: Benchmark, method: str, other: str) -> Difference | None:
-        """Return the difference of a method to another in the primary metric, as a single test."""
+        """Return a method's difference from another in the primary metric, as a single test."""
         figures = {m: f for m, f in self.figures(benchmark).items() if m in (method, other)}
         judged = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
         return next(iter(judged.values()), None)
 
     def over_benchmarks(self) -> dict[str, Difference]:
-        """Return differences over benchmarks from a mixed model; empty for a single benchmark."""
+        """Return differences over benchmarks by a mixed model; empty for a single benchmark."""
         import pandas as pd  # late: it takes a while to import
 
         measure = primary(self.design)
@@ -188,7 +188,7 @@ class Findings:
     def _alone(
         self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str
     ) -> dict[tuple[str, str], Difference]:
-        """Return differences by metric and method, with variances moderated over methods."""
+        """Return differences by metric and method, with variances moderated across methods."""
         alone = {}
         examples = examples_tested(figures)
         for measure in measures:
@@ -257,7 +257,7 @@ def examples_tested(figures: Accuracies) -> list[int]:
 def _floor(
     figures: Accuracies, measure: Metric, examples: Sequence[int], method: str, other: str
 ) -> tuple[float, float]:
-    """Return a metric's change by one test example, and its std due to the draw of examples."""
+    """Return a metric's change due to one test example, and its std due to sampling."""
     if measure.of is None or not examples or not all(examples):
         return 0.0, 0.0
     worth, variances = [], []

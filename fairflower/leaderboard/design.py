@@ -51,7 +51,7 @@ _OWN = ("seed", "data.seed", "evaluate.test")
 class Margins:
     """Differences in points below which two methods count as equivalent."""
 
-    worst: float = 2.0  # in the worst half of the domains, the worst, and each domain
+    worst: float = 2.0  # in the worst half of the domains, the worst domain and each domain
     average: float = 1.0
     std: float = 1.0
 
@@ -78,7 +78,7 @@ class Sweep:
     benchmark: Benchmark
     methods: tuple[str, ...]
     federations: tuple[int, ...]
-    places: tuple[Mapping[str, Any], ...]  # run config keys over the benchmark's
+    places: tuple[Mapping[str, Any], ...]  # run config keys that override the benchmark's
 
     @property
     def named(self) -> dict[str, Mapping[str, Any]]:
@@ -101,9 +101,9 @@ class Design:
     benchmarks: tuple[Benchmark, ...]  # in the order of the file
     sweeps: tuple[Sweep, ...]
     points: int  # settings tried for each method, the first being the paper's
-    again: int  # number of the best that are tried on the other federations, too
+    again: int  # number of best points that are tried on the other federations, too
     scrambling: int  # seed for the points
-    tuned_on: tuple[int, ...]  # federations: all points on the first
+    tuned_on: tuple[int, ...]  # federations; all points are tried on the first
     margins: Margins
     results: Path
 
@@ -197,7 +197,7 @@ class Design:
         for benchmark in self.benchmarks:
             if self.reference not in benchmark.confirmed:
                 raise ConfigError(
-                    f"{self.path}: {benchmark.name}: the list confirmed lacks the "
+                    f"{self.path}: {benchmark.name}: the list 'confirmed' lacks the "
                     f"reference method {self.reference!r}. Add it."
                 )
             for key in _OWN:
@@ -271,7 +271,7 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
 
 
 def _check(what: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for an unknown key of a table, or a value of another type."""
+    """Raise ``ConfigError`` for an unknown key of a table, or a value of the wrong type."""
     for key, value in table.items():
         if key not in hints:
             raise ConfigError(f"{what}: {unknown('key', key, hints)}")

@@ -10,7 +10,7 @@ from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft
 from fairflower.report.pages import markdown_board, replace_generated_block
 
-#: Colors of intervals: worse, undecided, equivalent; and better.
+#: Colors of intervals: worse, undecided and equivalent, and then better.
 _COLORS = {"worse": "#b23819", "undecided": canvas.GRAY, "equivalent": "#19a3ff"}
 _BETTER = "#00a866"
 
@@ -71,7 +71,7 @@ def differences(findings: Findings) -> FigureDraft:
         sheet,
         f"Worst half of the domains against {reference}",
         "Mean over federations, with simultaneous 95 % intervals for the methods of a benchmark. "
-        f"Band: equivalence within {margin:g} points. Green better, red worse, blue equivalent, "
-        "gray undecided.",
+        f"Band: equivalence within {margin:g} points. Green: better. Red: worse. Blue: equivalent. "
+        "Gray: undecided.",
         "; ".join(shown) or f"There is no evidence that any method differs from {reference}.",
     )

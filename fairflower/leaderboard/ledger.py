@@ -55,7 +55,7 @@ class Row:
 
     @classmethod
     def read(cls, cells: Mapping[str, str]) -> Self:
-        """Return the row for cells of the file, given by column."""
+        """Return the row with these cells of the file, given by column."""
         values: dict[str, Any] = dict(cells)
         values["federation"] = int(values["federation"])
         values["seconds"] = float(values["seconds"])
@@ -77,8 +77,8 @@ def key_of(config: RunConfig) -> str:
     """Return a digest of the seed and the settings that affect a run's result.
 
     Settings that only affect execution are left out. Settings with default values are also left
-    out, so that later versions with new settings give the same digest. A file of
-    `participation.availability` counts with its content.
+    out, so that later versions with new settings give the same digest. A file named
+    by `participation.availability` is represented by its content.
     """
     defaults = {key: shown(value) for key, value in keys().items()}
     found = method_key(config.to_flat()) | {("seed", str(config.seed))}

@@ -109,7 +109,7 @@ class Progress(NamedTuple):
     benchmark: str
     runs: int
     left: int
-    hours: float | None  # core hours left, from the finished runs' times; None without any
+    hours: float | None  # core-hours left, from the finished runs' times; None if there are none
 
 
 def progress(stages: Stages) -> list[Progress]:

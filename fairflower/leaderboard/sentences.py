@@ -72,14 +72,14 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
     )
     least = max(difference.detectable for difference in enough.values())
     yield (
-        f"{name}: of {len(enough)} methods against {reference}, by the worst half of the domains "
-        f"on {' to '.join(map(str, pairs))} federations, {counts}; the largest detectable "
+        f"{name}: {len(enough)} methods were compared with {reference} by the worst half of the "
+        f"domains on {' to '.join(map(str, pairs))} federations: {counts}; the largest detectable "
         f"difference is {format_number(least)} points."
     )
     for method, other in WITH_ITS_CLIENTS:
         pair = findings.against(benchmark, method, other)
         if pair and pair.n >= MIN_PAIRS:
-            yield f"{name}: {method} against {other} is {outcome(pair)}."
+            yield f"{name}: {method}, compared with {other}, is {outcome(pair)}."
 
 
 def _over_all(findings: Findings) -> Iterator[str]:

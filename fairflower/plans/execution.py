@@ -221,7 +221,7 @@ def execute(
 
 
 def _client_counts(plan: Plan, data_seed: int) -> Iterator[int]:
-    """Yield the number of clients for all data settings of a plan, with the same seed."""
+    """Yield the number of clients for each of a plan's data settings, all with the same seed."""
     from fairflower.data import prepare
 
     for data in {replace(config.data, seed=data_seed) for config in plan.runs}:

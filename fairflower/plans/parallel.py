@@ -74,10 +74,10 @@ def execute_parallel(
     """Run a plan in ``jobs`` parallel processes, each on the inline engine.
 
     Parallel runs use the cores better than parallel clients of a run, which wait for each other in
-    every round. Results are exactly the same on every engine. Each process uses a core and the
-    memory of a run. If a process dies, its run is resumed once from its last checkpoint. If a run
-    is out of GPU memory, it is also resumed once, and from then on half as many runs are executed
-    in parallel. The first failure is raised after all other runs have ended.
+    every round. Results are exactly the same on every engine. Each process uses one core and as
+    much memory as one run. If a process dies, its run is resumed once from its last checkpoint. If
+    GPU memory runs out, the run is also resumed once, and from then on half as many runs are
+    executed in parallel. The first failure is raised after all other runs have ended.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ class _Processes:
         return self._most
 
     def stop(self) -> None:
-        """Request all runs to stop."""
+        """Ask all runs to stop."""
         self._writer.close()
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ def _processes(most: int) -> Iterator[_Processes]:
         processes.close()
 
 
-#: Set in a worker process that has been requested to stop, so that it starts no further run.
+#: Set in a worker process that has been asked to stop, so that it starts no further run.
 _stopping = threading.Event()
 
 

@@ -92,7 +92,7 @@ def single_run_config(
     client: ClientConfig | None,
     overrides: Mapping[str, Any],
 ) -> RunConfig:
-    """Return a run's config: ``flat`` with the given methods, and ``overrides`` over all.
+    """Return a run's config: ``flat`` with the given methods, overridden by ``overrides``.
 
     If ``flat`` names the same strategy or client, its arguments in ``flat`` are kept unless the
     given method sets them.
@@ -175,7 +175,7 @@ def replicates(
         given = list(values)
         numbers = [int(value) for value in given]
         if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
-            numbers = []  # 1.5 is no number of a federation
+            numbers = []  # 1.5 is not the number of a federation
     except (TypeError, ValueError, OverflowError):
         numbers = []
     if not numbers or len(set(numbers)) < len(numbers):
@@ -307,8 +307,8 @@ class Plan:
         """Return the plan without runs that are already completed.
 
         Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of an
-        earlier run had different data than the clients of the new run would get, or if its file of
-        `participation.availability` has changed.
+        earlier run had different data than the clients of the new run would get, or if the file
+        that `participation.availability` names has changed.
         """
         planned = [(run_key(config.to_flat()), config) for config in self.runs]
         keys = {key for key, _ in planned}

@@ -43,7 +43,7 @@ class Power:
 
 
 def comparisons_of(plan: Plan) -> int:
-    """Return how many methods are compared with uniform averaging with the same client.
+    """Return how many methods are compared with uniform averaging for the same client.
 
     >>> from fairflower.config import StrategyConfig
     >>> plan = Plan.grid({}, StrategyConfig.parse("fedavg,fedheal"), [0, 1])

@@ -50,7 +50,7 @@ class TuningProtocol:
     defaults : bool
         Whether the paper's values are also tested.
     prune : bool
-        Whether trials that are clearly worse than the paper's values are stopped early.
+        Whether trials are stopped early if they are clearly worse than with the paper's values.
     federations : bool
         Whether each seed for the tests is also the federation's seed (``data.seed`` = ``seed``).
     """

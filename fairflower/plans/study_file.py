@@ -27,7 +27,7 @@ class TrialEntry(TypedDict):
 
 
 class Facts(TypedDict, total=False):
-    """What all trials of a method share; the other facts are numbers and words."""
+    """Facts that all trials of a method share. Those not listed here are numbers and words."""
 
     ranges: dict[str, str]
     settings: dict[str, Any]

@@ -77,7 +77,7 @@ class MethodStudy:
             self.file.add_method(self.name, facts)
             return
         for name, now in facts.items():
-            # Studies of earlier versions do not know the content of a file of availabilities.
+            # Studies of earlier versions lack the content of the file of availabilities.
             before = earlier.get(name, {"availability": now, "ranges": {}}.get(name))
             if name == "settings":
                 # A study that is older than a setting used the current default of the setting.
@@ -192,7 +192,7 @@ class MethodStudy:
         return RunConfig.from_flat(self.config.to_flat() | values)
 
     def _tested(self) -> dict[str, Trial]:
-        """Return the trials whose values are tested. Keys: the prefix of their tests' run names."""
+        """Return the trials whose values are tested, by the prefix of their tests' run names."""
         name, tuned = file_name(self.name), self.tuned()
         best, first = tuned.chosen, tuned.trials[0]
         tested = {name: best} if best else {}
@@ -238,7 +238,7 @@ class MethodStudy:
         return [run for path in self._folders() if (run := _read(path))]
 
     def _lost(self) -> dict[Hashable, str]:
-        """Return the reasons of tests that diverged, by `run_key`."""
+        """Return the reasons why tests diverged, by `run_key`."""
         lost: dict[Hashable, str] = {}
         for path in self._folders():
             outcome, reason = _outcome(read_facts(path))

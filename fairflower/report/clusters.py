@@ -28,7 +28,7 @@ class ClusterHistory(NamedTuple):
 
     rounds: NDArray[np.int64]  # [R]
     types: NDArray[np.str_]  # [K], the clients' domains, in the order of ``run.clients``
-    ids: Vector  # [R, K], the cluster of each client; NaN in rounds without it
+    ids: Vector  # [R, K], the cluster of each client; NaN in rounds without one
     #: Position of each client's representation on a map of the round, [R, K, 2], or NaN.
     map: Vector
 
@@ -95,7 +95,7 @@ def _vector(value: object, length: int) -> Vector:
 
 
 def as_float_array(value: Any) -> Vector | None:
-    """Convert a recorded value to an array, with NaN for too large numbers; None if not numeric."""
+    """Convert a recorded value to an array, NaN where too large; None if it is not numeric."""
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -2,7 +2,7 @@
 
 A difference is significant if there are at least five pairs and their t test has p < 0.05 after
 Holm's correction over all methods and metrics that are compared with the same method. Variances are
-moderated over the methods (`fairflower.statistics.differences`). `contrasts_of` computes all
+moderated across the methods (`fairflower.statistics.differences`). `contrasts_of` computes all
 contrasts of a comparison, from which tables, verdicts, the legend and data frames are made.
 """
 
@@ -264,7 +264,7 @@ def against_plain(comparison: Comparison) -> Iterator[Compared]:
 
 @_judged
 def against_other_models(comparison: Comparison) -> Iterator[Compared]:
-    """Yield comparisons of methods with plain FedAvg of another model, under equal settings."""
+    """Yield comparisons of methods with plain FedAvg of another model, under the same settings."""
 
     def rest(method: Method) -> object:
         return method.setting - method.settings("model."), method.runs[0].reach
@@ -287,7 +287,7 @@ def against_first_values(comparison: Comparison) -> Iterator[Compared]:
 
 PLAIN_TITLE = "Variants of local training compared with plain local training"
 
-#: Title -> additional comparison, besides that with the baselines.
+#: Title -> additional comparison, besides the one with the baselines.
 FURTHER: Mapping[str, Against] = {
     PLAIN_TITLE: against_plain,
     "Comparison of models": against_other_models,

@@ -15,7 +15,7 @@ from fairflower.report.tables.cells import Cell, Table
 
 _HEAD = "% In the preamble: \\usepackage{booktabs}\n"
 
-#: Character -> LaTeX, for special characters and for characters missing in pdfLaTeX's fonts.
+#: Character -> LaTeX, for special characters and for characters missing from pdfLaTeX's fonts.
 _CHARACTERS = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",

@@ -1,4 +1,4 @@
-"""Tables and conclusions of a leaderboard of one federation per benchmark.
+"""Tables and conclusions of a leaderboard with one federation per benchmark.
 
 For each benchmark, a CSV file contains the protocol, the trials from which values were chosen, and
 the tests of the chosen values and of the paper's values with several seeds. All numbers of the
@@ -111,14 +111,14 @@ class Board:
         return pd.DataFrame({b: self.figures(b, figure).mean(axis=1) for b in self.benchmarks})
 
     def against_reference(self, benchmark: str, figure: str) -> dict[str, Difference]:
-        """Return the difference of every method to uniform weights, with Holm's p-values."""
+        """Return every method's difference from uniform weights, with Holm's p-values."""
         figures = self.figures(benchmark, figure)
         if REFERENCE not in figures.index:
             return {}
         return holm_correction(_by_method(figures.drop(index=REFERENCE) - figures.loc[REFERENCE]))
 
     def by_tuning(self, benchmark: str) -> dict[str, Difference]:
-        """Return the gain by tuning in the worst domain; 0 if the paper's values were chosen."""
+        """Return the gain from tuning in the worst domain; 0 if the paper's values were chosen."""
         tuned, papers = (self.figures(benchmark, WORST, v) for v in (CHOSEN, PAPERS))
         return _by_method(tuned - papers)
 
@@ -360,7 +360,7 @@ def _ranked(board: Board) -> Iterator[str]:
         f"it is better than that of {join_words(apart)}" if apart else "none is better than another"
     )
     yield (
-        f"Over {len(board.benchmarks)} benchmarks Friedman's test gives p = {ranking.p:.3g}. The "
+        f"Over {len(board.benchmarks)} benchmarks, Friedman's test gives p = {ranking.p:.3g}. The "
         f"lowest mean rank, {format_number(ranking.lowest, 1)}, is that of "
         f"{join_words(ranking.best)}; by Nemenyi's critical difference, "
         f"{format_number(ranking.critical, 1)}, {better}."

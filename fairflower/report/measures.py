@@ -52,7 +52,7 @@ class Figure:
         return self.said or self.title
 
     def sampling(self, run: Run) -> tuple[float, float]:
-        """Return the metric's change by one test example, and its variance due to sampling.
+        """Return the metric's change due to one test example, and its variance due to sampling.
 
         The change is in percent, and the variance in percent squared; both are 0 if unknown. The
         variance is binomial in each domain, computed after adding one correct and one wrong

@@ -293,7 +293,7 @@ def _of_those(values: Vector, figure: Callable[[Vector], float]) -> float:
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
-    """Return the newest run of each seed that reached the last round, and the runs left out.
+    """Return, for each seed, the newest run that reached the last round, and the runs left out.
 
     Each run that is left out comes with the reason. Runs with an untested domain are kept only if
     no run tested all domains.
@@ -363,7 +363,7 @@ def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
 
 
 def sweeps(comparison: Comparison) -> list[Sweep]:
-    """Return a sweep for each argument that has at least three values under equal other settings.
+    """Return a sweep for each argument with at least three values and all other settings equal.
 
     Methods that were not tested on every domain are left out.
     """

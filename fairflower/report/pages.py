@@ -38,7 +38,7 @@ _NAME = 16
 
 
 def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> RenderableType:
-    """Return the accuracy table of papers, the differences from the baselines and the verdicts.
+    """Return the accuracy table as in papers, the differences from the baselines and the verdicts.
 
     Runs that differ only in the seed share a row. The first table has means over the last five
     tested rounds, the next has the last round, and the last has the trials of ``tuned`` methods.
@@ -287,7 +287,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "finished": info.get("finished"),
         "duration": _duration(info.get("seconds")),
         "trained parameters": thousands(info.get("num_parameters")),
-        "bytes of the model, in each direction per client": thousands(info.get("model_bytes")),
+        "bytes of the model, sent in each direction per client": thousands(info.get("model_bytes")),
         "versions": _pairs(info.get("versions")),
         "machine": _pairs(info.get("machine")),
         "data": ", ".join(map(str, info.get("sources") or ())),
@@ -312,7 +312,7 @@ def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], li
 
 
 def _pairs(values: Any) -> str:
-    """Format a mapping from ``run.json`` as a line of text."""
+    """Format a mapping from ``run.json`` as one line of text."""
     if not isinstance(values, Mapping):
         return str(values or "")
     return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)

@@ -36,7 +36,7 @@ class AccuracyHistory:
     accuracy: NDArray[np.float64]
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
-        """Return the positions of the last ``window`` rounds; round 0 only if it is alone."""
+        """Return the positions of the last ``window`` rounds; round 0 only if there is no other."""
         trained = np.flatnonzero(self.rounds > 0)
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 
@@ -96,7 +96,7 @@ class Run(AccuracyHistory):
     #: Accuracy of the global model on ``held_out_domain``. There are no rounds if no domain is held
     #: out.
     held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: The same accuracy with BatchNorm statistics of that domain's test examples
+    #: The same accuracy with BatchNorm statistics from that domain's test examples
     #: (``evaluate.adabn``).
     adapted: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
     #: Name of the domain that is held out from all clients. It is not in ``domains``. Empty if
@@ -219,7 +219,7 @@ def read_run(path: str | Path) -> Run:
 
     status = str(info["status"])
     if status == "running" and not is_locked(path):
-        if read_facts(path)["status"] != status:  # it has ended meanwhile
+        if read_facts(path)["status"] != status:  # it has ended in the meantime
             return read_run(path)
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):

@@ -50,7 +50,7 @@ def detectable_text(by_name: Mapping[str, Difference]) -> str:
 
 
 class Ranks(NamedTuple):
-    """Mean ranks over benchmarks (1 is best), and the smallest significant difference of ranks.
+    """Mean ranks over benchmarks (1 is best), and the smallest significant difference between two.
 
     ``p`` is the p-value of Friedman's test that all methods are equal. ``critical`` is Nemenyi's
     critical difference at the 5 % level (Demsar 2006, equation after Table 5).
@@ -82,7 +82,7 @@ def ranks(figures: pd.DataFrame) -> Ranks:
     k, n = figures.shape
     if k < 3 or n < 3:
         raise ValueError(
-            f"Ranks need at least three methods and three benchmarks, got {k} and {n}."
+            f"Ranks need at least three methods and three benchmarks, but got {k} and {n}."
         )
     placed = figures.rank(ascending=False)
     from scipy import stats  # late: it takes a second to import

@@ -245,7 +245,7 @@ def _run(row: Mapping[str, str]) -> Run:
     )
 
 
-#: Prefixes of the columns that contain a metric of group fairness over all clients.
+#: Last words of the columns that contain a metric of group fairness over all clients.
 _OVER_CLIENTS = ("global", "worst client")
 
 

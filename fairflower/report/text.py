@@ -18,7 +18,7 @@ UNDEFINED = "undefined"
 #: Reference to the explanation of tables and verdicts.
 GUIDE = "How to read the tables and verdicts: docs/report.md."
 
-#: Mark of a number for which some domain was not tested.
+#: Mark on a number for which some domain was not tested.
 MARK = "\N{DAGGER}"
 
 #: Maximum number of ranges of rounds to list.

@@ -70,7 +70,7 @@ def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
 
 
 def _with_few_summed_up(sentences: Sequence[Verdict]) -> Sequence[Verdict]:
-    """Replace the sentences about methods with too few pairs with a single sentence."""
+    """Merge the sentences about methods with too few pairs into a single sentence."""
     few = [verdict for verdict in sentences if verdict.conclusion.startswith(TOO_FEW)]
     if len(few) < 2:
         return sentences

@@ -100,7 +100,7 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
     design = (long["method"].to_numpy()[:, None] == [reference, *others]).astype(float)
     design[:, 0] = 1.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a variance at its bound of 0 is an answer
+        warnings.simplefilter("ignore")  # a variance at its bound of 0 is a valid result
         fit = MixedLM(long["value"].to_numpy(), design, long["benchmark"].to_numpy()).fit(reml=True)
     df = (len(means) - 1) * len(others)
     judged = {}

@@ -1,14 +1,14 @@
-"""Paired differences of several methods to the same other method, judged as a family.
+"""Paired differences of several methods from the same other method, judged as a family.
 
 There are few replicates and many methods. This has three consequences:
 
 - The variance of a single method is a poor estimate, and the method whose variance is smallest by
-  chance would be the first to be called different. Therefore, variances are moderated over the
+  chance would be the first to be called different. Therefore, variances are moderated across the
   methods (`moderated_variances`).
 - Several tests are made. Therefore, p-values are corrected by Holm's method over the family. The
   matching intervals (Strassburger & Bretz 2008; Guilbaud 2008) are Bonferroni's, cut off at 0 if
-  Holm's test shows a difference but the interval contains 0. An interval thus excludes 0 exactly if
-  there is a verdict.
+  Holm's test shows a difference but the interval contains 0. An interval thus excludes 0 if
+  and only if there is a verdict.
 - A difference that is not significant may be zero, or too small for the design. Therefore, besides
   *better* and *worse* there are two other verdicts. *Equivalent* is shown by two one-sided tests
   within a margin that was fixed in advance. *Undecided* comes with the smallest difference that the
@@ -32,7 +32,7 @@ from fairflower.statistics.power import LEVEL, chi, critical, detectable
 #: Minimum number of pairs for a verdict. With fewer pairs, only intervals are reported.
 MIN_PAIRS = 5
 
-#: Smaller differences are rounding errors, caused by sums in another order.
+#: Smaller differences are rounding errors, caused by summing in another order.
 _SAME = 1e-9
 
 #: Squared correlation of differences from the same method. It is 1/4 if all methods have the same
@@ -111,7 +111,7 @@ def differences(
     margin: float = math.nan,
     floors: Mapping[_Key, tuple[float, float]] | None = None,
 ) -> dict[_Key, Difference]:
-    """Return each method's mean difference in a metric, with variances moderated over methods.
+    """Return each method's mean difference in a metric, with variances moderated across methods.
 
     Parameters
     ----------
@@ -120,9 +120,9 @@ def differences(
     margin : float
         Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
     floors : mapping, optional
-        Method -> change of a difference by a single test example, and standard deviation due to the
-        draw of test examples. A standard deviation below the first number results from rounding,
-        and is replaced by the second number.
+        Method -> change of a difference due to a single test example, and standard deviation due to
+        the draw of test examples. A standard deviation below the first number results from
+        rounding, and is replaced by the second number.
 
     Returns
     -------

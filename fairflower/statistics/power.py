@@ -2,7 +2,7 @@
 
 A t test rejects "no difference" if the absolute value of the estimate exceeds t(1 - level / 2; df)
 s, where s is its standard error on df degrees of freedom. If the true difference is d, the ratio of
-the estimate and its error has a noncentral t distribution. Its tail is integrated over the chi
+the estimate to its error has a noncentral t distribution. Its tail is integrated over the chi
 distribution of s, which is exact for any df, even with few replicates.
 """
 

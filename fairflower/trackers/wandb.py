@@ -16,10 +16,10 @@ from fairflower.trackers.tracker import Tracker
 
 
 class WandB(Tracker):
-    """Logs metrics of every round, the config, and the final metrics as summary and table.
+    """Logs metrics of every round, the config, and the final metrics as a summary and a table.
 
     ``WANDB_PROJECT`` sets the project (default: ``fairflower``). With ``WANDB_MODE=offline`` all
-    data stay in the folder ``wandb`` of the run folder, and ``wandb sync`` can upload them later.
+    data stay in the ``wandb`` folder in the run folder, and ``wandb sync`` can upload them later.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:

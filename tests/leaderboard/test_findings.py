@@ -88,9 +88,9 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     made = findings(tmp_path / "many", spread=0.5)
     said = sentences(made)
     assert said[0].startswith(
-        "plain: of 2 methods against uniform, by the worst half of the domains on 24 federations, "
-        "1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided; the largest "
-        "detectable difference is 0."
+        "plain: 2 methods were compared with uniform by the worst half of the domains on 24 "
+        "federations: 1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided; "
+        "the largest detectable difference is 0."
     )
     least = float(said[0].split(" is ")[1].split(" ")[0])
     assert least == pytest.approx(

@@ -143,7 +143,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         (
             'confirmed = "uniform,',
             'confirmed = "fedavg,',
-            "the list confirmed lacks the reference method 'uniform'",
+            "the list 'confirmed' lacks the reference method 'uniform'",
         ),
         ('confirmed = "uniform,', 'confirmed = ["uniform", "', "board.toml"),
         (

@@ -68,7 +68,7 @@ def test_federations_that_a_method_lacks_are_named(tmp_path: Path) -> None:
         number = folder.name.removeprefix("uniform").removeprefix("fedheal")
         edit("config.toml", "[data]", f"[data]\nseed = {number}")(folder)
     assert (
-        "fedheal has no finished run of federations 2 and 4, so its differences use only the "
+        "fedheal has no finished run for federations 2 and 4, so its differences use only the "
         "other 5." in shown(*folders)
     )
     assert "no finished run" not in shown(*folders[:7])

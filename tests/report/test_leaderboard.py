@@ -156,7 +156,7 @@ def test_sentences_follow_from_the_rows(tmp_path: Path) -> None:
     assert "from +1.60 (fedavg) to +2.30 (afl)" in moved
     assert "chosen values is 1.00" in moved or "chosen values is 0.67" in moved
     text = "\n".join(said)
-    assert "Over 3 benchmarks Friedman's test gives p = 0.0" in text
+    assert "Over 3 benchmarks, Friedman's test gives p = 0.0" in text
     assert (
         "two: shares of the variance over 12 trials (0 of them pruned): aggregation 100.0 %" in text
     )

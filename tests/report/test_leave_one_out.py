@@ -70,7 +70,7 @@ def test_tables_mark_it_and_leave_it_out_of_avg(folder, tmp_path):
     assert frame["AVG", "mean"].item() == pytest.approx(100 * read.final().mean())
     text = markdown_tables([read])
     assert f"{DOMAINS[0]} (held out)" in text
-    assert "not part of AVG, STD, MIN and GAP" in text
+    assert "not part of AVG, STD, MIN or GAP" in text
     write_summary([read], tmp_path / "x.csv")
     again = markdown_tables(read_summary(tmp_path / "x.csv"))
     assert again.splitlines()[:5] == text.splitlines()[:5]
@@ -180,7 +180,7 @@ def test_tables_and_summaries_say_adabn(adapted, tmp_path):
     runs = [read_run(path) for path in adapted]
     text = markdown_tables(runs)
     assert f"{DOMAINS[0]} (held out) | {DOMAINS[0]} (held out, AdaBN)" in text
-    assert "with BatchNorm statistics that are estimated from its unlabeled test examples" in text
+    assert "BatchNorm statistics estimated from the domain's unlabeled test examples" in text
     frame = table_frame(runs)
     assert frame[f"{DOMAINS[0]} (held out, AdaBN)", "mean"].tolist() == pytest.approx(
         [100 * run.adapted.final()[0] for run in runs]

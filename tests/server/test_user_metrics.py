@@ -117,8 +117,8 @@ def test_tables_have_each_metric_over_domains(compared: list[Path]) -> None:
     (chapter,) = analyze(runs).chapters
     f1, _, gap = user_tables(chapter.comparison)
     assert "macro_f1" in f1.title
-    assert "more is better" in f1.caption
-    assert "less is better" in gap.caption
+    assert "higher is better" in f1.caption
+    assert "lower is better" in gap.caption
     assert list(f1.columns[-5:]) == ["AVG", "STD ddof 1", "STD ddof 0", "MIN", "GAP"]
     assert gap.columns[-2] == "MAX"
     values = [run.scores["macro_f1"][run.last()].mean(axis=0).min() for run in runs[:5]]

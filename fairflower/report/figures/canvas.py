@@ -83,7 +83,7 @@ def line_styles(
 
 
 def shades(color: str, count: int) -> list[tuple[float, float, float]]:
-    """Return ``count`` shades of a color, from dark to light, or the color itself for 1."""
+    """Return ``count`` shades of a color, from dark to light. A single one is the color itself."""
     places = np.linspace(-0.45, 0.5, count) if count > 1 else [0.0]
     mixed = [(1 - abs(t)) * np.array(to_rgb(color)) + max(t, 0) for t in places]
     return [(r, g, b) for r, g, b in np.array(mixed).tolist()]
@@ -145,7 +145,7 @@ def line(
     whole: NDArray[np.bool_] | None = None,
     **options: Any,
 ) -> None:
-    """Draw a line over rounds, with markers if it has few points; dotted where not ``whole``."""
+    """Draw a line over rounds, dotted where not ``whole``, with markers if it has few points."""
     options = {"color": style.color, "linestyle": style.dash, **options}
     if len(rounds) < 3:
         options |= {"marker": style.marker, "markersize": 4.5}

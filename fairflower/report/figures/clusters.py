@@ -87,7 +87,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
         "Clusters compared with the clients' true types (domains). Dotted: number of types. "
         "Clustering accuracy: fraction of the round's clients whose type is the most common in "
         f"their cluster. Adjusted Rand index: 1 if clusters equal types, 0 at chance level.{band}",
-        f"At the last round: {'; '.join(said)}.",
+        f"In the last round: {'; '.join(said)}.",
     )
 
 
@@ -165,7 +165,7 @@ def _map(
             alpha=0.85,
             zorder=2,
         )
-    panel.set_aspect("equal", adjustable="datalim")  # distances have a meaning in all directions
+    panel.set_aspect("equal", adjustable="datalim")  # distances are meaningful in all directions
     panel.margins(0.08)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     panel.yaxis.set_major_locator(MaxNLocator(5))

@@ -50,7 +50,7 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     over_rounds = (
         ("average", "Average accuracy over rounds", AVG),
         ("worst", "Worst domain over rounds", MIN),
-        ("std", "Spread over domains over rounds", STD),
+        ("std", "Spread across domains over rounds", STD),
     )
     furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
     half = furthest[-1] / 2 if len(furthest) >= _LONG else None

@@ -145,7 +145,7 @@ def _draw_vectors(
         "Left: one line per client in the color of its domain, from dark to light by client id. "
         f"Right: {total} per domain.{equal} "
         f"{_SEED}",
-        f"{name}, {total} per domain at the last round. {'; '.join(said)}.",
+        f"{name}, {total} per domain in the last round. {'; '.join(said)}.",
     )
 
 
@@ -235,7 +235,7 @@ def _draw_numbers(
         sheet,
         f"{name} over rounds",
         _SEED,
-        f"{name} at the last round: {', '.join(last)}.",
+        f"{name} in the last round: {', '.join(last)}.",
     )
 
 

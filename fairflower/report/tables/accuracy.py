@@ -117,7 +117,7 @@ def _clients(methods: Sequence[Method], domain: str) -> int:
 
 
 def personal_table(comparison: Comparison) -> Table:
-    """Return the accuracy table of personal models, for methods that have personal models."""
+    """Return the accuracy table of personal models, for methods that have them."""
     methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
     return metric_table(
         f"Accuracy of personal models, {comparison.span()}",
@@ -133,7 +133,7 @@ def user_tables(comparison: Comparison) -> list[Table]:
     return [
         metric_table(
             f"{metric} per domain, {comparison.span()}",
-            f"Your metric {metric}, times 100; {'more' if better > 0 else 'less'} is better. "
+            f"Your metric {metric}, times 100; {'higher' if better > 0 else 'lower'} is better. "
             f"{worst.title}: {worst.phrase}. {how_to_read(comparison)}",
             columns(comparison.domains, tests=methodcaller("tests_by", metric), better=better),
             group_comparable(comparison, methods),
@@ -187,11 +187,11 @@ def columns(
 
 #: Caption of `held_out_columns`.
 _HELD_OUT = (
-    "Held out: accuracy on a domain that no client has; it is not part of AVG, STD, MIN and GAP. "
+    "Held out: accuracy on a domain that no client has; it is not part of AVG, STD, MIN or GAP. "
 )
 
 #: The caption of columns with AdaBN.
-_ADAPTED = "AdaBN: with BatchNorm statistics that are estimated from its unlabeled test examples. "
+_ADAPTED = "AdaBN: with BatchNorm statistics estimated from the domain's unlabeled test examples. "
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
@@ -290,7 +290,7 @@ def clusters_table(comparison: Comparison, window: int) -> Table:
         f"Clusters, {comparison.span(window)}",
         "Clustering accuracy: % of clients whose domain is the most frequent in their cluster. "
         "Adjusted Rand "
-        f"index: 1 perfect, 0 chance. {how_to_read(comparison)}",
+        f"index: 1 is perfect, 0 is chance. {how_to_read(comparison)}",
         [
             Column("clusters found", of("number", 1), 0, 1),
             Column("clustering accuracy", of("accuracy", 100), 1),

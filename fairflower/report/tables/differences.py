@@ -34,7 +34,7 @@ def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Tabl
 
 
 def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseline) -> Table:
-    """Return a table of differences from the baselines; it has no groups without a baseline."""
+    """Return a table of differences from the baselines; it has no groups if no baseline ran."""
     baselines = [name for name in TITLES.values() if any(name in row for row in against.values())]
     kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
     return Table(

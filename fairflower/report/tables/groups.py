@@ -1,4 +1,4 @@
-"""Tables of group fairness for all people, at the worst client, and in each domain."""
+"""Tables of group fairness for all people, for the worst client, and in each domain."""
 
 from __future__ import annotations
 

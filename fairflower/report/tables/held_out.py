@@ -90,8 +90,8 @@ def _table(
     return metric_table(
         texts[0],
         f"{texts[1]} Each column shows runs without clients of this domain. Mean and minimum over "
-        "the held-out domains are computed per seed. Bold: best comparable method, at the digits "
-        "shown.",
+        "the held-out domains are computed per seed. Bold: best comparable method, after "
+        "rounding.",
         [
             *(Column(domain, on(domain), 1) for domain in domains),
             Column("mean", over(lambda values: sum(values) / len(values)), 1),

@@ -1,8 +1,8 @@
 """Lines below the tables: the size of the model, the machines and versions, and notes.
 
 Run folders record the processor and the library versions. Another kind of processor rounds sums
-differently, and during training this grows to points of accuracy. Therefore, compare only runs from
-the same kind of machine.
+differently, and during training these differences grow to whole points of accuracy. Therefore,
+compare only runs from the same kind of machine.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def process_records(run: Run) -> list[Mapping[str, Any]]:
     """Return the records in ``run.json`` of the processes that executed a run's rounds."""
     records: list[Mapping[str, Any]] = [run.info]
     for resumed in run.info.get("resumed") or ():
-        records = [*records, resumed] if resumed.get("after_round") else [resumed]  # begun anew
+        records = [*records, resumed] if resumed.get("after_round") else [resumed]  # started again
     return records
 
 
@@ -175,7 +175,7 @@ def notes(comparison: Comparison) -> list[str]:
     """Return facts that readers should know before they compare rows of the tables."""
     lines = [
         f"The runs differ in {key}: {_values(values)}. "
-        "Only methods with equal settings are compared."
+        "Only methods with the same settings are compared."
         for key, values in comparison.differing.items()
     ]
     if len({m.runs[0].reach for m in comparison.methods}) > 1:
@@ -252,7 +252,7 @@ def _unshared(comparison: Comparison) -> list[str]:
     wanted = set().union(*seeds.values())
     unit = comparison.methods[0].unit.split(" ")[0]
     return [
-        f"{name} has no finished run of {unit}{'s' if len(wanted - there) > 1 else ''} "
+        f"{name} has no finished run for {unit}{'s' if len(wanted - there) > 1 else ''} "
         f"{join_words([str(seed) for seed in sorted(wanted - there)])}, so its differences use "
         f"only the other {len(there)}."
         for name, there in seeds.items()
@@ -277,7 +277,7 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
         f"{privacy['clip']:g}"
     )
     if privacy["numbers"]:
-        text += f", of numbers {privacy['number_noise_multiplier']:g}"
+        text += f", noise multiplier for numbers {privacy['number_noise_multiplier']:g}"
     if privacy["noise"] != "secret":
         text += "; the noise has a seed, so this holds only against those who do not know the seed"
     return f"{text})."
