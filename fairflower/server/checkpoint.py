@@ -122,10 +122,11 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     changed = {key: value for key, value in given.items() if key in CHANGEABLE}
     config = RunConfig.from_flat(flat | changed | {"resume": str(run)})
     done = int(facts["rounds"])
-    if facts["status"] == "completed" and facts.get("ended_early"):
+    if facts["status"] == "completed" and (reason := facts.get("ended_early")):
+        limit = "privacy.max-epsilon" if "privacy.max-epsilon" in reason else "stop.patience"
         raise ConfigError(
-            f"{run} is completed: it ended after round {done}: {facts['ended_early']}. Start "
-            "a new run with a larger stop.patience, or with stop.patience = 0."
+            f"{run} is completed: it ended after round {done}: {reason}. Start a new run with a "
+            f"larger {limit}, or with {limit} = 0."
         )
     if config.num_server_rounds < done:
         raise ConfigError(

@@ -243,6 +243,8 @@ def test_a_run_ends_before_its_limit_and_a_repeated_round_counts_again(
     assert "above privacy.max-epsilon = 9.5" in facts["ended_early"]
     assert facts["privacy"]["epsilon"] <= 9.5
     assert facts["rounds"] == facts["privacy"]["rounds"] < 5
+    with pytest.raises(ConfigError, match=r"larger privacy\.max-epsilon, or with"):
+        resumed_config(result.path, {"num-server-rounds": 6})
     # As if the server had been killed in a round that had begun.
     facts["privacy"]["rounds"] -= 1
     facts |= {"status": "running"}
