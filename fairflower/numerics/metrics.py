@@ -8,7 +8,7 @@ raise ``ValueError`` if the values are empty, not one-dimensional, NaN, infinite
 a metric needs non-negative values.
 
 When you report a metric, state its level (domains or clients), its unit and its ``ddof``, because
-papers differ in these. Evaluate all clients, not only the selected clients. Report a spread or a
+papers differ in these. Evaluate all clients, not only the selected ones. Report a spread or a
 relative index (Jain, Gini, entropy) together with the mean and the worst value, because it is also
 perfect if all clients get an equally bad model.
 
@@ -105,7 +105,7 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     """Return the mean of the ``floor(fraction K)`` smallest values, but of at least one value.
 
     This is the "worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten
-    values; here it is the smallest value in this case.
+    values; in this case, this function returns the smallest value.
 
     Examples
     --------
@@ -296,7 +296,7 @@ def summary(a: ArrayLike) -> dict[str, float]:
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
-    """Return the mean over classes of the recall: the fraction of a class predicted correctly.
+    """Return the mean recall over classes: the fraction of a class that is predicted correctly.
 
     Classes without a test example are left out. This is ACC in FedISM.
 

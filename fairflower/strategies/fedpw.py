@@ -64,8 +64,8 @@ class FedPW(FairStrategy):
     variant : {"released", "adapted"}
         ``"released"`` follows the authors' code: b and b' are not bounded; BatchNorm statistics are
         pruned like parameters, but not scaled; an array is not scaled if any client dropped none
-        of the array's coordinates. ``"adapted"`` bounds b and b' by 1, averages the statistics with w, and
-        takes m over the clients that dropped coordinates.
+        of the array's coordinates. ``"adapted"`` bounds b and b' by 1, averages the statistics with
+        w, and takes m over the clients that dropped coordinates.
 
     See Also
     --------
