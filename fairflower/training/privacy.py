@@ -50,7 +50,7 @@ def noised_numbers(
     """Return the numbers that the server requests, clipped to their ranges, with noise.
 
     A number that is missing or not finite counts as the upper end of its range. Noised numbers are
-    clipped again, so that they are valid at the server.
+    clipped again, so that the server accepts them.
     """
     noised = {}
     for name in requested(config):

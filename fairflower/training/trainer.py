@@ -61,7 +61,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def adapt(cls, model: Any, federation: Any, **arguments: Any) -> None:
-        """Adapt a network before clients and server use it; by default it is unchanged."""
+        """Adapt a network before the clients and the server use it; by default it is unchanged."""
 
     @classmethod
     def local_arrays(cls, model: nn.Module) -> Sequence[str]:
@@ -110,7 +110,7 @@ class TrainerSpec(Configurable):
 
 
 class Trainer(TrainerSpec, Configurable):
-    """Local training of a client: base class of all methods, which by itself trains plainly.
+    """Base class of all methods of local training; on its own, it does plain training.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
     the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
@@ -150,7 +150,7 @@ class Trainer(TrainerSpec, Configurable):
     returns
         Arrays for the exchanges, which are sent with the trained model. Write them in ``end``.
     steps
-        Number of optimizer steps of this round so far.
+        Number of optimizer steps in this round so far.
     round_config
         Config of this round's message.
     num_rounds
@@ -271,12 +271,12 @@ class Trainer(TrainerSpec, Configurable):
         return [p.detach().clone() for p in self.trainable]
 
     def to_named(self, values: Sequence[Tensor]) -> Arrays:
-        """Return one value per trainable parameter as arrays on the CPU, by parameter name."""
+        """Return values, one per trainable parameter, as arrays on the CPU, by parameter name."""
         named = zip(trainable(self.model), values, strict=True)
         return {name: value.cpu().numpy() for name, value in named}
 
     def from_named(self, arrays: Mapping[str, NDArray]) -> list[Tensor]:
-        """Return one tensor per trainable parameter from arrays by name; zeros if missing."""
+        """Return one tensor per trainable parameter from named arrays; zeros if one is missing."""
         return [
             torch.tensor(arrays[name], device=p.device) if name in arrays else torch.zeros_like(p)
             for name, p in trainable(self.model).items()
@@ -390,7 +390,7 @@ class Trainer(TrainerSpec, Configurable):
     def _examples(self, split: Split, purpose: str) -> Examples:
         data = self.data
         if not len(split.y):
-            raise ValueError(f"{self} has no {purpose} {data.kind}. Add data, or exclude it.")
+            raise ValueError(f"{self} has no {purpose} {data.kind}. Add some, or omit the client.")
         return examples_of(
             split,
             data.mean,
