@@ -159,7 +159,7 @@ class AmplitudeNorm(nn.Module):
 
 
 def _normalise(model: nn.Module, *layer: Any) -> None:
-    """Add an `AmplitudeNorm` with these arguments before a model, unless it has one."""
+    """Add an `AmplitudeNorm` with these arguments in front of a model, unless it has one."""
     if isinstance(model, nn.Sequential):
         raise TypeError(
             "HarmoFL cannot add its normalization layer to an nn.Sequential, which would run this "

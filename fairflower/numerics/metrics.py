@@ -51,9 +51,9 @@ def mean(a: ArrayLike) -> float:
 def std(a: ArrayLike, ddof: int) -> float:
     """Return the standard deviation, ``sqrt(sum (a_k - mean)^2 / (K - ddof))``.
 
-    ``ddof`` has no default because papers differ: it is 1 in FedHEAL's tables (15 % larger for K =
-    4) and 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the estimate is noisy, so
-    report several seeds. The result is NaN if ``K <= ddof``.
+    ``ddof`` has no default because papers differ: it is 1 in FedHEAL's tables (so values are 15 %
+    larger for K = 4) and 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the
+    estimate is noisy, so report several seeds. The result is NaN if ``K <= ddof``.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def std(a: ArrayLike, ddof: int) -> float:
 
 
 def worst(a: ArrayLike) -> float:
-    """Return the smallest value, which is MIN in FedEquilibria and FedGCR and the objective of AFL.
+    """Return the smallest value: MIN in FedEquilibria and FedGCR, and the objective of AFL.
 
     Examples
     --------
@@ -380,7 +380,7 @@ def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
 def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
     """Return the adjusted Rand index: the agreement on pairs of clients, corrected for chance.
 
-    The index (Hubert and Arabie 1985) is 1 if the clusters equal the true types. It is 0 on average
+    The index (Hubert and Arabie 1985) is 1 if the clusters match the true types. It is 0 on average
     for random clusters, and 0 for a single cluster of several types. The parameters are those of
     `clustering_accuracy`.
 

@@ -93,8 +93,8 @@ class FedGCR(ClusteringMixin, FairStrategy):
     computes h_k, the length of training affects h_k more than the data do. Third, T' is usually
     unknown.
 
-    In one run per variant, each with ``fedgc`` of the same variant, the accuracies of the average
-    and the worst domain were 77.5 and 65.9 % for ``"paper"``, 82.5 and 70.2 % for ``"released"``,
+    In one run per variant, each with ``fedgc`` of the same variant, the average accuracy and that
+    of the worst domain were 77.5 and 65.9 % for ``"paper"``, 82.5 and 70.2 % for ``"released"``,
     and 81.9 and 70.6 % for ``"adapted"`` (``fairflower run --config
     experiments/fedgcr-digit-five-cpu.toml --engine inline --set strategy.variant=V --set
     client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC, one thread). On another

@@ -38,8 +38,8 @@ class FedPW(FairStrategy):
 
     Let L_k be client k's mean training loss, and u_k = theta - theta_k::
 
-        l_k = L_k / sum_j L_j            b = beta mean L / (mean L of round 0)
-        a_k = <u_k, sum_j u_j>,  s_k = a_k / sum_j a_j,   b' = beta mean a / (mean a of round 0)
+        l_k = L_k / sum_j L_j            b = beta mean L / (mean L in round 0)
+        a_k = <u_k, sum_j u_j>,  s_k = a_k / sum_j a_j,   b' = beta mean a / (mean a in round 0)
         d_k  <- (1 - b) d_k + b l_k,     p_k <- p_k + d_k,   normalized
         d'_k <- (1 - b') d'_k + b' s_k,  q_k <- q_k + d'_k,  normalized
         w    = r p + (1 - r) q,          r = std(p) / (std(p) + std(q))

@@ -115,8 +115,8 @@ class Examples(ABC):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of all examples in random order; images are augmented.
 
-        Batches are x, float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
-        int64 [B, length], and y, int64 [B]. A last batch of a single example is joined to the batch
+        A batch is x (float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
+        int64 [B, length]) and y (int64 [B]). A last batch of a single example is joined to the batch
         before it, because batch norm cannot normalize a single example. All random numbers come
         from ``generator``, on the CPU, so that they are the same on every device.
         """

@@ -67,7 +67,7 @@ def noised_numbers(
 def protected(
     metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
 ) -> dict[str, float]:
-    """Return the metrics that may leave the client: its id, its state's round, noised numbers."""
+    """Return the metrics that may leave the client: id, round of its state, and noised numbers."""
     kept = {name: metrics[name] for name in _OPEN if name in metrics}
     return {
         **kept,

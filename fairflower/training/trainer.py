@@ -291,7 +291,7 @@ class Trainer(TrainerSpec, Configurable):
         return (p - value for p, value in zip(self.trainable, values, strict=True))
 
     def add_to_gradients(self, terms: Iterable[Tensor], scale: float = 1.0) -> None:
-        """Add ``scale`` times the terms, one for each trainable parameter, to its gradient."""
+        """Add ``scale`` times each term to the gradient of its trainable parameter."""
         with torch.no_grad():
             for p, term in zip(self.trainable, terms, strict=True):
                 if p.grad is not None:
@@ -318,8 +318,8 @@ class Trainer(TrainerSpec, Configurable):
         """Train the model on the local data for ``local_epochs``.
 
         Returns ``train_loss``, the mean loss over all examples, each before its step (Flower's
-        convention). With 0 local epochs it is the received model's loss on the training examples,
-        not augmented. Raises ``FloatingPointError`` if the loss becomes NaN or infinite.
+        convention). With 0 local epochs it is the received model's loss on the training examples
+        without augmentation. Raises ``FloatingPointError`` if the loss becomes NaN or infinite.
         """
         self.steps, self.returns = 0, {}
         with reproducible(self.derive_seed(server_round, "torch"), self.device):
