@@ -116,9 +116,9 @@ class Examples(ABC):
         """Yield batches of all examples in random order; images are augmented.
 
         A batch is x (float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
-        int64 [B, length]) and y (int64 [B]). A last batch of a single example is joined to the batch
-        before it, because batch norm cannot normalize a single example. All random numbers come
-        from ``generator``, on the CPU, so that they are the same on every device.
+        int64 [B, length]) and y (int64 [B]). A last batch of a single example is joined to the
+        batch before it, because batch norm cannot normalize a single example. All random numbers
+        come from ``generator``, on the CPU, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
         for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
