@@ -11,7 +11,7 @@ from fairflower.training.trainer import Trainer
 class Ditto(Trainer):
     """Plain local training, and a personal model that stays with the client.
 
-    The global model is trained as by ``sgd``. Then the personal model v_k is trained on the same
+    The global model is trained as with ``sgd``. Then the personal model v_k is trained on the same
     batches with the gradient of Eq. 2, ``grad F_k(v) + lambda (v - w_t)``. It starts from its
     values after the client's last round, or initially from the received model w_t. With lambda = 0
     the client trains alone; a large lambda keeps v_k near the global model. Training is stable only

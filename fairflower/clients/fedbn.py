@@ -15,7 +15,7 @@ class FedBN(LocalArraysTrainer):
     arrays. In every round, client k trains ``(w, b_k)`` and sends only w, which the strategy
     merges. b_k starts with the network's initial values, and is never sent unless ``keep`` is
     ``"server"``. Normalization layers are recognized by type (batch, group, layer, instance and
-    RMS norm), also in a ResNet's shortcuts.
+    RMS norm), including those in a ResNet's shortcuts.
 
     There is no usable global model: the server tests w with the initial b. ``test`` also reports
     ``personal_accuracy``, the accuracy of ``(w, b_k)`` on the client's test examples. Clients are
@@ -35,7 +35,7 @@ class FedBN(LocalArraysTrainer):
 
     Notes
     -----
-    The released code keeps local the arrays with "bn" in their name, which misses shortcuts with
+    The released code recognizes these layers by "bn" in their name, which misses shortcuts with
     other names. It averages w with equal weights, as the strategy ``uniform`` does.
 
     If ``model.weights`` is set, every client loads the pretrained weights to initialize b_k.

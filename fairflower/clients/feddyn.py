@@ -30,13 +30,13 @@ class FedDyn(Trainer):
 
     See Also
     --------
-    SCAFFOLD : Corrects local gradients by control variates.
+    SCAFFOLD : Corrects local gradients with control variates.
     FedProx : Only the quadratic penalty.
 
     Notes
     -----
-    The code of FedHEAL's group applies the penalty to the global model's parameters. It then has no
-    gradient with respect to the local model, and the method equals FedAvg.
+    The code of FedHEAL's group applies the penalty to the global model's parameters. The penalty
+    then has no gradient with respect to the local model, and the method is equivalent to FedAvg.
 
     Examples
     --------

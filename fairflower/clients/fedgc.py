@@ -27,7 +27,7 @@ class FedGC(FeatureTrainer):
     Let h be the type-specific prompt of an image and z its representation (`PromptViT`). The
     exchange ``centres`` provides the centers H_1 ... H_T' of the clusters of clients, and i, the
     client's cluster. h_prev is the client's mean prompt in its last round (Eq. 4). z_0 and z_prev
-    are the image's representations by the received model and by the client's last model::
+    are the image's representations in the received model and in the client's last model::
 
         loss = CE + lambda1 L_GC + lambda2 L_RA                               (Eq. 6)
         L_GC = -log( e^(h.H_i/tau) / (e^(h.h_prev/tau) + sum_t e^(h.H_t/tau)) )   (Eq. 7)
@@ -35,7 +35,7 @@ class FedGC(FeatureTrainer):
 
     The loss is averaged over the batch. The variants have the same names as in the strategy
     ``FedGCR``, whose table describes the server's part. The default, ``"adapted"``, is this
-    project's::
+    project's own::
 
                               paper                released                adapted
         a.b (Eq. 7, 8)        inner product        cosine                  cosine
@@ -84,10 +84,10 @@ class FedGC(FeatureTrainer):
     -----
     The inner products of the printed equations are of the order of d, because z is the output of a
     layer norm and has length sqrt(d), so that they outweigh the cross entropy. ``"adapted"``
-    therefore uses cosines, as the authors' code does (``FedGCR`` has results of all variants). It
-    reports the cross entropy, so that the server can compare clients: Eq. 6 has more terms for a
-    client with a cluster than for a client without. Four features of the released code are omitted:
-    dropout, the mixing of h within a batch, AdamW's moments that persist between rounds, and
+    therefore uses cosines, as the authors' code does (see ``FedGCR`` for results of all variants).
+    It reports the cross entropy, so that the server can compare clients: Eq. 6 has more terms for a
+    client with a cluster than for a client without one. Four features of the released code are
+    omitted: dropout, the mixing of h within a batch, AdamW moments that persist between rounds, and
     separate learning rates.
 
     Examples

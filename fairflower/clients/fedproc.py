@@ -38,7 +38,7 @@ class FedProc(PrototypeTrainer):
 
     Notes
     -----
-    In the code of FedHEAL's group, a = 1 in round 1 as well, so that this round trains nothing.
+    In the code of FedHEAL's group, a = 1 in round 1 as well, so that nothing is trained in it.
 
     Examples
     --------

@@ -24,8 +24,8 @@ class HarmoFL(Trainer):
 
     In the first round, client k computes a running mean over its batches,
     ``A_k <- (1 - momentum) A_k + momentum * (mean of the batch)``, and normalizes with it. The
-    server averages the A_k to A_mean, which stays fixed after this round. A_mean is a buffer of the
-    model (`AmplitudeNorm`): it is sent, averaged and saved with the model.
+    server averages the A_k to obtain A_mean, which stays fixed after this round. A_mean is a buffer
+    of the model (`AmplitudeNorm`): it is sent, averaged and saved with the model.
 
     **Weight perturbation.** A step uses the gradient at ``w + alpha g / ||g||``, like SAM with
     radius alpha (`fairflower.training.optim.apply_sam_gradient`); ``train.rho`` is not used. The
@@ -159,7 +159,7 @@ class AmplitudeNorm(nn.Module):
 
 
 def _normalise(model: nn.Module, *layer: Any) -> None:
-    """Add an `AmplitudeNorm` with these arguments before a model, unless it has one."""
+    """Add an `AmplitudeNorm` with these arguments in front of a model, unless it has one."""
     if isinstance(model, nn.Sequential):
         raise TypeError(
             "HarmoFL cannot add its normalization layer to an nn.Sequential, which would run this "

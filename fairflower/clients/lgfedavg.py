@@ -20,7 +20,7 @@ class LGFedAvg(LocalArraysTrainer):
     The server tests with the initial body, so the global model is no better than chance. ``test``
     also reports ``personal_accuracy``, the accuracy with the client's own body on its test
     examples. Clients are tested if ``evaluate.by`` is ``"clients"`` or ``"both"``. ``ConfigError``
-    is raised if the network has no layer ``head``, or no other layer.
+    is raised if the network has no layer named ``head``, or no other layer.
 
     Parameters
     ----------

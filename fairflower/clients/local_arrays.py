@@ -25,11 +25,11 @@ class LocalArraysTrainer(Trainer):
     With ``keep = "client"`` the client stores these arrays and never sends them. With
     ``keep = "server"`` the client sends them with its model, and the server stores them and sends
     them back to this client alone (`fairflower.exchanges.PersonalArrays`). Results are identical,
-    bit by bit. If the server keeps the arrays, a client that loses its disk loses nothing, but the
+    bit for bit. If the server keeps the arrays, a client that loses its disk loses nothing, but the
     server sees the arrays.
 
     ``test`` reports ``accuracy`` and ``eval_loss`` of the global model, in which these arrays have
-    their initial values, as at the server. ``personal_accuracy`` is that of the client's own model:
+    their initial values, as on the server. ``personal_accuracy`` is that of the client's own model:
     the shared arrays together with its own arrays.
     """
 
@@ -92,7 +92,7 @@ class LocalArraysTrainer(Trainer):
         if not local_tensors(model):
             return (
                 f"{cls.__name__}: the network has no normalization layers whose arrays could stay "
-                "with the clients. The run equals plain local training (FedAvg)."
+                "with the clients. The run is equivalent to plain local training (FedAvg)."
             )
         if by == "server":
             return (

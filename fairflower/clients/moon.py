@@ -12,10 +12,10 @@ from fairflower.training.features import FeatureTrainer
 
 
 class MOON(FeatureTrainer):
-    """Local training with a contrastive loss that keeps features near the global model's.
+    """Local training with a contrastive loss that keeps features near those of the global model.
 
     Let z, z_glob and z_prev be the features of the model in training, of the received model, and of
-    the client's model at the end of its last round. The cross entropy gets the term (Eq. 3)::
+    the client's model at the end of its last round. A term is added to the cross entropy (Eq. 3)::
 
         mu * mean -log( e^(sim(z, z_glob)/tau) / (e^(sim(z, z_glob)/tau) + e^(sim(z, z_prev)/tau)) )
 
@@ -39,7 +39,7 @@ class MOON(FeatureTrainer):
 
     Notes
     -----
-    Features are the input of the head, as in the code of FedHEAL's group; the paper has a
+    Features are the input to the head, as in the code of FedHEAL's group; the paper has a
     projection head in between. That group's code leaves the two other models in training mode, so
     that their BatchNorm statistics change, and initially takes z_prev from networks with different
     initial weights.

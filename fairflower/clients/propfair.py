@@ -24,14 +24,14 @@ class PropFair(Trainer):
     M
         Loss at which a client's gain is 0. Default 5, as for the strategy ``propfair``.
     epsilon
-        Lower bound of M - l in the gradient. Default 0.2 (the authors' code).
+        Lower bound on M - l in the gradient. Default 0.2 (the authors' code).
     variant
         With ``"released"``, the objective for l above ``M - epsilon`` is ``l / M``, as in the
         authors' code without its option ``huber``. The objective and its slope drop at that point.
 
     See Also
     --------
-    fairflower.strategies.propfair.PropFair : The same objective at the server.
+    fairflower.strategies.propfair.PropFair : The same objective on the server.
 
     Notes
     -----

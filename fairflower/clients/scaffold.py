@@ -22,7 +22,8 @@ class SCAFFOLD(Trainer):
     Raises
     ------
     ConfigError
-        If ``train.optimizer`` is not ``sgd``, because other steps are not a sum of gradients.
+        If ``train.optimizer`` is not ``sgd``, because other optimizers' steps are not sums of
+        gradients.
 
     See Also
     --------

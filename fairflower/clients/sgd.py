@@ -6,7 +6,7 @@ from fairflower.training.trainer import Trainer
 
 
 class SGD(Trainer):
-    """Plain local training, ClientUpdate of Federated Averaging (McMahan et al. 2017, Algorithm 1).
+    """Plain local training, the ClientUpdate of FedAvg (McMahan et al. 2017, Algorithm 1).
 
     Starting from the received model, the client takes mini-batch gradient steps
     ``w <- w - lr * grad`` for ``train.local-epochs`` epochs, with momentum and weight decay. The

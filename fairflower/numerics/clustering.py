@@ -58,7 +58,7 @@ __getattr__ = renamed(__name__, choose="resolve_variant", describe="cluster_diag
 class Clusters(NamedTuple):
     """Clusters of the clients in a cohort, and of clients from earlier rounds."""
 
-    #: Cluster id of each client of the cohort, shape (K,).
+    #: Cluster id of each client in the cohort, shape (K,).
     ids: Labels
     #: Client -> its cluster in the last round in which the client took part.
     members: dict[int, int]

@@ -49,7 +49,7 @@ class Rates(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """Value of a metric on all data and at each of K clients."""
+    """Value of a metric on all data and on each of K clients."""
 
     overall: float  # from the sums of counts: the global metric
     local: Vector  # of each client, shape (K,); NaN where undefined
@@ -234,8 +234,8 @@ def accuracy(counts: ArrayLike) -> float:
 def signed_difference(name: str, counts: ArrayLike) -> float:
     """Return one of the `DIFFERENCES` with its sign, for two groups: first minus second.
 
-    It is NaN if it is undefined. Equalized odds and differences of more than two groups have no
-    sign.
+    It is NaN if it is undefined. Equalized odds and differences between more than two groups have
+    no sign.
 
     >>> counts = [[10, 2, 5, 1, 5, 1], [10, 8, 5, 5, 5, 3]]
     >>> round(signed_difference("demographic_parity_difference", counts), 2)
@@ -263,7 +263,7 @@ def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> 
 
     Examples
     --------
-    Each of two clients favors another group, but overall neither group is favored:
+    Each of two clients favors a different group, but overall neither group is favored:
 
     >>> client = [[10, 8, 5, 5, 5, 3], [10, 2, 5, 1, 5, 1]]
     >>> levels = on_both_levels(demographic_parity, [client, client[::-1]])
@@ -281,7 +281,7 @@ def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> 
 
 
 def check_counts(counts: ArrayLike) -> None:
-    """Raise ``ValueError`` if counts have a wrong shape or contradict each other."""
+    """Raise ``ValueError`` if counts have the wrong shape or contradict each other."""
     _checked(counts)
 
 

@@ -8,7 +8,7 @@ raise ``ValueError`` if the values are empty, not one-dimensional, NaN, infinite
 a metric needs non-negative values.
 
 When you report a metric, state its level (domains or clients), its unit and its ``ddof``, because
-papers differ in these. Evaluate all clients, not only the selected clients. Report a spread or a
+papers differ in these. Evaluate all clients, not only the selected ones. Report a spread or a
 relative index (Jain, Gini, entropy) together with the mean and the worst value, because it is also
 perfect if all clients get an equally bad model.
 
@@ -51,9 +51,9 @@ def mean(a: ArrayLike) -> float:
 def std(a: ArrayLike, ddof: int) -> float:
     """Return the standard deviation, ``sqrt(sum (a_k - mean)^2 / (K - ddof))``.
 
-    ``ddof`` has no default because papers differ: it is 1 in FedHEAL's tables (15 % larger for K =
-    4) and 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the estimate is noisy, so
-    report several seeds. The result is NaN if ``K <= ddof``.
+    ``ddof`` has no default because papers differ: it is 1 in FedHEAL's tables (so values are 15 %
+    larger for K = 4) and 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the
+    estimate is noisy, so report several seeds. The result is NaN if ``K <= ddof``.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def std(a: ArrayLike, ddof: int) -> float:
 
 
 def worst(a: ArrayLike) -> float:
-    """Return the smallest value, which is MIN in FedEquilibria and FedGCR and the objective of AFL.
+    """Return the smallest value: MIN in FedEquilibria and FedGCR, and the objective of AFL.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     """Return the mean of the ``floor(fraction K)`` smallest values, but of at least one value.
 
     This is the "worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten
-    values; here it is the smallest value in this case.
+    values; in this case, this function returns the smallest value.
 
     Examples
     --------
@@ -296,7 +296,7 @@ def summary(a: ArrayLike) -> dict[str, float]:
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
-    """Return the mean over classes of the recall: the fraction of a class predicted correctly.
+    """Return the mean recall over classes: the fraction of a class that is predicted correctly.
 
     Classes without a test example are left out. This is ACC in FedISM.
 
@@ -380,7 +380,7 @@ def clustering_accuracy(types: ArrayLike, clusters: ArrayLike) -> float:
 def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
     """Return the adjusted Rand index: the agreement on pairs of clients, corrected for chance.
 
-    The index (Hubert and Arabie 1985) is 1 if the clusters equal the true types. It is 0 on average
+    The index (Hubert and Arabie 1985) is 1 if the clusters match the true types. It is 0 on average
     for random clusters, and 0 for a single cluster of several types. The parameters are those of
     `clustering_accuracy`.
 

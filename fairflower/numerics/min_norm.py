@@ -60,12 +60,12 @@ def min_norm_weights(
     gram : array of shape (K, K)
         Inner products <v_i, v_j>, in double precision.
     lower, upper : float or array of shape (K,)
-        Bounds of each weight.
+        Bounds on each weight.
 
     Returns
     -------
     MinNorm
-        The solution. If all solvers fail, the feasible weights nearest to uniform, with a warning.
+        The solution. If all solvers fail, it is the best initial mixture, and a warning is logged.
 
     Raises
     ------
@@ -76,8 +76,8 @@ def min_norm_weights(
 
     See Also
     --------
-    quadratic_weights : Minimizes a general quadratic objective. proportional_descent : Returns a
-    step that descends in given proportions.
+    quadratic_weights : Minimizes a general quadratic objective.
+    proportional_descent : Returns a step that descends in given proportions.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def min_norm_weights(
     >>> solution.weights.round(3).tolist(), round(solution.norm, 3)
     ([0.8, 0.2], 0.894)
     """
-    require("solvers", "The QP")
+    require("solvers", "The quadratic program")
     g: Matrix = np.array(gram, np.float64)
     if g.ndim != 2 or g.shape[0] != g.shape[1] or not np.isfinite(g).all():
         raise ValueError(f"gram: expected a finite square matrix, got shape {g.shape}.")

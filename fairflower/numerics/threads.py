@@ -20,7 +20,7 @@ def cpus() -> int:
 def one_thread(user_api: str | None = "blas") -> AbstractContextManager[Any]:
     """Limit BLAS (with None, also OpenMP) to a single thread in a ``with`` block.
 
-    Results are then identical to the bit on any number of cores. The libraries must already be
+    Results are then identical, bit for bit, on any number of cores. The libraries must already be
     imported.
 
     Examples

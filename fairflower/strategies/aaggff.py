@@ -61,13 +61,13 @@ class AAggFF(FairStrategy):
         ``"device"`` if C < 1.
     cdf : {"weibull", "exponential", "frechet", "normal", "gumbel", "logistic"}
         Cumulative distribution function in r_k. Default ``"weibull"``, 1 - exp(-x^2), as in the
-        authors' script for ISIC 2019, their only image data with few clients; they search all six.
-        The last three are centered at 1.
+        authors' script for ISIC 2019, their only image data set with few clients; they search over
+        all six. The last three are centered at 1.
     variant : {"paper", "released"}
         ``"released"`` follows the authors' code. In the silo form it omits p_s from the square and
         adds beta alpha/2 ||p||^2, so that weights move 1 + K/4 times more slowly. In the device
-        form it omits the mean of the participating clients, who then lose weight by taking part.
-        Its initial weights are C for each client, with sum C K; this affects only the first g.
+        form it omits the mean of the participating clients, which then lose weight by taking part.
+        Its initial weights are C for each client and sum to C K; this affects only the first g.
 
     See Also
     --------

@@ -42,7 +42,7 @@ class AFL(FairStrategy):
 
     Notes
     -----
-    The result is the last model. The paper returns the mean of the models of all rounds.
+    The result is the last model. The paper returns the mean of the models from all rounds.
 
     Other implementations differ. In some of them lambda is reset in every round and stays within
     one step of 1/K, does not weight the models, or leaves the simplex because a sum in the

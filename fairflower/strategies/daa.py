@@ -1,4 +1,4 @@
-"""DaA: the aggregation of F2DC, with weights by data size and class balance (CVPR 2026)."""
+"""DaA: the aggregation of F2DC, which weights by data size and class balance (CVPR 2026)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dq-FFL: q-FFL with a power for each client and a defense (FairRFL, 2026)."""
+"""Dq-FFL: q-FFL with a separate power for each client, and with a defense (FairRFL, 2026)."""
 
 from __future__ import annotations
 

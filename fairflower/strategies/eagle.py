@@ -21,7 +21,7 @@ class EAGLE(FairStrategy):
 
         mean_k F_k + lambda Var_k(r_k)
 
-    Its gradient is a sum of the clients' gradients with the weights::
+    Its gradient is a weighted sum of the clients' gradients, with the weights::
 
         w_k = (1 + 2 lambda (r_k - mean_j r_j)) / K
 

@@ -20,8 +20,8 @@ class FairFed(FairStrategy):
 
     The paper's metric measures fairness between groups of people, which ``data.groups`` defines.
     Clients count their training examples by group, label and the received model's prediction. F_k
-    is the difference of two groups' rates at client k, first minus second, and a_k the accuracy. F
-    and a are the same metrics over the counts of all clients::
+    is the difference between two groups' rates on client k, first minus second, and a_k the
+    accuracy. F and a are the same metrics over the counts of all clients::
 
         Delta_k = | F_k - F |;  | a_k - a | if F_k is undefined because client k lacks a group
         w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j initially
@@ -44,10 +44,10 @@ class FairFed(FairStrategy):
         Step size of the weights; 0 gives FedAvg. Default 0.1 (the smallest of FedISM's values 0.1,
         0.5 and 1, because gaps are large compared with weights of 1/K).
     metric : str
-        Metric of group fairness, ``demographic_parity_difference``,
+        A metric of group fairness, ``demographic_parity_difference``,
         ``equal_opportunity_difference`` (both in the paper) or ``equalized_odds_difference``; or
-        name of a scalar m_k that every client reports. Default ``received_accuracy``. Clients of
-        fairflower can also measure ``received_balanced_accuracy`` (as in FedISM's experiments).
+        the name of a scalar m_k that every client reports. Default ``received_accuracy``. Clients
+        of fairflower can also measure ``received_balanced_accuracy`` (as in FedISM's experiments).
 
     Raises
     ------
@@ -62,9 +62,9 @@ class FairFed(FairStrategy):
     Notes
     -----
     The paper does not say how to treat negative weights; here they are set to 0 before the weights
-    are normalized. With more than two groups, F is the largest absolute difference of two groups;
-    the equalized odds difference has no sign either. With partial participation, only the weights
-    of participating clients change, and their sum is kept. If a client's number of examples
+    are normalized. With more than two groups, F is the largest absolute difference between two
+    groups; the equalized odds difference has no sign either. With partial participation, only the
+    weights of participating clients change, and their sum is kept. If a client's number of examples
     changes, its weight changes in proportion.
 
     The code released with FedISM omits the sum over j in the mean: its gap is
@@ -123,7 +123,7 @@ class FairFed(FairStrategy):
         return w
 
     def _group_gap(self, cohort: Cohort) -> NDArray[np.float64]:
-        """Return | F_k - F |, or | a_k - a | where that is undefined, shape (K,)."""
+        """Return | F_k - F |, or | a_k - a | where the former is undefined, shape (K,)."""
         counts = [a["h"].reshape(-1, len(COUNTS)) for a in cohort.measured["received_group_counts"]]
         whole = np.sum(counts, axis=0)
         overall = signed_difference(self.metric, whole)

@@ -1,4 +1,4 @@
-"""FairRFL: fair and robust learning with selfish clients, who lengthen their updates (2026)."""
+"""FairRFL: fair and robust learning with selfish clients, which lengthen their updates (2026)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Vector = NDArray[np.float64]
 #: Ratio of standard deviation to median absolute deviation in a normal distribution.
 NORMAL = 1.4826
 
-#: Lower bound of MAD as a share of the median length, so that no rounding error is an outlier.
+#: Lower bound on MAD as a share of the median length, so that no rounding error is an outlier.
 SMALLEST = 1e-6
 
 
@@ -53,12 +53,12 @@ class FairRFL(FairStrategy):
     Notes
     -----
     This class is the paper's RFL-Self. It is reconstructed from a port of the authors' code, whose
-    tests quote examples of the paper.
+    tests quote examples from the paper.
 
     Two details are inferred because the sources leave them open. If m is longer than median N and
-    no solution b exists, the update is shortened as by ``"downscale"``. MAD is at least a millionth
-    of median N. The authors' code finds b by ten bisection steps, this class by the quadratic
-    formula.
+    no solution b exists, the update is shortened as with ``"downscale"``. MAD is at least a
+    millionth of median N. The authors' code finds b by ten bisection steps, this class by the
+    quadratic formula.
 
     The option ``clip_update_median=1``, which every strategy has, shortens all updates above the
     median length, not only outliers.

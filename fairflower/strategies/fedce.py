@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 
-#: Lower bound of a contribution (as in NVFlare), so that rounding errors do not decide weights.
+#: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
 
 Vector = NDArray[np.float64]

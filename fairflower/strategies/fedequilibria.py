@@ -22,10 +22,10 @@ class FedEquilibria(FairStrategy):
         w_dist = ||Delta_k|| / sum_j ||Delta_j||
         w      = t w_moo + (1 - t) w_dist,        theta <- sum_k w_k theta_k
 
-    Every client sends an ArrayRecord ``fisher`` with one array per parameter: the squared gradient
-    of the loss at the trained model, averaged over the client's examples. Clients of fairflower
-    send it on request. BatchNorm statistics are averaged with w; they are part neither of F_k nor
-    of the update length.
+    Every client sends an ArrayRecord named ``fisher`` with one array per parameter: the squared
+    gradient of the loss at the trained model, averaged over the client's examples. Clients of
+    fairflower send it on request. BatchNorm statistics are averaged with w; they are part neither
+    of F_k nor of the update length.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class FedEquilibria(FairStrategy):
         (experiments/fedequilibria-digits-cpu.md).
     space : {"fisher", "gradient"}
         Vectors in the QP. ``"gradient"`` uses gradients at the received model, which clients send
-        as ArrayRecord ``gradient`` (the paper's MOO_G).
+        in an ArrayRecord named ``gradient`` (the paper's MOO_G).
 
     See Also
     --------

@@ -46,7 +46,7 @@ class FedFV(FairStrategy):
         server stores a copy of every client's gradient. Default 1 (the authors' code since 2022).
     variant : {"paper", "released"}
         ``"released"`` follows the authors' current code, whose loop runs over ages tau-1 ... 0 from
-        round tau; with tau = 1, absent clients then never count.
+        round tau on; with tau = 1, absent clients then never count.
 
     See Also
     --------
@@ -60,8 +60,8 @@ class FedFV(FairStrategy):
 
     The text of Alg. 3 was not available. The ages tau ... 1 are from the code released with the
     paper (easyFL, May to August 2021); its script for the paper's tables compares tau = 0, 1, 3 and
-    10. Since easyFL was rewritten on 25 August 2021, it uses the ages tau-1 ... 0, as do FLGo and
-    FedLF's code: clients seen tau rounds ago are forgotten, and conflicts of g with the current
+    10. Since easyFL was rewritten on 25 August 2021, it has used the ages tau-1 ... 0, as do FLGo
+    and FedLF's code: clients seen tau rounds ago are forgotten, and conflicts of g with the current
     round's gradients are removed a second time.
 
     Inner products are over trainable parameters only. The authors' code takes them over whole state

@@ -47,10 +47,11 @@ class FedGCR(ClusteringMixin, FairStrategy):
         sum of the weights    1 (not constrained   1                       1
                               in Algorithm 1)
 
-    Every client sends an ArrayRecord ``received_representation`` (``representation`` for a trained
-    model) with an array ``h`` that has the same length for all clients, and reports ``train_loss``
-    (``"released"``: ``received_loss``). Clients of fairflower do so on request, for any model. A
-    cluster keeps its number from round to round. BatchNorm statistics are averaged with w.
+    Every client sends an ArrayRecord named ``received_representation`` (``representation`` for a
+    trained model) with an array named ``h`` that has the same length for all clients, and reports
+    ``train_loss`` (``"released"``: ``received_loss``). Clients of fairflower do so on request, for
+    any model. A cluster keeps its number from round to round. BatchNorm statistics are averaged
+    with w.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
         Limit of beta. With 0, only the clients' losses count; with 1, only their clusters' losses
         count in later rounds. Default 0.5 (Algorithm 1).
     gamma : float in [0, 1], or None
-        How slowly beta approaches delta: with 0 beta is delta from round 2, with 1 it stays 0.
+        How slowly beta approaches delta: with 0, beta is delta from round 2 on; with 1, it stays 0.
         None, the default, means 0.9 for ``"released"`` and 0.5 otherwise.
     clustering : {"variant", "kmeans", "gmm"}
         Clustering algorithm. Default ``"variant"``, see the table.
@@ -92,13 +93,13 @@ class FedGCR(ClusteringMixin, FairStrategy):
     computes h_k, the length of training affects h_k more than the data do. Third, T' is usually
     unknown.
 
-    In one run per variant, each with ``fedgc`` of the same variant, the accuracies of the average
-    and the worst domain were 77.5 and 65.9 % for ``"paper"``, 82.5 and 70.2 % for ``"released"``,
+    In one run per variant, each with ``fedgc`` of the same variant, the average accuracy and that
+    of the worst domain were 77.5 and 65.9 % for ``"paper"``, 82.5 and 70.2 % for ``"released"``,
     and 81.9 and 70.6 % for ``"adapted"`` (``fairflower run --config
     experiments/fedgcr-digit-five-cpu.toml --engine inline --set strategy.variant=V --set
     client.variant=V``: DIF 10, T' = 5, seed 0; rounds 8 to 12; AMD EPYC, one thread). On another
-    processor the worst domain was better for ``"released"``, so that one run cannot separate these
-    two. `fairflower.numerics.clustering` reports the accuracy of the clustering.
+    processor the worst domain was better for ``"released"``, so one run cannot separate these two.
+    `fairflower.numerics.clustering` reports the accuracy of the clustering.
 
     Examples
     --------
@@ -118,7 +119,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
     extra = "solvers"
-    #: The power of a negative loss could not be a weight.
+    #: A power of a negative loss could not be a weight.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
 
     def __init__(
@@ -170,7 +171,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
 
 
 def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -> Values:
-    """Return for each client the mean of the values in its cluster, weighted by shares, shape (K,).
+    """Return the mean of the values in each client's cluster, weighted by shares, shape (K,).
 
     Examples
     --------

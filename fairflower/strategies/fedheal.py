@@ -51,8 +51,8 @@ class FedHEAL(FairStrategy):
         Consistency threshold; None disables FPHL. Default 0.3 (paper §4.2, Digits; Office-Caltech:
         0.4).
     beta : float in [0, 1], or None
-        Momentum of the weights; None disables FAEL, and weights are in proportion to
-        examples. Default 0.4 (paper §4.2).
+        Momentum of the weights; None disables FAEL, and weights are then proportional to the
+        numbers of examples. Default 0.4 (paper §4.2).
     variant : {"paper", "algorithm1", "released"}
         ``"algorithm1"`` differs from ``"paper"`` only in l, which includes the current round.
         ``"released"`` follows the authors' code where it differs from the text: a coordinate is
@@ -220,7 +220,7 @@ class FedHEAL(FairStrategy):
 
         In the paper's variant, a new client's weight is its number of examples times the known
         clients' mean weight per example, and a known client's weight changes in proportion to its
-        number of examples. So beta = 0 remains FedAvg when participation or these numbers change.
+        number of examples. So beta = 0 is still FedAvg when participation or these numbers change.
         """
         per_example = 1 / float(cohort.num_examples.sum())
         if self.examples:

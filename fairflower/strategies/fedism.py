@@ -11,10 +11,10 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
-#: Lower bound of the sharpness (released code), which is negative in rare cases.
+#: Lower bound on the sharpness (released code); the sharpness is negative in rare cases.
 FLOOR = 1e-10
 
-#: Weights are not divided by sums up to this value.
+#: Weights are divided by a sum only if it is above this value.
 SMALLEST = np.finfo(np.float64).tiny
 
 
@@ -36,7 +36,7 @@ class FedISM(FairStrategy):
     ----------
     q : float >= 0
         Power of the sharpness. 0 gives equal weights; larger values give more weight to clients
-        with a large sharpness. Default 2 (paper §4.1).
+        whose sharpness is high. Default 2 (paper §4.1).
     beta : float in [0, 1]
         Share of the current round in the moving average; 1 disables averaging. Default 0.5
         (paper §4.1).

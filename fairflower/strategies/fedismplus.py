@@ -40,14 +40,14 @@ class FedISMPlus(FedISM):
         Power of the schedule; 0 gives the same radius in every round, which is FedISM. Default 0.5
         (released code).
     state : {"sharpness", "perturbed_loss"}
-        Definition of S_k. ``"sharpness"``, the default, is the increase of the loss, as above
+        Definition of S_k. ``"sharpness"``, the default, is the increase in the loss, as above
         (released code); ``"perturbed_loss"`` is L_k(theta + rho_t g / ||g||) itself.
     rounds : int, optional
         R, the planned number of rounds; after these rounds the radius stays at rho. Default:
         ``num-server-rounds`` in the config sent to the clients, which fairflower's app sets;
         without it the radius is rho in every round.
     q, beta, variant
-        As in `FedISM`. The authors' command sets q = 2; the default in their code is 1.
+        As in `FedISM`. The authors' command line sets q = 2; the default in their code is 1.
 
     See Also
     --------
@@ -93,7 +93,7 @@ class FedISMPlus(FedISM):
         self.needs = (state,)
 
     def radius(self, server_round: int) -> float:
-        """Return the radius rho_t of round ``server_round``."""
+        """Return the radius rho_t in round ``server_round``."""
         done = min(server_round / self.rounds, 1.0) if self.rounds else 1.0
         return float(self.rho * done**self.p)
 

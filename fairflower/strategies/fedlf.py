@@ -62,7 +62,7 @@ class FedLF(FairStrategy):
     Notes
     -----
     For example, d is 0 for all layers if clients have equal updates but different losses, because
-    an equal descent makes the losses less equal. If an update is zero in a layer, the hull of this
+    an equal decrease makes the losses less equal. If an update is zero in a layer, the hull of this
     layer excludes it, because it would force d_l = 0. The paper sends d to the clients instead of
     the model; the result is the same.
 

@@ -56,15 +56,15 @@ class FedMDFG(FairStrategy):
     Notes
     -----
     If clients have equal updates but different losses, 0 is in the hull as well, because an equal
-    descent makes the losses less equal. Zero updates are not part of the hull, as in the authors'
+    decrease makes the losses less equal. Zero updates are not part of the hull, as in the authors'
     code.
 
     **The paper's line search is not included.** In the paper, all clients test the model at up to
     2 s + 1 step lengths in every round, which needs more messages; here the step is as long as the
     mean update (Appendix A.3). This class is reconstructed from that appendix, because the main
-    text was not available. The authors' code is the source of the scaling to the mean length and of
-    the use of the last round's updates, which keep the mean length of their round. That code also
-    uses g_fair if a client's loss rises above its mean so far; the appendix and this class do not.
+    text was not available. The scaling to the mean length is from the authors' code, and so is the
+    use of the last round's updates, which keep the mean length of their round. That code also uses
+    g_fair if a client's loss rises above its mean so far; the appendix and this class do not.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedMGDAPlus(FairStrategy):
-    """Take a common descent direction of unit-length updates, with weights near FedAvg's.
+    """Take a common descent direction of unit-length updates, with weights near those of FedAvg.
 
     Let u_k = Delta_k / ||Delta_k|| and p_k = n_k / sum_j n_j::
 

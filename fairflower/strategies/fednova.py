@@ -52,8 +52,8 @@ class FedNova(FairStrategy):
 
     a_k is derived for SGD; for Adam it is not defined. A proximal term makes the paper's a_k
     smaller, but `FedProx` clients are treated as if they had no such term. The paper's optional
-    momentum at the server is not implemented. The paper's text was not available; a_k is the closed
-    form of a sum in the authors' code.
+    server momentum is not implemented. The paper's text was not available; a_k is the closed form
+    of a sum in the authors' code.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""FedPW: parameter pruning and two-signal weights (Guan et al., NeurIPS 2025)."""
+"""FedPW: parameter pruning, and weights from two signals (Guan et al., NeurIPS 2025)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairflower.arguments import Range, Search
 Vector = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-#: Lower bound of a loss, so that its inverse is finite.
+#: Lower bound on a loss, so that its inverse is finite.
 SMALLEST = 1e-10
 
 #: Means over sorted coordinates use every tenth coordinate, starting with the first.
@@ -26,7 +26,7 @@ EVERY = 10
 
 @dataclass(frozen=True)
 class Pruned:
-    """The clients' updates of one array, without their smallest coordinates."""
+    """The clients' updates to one array, without their smallest coordinates."""
 
     kept: list[Mask]  # K masks of shape (n,)
     norms: Vector  # norms of the updates over kept coordinates, shape (K,)
@@ -38,8 +38,8 @@ class FedPW(FairStrategy):
 
     Let L_k be client k's mean training loss, and u_k = theta - theta_k::
 
-        l_k = L_k / sum_j L_j            b = beta mean L / (mean L of round 0)
-        a_k = <u_k, sum_j u_j>,  s_k = a_k / sum_j a_j,   b' = beta mean a / (mean a of round 0)
+        l_k = L_k / sum_j L_j            b = beta mean L / (mean L in round 0)
+        a_k = <u_k, sum_j u_j>,  s_k = a_k / sum_j a_j,   b' = beta mean a / (mean a in round 0)
         d_k  <- (1 - b) d_k + b l_k,     p_k <- p_k + d_k,   normalized
         d'_k <- (1 - b') d'_k + b' s_k,  q_k <- q_k + d'_k,  normalized
         w    = r p + (1 - r) q,          r = std(p) / (std(p) + std(q))
@@ -63,9 +63,9 @@ class FedPW(FairStrategy):
         disables both. Default 0.3 (released code).
     variant : {"released", "adapted"}
         ``"released"`` follows the authors' code: b and b' are not bounded; BatchNorm statistics are
-        pruned like parameters, but not scaled; an array is not scaled if a client dropped no
-        coordinate of it. ``"adapted"`` bounds b and b' by 1, averages the statistics with w, and
-        takes m over the clients that dropped coordinates.
+        pruned like parameters, but not scaled; an array is not scaled if any client dropped none
+        of the array's coordinates. ``"adapted"`` bounds b and b' by 1, averages the statistics with
+        w, and takes m over the clients that dropped coordinates.
 
     See Also
     --------
@@ -160,7 +160,7 @@ class FedPW(FairStrategy):
         return _share(np.maximum(r * p + (1 - r) * q, 0.0))
 
     def _step(self, cohort: Cohort, name: str, weights: Vector, rates: Vector) -> NDArray[Any]:
-        """Return the step -g of an array, shape (n,)."""
+        """Return the step -g for an array, shape (n,)."""
         size = cohort.received[name].size
         if not size:
             return np.zeros(0)
@@ -185,7 +185,7 @@ class FedPW(FairStrategy):
         return step
 
     def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
-        """Drop each client's smallest coordinates of an array, with the clients' ``rates``."""
+        """Drop each client's smallest coordinates in an array, at the clients' ``rates``."""
         (whole,) = cohort.blocks([name], max(cohort.received[name].size, 1))
 
         def prune(k: int) -> tuple[Mask, float, float]:

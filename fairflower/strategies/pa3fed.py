@@ -12,7 +12,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import FairStrategy, Options
 from fairflower.arguments import Range, Search
 
-#: Upper bound of a relative change of the loss, so that sums do not overflow.
+#: Upper bound on a relative change in the loss, so that sums do not overflow.
 LARGEST_CHANGE = 1e12
 
 
@@ -32,7 +32,7 @@ class PA3Fed(FairStrategy):
     Parameters
     ----------
     delta : float >= 0
-        Mean relative change of the loss at which a period counts as critical. Default 0.001
+        Mean relative change in the loss at which a period counts as critical. Default 0.001
         (FedEquilibria, Table 5, Digits; Office-Caltech and PACS 0.01).
     beta : float in [0, 1]
         Share of the adaptive weights; 0 gives FedAvg. Default 0.3 (the same table).
@@ -40,13 +40,13 @@ class PA3Fed(FairStrategy):
     See Also
     --------
     FedAvg : Weights by number of examples.
-    FedGA : Weights by the change of the loss through averaging.
+    FedGA : Weights by the change in the loss due to averaging.
 
     Notes
     -----
     This class is reconstructed from the paper's abstract and second-hand accounts; the authors'
     code is not public. According to these sources, the method detects critical periods, which have
-    the highest information content, and then aggregates by each client's change of performance
+    the highest information content, and then aggregates by each client's change in performance
     during training. FedEquilibria ran it with parameters delta and beta. Everything else is
     inferred: performance is measured by the loss; delta is a threshold, as in related work, which
     detects critical periods by a relative change of 0.01 (Yan et al., KDD 2023); beta is the share

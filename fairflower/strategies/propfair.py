@@ -1,4 +1,4 @@
-"""PropFair's objective at the server (Zhang, Malekmohammadi, Chen, Yu, TMLR 2023)."""
+"""PropFair's objective on the server (Zhang, Malekmohammadi, Chen, Yu, TMLR 2023)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PropFair(FairStrategy):
         that the paper tries. (The authors' command line sets 2, which is less than the loss of
         guessing among ten classes, 2.3.)
     epsilon : float > 0
-        Lower bound of M - F_k in the weights. Default 0.2 (the authors' code).
+        Lower bound on M - F_k in the weights. Default 0.2 (the authors' code).
 
     See Also
     --------

@@ -32,8 +32,8 @@ class Superquantile(FairStrategy):
     Parameters
     ----------
     theta : float in (0, 1]
-        Share of the examples that counts. Default 0.5. (The authors' scripts try 0.8, 0.5, 0.3 and
-        0.1, given as 1 - theta.)
+        Share of the examples whose losses count. Default 0.5. (The authors' scripts try 0.8, 0.5,
+        0.3 and 0.1, given as 1 - theta.)
 
     See Also
     --------

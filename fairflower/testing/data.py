@@ -24,7 +24,7 @@ def check_data(
         A subclass of `DataSet`, `FeatureSet` or `TokenSet`, called with ``config`` and
         ``arguments``.
     config
-        Run config table ``data``, with the folder of the data set's files. Default:
+        The run config's table ``data``, with the folder of the data set's files. Default folder:
         $FAIRFLOWER_DATA, if files are needed.
 
     Raises

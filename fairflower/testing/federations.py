@@ -1,4 +1,4 @@
-"""Toy federations for tests, with real messages, strategies and trainers, in milliseconds."""
+"""Toy federations for tests: real messages, strategies and trainers, in a few milliseconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairflower.strategies import FairStrategy
 
 Arrays = Mapping[str, NDArray[Any]]
 
-#: Training settings: an epoch of two steps.
+#: Training settings: one epoch of two steps.
 SETTINGS = TrainConfig(local_epochs=1, batch_size=8, lr=0.05, momentum=0.9, weight_decay=1e-3)
 CLASSES = 4
 
@@ -105,7 +105,7 @@ def run_toy_rounds(
 
 
 def models_equal(a: Arrays, b: Arrays) -> bool:
-    """Return whether two models are equal bit by bit."""
+    """Return whether two models are equal, bit for bit."""
     return a.keys() == b.keys() and all(
         a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name]) for name in a
     )

@@ -1,4 +1,4 @@
-"""Checks of networks."""
+"""Checks for networks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_model(
     kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
     assert kind in kinds, (
         f"{name}: checked on {kind}, but it takes {' or '.join(kinds)}. Set kinds = ({kind!r},), "
-        "or give `check_model` another shape."
+        "or pass another shape to `check_model`."
     )
 
     def make(seed: int) -> Classifier:

@@ -43,7 +43,7 @@ def make_cohort(
     Parameters
     ----------
     updates : array of shape (K, d)
-        Each client's update to a model with an array ``w`` of d zeros.
+        Each client's update to a model with an array named ``w`` of d zeros.
     num_examples : array of shape (K,), optional
         Number of training examples of each client. Default: 100.
     server_round : int
@@ -80,7 +80,7 @@ def make_cohort(
 
 
 class Rounds:
-    """Runs rounds of a strategy with artificial replies, like a ServerApp with real replies.
+    """Runs rounds of a strategy with artificial replies, as a ServerApp does with real replies.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Checks of strategies."""
+"""Checks for strategies."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def check_order_of_replies(make: Make) -> None:
 
 
 def check_weights_and_hull(make: Make) -> None:
-    """Check that weights are on the simplex and models in the hull unless ``extrapolates``."""
+    """Check that weights are on the simplex and, unless ``extrapolates``, models in the hull."""
     for clients in range(1, 7):
         for seed in range(3):
             random = np.random.default_rng([seed, clients])
@@ -182,7 +182,7 @@ def check_partial_participation(make: Make) -> None:
 
 
 def check_enormous_updates(make: Make) -> None:
-    """Check that a very large update of a client does not cause an overflow."""
+    """Check that a very large update from a client does not cause an overflow."""
     # The model is large, because updates far larger than the model are rejected.
     rounds = Rounds(make(), {"x": np.full(4, 1e24, np.float32)}, range(2))
     for _ in range(2):
@@ -234,7 +234,7 @@ def check_sums(make: Make) -> None:
 
 
 def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Mapping[str, NDArray[Any]]:
-    """Compute the next model like secure aggregation, but without masks and rounding."""
+    """Compute the next model as secure aggregation does, but without masks and rounding."""
     given = {f.name: getattr(cohort, f.name) for f in fields(cohort)} | {"returned": ()}
     known = {k: v for k, v in cohort.metrics.items() if k not in strategy.learns}
     numbers = SumCohort(**given | {"metrics": known})

@@ -216,7 +216,7 @@ def check_absent_class(method: TrainerCase) -> None:
         3,
         2,
     )
-    _expect_finite(method, model, "with a client without examples of a class")
+    _expect_finite(method, model, "with a client that has no examples of a class")
 
 
 def check_arguments(method: TrainerCase) -> None:

@@ -17,11 +17,11 @@ def layers_with_statistics(model: nn.Module) -> list[_NormBase]:
 
 @contextmanager
 def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
-    """Give BatchNorm layers the mean and variance of these examples; restore the old at the end.
+    """Give BatchNorm layers the mean and variance of these examples; finally restore the old ones.
 
     Every batch counts equally; batches of one example are ignored if there are others. To compute
     the statistics, each batch passes through BatchNorm layers in training mode, which use the
-    statistics of the batch. The rest of the network is in eval mode and is unchanged.
+    statistics of the batch. The rest of the network is in eval mode, and is unchanged.
     """
     layers = layers_with_statistics(model)
     kept = [{name: b.clone() for name, b in m.named_buffers(recurse=False)} for m in layers]

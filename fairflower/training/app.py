@@ -144,11 +144,11 @@ def make_client_app(
     Returns
     -------
     ClientApp
-        It expects an ArrayRecord ``arrays`` (the global model, by name) and, for training, a
-        ConfigRecord ``config`` with ``server-round``. It replies with a MetricRecord ``metrics``
-        (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and ``accuracy``) and,
-        after training, with ``arrays``. Measurements that the config requests under ``measure`` are
-        added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
+        It expects an ArrayRecord named ``arrays`` (the global model, by name) and, for training, a
+        ConfigRecord named ``config`` with ``server-round``. It replies with a MetricRecord named
+        ``metrics`` (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and
+        ``accuracy``) and, after training, with ``arrays``. Measurements that the config requests
+        under ``measure`` are added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
         `fairflower.training.measurements`. Other ArrayRecords of the message become the trainer's
         ``shared``, and the trainer's ``returns`` are sent back as ArrayRecords. The trainer's state
         is stored in ``Context.state`` and on disk (`fairflower.training.client_state`); a client

@@ -1,7 +1,7 @@
 """A client's examples on the training device, in normalized batches.
 
 Images stay uint8 until their batch is used. Then they are cropped, flipped and normalized exactly
-as by torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and ``Normalize``, but
+as with torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and ``Normalize``, but
 without a Python call per image. Features are normalized once. Token ids are unchanged.
 """
 
@@ -25,7 +25,7 @@ from fairflower.models import Classifier, cache_first_stage
 #: example.
 FirstStages = dict[int, tuple[Classifier, Tensor]]
 
-#: Number of examples per pass of a frozen first stage.
+#: Number of examples per pass through a frozen first stage.
 _FIRST_STAGE_BATCH = 128
 
 
@@ -43,7 +43,7 @@ class ClientData:
     augment: Augment = field(default_factory=Augment)
     #: Examples held out of training, for the choice of hyper-parameters.
     validation: Split | None = None
-    #: Group of people of each example, int64 [N], by split; empty without ``data.groups``.
+    #: Each example's group of people, int64 [N], by split; empty without ``data.groups``.
     groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     num_groups: int = 0
     #: Outputs of frozen first stages for these examples, cached for later rounds.
@@ -115,10 +115,10 @@ class Examples(ABC):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of all examples in random order; images are augmented.
 
-        Batches are x, float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
-        int64 [B, length], and y, int64 [B]. A last batch of a single example is joined to the batch
-        before it, because batch norm cannot normalize a single example. All random numbers come
-        from ``generator``, on the CPU, so that they are the same on every device.
+        A batch is x (float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
+        int64 [B, length]) and y (int64 [B]). A last batch of a single example is joined to the
+        batch before it, because batch norm cannot normalize a single example. All random numbers
+        come from ``generator``, on the CPU, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
         for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
@@ -175,7 +175,7 @@ class Images(Examples):
     Raises
     ------
     ValueError
-        If an array has a wrong type or shape.
+        If an array has the wrong type or shape.
     """
 
     def __init__(
@@ -229,8 +229,8 @@ class Images(Examples):
 class Vectors(Examples):
     """Features, float32 [N, D], normalized by ``mean`` and ``std`` [D]; or token ids, int64 [N, L].
 
-    Neither is augmented. For the other parameters see `Examples`. ``ValueError`` if an array has a
-    wrong type or shape.
+    Neither is augmented. For the other parameters see `Examples`. Raises ``ValueError`` if an array
+    has the wrong type or shape.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ def examples_of(
     augment: Augment | None = None,
     **options: Any,
 ) -> Examples:
-    """Return `Images` or `Vectors` for a split, by its shape; see there for the parameters."""
+    """Return `Images` or `Vectors`, depending on a split's shape; for parameters see these."""
     if split.x.ndim == 4:
         return Images(split, mean, std, augment, **options)
     return Vectors(split, mean, std, **options)

@@ -43,7 +43,7 @@ def build_trainer(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> Trainer:
-    """Build the trainer of a config; raise ``ConfigError`` if its name or an argument is unknown.
+    """Build the trainer for a config; raise ``ConfigError`` if its name or an argument is unknown.
 
     Arguments that belong only to the method's exchanges are not passed to the trainer. See
     `Trainer` for the other parameters.

@@ -1,4 +1,4 @@
-"""State of a client between rounds: in Flower's ``Context.state`` and on the client's disk.
+"""A client's state between rounds: in Flower's ``Context.state`` and on the client's disk.
 
 ``Context.state`` is lost if a SuperNode stops and, in a simulation, when the run ends. Therefore
 the state is also written to
@@ -33,19 +33,19 @@ from fairflower.training.trainer import Trainer, server_round
 _PREFIX = "fairflower/"
 _STAMP = "fairflower"
 
-#: Number of days after its last change when the state of another run is deleted from the disk.
+#: The state of another run is deleted from the disk this many days after its last change.
 DAYS = 30
 
 
 def load_state(
     trainer: Trainer, context: Context, config: Mapping[str, Any], before: float = math.inf
 ) -> int:
-    """Load the trainer's state of an earlier round of this run; return that round, or 0.
+    """Load the trainer's state from an earlier round of this run; return that round, or 0.
 
     State is stored with the message's ``run-id`` and round, because a node may serve several runs.
-    State of other runs is ignored. State of round ``before`` or later is ignored, because these
-    rounds are repeated. State of rounds after ``merged-round``, the last round in which the server
-    merged this client, is ignored, because late or dropped updates do not count.
+    State from other runs is ignored. State from round ``before`` or later is ignored, because these
+    rounds are repeated. State from rounds after ``merged-round``, the last round in which the
+    server merged this client, is ignored, because late or dropped updates do not count.
     """
     trainer.state = {}
     folder = _folder(trainer, config)
@@ -101,9 +101,9 @@ def rounds_to_keep(
 ) -> set[int]:
     """Return those of the ``rounds`` whose state a run may need after round ``now``.
 
-    The server has checkpoints of the last ``keep`` multiples of ``every`` before ``now`` (none if
+    The server has checkpoints from the last ``keep`` multiples of ``every`` before ``now`` (none if
     ``every`` is 0). If the run resumes from a checkpoint, a client uses its newest state that is
-    not newer than the checkpoint. If its update of round ``now`` is not merged, the client
+    not newer than the checkpoint. If its update from round ``now`` is not merged, the client
     continues with its newest state up to round ``merged``.
 
     >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, every=1, keep=2))
@@ -148,7 +148,7 @@ def _files(folder: Path | None) -> dict[int, Path]:
 
 
 def _delete_old_states(current: Path) -> None:
-    """Delete the states of other runs that have not changed for `DAYS`."""
+    """Delete the states of other runs that have not changed for `DAYS` days."""
     oldest = time.time() - DAYS * 24 * 3600
     for run in current.parent.iterdir():
         with suppress(OSError):  # another client may delete it, too

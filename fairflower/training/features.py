@@ -35,7 +35,7 @@ class FeatureTrainer(Trainer):
         return z, self.model.head(z)
 
     def frozen_features(self, arrays: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the network's features [B, d] with other arrays, in eval mode, without gradient.
+        """Return the network's features [B, d] with other arrays, in eval mode, without gradients.
 
         The arrays replace those of the model during the call, without a copy. Batch norm uses their
         running statistics and does not update them.
@@ -49,11 +49,11 @@ class FeatureTrainer(Trainer):
 class PrototypeTrainer(FeatureTrainer):
     """Base class of trainers with class prototypes (the exchange ``prototypes``).
 
-    After training, the client returns for each class the number of its training images and their
-    mean features by the trained network, in eval mode and without augmentation.
+    After training, the client returns, for each class, the number of its training images and the
+    mean of their features, which the trained network computes in eval mode, without augmentation.
     """
 
-    #: Prototypes of the server, [C, d]; None before any client has returned prototypes.
+    #: Prototypes from the server, [C, d]; None before any client has returned prototypes.
     prototypes: Tensor | None
     #: Whether each class has a prototype, bool [C].
     known: Tensor
@@ -100,7 +100,7 @@ def mean_representation(
 
 
 def _class_sums(pairs: Iterable[tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor]:
-    """Return the sum of the features per class [C, d] and the examples per class [C]; float64."""
+    """Return the sum of features and the number of examples per class, [C, d] and [C], float64."""
     total = count = torch.zeros((), dtype=torch.float64)
     for z, y in pairs:
         wide = float64_on(z.device)

@@ -4,8 +4,8 @@ Per-sample gradients can be computed in three ways. `torch.func` works for most 
 models, but is slow for convolutions on a CPU. For models with common layers, an ordinary backward
 pass over a batch provides the input of every layer and the gradient of its output; their product is
 the gradient of the layer's weight. Two samples are used to test whether this second way is exact
-for a model. Models that `torch.func` does not support, such as most networks of the library
-transformers, need a backward pass for each sample.
+for a model. Models that `torch.func` does not support, such as most networks of the transformers
+library, need a backward pass for each sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fairflower.models import trainable
 from fairflower.training.gradients import Batches, batches_of, divide_sums, gradients_of, zeros_like
 from fairflower.training.modes import eval_mode
 
-#: Elements of a layer's per-sample gradients in memory: 1 MB, which fits into a CPU's cache.
+#: Number of elements of a layer's per-sample gradients in memory: 1 MB fits in a CPU's cache.
 _BLOCK = 2**18
 
 
@@ -196,7 +196,8 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     """Return whether `_add_by_layer` is exact for this model, by a test on two samples.
 
     It is not exact if a parameter belongs to another kind of layer or to several layers, or is used
-    without a call of its layer, or if the first dimension of a layer's input is not the samples.
+    without a call to its layer, or if the first dimension of a layer's input is not that of the
+    samples.
     """
     if any(
         isinstance(module, nn.Embedding) and module.weight.requires_grad
@@ -222,7 +223,7 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
 
 # --- a layer ---------------------------------------------------------------------------
 # x is the layer's input, d the gradient of the summed loss with respect to its output; the first
-# dimension of both are the n samples.
+# dimension of both is that of the n samples.
 
 
 def _is_understood(module: nn.Module, x: Tensor) -> bool:

@@ -18,11 +18,11 @@ from fairflower.training.modes import eval_mode
 #: A client's examples; or batches (x [B, ...], y int64 [B]), also as dicts with the names below.
 Batches = Examples | Iterable[Sequence[Tensor] | Mapping[str, Any]]
 
-#: Names of x and y in data sets of the Hugging Face Hub, and in Flower's tutorials.
+#: Names of x and y in data sets on the Hugging Face Hub, and in Flower's tutorials.
 INPUTS = ("img", "image", "x", "pixel_values", "features")
 LABELS = ("label", "labels", "y", "fine_label")
 
-#: Number of examples per forward pass over `Examples`: as in training, for the same memory.
+#: Number of examples per forward pass over `Examples`: as in training, to use as much memory.
 _BATCH_SIZE = 64
 
 
@@ -44,7 +44,7 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     Returns
     -------
     dict
-        Name of each trainable parameter -> gradient of its type and shape, on its device. A
+        Name of each trainable parameter -> gradient with its type and shape, on its device. A
         parameter shared by several modules appears once, as in ``named_parameters``.
 
     Raises
@@ -84,7 +84,7 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
 
 @torch.enable_grad()
 def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
-    """Return the increase of the mean cross entropy at distance rho along the gradient.
+    """Return the increase in the mean cross entropy at distance rho along the gradient.
 
     S = L(theta + rho g / ||g||) - L(theta), where L is the mean over the data set, g its gradient,
     and the norm is over all trainable parameters (Foret et al., ICLR 2021; Eq. 8 of Wu et al.,
@@ -117,7 +117,7 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
 def losses_within(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tuple[float, float]:
     """Return the mean cross entropy at the model, and its maximum within distance rho.
 
-    `sharpness` is the difference of the two, and documents the maximum, parameters and errors.
+    `sharpness` is the difference between the two; see there for the maximum, parameters and errors.
     """
     if isinstance(data, Iterator):
         data = list(data)  # for two passes
@@ -141,7 +141,7 @@ def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]
         total += F.cross_entropy(logits_of(x), y, reduction="sum")
         n += len(y)
     if n == 0:
-        raise ValueError("There are no samples for a loss. Pass at least one.")
+        raise ValueError("There are no samples, so the loss is undefined. Pass at least one.")
     return total.item() / n
 
 
@@ -206,5 +206,5 @@ def gradients_of(
 def divide_sums(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Divide sums over n samples by n; raise ``ValueError`` if n is 0."""
     if n == 0:
-        raise ValueError("There are no samples for a gradient. Pass at least one.")
+        raise ValueError("There are no samples, so the gradient is undefined. Pass at least one.")
     return {name: value / n for name, value in total.items()}

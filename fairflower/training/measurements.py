@@ -1,12 +1,12 @@
 """Measurements that a client computes for a strategy, with any training method.
 
 A strategy that needs more than the trained model sends names of `MEASUREMENTS` in the config, as
-one text: ``config["measure"] = "fisher,received_loss"``. Every trainer computes them in eval mode
+one string: ``config["measure"] = "fisher,received_loss"``. Every trainer computes them in eval mode
 on its training examples, without augmentation. Measurements do not change the trained model.
 
 Measured arrays are sent as an ArrayRecord with the measurement's name. It has a float32 array for
 each trainable parameter, under the parameter's name, except for parameters that stay with the
-client. A representation is a single array ``h``; the model determines its length.
+client. A representation is a single array named ``h``; the model determines its length.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def representation(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def group_counts(trainer: Trainer) -> dict[str, Tensor]:
-    """Return six counts for each group of people, see `fairflower.numerics.group_fairness`."""
+    """Return six counts for each group of people; see `fairflower.numerics.group_fairness`."""
     data = trainer.data
     if not data.groups:
         raise ConfigError(
@@ -208,7 +208,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "sharpness": Measurement(
         "received",
         lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
-        "increase of the mean cross entropy at distance rho along the gradient",
+        "increase in the mean cross entropy at distance rho along the gradient",
     ),
     "perturbed_loss": Measurement(
         "received",
@@ -224,7 +224,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "minus_balanced_accuracy": Measurement(
         "received",
         without_own_part(balanced_accuracy),
-        "like minus_accuracy, but the mean over the client's classes",
+        "like ``minus_accuracy``, but the mean over the client's classes",
         keeps=True,
     ),
     "gradient": Measurement(
@@ -246,20 +246,22 @@ MEASUREMENTS: dict[str, Measurement] = {
     "representation": Measurement(
         "trained",
         representation,
-        "a single array ``h``: mean over classes of the mean representation of their examples",
+        "a single array named ``h``: mean over classes of each class's mean representation",
     ),
     "received_representation": Measurement(
-        "received", representation, "like representation, but by the received model"
+        "received", representation, "like ``representation``, but computed by the received model"
     ),
     "received_group_counts": Measurement(
         "received",
         group_counts,
-        "a single array ``h``: for each group of people (``data.groups``) the numbers of training "
-        "examples, positive predictions, positive labels, both, negative labels, and positive "
-        "predictions with a negative label",
+        "a single array named ``h``: for each group of people (``data.groups``) the numbers of "
+        "training examples, positive predictions, positive labels, both, negative labels, and "
+        "positive predictions with a negative label",
     ),
     "class_counts": Measurement(
-        "received", class_counts, "a single array ``h``: number of training examples per class"
+        "received",
+        class_counts,
+        "a single array named ``h``: number of training examples per class",
     ),
 }
 
@@ -289,8 +291,8 @@ def train_and_measure(
 def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, float]:
     """Return the requested measurements of the received model, without training.
 
-    ``steps`` is the number of steps that training will take. ``ConfigError`` if a measurement is
-    not a number.
+    ``steps`` is the number of steps that training will take. Raises ``ConfigError`` if a
+    measurement is not a number.
     """
     _read_round(trainer, config)
     numbers, arrays = _measure(trainer, config, requested(config), "received")

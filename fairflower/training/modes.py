@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
-    """Put the model into eval mode, and every module back into its mode afterwards."""
+    """Put the model into eval mode, and restore the mode of every module afterwards."""
     return _temporarily(model.modules(), "training", False)
 
 
@@ -61,7 +61,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Treat denormal numbers as 0 in this thread; they slow a processor down a hundred times."""
+    """Treat denormal numbers as 0 in this thread; they slow a processor down a hundredfold."""
     before = not torch.tensor(1e-39).mul(1)
     torch.set_flush_denormal(True)
     try:

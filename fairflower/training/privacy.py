@@ -50,7 +50,7 @@ def noised_numbers(
     """Return the numbers that the server requests, clipped to their ranges, with noise.
 
     A number that is missing or not finite counts as the upper end of its range. Noised numbers are
-    clipped again, so that they are valid at the server.
+    clipped again, so that the server accepts them.
     """
     noised = {}
     for name in requested(config):
@@ -67,7 +67,7 @@ def noised_numbers(
 def protected(
     metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
 ) -> dict[str, float]:
-    """Return the metrics that may leave the client: its id, its state's round, noised numbers."""
+    """Return the metrics that may leave the client: id, round of its state, and noised numbers."""
     kept = {name: metrics[name] for name in _OPEN if name in metrics}
     return {
         **kept,

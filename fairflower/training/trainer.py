@@ -61,7 +61,7 @@ class TrainerSpec(Configurable):
 
     @classmethod
     def adapt(cls, model: Any, federation: Any, **arguments: Any) -> None:
-        """Adapt a network before clients and server use it; by default it is unchanged."""
+        """Adapt a network before the clients and the server use it; by default it is unchanged."""
 
     @classmethod
     def local_arrays(cls, model: nn.Module) -> Sequence[str]:
@@ -110,7 +110,7 @@ class TrainerSpec(Configurable):
 
 
 class Trainer(TrainerSpec, Configurable):
-    """Local training of a client: base class of all methods, which by itself trains plainly.
+    """Base class of all methods of local training; on its own, it does plain training.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
     the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
@@ -150,7 +150,7 @@ class Trainer(TrainerSpec, Configurable):
     returns
         Arrays for the exchanges, which are sent with the trained model. Write them in ``end``.
     steps
-        Number of optimizer steps of this round so far.
+        Number of optimizer steps in this round so far.
     round_config
         Config of this round's message.
     num_rounds
@@ -271,12 +271,12 @@ class Trainer(TrainerSpec, Configurable):
         return [p.detach().clone() for p in self.trainable]
 
     def to_named(self, values: Sequence[Tensor]) -> Arrays:
-        """Return one value per trainable parameter as arrays on the CPU, by parameter name."""
+        """Return values, one per trainable parameter, as arrays on the CPU, by parameter name."""
         named = zip(trainable(self.model), values, strict=True)
         return {name: value.cpu().numpy() for name, value in named}
 
     def from_named(self, arrays: Mapping[str, NDArray]) -> list[Tensor]:
-        """Return one tensor per trainable parameter from arrays by name; zeros if missing."""
+        """Return one tensor per trainable parameter from named arrays; zeros if one is missing."""
         return [
             torch.tensor(arrays[name], device=p.device) if name in arrays else torch.zeros_like(p)
             for name, p in trainable(self.model).items()
@@ -291,7 +291,7 @@ class Trainer(TrainerSpec, Configurable):
         return (p - value for p, value in zip(self.trainable, values, strict=True))
 
     def add_to_gradients(self, terms: Iterable[Tensor], scale: float = 1.0) -> None:
-        """Add ``scale`` times the terms, one for each trainable parameter, to its gradient."""
+        """Add ``scale`` times each term to the gradient of its trainable parameter."""
         with torch.no_grad():
             for p, term in zip(self.trainable, terms, strict=True):
                 if p.grad is not None:
@@ -318,8 +318,8 @@ class Trainer(TrainerSpec, Configurable):
         """Train the model on the local data for ``local_epochs``.
 
         Returns ``train_loss``, the mean loss over all examples, each before its step (Flower's
-        convention). With 0 local epochs it is the received model's loss on the training examples,
-        not augmented. Raises ``FloatingPointError`` if the loss becomes NaN or infinite.
+        convention). With 0 local epochs it is the received model's loss on the training examples
+        without augmentation. Raises ``FloatingPointError`` if the loss becomes NaN or infinite.
         """
         self.steps, self.returns = 0, {}
         with reproducible(self.derive_seed(server_round, "torch"), self.device):
@@ -390,7 +390,7 @@ class Trainer(TrainerSpec, Configurable):
     def _examples(self, split: Split, purpose: str) -> Examples:
         data = self.data
         if not len(split.y):
-            raise ValueError(f"{self} has no {purpose} {data.kind}. Add data, or exclude it.")
+            raise ValueError(f"{self} has no {purpose} {data.kind}. Add some, or omit the client.")
         return examples_of(
             split,
             data.mean,
