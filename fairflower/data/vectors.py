@@ -17,7 +17,7 @@ from fairflower.errors import DataError
 
 
 class FeatureSet(DataSet):
-    """A data set whose examples are D features; a subclass defines `features`.
+    """A data set whose examples have D features; a subclass defines `features`.
 
     Features are standardized by the declared ``mean`` and ``std``, each with D numbers. These must
     be known before the run, for example from a code book. They are not estimated from clients'
@@ -46,9 +46,9 @@ class FeatureSet(DataSet):
 
 
 class TokenSet(DataSet):
-    """A data set whose examples are L token ids; a subclass defines `tokens` and ``vocabulary``.
+    """A data set whose examples have L token ids; a subclass defines `tokens` and ``vocabulary``.
 
-    Ids are 0 to ``vocabulary - 1``, and id 0 pads texts shorter than L at their end.
+    Ids are 0 to ``vocabulary - 1``. Texts with fewer than L tokens are padded at the end with id 0.
     """
 
     kind = "tokens"
