@@ -302,7 +302,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('{list}', 'train.lr = [0.1, 0.2]: expected a number, got list.'),
             ('{date}', 'seed = datetime.date(2026, 1, 1): expected a whole number, got date.'),
             ('{nested}', "Unknown run config key 'train.lr.value'. Did you mean 'train.lr'?"),
-            ('{scalar}', "Unknown run config key 'train', a table."),
+            ('{scalar}', "Unknown run config key 'train', which is a table."),
             ('{deep}', 'deep is not valid TOML'),
             ('{text}', 'text is not valid TOML'),
         ],
