@@ -80,7 +80,7 @@ class Results(Sequence["Result"]):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Accuracy per domain, AVG, STD, MIN and GAP of each method, in percent.
+        """Each method's accuracy per domain, AVG, STD, MIN and GAP, in percent.
 
         Each value is the mean over the last five tested rounds; the table has its mean and standard
         deviation over runs. See `fairflower.report.frames.table_frame`.

@@ -1,4 +1,4 @@
-"""Checks of a run's settings for secure aggregation, and its keys in messages."""
+"""Checks of a run's settings for secure aggregation, and the keys that it uses in messages."""
 
 from __future__ import annotations
 

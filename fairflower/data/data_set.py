@@ -72,8 +72,8 @@ class DataSet(ABC):
     #: Default fraction of a domain's training examples that each client gets. None means that the
     #: domain is divided equally among its clients.
     fraction: ClassVar[float | None] = None
-    #: Domain -> published number of training images, to which ``fraction`` refers. By default the
-    #: number of images in the source.
+    #: Domain -> published number of training images, to which ``fraction`` refers. The default is
+    #: the number of images in the source.
     published_sizes: ClassVar[Mapping[str, int]] = {}
     #: Maximum number of training images of a domain that is divided equally. None means all images.
     domain_size: ClassVar[int | None] = None

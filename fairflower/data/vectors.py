@@ -1,7 +1,8 @@
 """Data sets of features (rows of a table) and of token ids (texts).
 
-The same ``data.*`` settings prepare and partition them as for images. Settings for images raise
-an error (``data.image-size``, ``data.corrupted-clients``) or have no effect (``data.augment``).
+They are prepared and partitioned by the same ``data.*`` settings as images. Settings for images
+raise an error (``data.image-size``, ``data.corrupted-clients``) or have no effect
+(``data.augment``).
 """
 
 from __future__ import annotations
