@@ -80,7 +80,7 @@ class Results(Sequence["Result"]):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Accuracy per domain, AVG, STD, MIN and GAP of each method, in percent.
+        """Each method's accuracy per domain, AVG, STD, MIN and GAP, in percent.
 
         Each value is the mean over the last five tested rounds; the table has its mean and standard
         deviation over runs. See `fairflower.report.frames.table_frame`.
@@ -110,7 +110,7 @@ class Results(Sequence["Result"]):
         ]
 
     def plot(self, figure: str = "average") -> Figure:
-        """Draw a figure of the report.
+        """Draw a figure from the report.
 
         Parameters
         ----------
@@ -136,11 +136,11 @@ class Results(Sequence["Result"]):
         return plot(comparisons[0], str(figure))
 
     def report(self, out: str | PathLike[str]) -> Path:
-        """Write the report of ``fairflower report`` to a folder; return its HTML page's path."""
+        """Write the report of ``fairflower report`` to a folder; return the HTML page's path."""
         return write_report(self._analysis, path_of("out", out))
 
     def summary(self, path: str | PathLike[str]) -> None:
-        """Write the data of tables and verdicts to a small .csv file, which `read` can open."""
+        """Write the data for tables and verdicts to a small .csv file, which `read` can open."""
         write_summary(self.runs, path_of("path", path))
 
     def latex(self) -> str:
@@ -161,7 +161,7 @@ class Results(Sequence["Result"]):
         return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
     def _repr_html_(self) -> str:
-        """Return each set of domains' accuracy table, verdicts and notes as HTML."""
+        """Return the accuracy table, verdicts and notes for each set of domains as HTML."""
         parts = [_STYLE]
         for chapter in self._analysis.chapters:
             said = [str(v) for section in chapter.sections[:1] for v in section.verdicts]

@@ -1,4 +1,4 @@
-"""Functions that train a run, train a comparison, and read run folders."""
+"""Functions that carry out a run or a comparison, and read run folders."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def run(
         Strategy and method of local training: ``"fedheal:tau=0.4"``, ``FedHEAL``, or
         ``{"name": "fedheal", "tau": 0.4}``. Default: the methods of ``settings``.
     seed : int, optional
-        Random seed of everything except the partition. Default: ``seed`` in ``settings``, otherwise
-        0.
+        Random seed for everything except the partition. Default: ``seed`` in ``settings``,
+        otherwise 0.
     output_dir : path, optional
         Folder in which the run folder is created. Default: ``~/.fairflower/runs``.
     resume : path, optional
@@ -186,8 +186,8 @@ def compare(
 
     See Also
     --------
-    run : Train a single run. fairflower.api.results.Results : Tables, verdicts and figures of the
-    runs.
+    run : Carry out a single run.
+    fairflower.api.results.Results : Tables, verdicts and figures of the runs.
     """
     if jobs is not None and not (isinstance(jobs, int | np.integer) and jobs >= 1):
         raise ConfigError(f"jobs = {quoted(jobs)}: expected a whole number >= 1, or None.")
@@ -204,7 +204,7 @@ def compare(
         )
     if "seed" in options:
         raise ConfigError(
-            "seed: compare has no argument seed. Use seeds instead, for example seeds=[3]."
+            "seed: compare has no argument named seed. Use seeds instead, for example seeds=[3]."
         )
     folder = new_folder(
         "comparisons", None if output_dir is None else path_of("output_dir", output_dir)

@@ -18,7 +18,7 @@ NDArrays = list[NDArray[Any]]
 
 
 class NumPyTrainer(NumPyClient):
-    """A `flwr.client.NumPyClient` that uses a trainer; results equal those of the message API.
+    """A `flwr.client.NumPyClient` that uses a trainer; its results equal those of the message API.
 
     Return ``NumPyTrainer(trainer, context).to_client()`` from ``client_fn``. The parameters are
     those arrays of the model that server and clients exchange, in the order of the state dict.
@@ -32,7 +32,7 @@ class NumPyTrainer(NumPyClient):
 
     See Also
     --------
-    LegacyStrategy : The strategy at the server.
+    LegacyStrategy : The strategy on the server.
     make_client_app : The equivalent for the message API.
 
     Examples

@@ -2,7 +2,7 @@
 
 A `flwr.client.NumPyClient` receives a list of arrays and a config of scalars, and returns a list of
 arrays and metrics that are scalars. Additional arrays, such as a Fisher diagonal or control
-variates, follow the model's arrays in the list. A JSON text names them, for example ``{"fisher":
+variates, follow the model's arrays in the list. A JSON string names them, for example ``{"fisher":
 ["0.weight", "0.bias"]}``; its key is ``measured`` in metrics and ``shared`` in configs.
 
 Examples

@@ -37,7 +37,7 @@ TENSOR_TYPE = "numpy.ndarray"
 
 
 class LegacyStrategy(Strategy):
-    """A ``flwr.server.strategy.Strategy`` that uses a strategy of fairflower.
+    """A ``flwr.server.strategy.Strategy`` that uses a fairflower strategy.
 
     The strategy gets the same messages as with Flower's message API and computes exactly the same
     results. Each client must be a `flwr.client.NumPyClient` that appends measured arrays to its
@@ -49,7 +49,7 @@ class LegacyStrategy(Strategy):
     Parameters
     ----------
     strategy : FairStrategy
-        Strategy of fairflower, for example ``FedHEAL(tau=0.4, fraction_train=0.5)``.
+        A fairflower strategy, for example ``FedHEAL(tau=0.4, fraction_train=0.5)``.
     initial_parameters : mapping of str -> ndarray, or Parameters, optional
         The initial model. A mapping, for example ``{k: v.numpy() for k, v in
         net.state_dict().items()}``, also gives the names of the arrays, which identify BatchNorm

@@ -118,8 +118,8 @@ class ComponentSpec:
         if valid:
             return ConfigError(unknown(f"argument of {self.name}", arg, valid))
         return ConfigError(
-            f"{self._key(arg)}: {self.name} has no arguments, that is, no keyword-only "
-            "parameters of its constructor. Remove it."
+            f"{self._key(arg)}: {self.name} has no arguments, that is, its constructor has no "
+            "keyword-only parameters. Remove the argument."
         )
 
 
@@ -247,7 +247,7 @@ class MethodSpec(ComponentSpec):
 
     @property
     def label(self) -> str:
-        """Name in tables and figures: the method, and the arguments that differ from its defaults.
+        """Name in tables and figures: the method, and the arguments that are not at their defaults.
 
         Arguments are in the order of the method's constructor, so that equal methods share a label.
         """

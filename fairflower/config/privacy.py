@@ -1,4 +1,4 @@
-"""Settings of differential privacy, and checks of whether a proof covers a run.
+"""Settings for differential privacy, and checks of whether a proof covers a run.
 
 The proof is in docs/differential-privacy.md.
 """
@@ -107,7 +107,7 @@ def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Seq
     if not privacy.on:
         if privacy.max_epsilon:
             raise ConfigError(
-                f"privacy.max-epsilon = {privacy.max_epsilon}: without noise epsilon is infinite. "
+                f"privacy.max-epsilon = {privacy.max_epsilon}: without noise, epsilon is infinite. "
                 "Set privacy.noise-multiplier, or max-epsilon = 0."
             )
         return
@@ -193,7 +193,7 @@ def _check_what_else_leaves(config: RunConfig, exchanges: Sequence[Any]) -> None
     ):
         if used:
             raise _refused(
-                f"{key} = {value!r} uses values of the clients without noise. Set it to {remedy}"
+                f"{key} = {value!r} uses the clients' values without noise. Set it to {remedy}"
             )
     if config.secure_aggregation:
         raise _refused(

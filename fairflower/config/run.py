@@ -80,7 +80,7 @@ class RunConfig:
         "", "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs.", execution=True
     )
     run_name: str = setting(
-        "", "Name of the run folder. Empty means time, method, data set and seed.", execution=True
+        "", "Name of the run folder; by default, time, method, data set and seed.", execution=True
     )
     resume: str = setting(
         "", "Run folder to resume with its own settings. Empty starts a new run.", execution=True
@@ -293,7 +293,7 @@ def _schema() -> dict[str, dataclasses.Field[Any]]:
 
 
 def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
-    """Convert a value to its key's type; raise ``ConfigError`` if key or value are invalid."""
+    """Convert a value to its key's type; raise ``ConfigError`` if the key or value is invalid."""
     check_key(key, methods)
     return _valued(key, value)
 
@@ -417,7 +417,7 @@ def _check_amounts(config: RunConfig) -> None:
     if config.data.held_out and config.evaluate.by == "clients":
         raise ConfigError(
             f"data.held-out = {quoted(config.data.held_out)}: no client has this domain, so the "
-            "server must test it. Set evaluate.by to server or both, or remove data.held-out."
+            "server must test on it. Set evaluate.by to server or both, or remove data.held-out."
         )
     if config.evaluate.adabn and not config.data.held_out:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Checks of a run's settings for secure aggregation, and its keys in messages."""
+"""Checks of a run's settings for secure aggregation, and the keys that it uses in messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WEIGHT_KEY = "secure.weight"
 #: Strategy -> why it needs individual updates, and the most similar strategy that does not.
 SINGLE_UPDATES = {
     "fedheal": ("compares the signs of each client's update, and averages every coordinate over "
-                "other clients", "fedga"),
+                "different clients", "fedga"),
     "fedequilibria": ("needs the norm of each client's update and its Fisher diagonal", "fedism"),
     "fedmgda+": ("needs the inner products of the updates", "afl"),
-    "fedfv": ("projects each client's update on the others'", "qffl"),
+    "fedfv": ("projects each client's update onto the others'", "qffl"),
     "fedgcr": ("groups clients by their representations", "term"),
     "fedce": ("compares each client's update with the others'", "fairfed"),
     "adafed": ("needs the inner products of the updates", "qffl"),

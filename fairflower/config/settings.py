@@ -194,7 +194,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of local training that all methods share."""
+    """Settings for local training that all methods share."""
 
     local_epochs: int = setting(
         5, "Number of local epochs: passes over a client's data in each round."
@@ -286,7 +286,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """Settings of the measurements that strategies request from clients."""
+    """Settings for the measurements that strategies request from clients."""
 
     memory_mb: int = setting(512, "Memory limit for per-sample gradients, in MiB.", min=1)
     rho: float = setting(
@@ -446,4 +446,4 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Any:
     return value
 
 
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

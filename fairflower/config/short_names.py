@@ -11,7 +11,7 @@ SHORT_NAMES: dict[str, tuple[str, type, str]] = {
     "fraction_train": ("fraction-train", float, "Fraction of the clients that train in each round"),
     "epochs": ("train.local-epochs", int, "Local epochs"),
     "lr": ("train.lr", float, "Learning rate"),
-    "seed": ("seed", int, "Random seed of everything except the partition"),
+    "seed": ("seed", int, "Random seed for everything except the partition"),
     "engine": (
         "engine",
         str,

@@ -158,7 +158,7 @@ def unknown(
     valid = sorted(valid)
     table, _, leaf = name.rpartition(".")
     if within := [key for key in valid if key.startswith(f"{name}.")]:
-        return f"Unknown {kind} {quoted(name)}, a table. Valid: {', '.join(within)}."
+        return f"Unknown {kind} {quoted(name)}, which is a table. Valid: {', '.join(within)}."
     if table and (beside := [key for key in valid if key.rpartition(".")[0] == table]):
         # The common table would count as matching letters.
         valid, written = beside, {key.rpartition(".")[2]: key for key in beside}

@@ -57,7 +57,7 @@ SPLITS = {"train": "train", "validation": "train", "test": "test"}
 Rows = dict[str, list[Ints]]
 #: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]
-#: Name -> array of a prepared file.
+#: Name -> array in a prepared file.
 Arrays = dict[str, Any]
 
 
@@ -220,7 +220,7 @@ def _check_names(names: Iterable[str]) -> None:
     """Raise ``DataError`` if the run folder cannot store the name of a domain, class or group."""
     if wrong := [name for name in names if not is_text(name) or "\r" in name]:
         raise DataError(
-            f"{quoted(wrong[0])}: this name of a domain, class or group has a null byte, a "
+            f"{quoted(wrong[0])}: the name of a domain, class or group has a null byte, a "
             "carriage return or a character that UTF-8 cannot encode. Rename it."
         )
 

@@ -15,7 +15,7 @@ from fairflower.data.partition import apply_partitioner
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
-#: Largest ``data.imbalance-factor``: powers of doubles are exact numbers of clients up to here.
+#: Largest ``data.imbalance-factor``: up to here, powers of doubles give exact numbers of clients.
 MOST_IMBALANCE = 10**6
 
 
@@ -143,8 +143,8 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     """Return one group per domain, with clients that the data set's partitioner defines.
 
     Each client is a partition with at least two training examples and a test example. If there are
-    more than ``data.clients-per-domain``, they are drawn with ``data.seed``. Raises ``DataError``
-    if there are fewer, or if a setting divides the examples in another way.
+    more than ``data.clients-per-domain``, that many are drawn with ``data.seed``. Raises
+    ``DataError`` if there are fewer, or if a setting divides the examples in another way.
     """
     config = data_set.config
     for key in ("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"):

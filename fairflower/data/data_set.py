@@ -72,8 +72,8 @@ class DataSet(ABC):
     #: Default fraction of a domain's training examples that each client gets. None means that the
     #: domain is divided equally among its clients.
     fraction: ClassVar[float | None] = None
-    #: Domain -> published number of training images, to which ``fraction`` refers. By default the
-    #: number of images in the source.
+    #: Domain -> published number of training images, to which ``fraction`` refers. The default is
+    #: the number of images in the source.
     published_sizes: ClassVar[Mapping[str, int]] = {}
     #: Maximum number of training images of a domain that is divided equally. None means all images.
     domain_size: ClassVar[int | None] = None
@@ -157,7 +157,7 @@ class DataSet(ABC):
         """Describe the source of a domain's examples."""
 
     def partitioner(self) -> Any:
-        """Return a partitioner of flwr-datasets that divides a domain's training examples, or None.
+        """Return a flwr-datasets partitioner that divides a domain's training examples, or None.
 
         The partitioner receives the column ``label`` and those of `columns`. None means that the
         ``data.*`` settings divide the examples.
@@ -230,7 +230,7 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
         raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each domain once.")
     if taken := sorted(set(OVER_DOMAINS).intersection(chosen)):
         raise DataError(
-            f"The domain name {taken[0]!r} is reserved for a column of tables. Rename it."
+            f"The domain name {taken[0]!r} is reserved for a column in tables. Rename it."
         )
     return tuple(chosen)
 
@@ -252,7 +252,7 @@ def with_held_out(
         )
     if held_out in OVER_DOMAINS:
         raise DataError(
-            f"The domain name {held_out!r} is reserved for a column of tables. Rename it."
+            f"The domain name {held_out!r} is reserved for a column in tables. Rename it."
         )
     return (*(domain for domain in chosen if domain != held_out), held_out)
 
@@ -270,5 +270,5 @@ def too_few(group: str, count: int, split: str, clients: int, remedy: str) -> Da
             "data.domains."
         )
     return DataError(
-        f"Domain {group!r} has {count} {split} examples for {clients} clients. {remedy}."
+        f"Domain {group!r} has too few {split} examples: {count} for {clients} clients. {remedy}."
     )

@@ -25,10 +25,10 @@ MOST_PIXELS = 2**30 // 12
 def read_dicom(path: Path) -> Image.Image:
     """Read the image in a DICOM file, gray or RGB.
 
-    Gray values are rescaled by the file's slope and intercept (for example to Hounsfield units). If
-    the file has windows, they are clipped to the first; if it has a VOI LUT instead, they are
-    mapped by it. The result is scaled to 0 to 255 from the range of the window or the table. If the
-    file has neither, the range is that of ``BitsStored`` bits. MONOCHROME1, where 0 is white, is
+    Gray values are rescaled by the file's slope and intercept (for example to Hounsfield units).
+    Values are clipped to the first window, if the file has windows, or mapped by the VOI LUT, if it
+    has one instead. The range of the window or the table is then scaled to 0 to 255. If the file
+    has neither, the range is that of ``BitsStored`` bits. MONOCHROME1, where 0 is white, is
     inverted.
 
     Raises ``DataError`` if pydicom is not installed, or if the file has several frames, palette

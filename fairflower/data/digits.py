@@ -53,8 +53,8 @@ class DigitFive(Digits):
 
     Images are not augmented; mean and standard deviation are 0.5. A domain has 2,975 training
     images, like the first domain in the runs of the released code. With ``data.imbalance-factor`` 5
-    or 10, each further domain has fewer (see `fairflower.data.client_groups`). Test sets are
-    complete.
+    or 10, each further domain has fewer (see `fairflower.data.client_groups`). The full test sets
+    are used.
 
     Images have 32x32 pixels, which suits small networks. The paper's ViT-B/16 needs 224x224
     (``data.image-size``). For the paper's equal domains, which are half as large, set

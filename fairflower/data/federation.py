@@ -162,8 +162,8 @@ class Federation:
     def check(self) -> None:
         """Check the fields of a federation, because ``from_json`` accepts any values.
 
-        Raises ``DataError`` if a field has another type, length or range than documented above, if
-        a client has no examples, or if its ``class_counts`` do not sum to ``num_examples``.
+        Raises ``DataError`` if a field does not have the type, length and range documented above,
+        if a client has no examples, or if its ``class_counts`` do not sum to ``num_examples``.
         """
         domains, num_classes = self.domains, self.num_classes
         _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)

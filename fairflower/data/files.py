@@ -27,7 +27,7 @@ NPZ_FORMAT = (
     "(whole-number labels [N])"
 )
 
-#: Upper bound of labels if the number of classes is not declared.
+#: Upper bound on labels if the number of classes is not declared.
 MOST_CLASSES = 2**16
 
 
@@ -45,8 +45,8 @@ class Header(NamedTuple):
 class NpzFile:
     """A domain in an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
-    The file may be compressed (deflate, LZMA). Python objects are rejected, and so are arrays whose
-    header declares more than the free memory. Labels must be below ``num_classes``, if it is given.
+    The file may be compressed (deflate, LZMA). Python objects are rejected, and so are arrays that,
+    by their header, exceed the free memory. Labels must be below ``num_classes``, if it is given.
     """
 
     path: Path
@@ -86,7 +86,7 @@ class NpzFile:
         """Open an array, check its size, and yield its header and its file."""
         with explained(f"{self.path} cannot be read"), open_regular(self.path, None) as file:
             if not zipfile.is_zipfile(file):
-                raise DataError(f"{self.path} is not a .npz file. Expected {NPZ_FORMAT}.")
+                raise DataError(f"{self.path} is not an .npz file. Expected {NPZ_FORMAT}.")
             remedy = f"Expected an .npz file with {NPZ_FORMAT}, without Python objects"
             problem = f"{self.path}: {key} cannot be read"
             with explained(problem, remedy), zipfile.ZipFile(file) as archive:
@@ -136,7 +136,7 @@ def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None
         raise DataError(f"{where}: found no labels; expected at least one image.")
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= (num_classes or MOST_CLASSES):
-        allowed = f"0 to {(num_classes or MOST_CLASSES) - 1}, the classes' numbers"
+        allowed = f"0 to {(num_classes or MOST_CLASSES) - 1}, the class numbers"
         raise DataError(f"{where}: found labels from {low} to {high}; expected {allowed}.")
     return values.astype(np.int64)
 

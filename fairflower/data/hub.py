@@ -62,7 +62,7 @@ class FEMNIST(SplitFiles):
     channels: ClassVar[int] = 1
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
-        """Divide the published single split into train and test, by writer."""
+        """Divide the single published split into train and test, writer by writer."""
         from datasets import DatasetDict
 
         data = _renamed(data, "character", "label")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # not in every installation
 
 @dataclass(frozen=True)
 class HuggingFaceImages:
-    """Rows of a Hugging Face data set with a column ``image``; ``where`` is its name in errors."""
+    """Rows of a Hugging Face data set with an ``image`` column; ``where`` is its name in errors."""
 
     data: Dataset
     where: str
@@ -54,7 +54,7 @@ class HuggingFaceImages:
             yield picture_in(example["image"], self.row_name(row), mode)
 
     def hashes(self, rows: Ints) -> list[str]:
-        """Return the SHA-256 of each of these rows' image files, or "" for a row without a file."""
+        """Return the SHA-256 of each row's image file, or "" for a row without a file."""
         files = (example["image"] for example in self._files[0].select(rows))
         return [_hash(file) if isinstance(file, dict) else "" for file in files]
 
@@ -71,7 +71,7 @@ class HuggingFaceImages:
 
 @dataclass(frozen=True)
 class HuggingFaceSplits:
-    """A domain in a Hugging Face ``DatasetDict`` with train and test, each with image and label.
+    """A domain in a Hugging Face ``DatasetDict``: train and test, with the columns image and label.
 
     Images are resized to squares with a side of ``image_size``. Labels must be below
     ``num_classes``, if it is given. ``where`` is the folder or name of the data in error messages.

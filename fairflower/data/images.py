@@ -96,16 +96,16 @@ def _format_of(file: BinaryIO) -> str:
     start = file.read(16)
     marks = ((name, accept) for name, (_, accept) in Image.OPEN.items() if accept and start)
     name = next((name for name, accept in marks if accept(start) is True), "")
-    return f"a damaged {name} file" if name in FORMATS else name or "no known format"
+    return f"a damaged {name} file" if name in FORMATS else name or "an unknown format"
 
 
 def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
     """Convert a picture to 8-bit RGB, uint8 [H, W, 3]; ``where`` is its name in errors.
 
-    Gray pictures of more than 8 bits are scaled by their bit depth and not by their content, so
+    Gray pictures with more than 8 bits are scaled by their bit depth and not by their content, so
     that a value has the same brightness in all pictures. Whole numbers from 0 to ``2**bits - 1``,
     or real numbers from 0 to 1, are mapped to 0 to 255 and rounded. Raises ``DataError`` for values
-    outside this range, because their white is unknown.
+    outside this range, because it is then unknown which value is white.
     """
     if not picture.mode.startswith(("I", "F")):
         return np.asarray(picture.convert("RGB"))

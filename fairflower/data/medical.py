@@ -51,7 +51,7 @@ class HAM10000(SplitFiles):
 
     Images have 28x28 pixels, or ``data.image-size`` if the source has larger images. They are
     normalized by ImageNet's mean and standard deviation, and augmented by random flips and shifts
-    by a pixel. All training images are divided among ``data.clients-per-domain`` clients.
+    of one pixel. All training images are divided among ``data.clients-per-domain`` clients.
 
     The data are read from a folder with ``ham10000.npz`` or ``ham10000_28.npz`` (x_train, y_train,
     x_test, y_test) or a saved Hugging Face data set ``ham10000``, or from ``marmal88/skin_cancer``
@@ -112,10 +112,10 @@ def _class_of(diagnosis: str) -> int:
 class ImageTable(ClassFolders):
     """A domain of medical images, in a folder and a table that a subclass reads.
 
-    Images are resized to a square. The table and the image folder are searched in ``data.dir`` (or
-    ``$FAIRFLOWER_DATA``) and its ``subfolders``. A random fifth of the images of each class,
-    rounded up and the same in every run, are test images. If you overwrite an image, delete the
-    prepared data, because the change is not detected.
+    Images are resized to a square. The table and the image folder may be in ``data.dir`` (or
+    ``$FAIRFLOWER_DATA``) or in one of its ``subfolders``. A random fifth of the images of each
+    class, rounded up and the same in every run, are test images. If you overwrite an image, delete
+    the prepared data, because the change is not detected.
 
     Images have 224x224 pixels and are normalized by ImageNet's mean and standard deviation.
     Training images are randomly flipped and shifted by up to 2 %, as in the released code of FedISM

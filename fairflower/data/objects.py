@@ -79,7 +79,7 @@ class PACS(ClassFolders):
     number: a fifth of every class, rounded up. Here the test images are every fifth image of a
     class, starting with the first, sorted by the SHA-256 of the file. This order depends neither on
     names nor on the order of rows, but it changes if images are resized or compressed again. Some
-    sketches show the same photo, so a split by image, as in the paper, is optimistic.
+    sketches depict the same photo, so a split by image, as in the paper, is optimistic.
 
     Images have 128x128 pixels. They are normalized by ImageNet's mean and standard deviation, and
     augmented by random horizontal flips. The paper does not state these settings; they are those of
@@ -110,7 +110,8 @@ class DomainNet(ClassFolders):
     """Ten kinds of objects in clip art, photos, paintings, sketches, doodles and infographics.
 
     X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang, ICCV 2019. The order of the domains and
-    the ten of 345 classes are those of FedGCR (AAAI 2024). Folders of other classes are skipped.
+    the ten classes, out of 345, are those of FedGCR (AAAI 2024). Folders of other classes are
+    skipped.
 
     Images have 224x224 pixels, are not normalized, and are augmented by random flips, as in the
     released code (which also rotates images by up to 30 degrees). Every fifth image of a class,

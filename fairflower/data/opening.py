@@ -28,7 +28,7 @@ _KINDS = {
 
 @contextmanager
 def explained(problem: str, remedy: str = "") -> Iterator[None]:
-    """Convert any exception of a library that reads a file to a ``DataError``."""
+    """Convert any exception from a library that reads a file to a ``DataError``."""
     try:
         yield
     except DataError:
@@ -50,7 +50,7 @@ def open_regular(path: Path, most: int | None = MOST_BYTES) -> BufferedReader:
     if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
         file.close()
         raise DataError(
-            f"{path} has {gigabytes(size)}; expected at most {gigabytes(most)}. Reduce its size."
+            f"{path}: found {gigabytes(size)}; expected at most {gigabytes(most)}. Reduce its size."
         )
     return file
 
@@ -59,7 +59,7 @@ def check_regular(path: Path) -> None:
     """Raise ``DataError`` if the path is not a regular file."""
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind != stat.S_IFREG:
-        name = _KINDS.get(kind, "no file")
+        name = _KINDS.get(kind, "not a file")
         raise DataError(f"{path} is {name}; only regular files are read. Remove or replace it.")
 
 
@@ -94,7 +94,7 @@ def check_memory(found: str, needed: int, remedy: str) -> None:
 
 
 def free_memory() -> int:
-    """Return the number of available bytes without swapping or, if unknown, the total memory."""
+    """Return the number of bytes available without swapping or, if unknown, the total memory."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return 1024 * int(re.search(r"MemAvailable:\s*(\d+)", text)[1])  # type: ignore[index]
@@ -105,7 +105,7 @@ def free_memory() -> int:
 
 
 def _free_on_windows() -> int:
-    """Return the field ``ullAvailPhys`` of the structure MEMORYSTATUSEX of Windows."""
+    """Return the field ``ullAvailPhys`` of the Windows structure MEMORYSTATUSEX."""
     status = (ctypes.c_uint64 * 8)()
     ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
     ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Data sets of users: a folder of images per domain, or an ``.npz`` file per domain."""
+"""Users' own data sets: a folder of images per domain, or an ``.npz`` file per domain."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __getattr__ = renamed(__name__, ImageFolder="DomainImageFolder", NpzFolder="Doma
 class DomainImageFolder(ClassFolders):
     """Images in ``data.dir`` (or ``$FAIRFLOWER_DATA``) as ``<domain>/<class>/<image>``.
 
-    A folder with ``<class>/<image>`` is a single domain with the name of the folder. The classes
+    A folder with ``<class>/<image>`` is a single domain, named after the folder. The classes
     are the sorted names of the class folders of all domains; a domain may lack classes. Class names
     that differ only in case or spaces raise an error, unless a domain has both. Hidden folders and
     ``__MACOSX`` are skipped, and images in deeper folders raise an error. Every fifth image of a
     class by file name, starting with the first, is a test image. Folders named train and test are
     therefore not accepted as domains.
 
-    Gray images of more than 8 bits are assumed to have 16 bits, or ``bits`` if it is given, because
+    Gray images with more than 8 bits are assumed to have 16, or ``bits`` if it is given, because
     files do not state their bit depth. DICOM files are scaled by
     `fairflower.data.dicom.read_dicom`. Images are resized to 128x128 pixels unless
     ``data.image-size`` is set. Each domain is divided equally among its clients by default. Images
@@ -170,7 +170,7 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
         file, name = self._open(domain), self.config.groups
         if not isinstance(file, NpzFile) or name in ("x", "y"):
             raise DataError(
-                f"data.groups = {name!r}: {self.source(domain)} has no groups of this name. "
+                f"data.groups = {name!r}: {self.source(domain)} has no groups with this name. "
                 "Store the groups in .npz files, in an array with a name other than x and y, or "
                 "remove data.groups."
             )

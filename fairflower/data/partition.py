@@ -14,7 +14,7 @@ from fairflower.data.opening import explained
 from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
 
-#: Minimum number of rows of a client in a Dirichlet partition: batch norm cannot train on a single
+#: Minimum number of rows per client in a Dirichlet partition: batch norm cannot train on a single
 #: image.
 _LEAST = 2
 

@@ -57,10 +57,10 @@ class GroupsOfFiles(DataSet):
 
 
 def check_comparable(name: str, groups: str, group_names: Sequence[str], num_classes: int) -> None:
-    """Raise ``DataError`` if there is only one group of people, or if there are not two classes."""
+    """Raise ``DataError`` if there is only one group of people, or not exactly two classes."""
     if groups and len(group_names) < 2:
         raise DataError(
-            f"data.groups = {groups!r}: found the group {', '.join(group_names)} only; expected at"
+            f"data.groups = {groups!r}: found only the group {', '.join(group_names)}; expected at"
             " least two groups. Name another attribute, or remove data.groups."
         )
     if groups and num_classes != 2:

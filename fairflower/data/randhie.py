@@ -1,13 +1,13 @@
-"""RAND Health Insurance Experiment: doctor visits by self-rated health, a table in this module.
+"""RAND Health Insurance Experiment: doctor visits by self-rated health, from an embedded table.
 
 From 1974 to 1982, the experiment gave families at six sites in the United States different health
-insurance plans, from almost free care to almost none, and recorded their use of care for up to five
-years (J. Newhouse, *Free for All?*, Harvard University Press, 1993). An example is a year of a
-person. The class is whether the person had more doctor visits in this year than the median of 1.
+insurance plans, from almost full coverage to almost none, and recorded their use of care for up to
+five years (J. Newhouse, *Free for All?*, Harvard University Press, 1993). An example is one year of
+one person. The class is whether the person had more doctor visits in this year than the median, 1.
 The domain is the person's rating of their own health before the experiment:
 
 =========  =======  =====  ====  ===================
-domain     persons  train  test  more than one visit
+domain     people   train  test  more than one visit
 =========  =======  =====  ====  ===================
 excellent  3275     8807   2212  49 %
 good       2088     5838   1471  50 %
@@ -33,7 +33,7 @@ single group of ``health``.
 
 The table comes from their book. statsmodels ships it with the words "This is in the public domain"
 (``statsmodels/datasets/randhie/src``), and ``experiments/embed_randhie.py`` rounded and embedded
-it. In each domain, every fifth person, starting with the first, is a test person in all years.
+it. In each domain, all years of every fifth person, starting with the first, are test examples.
 Members of the same family may be in different splits.
 """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Number of training images per domain on the contact sheet.
 COLUMNS = 12
 
-#: Maximum number of letters of a class name above an image.
+#: Maximum number of letters in a class name above an image.
 LONGEST = 13
 
 
@@ -107,8 +107,9 @@ def clients_table(federation: Federation) -> Table:
 def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
     """Return a table with statistics of each domain's training examples (features or token ids).
 
-    The rows for features are mean and standard deviation, labeled with ``names`` or else with
-    numbers. The rows for token ids are the length of texts and the number of distinct ids.
+    For features, each row has the mean and standard deviation of a feature, labeled with its name
+    in ``names`` or else with its number. For token ids, the rows are the length of the texts and
+    the number of distinct ids.
     """
     title = f"{federation.name}: {federation.kind} of the training examples per domain"
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

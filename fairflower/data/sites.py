@@ -38,7 +38,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     """
     if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
         raise DataError(
-            f"data.domains = {config.domains!r} of the run does not include {domain!r}. Add it to "
+            f"The run's data.domains = {config.domains!r} does not include {domain!r}. Add it to "
             "data.domains, or change the domain in --node-config."
         )
     config = replace(

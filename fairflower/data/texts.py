@@ -39,9 +39,9 @@ class TextSet(TokenSet):
     ----------
     tokenizer
         ``hash`` (default) maps each word or punctuation mark to an id from 1 to 4095, by the CRC-32
-        of its lower case. No vocabulary has to be collected from clients, but words may share an
-        id. Any other value is a folder with a tokenizer of transformers, or its name on the Hugging
-        Face Hub, for example that of the network ``hf:NAME``. Nothing is downloaded.
+        of its lower-case form. No vocabulary has to be collected from clients, but words may share
+        an id. Any other value is a folder with a tokenizer from transformers, or its name on the
+        Hugging Face Hub, for example that of the network ``hf:NAME``. Nothing is downloaded.
     length
         Number of tokens per text. Longer texts are truncated, and shorter texts are padded with
         zeros. Default 64.
@@ -99,7 +99,7 @@ def hash_tokens(text: str) -> list[int]:
 
 
 def _of_transformers(name: str, length: int) -> _Encoder:
-    """Load a tokenizer of transformers, and number its padding token 0."""
+    """Load a tokenizer from transformers, and give its padding token the id 0."""
     require("hf", f"The tokenizer {name!r}")
     from transformers import AutoTokenizer
 
@@ -216,7 +216,9 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             seen[label] = seen.get(label, -1) + 1
             split = row.get("split") or ("train" if seen[label] % 5 else "test")
             if split not in table.texts:
-                raise DataError(f"{path}: row {number}: split {split!r}; expected train or test.")
+                raise DataError(
+                    f"{path}: row {number}: found the split {split!r}; expected train or test."
+                )
             if self.config.groups:
                 if not (group := row[self.config.groups]):
                     raise DataError(

@@ -11,8 +11,8 @@ domain    images                                                  train        t
 plain     the handwriting, light on black                         600          200
 inverted  the handwriting, dark on bright colored clouds         300          200
 rotated   the handwriting turned by 20-45 degrees either way,     200          200
-          half the contrast, Gaussian noise
-printed   digits of matplotlib's bundled fonts in random colors  200          200
+          with half the contrast and Gaussian noise
+printed   digits in matplotlib's bundled fonts in random colors  200          200
           at random places, sizes (9-13 pixels) and slants
 ========  ======================================================  ===========  ====
 
@@ -212,7 +212,7 @@ def _colors(rng: np.random.Generator) -> npt.NDArray[np.float64]:
 
 
 def _clouds(count: int, rng: np.random.Generator) -> Colors:
-    """Draw bright and smooth random images by enlarging 4x4 random colors."""
+    """Draw bright and smooth random images by enlarging 4x4 images of random colors."""
     coarse = (255 * rng.uniform(0.55, 1, (count, 4, 4, 3))).astype(np.uint8)
     size, bicubic = (SIZE, SIZE), Image.Resampling.BICUBIC
     return np.stack([np.asarray(Image.fromarray(c).resize(size, bicubic)) for c in coarse]) / 255

@@ -37,7 +37,7 @@ def hold_out(
     Raises
     ------
     DataError
-        If a client has too few rows. The message has the largest possible share.
+        If a client has too few rows. The message states the largest possible share.
     """
     _check(rows, labels, share)
     divided = {}

@@ -1,7 +1,8 @@
 """Data sets of features (rows of a table) and of token ids (texts).
 
-The same ``data.*`` settings prepare and partition them as for images. Settings for images raise
-an error (``data.image-size``, ``data.corrupted-clients``) or have no effect (``data.augment``).
+They are prepared and partitioned by the same ``data.*`` settings as images. Settings for images
+raise an error (``data.image-size``, ``data.corrupted-clients``) or have no effect
+(``data.augment``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fairflower.errors import DataError
 
 
 class FeatureSet(DataSet):
-    """A data set whose examples are D features; a subclass defines `features`.
+    """A data set whose examples have D features; a subclass defines `features`.
 
     Features are standardized by the declared ``mean`` and ``std``, each with D numbers. These must
     be known before the run, for example from a code book. They are not estimated from clients'
@@ -46,9 +47,9 @@ class FeatureSet(DataSet):
 
 
 class TokenSet(DataSet):
-    """A data set whose examples are L token ids; a subclass defines `tokens` and ``vocabulary``.
+    """A data set whose examples have L token ids; a subclass defines `tokens` and ``vocabulary``.
 
-    Ids are 0 to ``vocabulary - 1``, and id 0 pads texts shorter than L at their end.
+    Ids are 0 to ``vocabulary - 1``. Texts with fewer than L tokens are padded at the end with id 0.
     """
 
     kind = "tokens"

@@ -114,7 +114,7 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """Return a digest of arrays that all clients have from the start; empty if there are none."""
+    """Return a digest of the arrays that all clients have from the start; empty if none."""
     moving = {t.data_ptr() for t in (*travelling(model).values(), *local_tensors(model).values())}
     still = {
         name: tensor
@@ -184,7 +184,7 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
         expected = (torch.empty(0, dtype=_sent_as(tensor)).numpy().dtype, tuple(tensor.shape))
         if got != expected:
             raise ValueError(
-                f"{owner}: array {name!r} should be {expected[0]} {expected[1]}, got {got[0]} "
+                f"{owner}: array {name!r}: expected {expected[0]} {expected[1]}, but got {got[0]} "
                 f"{got[1]}. Send arrays with the shapes and dtypes of the model. (Flower's FedAvg "
                 "converts integer buffers to float64; fairflower's FedAvg does not.)"
             )
@@ -247,7 +247,7 @@ def build(
         Random seed for the initial weights. Torch's global generator is unchanged.
     weights
         Pretrained weights, for models that support them: a file, or ``imagenet``. Empty means the
-        model's default. Models of libraries also support ``random``.
+        model's default. Models from libraries also support ``random``.
     adapter
         Adapter for a frozen ``timm:NAME`` or ``hf:NAME`` network. Empty means no adapter.
 

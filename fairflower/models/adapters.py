@@ -102,4 +102,4 @@ def _last_parts(names: Iterable[str]) -> str:
     for name in names:
         *above, last = name.split(".")
         parts[f"{above[-1]}.{last}" if last.isdigit() and above else last] = None
-    return ", ".join(parts) or "none, because it has neither linear layers nor convolutions"
+    return ", ".join(parts) or "none (the network has neither linear layers nor convolutions)"

@@ -1,4 +1,4 @@
-"""Base class of classifiers that use a network of another library for features."""
+"""Base class of classifiers that use a network from another library for features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflower.models import Classifier
 
 
 class BodyClassifier(Classifier):
-    """A classifier with a network of another library as ``body`` and a linear head.
+    """A classifier with a network from another library as ``body`` and a linear head.
 
     Without an adapter, all arrays are trained and exchanged. After `freeze`, only the head and the
     parameters that an adapter has added to the body are trained and exchanged; all clients have the
@@ -82,10 +82,10 @@ def same_for_every_seed() -> Iterator[None]:
 
 
 def as_rgb(x: Tensor, name: str) -> Tensor:
-    """Convert images [N, 1 or 3, H, W] to three channels; ``name`` is the model in errors."""
+    """Convert images [N, 1 or 3, H, W] to three channels; ``name`` names the model in errors."""
     if x.shape[1] not in (1, 3):
         raise ConfigError(
-            f"{name} needs images with 1 or 3 channels, but got {x.shape[1]} channels. Choose "
+            f"{name} needs images with 1 or 3 channels, but the data have {x.shape[1]}. Choose "
             "another model.name."
         )
     return x.expand(-1, 3, -1, -1)

@@ -41,7 +41,7 @@ class CNN(Classifier):
         if min(height, width) < _SMALLEST:
             raise ConfigError(
                 f"model.name = 'cnn' needs images of at least {_SMALLEST}x{_SMALLEST} pixels, but "
-                f"got {height}x{width}. Increase data.image-size."
+                f"the images have {height}x{width}. Increase data.image-size."
             )
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.norm1 = _norm(norm, 16)

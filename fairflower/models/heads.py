@@ -11,7 +11,7 @@ from fairflower.models import local_tensors, travelling
 def head_arrays(model: nn.Module) -> list[str]:
     """Return the names of the arrays of ``model.head`` that are exchanged.
 
-    Raises ``ConfigError`` if the network has no layer ``head``, or no other arrays.
+    Raises ``ConfigError`` if the network has no layer named ``head``, or no other arrays.
 
     >>> from fairflower.models import build
     >>> head_arrays(build("mlp", num_classes=3, shape=(5,), seed=0))

@@ -1,4 +1,4 @@
-"""Image and text classifiers of transformers: ``model.name = "hf:NAME-or-folder"``."""
+"""Image and text classifiers from transformers: ``model.name = "hf:NAME-or-folder"``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 class HFClassifier(BodyClassifier):
-    """Image or text classifier of transformers; its last linear layer is the ``head``.
+    """Image or text classifier from transformers; its last linear layer is the ``head``.
 
     With an adapter, the layers between the pretrained part and the head are also trained.
     """
@@ -40,7 +40,7 @@ class HFClassifier(BodyClassifier):
     def features(self, x: Tensor) -> Tensor:
         """Map images [N, C, H, W], or token ids [N, L] padded with zeros, to features [N, D]."""
         if x.is_floating_point():
-            pixels = resized(as_rgb(x, "A network of transformers"), self.size)
+            pixels = resized(as_rgb(x, "A network from transformers"), self.size)
             kind = next(self.body.parameters()).dtype
             return self.to_head(self.body(pixel_values=pixels.to(kind)).logits)
         first = torch.arange(x.shape[1], device=x.device) == 0
@@ -126,7 +126,7 @@ def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
     ]
     if not names:
         raise ConfigError(
-            f"model.name: {type(body).__name__} of transformers does not end in a linear layer. "
+            f"model.name: {type(body).__name__} from transformers does not end in a linear layer. "
             "Choose another network."
         )
     above, _, last = names[-1].rpartition(".")
@@ -173,7 +173,7 @@ def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Convert an error about missing files of a network to a ``ConfigError`` with a remedy."""
+    """Convert an error about a network's missing files to a ``ConfigError`` with a remedy."""
     try:
         yield
     except ConfigError:

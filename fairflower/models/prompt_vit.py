@@ -45,7 +45,7 @@ class PromptViT(Classifier):
         Shape (C, H, W) of an image.
     gc_net
         Whether to use GC-Net. Without it h = 0, as in visual prompt tuning (Jia et al., ECCV 2022).
-        This is the baseline of the paper's ablation (Table 5) and the model for strategies that are
+        This is the baseline in the paper's ablation (Table 5) and the model for strategies that are
         compared with FedGC. With the same seed, the initial prompts and head are the same with and
         without GC-Net.
 
@@ -75,7 +75,7 @@ class PromptViT(Classifier):
         super().__init__()
         if shape[0] not in (1, 3):
             raise ConfigError(
-                f"A ViT needs images with 1 or 3 channels, but got {shape[0]} channels. Choose "
+                f"A ViT needs images with 1 or 3 channels, but the data have {shape[0]}. Choose "
                 "another model.name."
             )
         d = vit.hidden_dim

@@ -1,4 +1,4 @@
-"""FedGCR's networks by name: Vision Transformers of torchvision with prompts (`PromptViT`)."""
+"""FedGCR's networks by name: torchvision's Vision Transformers with prompts (`PromptViT`)."""
 
 from __future__ import annotations
 

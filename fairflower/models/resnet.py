@@ -56,11 +56,11 @@ def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -
     Parameters
     ----------
     weights
-        ``imagenet`` for torchvision's ``IMAGENET1K_V1``, which are downloaded once to torch's
-        cache; a file with the state dict of a ``resnet18``, whose head is ignored; or empty for
-        random weights. ImageNet's weights expect images that are normalized with ImageNet's mean
-        and standard deviation. Of the built-in data sets, digits, office-caltech, pacs, ham10000,
-        isic2019 and rsna-ich are normalized in this way.
+        ``imagenet`` for torchvision's ``IMAGENET1K_V1`` weights, which are downloaded once to
+        torch's cache; a file with the state dict of a ``resnet18``, whose head is ignored; or empty
+        for random weights. The ImageNet weights expect images that are normalized with ImageNet's
+        mean and standard deviation. Of the built-in data sets, digits, office-caltech, pacs,
+        ham10000, isic2019 and rsna-ich are normalized in this way.
 
     Raises
     ------

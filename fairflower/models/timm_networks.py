@@ -1,4 +1,4 @@
-"""Image classifiers of timm (``model.name = "timm:NAME"``), and ViTs of timm with prompts."""
+"""Image classifiers from timm (``model.name = "timm:NAME"``), and ViTs from timm with prompts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fairflower.registry import RANDOM_WEIGHTS
 
 
 class TimmClassifier(BodyClassifier):
-    """A network of timm with a linear head.
+    """A network from timm with a linear head.
 
     Gray images get three channels. Images are resized to ``image_size`` or, if the network accepts
     only a single size, to that size. They are normalized as the data set specifies, even if the
-    network was pretrained with another normalization.
+    network was pretrained with a different normalization.
     """
 
     def __init__(self, body: nn.Module, num_classes: int, size: tuple[int, int] | None) -> None:
@@ -32,11 +32,11 @@ class TimmClassifier(BodyClassifier):
 
     def features(self, x: Tensor) -> Tensor:
         """Map normalized images [N, C, H, W] to the pooled features [N, D]."""
-        return self.to_head(self.body(resized(as_rgb(x, "A network of timm"), self.size)))
+        return self.to_head(self.body(resized(as_rgb(x, "A network from timm"), self.size)))
 
 
 class TimmPromptViT(PromptViT):
-    """FedGCR's prompts for a frozen ViT of timm; see `PromptViT`.
+    """FedGCR's prompts for a frozen ViT from timm; see `PromptViT`.
 
     Prompts follow the tokens of the image. If a ViT averages tokens, it averages only the tokens of
     the image.
@@ -106,7 +106,7 @@ def prompt_timm(
 
     ``weights`` and ``image_size`` are as in `timm`.
 
-    Raises ``ConfigError`` if NAME is not a Vision Transformer of timm.
+    Raises ``ConfigError`` if NAME is not a Vision Transformer in timm.
     """
     body = _body(name, weights, image_size)
     from timm.models.vision_transformer import VisionTransformer
@@ -133,8 +133,8 @@ def vpt_timm(
 
 
 def _body(name: str, weights: str, image_size: int) -> nn.Module:
-    """Build a network of timm without its head."""
-    require("timm", f"The network {name!r} of timm")
+    """Build a network from timm without its head."""
+    require("timm", f"The network {name!r} from timm")
     import timm as library
 
     if not library.is_model(name):
@@ -187,7 +187,7 @@ def _cached(repository: str | None, name: str) -> str:
 
 
 def _fixed_size(body: Any, image_size: int) -> tuple[int, int] | None:
-    """Return the height and width of images that a network accepts; None means any size."""
+    """Return the height and width of the images that a network accepts; None means any size."""
     size = getattr(getattr(body, "patch_embed", None), "img_size", None)
     if body.pretrained_cfg.get("fixed_input_size") and size:
         return int(size[0]), int(size[1])

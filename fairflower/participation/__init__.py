@@ -2,7 +2,7 @@
 
 A policy is a subclass of `Participation` with a method ``choose``. It works with every strategy,
 and checkpoints include its state. The setting ``participation.policy`` is the name of a policy,
-also with arguments (``power-of-choice:d=10``), or a class of another package
+optionally with arguments (``power-of-choice:d=10``), or a class in another package
 (``my_package.module:Class``).
 """
 

@@ -28,8 +28,8 @@ def read_availability(text: str, seed: int) -> Availability:
     text : str
         ``"always"``; or ``"markov:leave=0.1:back=0.5"``, a Markov chain for each client: before the
         next round, an available client leaves with probability ``leave``, and an absent client
-        comes back with probability ``back``; or the path of a CSV file with columns ``round`` and
-        ``client``, which has a row for each round in which a client is available. After the last
+        comes back with probability ``back``; or the path of a CSV file with the columns ``round``
+        and ``client``, which has a row for each client that is available in a round. After the last
         round in the file, its rounds are repeated.
     seed : int
         Seed for the Markov chains.
@@ -52,13 +52,13 @@ def trace_digest(text: str) -> str:
 
 
 def check_same_trace(run: Path, earlier: str | None, text: str) -> None:
-    """Raise ``ConfigError`` if the file of ``participation.availability`` is not that of a run.
+    """Raise ``ConfigError`` if a run used a different file for ``participation.availability``.
 
-    ``earlier`` is the digest in its ``run.json``, or None if it has none.
+    ``earlier`` is the digest in the run's ``run.json``, or None if there is none.
     """
     if earlier and (now := trace_digest(text)) and now != earlier:
         raise ConfigError(
-            f"{text} (participation.availability) has changed since {run} was made. Restore the "
+            f"{text} (participation.availability) has changed since {run} was created. Restore the "
             "file, or choose another folder."
         )
 

@@ -29,8 +29,8 @@ class PowerOfChoice(Participation):
     loss : {"received", "train"}
         ``"received"`` (the paper's pow-d): the candidates first measure the received model's loss
         on their training examples, which takes an additional message. ``"train"`` (rpow-d): a
-        candidate's loss is its mean training loss in its last round, or infinite if the client was
-        never merged; no additional message is sent.
+        candidate's loss is its mean training loss in its last round, or infinite if the client has
+        never been merged; no additional message is sent.
 
     Examples
     --------

@@ -9,9 +9,10 @@ from fairflower.aggregation.participation import Draw, Participation
 
 
 class RoundRobin(Participation):
-    """Clients in turn: those selected longest ago come first, and then those with the lowest ids.
+    """Clients in turn: those selected longest ago come first, and ties go to the lowest ids.
 
-    If all clients are always available, every client is selected equally often, up to one round.
+    If all clients are always available, every client is selected equally often, give or take one
+    round.
 
     Examples
     --------

@@ -149,23 +149,23 @@ MODELS = FamilyRegistry(
     families={
         "timm": (
             "timm_networks:timm",
-            "any image classifier of timm, trained as a whole or with an adapter",
+            "any image classifier from timm, trained as a whole or with an adapter",
             ("images",),
         ),
         "hf": (
             "hf_networks:hf",
-            "an image or text classifier of transformers, from a folder or the Hugging Face "
+            "an image or text classifier from transformers, in a folder or on the Hugging Face "
             "Hub, trained as a whole or with an adapter",
             ("images", "tokens"),
         ),
         "prompt-timm": (
             "timm_networks:prompt_timm",
-            "FedGCR's prompts for a frozen ViT of timm",
+            "FedGCR's prompts for a frozen ViT from timm",
             ("images",),
         ),
         "vpt-timm": (
             "timm_networks:vpt_timm",
-            "visual prompt tuning of a frozen ViT of timm: prompt-timm without GC-Net",
+            "visual prompt tuning of a frozen ViT from timm: prompt-timm without GC-Net",
             ("images",),
         ),
     },
@@ -279,7 +279,7 @@ DATA_SETS = DescribedRegistry(
         ),
         "heart-disease": (
             "heart_disease:HeartDisease",
-            "embedded, features: heart disease of 740 patients at four hospitals (Cleveland, "
+            "embedded, features: heart disease in 740 patients at four hospitals (Cleveland, "
             "Hungary, Switzerland, Long Beach)",
         ),
         "images": (
@@ -295,7 +295,7 @@ DATA_SETS = DescribedRegistry(
         "texts": (
             "texts:DomainTextFolder",
             "your own texts: a folder with <domain>.csv for each domain (text, label); "
-            "texts:length=64:tokenizer=FOLDER for a network of transformers",
+            "texts:length=64:tokenizer=FOLDER for a network from transformers",
         ),
     },
     kind="data set",

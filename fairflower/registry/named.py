@@ -66,8 +66,8 @@ class Registry(UserDict[str, Any]):
         if len({offer.value for offer in claims}) > 1:
             listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
             raise ConfigError(
-                f"Two packages offer a {self.kind} {name!r}: {listed}. Write {claims[0].value} "
-                "instead, or uninstall one of the packages."
+                f"Two packages offer a {self.kind} named {name!r}: {listed}. Write "
+                f"{claims[0].value} instead, or uninstall one of the packages."
             )
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
 
@@ -129,8 +129,8 @@ class Registry(UserDict[str, Any]):
             argument_specs(entry)
         except Exception as error:
             raise ConfigError(
-                f"{start}: the annotations of its arguments cannot be read ({error}). Import the "
-                "names that they use in its module, outside `if TYPE_CHECKING`."
+                f"{start}: the annotations of its arguments cannot be read ({error}). In its "
+                "module, import the names in these annotations outside `if TYPE_CHECKING`."
             ) from error
 
 

@@ -41,7 +41,7 @@ def metric_names(places: str) -> dict[str, str]:
             taken = (
                 f"{found[name]} has the same name"
                 if name in found
-                else ("it is a metric of fairflower")
+                else ("it is one of fairflower's metrics")
             )
             raise ConfigError(
                 f"evaluate.metrics: the name of {place} is already used: {taken}. Rename the "

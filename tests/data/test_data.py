@@ -288,12 +288,12 @@ def test_sizes_follow_the_config(
         ({"examples_per_client": 11}, r"'b' has 20 training examples, but 2 clients x 11 .* 22"),
         (
             {"clients_per_domain": 21},
-            r"'b' has 20 training examples for 21 clients. Lower data.clients-per-",
+            r"'b' has too few training examples: 20 for 21 clients. Lower data.clients-per-",
         ),
         ({"fraction": 0.001}, r"x 0 examples = 0 are needed. Change data.clients-per-domain"),
         (
             {"test_examples": 1},
-            r"'a' has 1 test examples for 2 clients. Lower .* data.test-examples",
+            r"'a' has too few test examples: 1 for 2 clients. Lower .* data.test-examples",
         ),
         ({"domains": "a,c"}, r"data.domains = 'a,c': Unknown domain 'c'"),
         ({"domains": "a,a"}, r"names a domain twice"),

@@ -125,7 +125,7 @@ def test_npz_that_is_wrong_is_explained(
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
 def test_npz_that_is_no_archive_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.npz is not a .npz file. Expected"):
+    with pytest.raises(DataError, match=r"a\.npz is not an .npz file. Expected"):
         prepare(npz(tmp_path))
 
 

@@ -391,5 +391,7 @@ def test_labels_that_number_no_classes_are_refused(label: int, tmp_path: Path) -
 
 def test_more_clients_than_images_are_refused_in_a_line(tmp_path: Path) -> None:
     config_of_many = config(folder(tmp_path, {"a": "cat dog"}), clients_per_domain=100_000)
-    with pytest.raises(DataError, match=r"'a' has 8 training examples for 100000 clients. Lower"):
+    with pytest.raises(
+        DataError, match=r"'a' has too few training examples: 8 for 100000 clients. Lower"
+    ):
         prepare(config_of_many)

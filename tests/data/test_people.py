@@ -245,5 +245,5 @@ def test_a_site_without_groups_is_named(tmp_path: Path, caplog: pytest.LogCaptur
 def test_a_single_group_is_compared_with_none(tmp_path: Path) -> None:
     npz(tmp_path / "a.npz", ["male"] * 8, ["male"] * 4)
     config = DataConfig(name="npz", dir=str(tmp_path), groups="sex", clients_per_domain=1)
-    with pytest.raises(DataError, match="found the group male only"):
+    with pytest.raises(DataError, match="found only the group male"):
         prepare(config)

@@ -137,7 +137,7 @@ def test_images_of_other_sizes_and_grey_ones_are_fitted(shape: tuple[int, int, i
 
 
 def test_images_of_four_channels_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 channels"):
+    with pytest.raises(ConfigError, match=r"the data have 4\."):
         models.build("prompt-vit-tiny", 5, (4, 32, 32), seed=0)
 
 

@@ -225,7 +225,7 @@ def test_a_comparison_does_not_keep_runs_with_another_file(tmp_path: Path) -> No
     run = read_run(session(made).run())
     assert not Plan([made]).without([run]).runs
     file.write_text("round,client\n1,0\n1,1\n2,3\n")
-    with pytest.raises(ConfigError, match=r"trace.csv .*has changed since .*run.* was made"):
+    with pytest.raises(ConfigError, match=r"trace.csv .*has changed since .*run.* was created"):
         Plan([made]).without([run])
     elsewhere = config(tmp_path / "run", **{"participation.availability": str(other)})
     assert Plan([elsewhere]).without([run]).runs == [elsewhere]  # this run keeps its own file
