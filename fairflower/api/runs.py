@@ -165,7 +165,7 @@ def compare(
         fewer runs than that, if ``ray-address`` or ``workers`` is set, if ``engine`` is not
         ``auto``, or if ``client-gpus`` is a number above 0.
     output_dir : path, optional
-        Folder of the comparison. Default: a new folder in ``~/.fairflower/comparisons``. If it is
+        Folder for the comparison. Default: a new folder in ``~/.fairflower/comparisons``. If it is
         the folder of an earlier comparison, completed runs are kept and unfinished runs are
         resumed.
     progress : bool

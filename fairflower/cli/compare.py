@@ -67,7 +67,7 @@ def compare(
     overrides: ConfigOverrides,
     jobs: Jobs = "auto",
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the comparison. Default: a new folder.")
+        Path | None, typer.Option(help="Folder for the comparison. Default: a new folder.")
     ] = None,
     plan: Annotated[
         bool,

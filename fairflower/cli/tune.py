@@ -102,7 +102,7 @@ def tune(
     overrides: ConfigOverrides,
     jobs: Jobs = "auto",
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the study. Default: a new folder.")
+        Path | None, typer.Option(help="Folder for the study. Default: a new folder.")
     ] = None,
 ) -> None:
     """Tune every method with the same budget on validation images, then test the chosen values.

@@ -223,7 +223,7 @@ class Summary:
 
     @property
     def axis(self) -> str:
-        """The label of an axis, with the unit of accuracies in percent."""
+        """The axis label, with the unit (%) if the values are accuracies."""
         ddof = "" if self.ddof is None else f" (ddof {self.ddof})"
         return f"{self.title} over domains{ddof}{'' if self.relative else ', %'}"
 

@@ -66,7 +66,7 @@ class StudyFile:
         return dict(self._methods[method]["facts"]) if method in self._methods else None
 
     def check(self, method: str, keys: Collection[str], domains: int) -> None:
-        """Raise ``RunFolderError`` if a trial has other keys, or lacks accuracies of domains."""
+        """Raise ``RunFolderError`` if a trial has different keys, or lacks a domain's accuracy."""
         for number, trial in self.trials(method).items():
             finite = sum(map(math.isfinite, trial.accuracies))
             if trial.values.keys() != set(keys):

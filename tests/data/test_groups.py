@@ -374,7 +374,7 @@ def test_unequal_domains_keep_their_clients_and_test_sets(five: DataConfig) -> N
         ({"examples_per_client": 1}, r"clients x 0 to 1 examples = .* are needed"),
         (
             {"test_examples": 2},
-            r"'a' has 2 test .* 5 clients. Lower data.imbalance-factor or raise",
+            r"'a' has too few test examples: 2 for 5 clients. Lower data.imbalance-factor or raise",
         ),
     ],
 )
