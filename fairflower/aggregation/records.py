@@ -118,7 +118,7 @@ def check_metric(name: str, value: object, least: float = -LARGEST, most: float 
     if number < least:
         raise InvalidReply(f"{name} = {value}: expected a number >= {least:g}")
     if number > most:
-        raise InvalidReply(f"{name} = {value}: expected a number of at most {most:g}")
+        raise InvalidReply(f"{name} = {value}: expected at most {most:g}")
     if name.endswith("accuracy") and not 0 <= number <= 1:
         raise InvalidReply(f"{name} = {value}: expected a number from 0 to 1")
 

@@ -90,7 +90,7 @@ def landscape(
 
 
 def _heights(landscape: Landscape) -> Table:
-    """Return a table of the model's loss and the mean increase of the loss around it."""
+    """Return a table of the model's loss and the mean increase in the loss around it."""
     table = Table(title=f"Loss around the model of {escape(landscape.label)}", title_justify="left")
     for column in ("domain", "images", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")

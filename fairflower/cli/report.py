@@ -36,7 +36,7 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="Output folder of the HTML page, or output file of another format. Default: the "
+            help="Output folder for the HTML page, or output file for another format. Default: the "
             "HTML page is written to `report` in the folder of the runs (for summaries there is "
             "no page), and other formats are printed.",
         ),
@@ -145,9 +145,9 @@ def print_report(
     paths : list of Path
         Run folders and summaries.
     out : Path, optional
-        Output folder of the HTML page.
+        Output folder for the HTML page.
     summary : Path, optional
-        Output file of the summary (.csv).
+        Output file for the summary (.csv).
     tuned : sequence of Tuned
         Trials of tuned methods; they are printed even if there are no runs.
     """

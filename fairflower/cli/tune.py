@@ -95,7 +95,7 @@ def tune(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Random seeds for tests on the federation of the trials, for example 1-5; an "
+            help="Random seeds for tests on the same federation as the trials, for example 1-5; an "
             f"alternative to --federations. Default: {SEEDS}."
         ),
     ] = None,

@@ -317,7 +317,7 @@ class StopConfig:
         "stopping. The loss is the mean over domains on the server's validation examples; "
         "without them, it is the train_loss in history.csv.",
     )
-    min_delta: float = setting(0.0, "Minimum decrease of the loss that counts as an improvement.")
+    min_delta: float = setting(0.0, "Minimum decrease in the loss that counts as an improvement.")
 
 
 @dataclass(frozen=True)

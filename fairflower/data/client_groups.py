@@ -16,7 +16,7 @@ from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
 #: Largest ``data.imbalance-factor``: up to here, powers of doubles give exact numbers of clients.
-MOST_IMBALANCE = 10**6
+MAX_IMBALANCE = 10**6
 
 
 @dataclass(frozen=True)
@@ -197,9 +197,9 @@ def series_ratio(factor: int, domains: int) -> float:
             f"data.imbalance-factor = {factor} needs several domains, but there is only 1. Set it "
             "to 1, or select several domains with data.domains."
         )
-    if factor > MOST_IMBALANCE:
+    if factor > MAX_IMBALANCE:
         raise DataError(
-            f"data.imbalance-factor = {factor}: expected at most {MOST_IMBALANCE}, so that the "
+            f"data.imbalance-factor = {factor}: expected at most {MAX_IMBALANCE}, so that the "
             "numbers of clients are exact."
         )
     exact: float = factor ** (1 / (domains - 1))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # Pillow and pydicom are not in every installation
 SUFFIXES = (".dcm", ".dicom")
 
 #: Maximum number of pixels. Above this limit, Pillow warns of a decompression bomb.
-MOST_PIXELS = 2**30 // 12
+MAX_PIXELS = 2**30 // 12
 
 
 def read_dicom(path: Path) -> Image.Image:
@@ -32,7 +32,7 @@ def read_dicom(path: Path) -> Image.Image:
     inverted.
 
     Raises ``DataError`` if pydicom is not installed, or if the file has several frames, palette
-    colors or more than `MOST_PIXELS` pixels, or is deflated as a whole, because its size is then
+    colors or more than `MAX_PIXELS` pixels, or is deflated as a whole, because its size is then
     unknown.
     """
     from PIL import Image
@@ -77,9 +77,9 @@ def _check_shape(header: Dataset, image: str, colors: int) -> None:
             f"{image} of shape {shape}; expected a single frame in gray or three colors. Export "
             "the frames as PNG files."
         )
-    if sides[0] * sides[1] > MOST_PIXELS:
+    if sides[0] * sides[1] > MAX_PIXELS:
         raise DataError(
-            f"{image} of {sides[1]}x{sides[0]} pixels; expected at most {MOST_PIXELS:,} pixels. "
+            f"{image} of {sides[1]}x{sides[0]} pixels; expected at most {MAX_PIXELS:,} pixels. "
             "Reduce its size."
         )
 

@@ -28,7 +28,7 @@ NPZ_FORMAT = (
 )
 
 #: Upper bound on labels if the number of classes is not declared.
-MOST_CLASSES = 2**16
+MAX_CLASSES = 2**16
 
 
 class Header(NamedTuple):
@@ -135,8 +135,8 @@ def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None
     if len(values) == 0:
         raise DataError(f"{where}: found no labels; expected at least one image.")
     low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= (num_classes or MOST_CLASSES):
-        allowed = f"0 to {(num_classes or MOST_CLASSES) - 1}, the class numbers"
+    if low < 0 or high >= (num_classes or MAX_CLASSES):
+        allowed = f"0 to {(num_classes or MAX_CLASSES) - 1}, the class numbers"
         raise DataError(f"{where}: found labels from {low} to {high}; expected {allowed}.")
     return values.astype(np.int64)
 

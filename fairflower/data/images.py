@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from fairflower.data.dicom import MOST_PIXELS, SUFFIXES, read_dicom
+from fairflower.data.dicom import MAX_PIXELS, SUFFIXES, read_dicom
 from fairflower.data.federation import Pixels
 from fairflower.data.opening import explained, open_regular
 from fairflower.errors import DataError
@@ -27,7 +27,7 @@ def read_picture(path: Path) -> Image.Image:
     """Decode an image file, with pydicom if it has a DICOM extension and with Pillow otherwise.
 
     Raises ``DataError`` if the file is not a regular file, is damaged or in none of the `FORMATS`,
-    or if its header declares several frames or more than `MOST_PIXELS` pixels.
+    or if its header declares several frames or more than `MAX_PIXELS` pixels.
     """
     with explained(*_unreadable(str(path))):
         if path.suffix.lower() in SUFFIXES:
@@ -74,10 +74,10 @@ def _decoded(file: BinaryIO, where: str) -> Image.Image:
                 f"{where} cannot be read as an image: found {_format_of(file)}; expected "
                 f"{', '.join(FORMATS)} or DICOM. Replace it, or convert it to PNG."
             ) from error
-    if not 0 < picture.width * picture.height <= MOST_PIXELS:
+    if not 0 < picture.width * picture.height <= MAX_PIXELS:
         raise DataError(
             f"{where} has {picture.width}x{picture.height} pixels; expected at most "
-            f"{MOST_PIXELS:,}. Reduce its size."
+            f"{MAX_PIXELS:,}. Reduce its size."
         )
     # An MPO file is a JPEG file with several photos, of which the first is the main photo.
     if getattr(picture, "is_animated", False) and picture.format != "MPO":

@@ -15,7 +15,7 @@ from fairflower import paths
 from fairflower.errors import DataError
 
 #: Maximum size of an image file or table in bytes: five times the largest image in 16-bit color.
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -38,7 +38,7 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
         raise DataError(f"{reason} {remedy}." if remedy else reason) from error
 
 
-def open_regular(path: Path, most: int | None = MOST_BYTES) -> BufferedReader:
+def open_regular(path: Path, most: int | None = MAX_BYTES) -> BufferedReader:
     """Open a regular file of at most ``most`` bytes for reading; None means any size.
 
     Raises ``DataError`` if the file is larger, or if it is not a regular file: reading a named pipe

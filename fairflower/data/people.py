@@ -17,7 +17,7 @@ from fairflower.errors import DataError
 
 #: Maximum number of groups. An attribute with more values is probably a number, such as an age in
 #: years.
-MOST_GROUPS = 100
+MAX_GROUPS = 100
 
 
 class GroupsOfFiles(DataSet):
@@ -43,10 +43,10 @@ class GroupsOfFiles(DataSet):
         if not self.config.groups:
             return ()
         names = sorted({str(name) for values in self._values.values() for name in set(values)})
-        if len(names) > MOST_GROUPS:
+        if len(names) > MAX_GROUPS:
             raise DataError(
                 f"data.groups = {self.config.groups!r}: found {len(names)} different values, such "
-                f"as {', '.join(names[:3])}; expected at most {MOST_GROUPS} groups. Store ranges "
+                f"as {', '.join(names[:3])}; expected at most {MAX_GROUPS} groups. Store ranges "
                 "of values instead."
             )
         return tuple(names)

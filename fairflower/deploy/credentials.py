@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fairflower.errors import ConfigError
 
 #: Longest validity of a certificate: a hundred years.
-MOST_DAYS = 36_500
+MAX_DAYS = 36_500
 
 
 class Certificates(NamedTuple):
@@ -143,8 +143,8 @@ def _certificate(
 ) -> x509.CertificateBuilder:
     # Valid from yesterday, because the clocks of sites may be slow.
     now = datetime.now(UTC)
-    if days > MOST_DAYS:
-        raise ConfigError(f"--days {days}: expected at most {MOST_DAYS}.")
+    if days > MAX_DAYS:
+        raise ConfigError(f"--days {days}: expected at most {MAX_DAYS}.")
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

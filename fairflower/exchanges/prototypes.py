@@ -14,7 +14,7 @@ from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import InvalidReply, NotFinite, is_real
 
 #: Largest count of a class on a client; sums of larger counts would overflow.
-MOST_IMAGES = 2**40
+MAX_IMAGES = 2**40
 
 
 class Prototypes(Exchange):
@@ -57,7 +57,7 @@ class Prototypes(Exchange):
             raise wrong("'mean' holds values that are not finite 32-bit numbers")
         if count.dtype.kind != "i" or (count < 0).any():
             raise InvalidReply("'count' must hold non-negative integers")
-        if (count > MOST_IMAGES).any():
+        if (count > MAX_IMAGES).any():
             raise InvalidReply(
                 f"'count' has {count.max()} images for a class; expected at most 2**40"
             )

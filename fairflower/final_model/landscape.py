@@ -1,7 +1,7 @@
 """Loss landscape of a trained model, and its sharpness for each client (FedISM).
 
 The landscape shows the loss along two random directions (FedISM's Fig. 7). Sharpness is measured as
-in FedISM's Table 7, for models of any method.
+in FedISM's Table 7, for a model trained with any method.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     where S is the sum of squared distances from the clusters' means. It is infinite for T = K. The
     usual criterion uses the maximum-likelihood variance S / (d K), which is here replaced by the
     unbiased S / (d (K - T)). The former approaches zero if clusters have one or two clients, and
-    therefore selects too many clusters. The criterion of a mixture has the same problem in few
+    therefore selects too many clusters. The criterion for a mixture has the same problem in low
     dimensions.
 
     Parameters

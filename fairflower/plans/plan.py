@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 
 
 #: Largest number of federations or seeds; a larger number is assumed to be a typing error.
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 
 #: Default of ``--federations``.
 FEDERATIONS = "0-9"
@@ -139,11 +139,11 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     try:
         first, dash, last = text.partition("-")
         numbers = range(int(first), int(last) + 1) if dash else map(int, text.split(","))
-        seeds = list(islice(numbers, MOST_SEEDS + 1))
+        seeds = list(islice(numbers, MAX_SEEDS + 1))
     except ValueError:
         seeds = []
-    if len(seeds) > MOST_SEEDS:
-        raise ConfigError(f"{option} {text!r}: more than {MOST_SEEDS} numbers. Give fewer numbers.")
+    if len(seeds) > MAX_SEEDS:
+        raise ConfigError(f"{option} {text!r}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(
             f"{option} {text!r}: expected distinct numbers, for example 0,1,2 or 0-2."

@@ -302,7 +302,7 @@ class TuningStudies:
         check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)
         if protocol.federations and configs[0].data.seed in protocol.seeds:
             raise ConfigError(
-                f"--federations: {configs[0].data.seed} is the federation of the trials, but "
+                f"--federations: {configs[0].data.seed} is the federation used for the trials, but "
                 "tests need different federations. Choose different federations, or change the "
                 "federation of the trials with --set data.seed=N."
             )

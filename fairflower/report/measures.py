@@ -159,7 +159,7 @@ def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
 
 
 def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
-    """Yield each sensitive attribute and the methods with its metrics of group fairness."""
+    """Yield each sensitive attribute, and the methods that have its metrics of group fairness."""
     names = {run.attribute: None for m in comparison.methods for run in m.runs if run.attribute}
     for name in names:
         yield name, [m for m in comparison.methods if all(r.attribute == name for r in m.runs)]

@@ -35,7 +35,7 @@ SMALLEST_SUM = 3
 LARGEST_SUM = 1023
 
 #: Largest number of clients among which a client's keys are shared, including this client.
-MOST_SHARES = 33
+MAX_SHARES = 33
 
 
 class Halted(RoundFailed):
@@ -56,7 +56,7 @@ def shares_of(clients: int) -> tuple[int, int]:
     >>> [shares_of(K) for K in (3, 4, 5, 10, 20, 100)]
     [(3, 3), (4, 3), (5, 3), (10, 6), (20, 11), (33, 17)]
     """
-    shares = min(clients, MOST_SHARES)
+    shares = min(clients, MAX_SHARES)
     return shares, max(SMALLEST_SUM, shares // 2 + 1)
 
 

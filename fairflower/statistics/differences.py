@@ -120,7 +120,7 @@ def differences(
     margin : float
         Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
     floors : mapping, optional
-        Method -> change of a difference due to a single test example, and standard deviation due to
+        Method -> change in a difference due to a single test example, and standard deviation due to
         the draw of test examples. A standard deviation below the first number results from
         rounding, and is replaced by the second number.
 

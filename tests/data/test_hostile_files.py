@@ -21,7 +21,7 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import opening, prepare
-from fairflower.data.dicom import MOST_PIXELS
+from fairflower.data.dicom import MAX_PIXELS
 from fairflower.data.images import FORMATS, eight_bit, picture_in, read_picture
 from fairflower.data.medical import read_table
 from fairflower.errors import DataError
@@ -466,7 +466,7 @@ def test_dicom_files_that_are_deflated_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_most_pixels_are_pillows() -> None:
-    assert MOST_PIXELS == Pictures.MAX_IMAGE_PIXELS
+    assert MAX_PIXELS == Pictures.MAX_IMAGE_PIXELS
 
 
 @pytest.mark.parametrize(

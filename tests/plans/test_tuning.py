@@ -110,7 +110,7 @@ def test_chosen_values_are_tested_on_other_federations(tmp_path: Path) -> None:
     assert not make(tuning(tmp_path, federations=True)), "nothing is left"
     with pytest.raises(ConfigError, match="--federations: 0 is the seed for the trials"):
         tuning(tmp_path / "other", federations=True, seeds=[0, 1])
-    with pytest.raises(ConfigError, match="--federations: 2 is the federation of the trials"):
+    with pytest.raises(ConfigError, match="--federations: 2 is the federation used for the trials"):
         tuning(tmp_path / "third", federations=True, settings={"data.seed": 2})
 
 
@@ -505,9 +505,12 @@ def test_a_study_file_without_facts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trial", "says"),
     [
-        ({"accuracies": []}, "trial 1: it is completed with accuracies of 0 of 2 domains"),
-        ({"accuracies": [0.5, None]}, "trial 1: it is completed with accuracies of 1 of 2"),
-        ({"accuracies": [0.5, 0.5, 0.5]}, "trial 1: it is completed with accuracies of 3 of 2"),
+        ({"accuracies": []}, "trial 1: it is completed, but has accuracies for 0 of 2 domains"),
+        ({"accuracies": [0.5, None]}, "trial 1: it is completed, but has accuracies for 1 of 2"),
+        (
+            {"accuracies": [0.5, 0.5, 0.5]},
+            "trial 1: it is completed, but has accuracies for 3 of 2",
+        ),
         ({"accuracies": [50.0, 0.5]}, r"accuracies\[0\] = 50.0: expected a number in \[0, 1\]"),
         ({"values": {"strategy.tau": 0.5}}, "trial 1: it has values of strategy.tau"),
         ({"values": {}}, "trial 1: it has values of nothing"),

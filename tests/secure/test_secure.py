@@ -92,7 +92,7 @@ def test_each_of_many_clients_shares_its_keys_with_some(
     clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if clients < 40:
-        monkeypatch.setattr(protocol, "MOST_SHARES", 9)
+        monkeypatch.setattr(protocol, "MAX_SHARES", 9)
     masked = Federation(Uniform(), clients=clients)
     plain = Federation(Uniform(), clients=clients, secure=False)
     masked.disturb = failing("collect_masked_vectors", 7, 8, 13)
