@@ -46,8 +46,5 @@ def test_it_compares_runs_and_reports(scripts: Path, tmp_path: Path) -> None:
 
     told = fairflower("run", "--strategy=fedheal", *SMALL, "--output-dir=made")
     assert "engine    inline, one client at a time, because Ray is not installed" in told
-    assert "fedheal" in fairflower("report", "made")
-    assert (tmp_path / "made" / "report" / "index.html").exists()
-
-    for refused in (["run", "--engine=ray"], ["run", "--data=cifar10"]):
-        assert 'Run: pip install "fairflower[sim]"' in fairflower(*refused, expect=1)
+    refused = fairflower("run", "--engine=ray", expect=1)
+    assert 'Run: pip install "fairflower[sim]"' in refused

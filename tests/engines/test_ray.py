@@ -63,8 +63,8 @@ def die(config: Any, client: int) -> None:
     os._exit(1)
 
 
-def federate(engine: str, **options: Any) -> np.ndarray:
-    """Three rounds of Flower's own FedAvg; the final model."""
+def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
+    """Three rounds of Flower's own FedAvg; the final model, also if the server then fails."""
     server = ServerApp()
     outcome = {}
 
@@ -75,32 +75,27 @@ def federate(engine: str, **options: Any) -> np.ndarray:
         result = strategy.start(grid, ArrayRecord({"w": Array(WEIGHTS)}), num_rounds=3)
         outcome["w"] = result.arrays["w"].numpy()
         context.state["done"] = ConfigRecord({"step": context.run_config["step"]})
+        if fails:
+            raise ZeroDivisionError("of the server")
 
-    context = simulate(
-        server, somebodys_client(), 5, engine=engine, run_config={"step": 0.5}, **options
-    )
-    assert context.state["done"]["step"] == 0.5
+    options["run_config"] = {"step": 0.5}
+    if fails:
+        with pytest.raises(ZeroDivisionError, match="of the server"):
+            simulate(server, somebodys_client(), 5, engine=engine, **options)
+    else:
+        context = simulate(server, somebodys_client(), 5, engine=engine, **options)
+        assert context.state["done"]["step"] == 0.5
     return outcome["w"]
 
 
 def test_two_apps_of_somebody_else_end_alike_on_both_engines():
-    assert np.array_equal(federate("inline"), federate("ray", workers=2))
+    """And what the server raises comes out."""
+    assert np.array_equal(federate("inline"), federate("ray", fails=True, workers=2))
 
 
 def test_flowers_engine_cannot_hand_on_a_run_config():
     with pytest.raises(ConfigError, match="run_config"):
         federate("flower")
-
-
-def test_what_the_server_raises_comes_out():
-    server = ServerApp()
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        raise ZeroDivisionError("of the server")
-
-    with pytest.raises(ZeroDivisionError, match="of the server"):
-        simulate(server, somebodys_client(), 1, workers=1)
 
 
 def ask(grid: InlineGrid, timeout: float | None = None, **config: Any) -> dict[int, Message]:

@@ -56,11 +56,8 @@ def statuses(home: Path) -> set[str]:
     return {json.loads(path.read_text())["status"] for path in home.rglob("run.json")}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.nightly) for number in HANGUP)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, *HANGUP])
 def test_a_signal_to_a_run_on_ray_and_all_its_processes_stops_it(
     number: signal.Signals, tmp_path: Path
 ) -> None:
