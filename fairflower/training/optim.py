@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +18,25 @@ def build_optimizer(
     parameters: Sequence[nn.Parameter], settings: TrainConfig
 ) -> torch.optim.Optimizer:
     """Return torch's optimizer for ``train.optimizer``: ``sgd``, ``adam`` or ``adamw``."""
-    lr, decay = settings.lr, settings.weight_decay
+    arguments = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": True}
     if settings.optimizer == "sgd":
-        momentum = settings.momentum
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=True)
+        return _eager(torch.optim.SGD)(parameters, momentum=settings.momentum, **arguments)
     adam = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return adam(parameters, lr=lr, weight_decay=decay, fused=True)
+    return _eager(adam)(parameters, **arguments)
+
+
+@cache
+def _eager(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """Return an optimizer class without its preparations for ``torch.compile``.
+
+    These import torch's compiler when an optimizer is created and at its first step, which takes
+    more than a second of CPU in every process that trains, at every message of a SuperNode.
+    """
+    methods: dict[str, Any] = {
+        name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")
+    }
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)
 
 
 def apply_sam_gradient(
