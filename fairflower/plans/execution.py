@@ -174,7 +174,6 @@ def execute(
         from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
         from fairflower.models.weights import check_file
         from fairflower.plans.devices import Placement, parallel_line, place_clients
-        from fairflower.plans.parallel import execute_parallel
 
     first = plan.runs[0]
     if (
@@ -205,6 +204,8 @@ def execute(
     with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
         try:
             if parallel:
+                from fairflower.plans.parallel import execute_parallel
+
                 execute_parallel(plan, jobs, console, stop, folders, study)
             else:
                 with spinner(f"Starting the engine ({first.engine})", console) as starting:

@@ -35,7 +35,6 @@ from fairflower.errors import (
 from fairflower.machine import HANGUP
 from fairflower.plans.plan import Plan, run_key
 from fairflower.plans.probe import without_main
-from fairflower.report import find_readable_runs
 from fairflower.server.callbacks import OnRound
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
@@ -164,6 +163,8 @@ class _Runs:
         if self._study:
             more = self._study.died(config)
             return more, all(other.run_name != config.run_name for other in more)
+        from fairflower.report import find_readable_runs  # slow to import, and rarely needed
+
         home, key = runs_home(config), run_key(config.to_flat())
         earlier = [run for run in find_readable_runs(home) if run_key(run.config) == key]
         if completed := [run.path for run in earlier if run.status == "completed"]:
