@@ -141,7 +141,7 @@ class ReplyFilter:
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
                 f"reply, fewer than the {needed} that min-clients requires.{self._reasons()}"
                 + (
-                    f"\nLong vectors, which clip-update-median would bound:{before}"
+                    f"\nUpdates with large norms, which clip-update-median would clip:{before}"
                     if before
                     else ""
                 )

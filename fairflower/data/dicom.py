@@ -74,7 +74,7 @@ def _check_shape(header: Dataset, image: str, colors: int) -> None:
     if frames != 1 or samples != colors:
         shape = [*([frames] if frames != 1 else []), *sides, *([samples] if samples != 1 else [])]
         raise DataError(
-            f"{image} of shape {shape}; expected a single frame in gray or three colors. Export "
+            f"{image} of shape {shape}; expected a single frame, grayscale or RGB. Export "
             "the frames as PNG files."
         )
     if sides[0] * sides[1] > MAX_PIXELS:

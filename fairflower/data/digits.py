@@ -12,7 +12,7 @@ from fairflower.data.split_files import SplitFiles
 class Digits(SplitFiles):
     """MNIST, USPS, SVHN and SYN, with the settings of FedHEAL (CVPR 2024, §4.1 and released code).
 
-    Images have 32x32 pixels and three channels (gray is repeated). They are normalized by
+    Images are 32x32 pixels with three channels (gray is repeated). They are normalized by
     ImageNet's mean and standard deviation, and augmented by random crops with a padding of 4,
     without flips. With five clients per domain and 1 % each, a client has **600, 72, 732 or 100**
     images (MNIST, USPS, SVHN, SYN), drawn without regard to class.
@@ -56,7 +56,7 @@ class DigitFive(Digits):
     or 10, each further domain has fewer (see `fairflower.data.client_groups`). The full test sets
     are used.
 
-    Images have 32x32 pixels, which suits small networks. The paper's ViT-B/16 needs 224x224
+    Images are 32x32 pixels, which suits small networks. The paper's ViT-B/16 needs 224x224
     (``data.image-size``). For the paper's equal domains, which are half as large, set
     ``data.clients-per-domain = 2`` and ``data.examples-per-client = 743``. The released code
     instead divides a domain into one quarter and three quarters.

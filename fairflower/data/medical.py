@@ -49,7 +49,7 @@ class HAM10000(SplitFiles):
     part of ISIC 2019. The classes are those of the original and of DermaMNIST: akiec, bcc, bkl, df,
     mel, nv, vasc.
 
-    Images have 28x28 pixels, or ``data.image-size`` if the source has larger images. They are
+    Images are 28x28 pixels, or ``data.image-size`` if the source has larger images. They are
     normalized by ImageNet's mean and standard deviation, and augmented by random flips and shifts
     of one pixel. All training images are divided among ``data.clients-per-domain`` clients.
 
@@ -117,7 +117,7 @@ class ImageTable(ClassFolders):
     class, rounded up and the same in every run, are test images. If you overwrite an image, delete
     the prepared data, because the change is not detected.
 
-    Images have 224x224 pixels and are normalized by ImageNet's mean and standard deviation.
+    Images are 224x224 pixels, normalized by ImageNet's mean and standard deviation.
     Training images are randomly flipped and shifted by up to 2 %, as in the released code of FedISM
     (IJCAI 2024), which also rotates images by up to 10 degrees.
     """

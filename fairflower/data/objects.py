@@ -81,7 +81,7 @@ class PACS(ClassFolders):
     names nor on the order of rows, but it changes if images are resized or compressed again. Some
     sketches depict the same photo, so a split by image, as in the paper, is optimistic.
 
-    Images have 128x128 pixels. They are normalized by ImageNet's mean and standard deviation, and
+    Images are 128x128 pixels. They are normalized by ImageNet's mean and standard deviation, and
     augmented by random horizontal flips. The paper does not state these settings; they are those of
     FedHEAL's code for Office-Caltech-10. Clients' images are drawn without regard to class.
 
@@ -113,7 +113,7 @@ class DomainNet(ClassFolders):
     the ten classes, out of 345, are those of FedGCR (AAAI 2024). Folders of other classes are
     skipped.
 
-    Images have 224x224 pixels, are not normalized, and are augmented by random flips, as in the
+    Images are 224x224 pixels, not normalized, and augmented by random flips, as in the
     released code (which also rotates images by up to 30 degrees). Every fifth image of a class,
     starting with the first, is a test image; the paper does not state its split. All training
     images of a domain are divided equally, or by ``data.imbalance-factor`` (see

@@ -182,8 +182,8 @@ def _sweep(findings: Findings, sweep: Sweep) -> Table:
     ]
     return Table(
         f"Sweep {sweep.name}",
-        f"The worst half of the domains minus that of {findings.design.reference}, in points, with "
-        "simultaneous 95 % intervals for all variations and methods.",
+        f"Accuracy on the worst half of the domains minus that of {findings.design.reference}, in "
+        "points, with simultaneous 95 % intervals for all variations and methods.",
         methods,
         [Group("", rows)],
     )

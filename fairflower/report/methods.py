@@ -130,7 +130,7 @@ class Method:
         return MeanStd.of([_of_those(row, figure) for row in _in_common(values)])
 
     def fully_tested(self) -> bool:
-        """Return whether all runs tested all domains in each of the last rounds."""
+        """Return whether all runs were tested on all domains in each of the last rounds."""
         return all(run.fully_tested() for run in self.runs)
 
     def curve(
@@ -296,7 +296,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
     """Return, for each seed, the newest run that reached the last round, and the runs left out.
 
     Each run that is left out comes with the reason. Runs with an untested domain are kept only if
-    no run tested all domains.
+    no run was tested on all domains.
     """
     furthest = max(run.reach for run in runs)
     some_whole = any(run.fully_tested() for run in runs if run.reach == furthest)
@@ -307,7 +307,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
             left_out.append((run, f"other seeds reached round {furthest}"))
         elif some_whole and not run.fully_tested():
             lacks = untested(run.domains, run.rounds, run.accuracy)
-            left_out.append((run, f"{lacks}, but other runs of the method tested all domains"))
+            left_out.append((run, f"{lacks}, but others of its method were tested on all domains"))
         elif run.seed in kept:
             left_out.append((run, "a newer run has the same seed and settings"))
         else:

@@ -250,7 +250,7 @@ _OVER_CLIENTS = ("global", "worst client")
 
 
 def _places(domains: Sequence[str]) -> list[str]:
-    """Return all places of a metric of group fairness; a domain may be named like another place."""
+    """Return all places of a group fairness metric; a domain may share its name with another."""
     return [*_OVER_CLIENTS, *(f"domain {d}" if d in _OVER_CLIENTS else d for d in domains)]
 
 

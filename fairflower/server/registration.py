@@ -166,8 +166,8 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
         if client in nodes:
             raise ConfigError(
                 f"Nodes {nodes[client]} and {node} both claim to be client {client}. "
-                "Give every SuperNode its own partition-id. After a restart, wait a minute until "
-                "Flower has removed the old node."
+                "Give every SuperNode its own partition-id. After a restart, wait a minute for "
+                "Flower to remove the old node."
             )
         nodes[client] = node
     if num_clients is None or any(client not in nodes for client in range(num_clients)):

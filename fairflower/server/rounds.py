@@ -226,7 +226,7 @@ class RoundLoop:
                 )
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Return each domain's accuracy on test examples, or otherwise on validation examples."""
+        """Return each domain's accuracy on test examples, or on validation examples if untested."""
         first: dict[str, float] = {}
         for split in ("test", "validation"):
             if self.config.evaluates(split):

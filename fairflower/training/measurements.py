@@ -177,7 +177,7 @@ def group_counts(trainer: Trainer) -> dict[str, Tensor]:
     data = trainer.data
     if not data.groups:
         raise ConfigError(
-            "received_group_counts: the training examples have no groups of people. Set "
+            "received_group_counts: the training examples have no group labels. Set "
             "data.groups, or choose a measurement that needs no groups."
         )
     predicted = _predicted(trainer)

@@ -42,7 +42,7 @@ def _temporarily(modules: Iterable[nn.Module], attribute: str, value: bool) -> I
 
 @contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Exclude parameters from training for a while, then restore their earlier settings."""
+    """Exclude parameters from training temporarily, then restore their earlier settings."""
     chosen = [p for p in parameters if p.requires_grad]
     try:
         for p in chosen:

@@ -176,7 +176,7 @@ def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Pa
         "seed 1 (completed after round 6 of 6), is left out of tables and figures: c was not "
         in (text)
     )
-    assert "tested in rounds 2 to 6, but other runs of the method tested all domains" in text
+    assert "tested in rounds 2 to 6, but others of its method were tested on all domains" in text
     assert "†" not in text
 
 

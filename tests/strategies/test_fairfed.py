@@ -195,7 +195,7 @@ def test_clients_count_their_training_examples():
     expected = counts_by_group(labels, predicted, groups, 2)
     np.testing.assert_array_equal(h.reshape(2, 6), expected)
     client.data = replace(kept, groups={})
-    with pytest.raises(ConfigError, match=r"have no groups of people. Set data\.groups"):
+    with pytest.raises(ConfigError, match=r"have no group labels. Set data\.groups"):
         train_and_measure(client, {"measure": NEED, "server-round": 1})
 
 
