@@ -43,7 +43,7 @@ class Range:
 
     @property
     def closed(self) -> bool:
-        """Whether the range has a finite lowest and highest number."""
+        """Whether the range has finite lowest and highest numbers."""
         return math.isfinite(self.low) and self.high is not None and math.isfinite(self.high)
 
     def __contains__(self, value: Any) -> bool:

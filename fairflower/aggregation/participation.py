@@ -70,9 +70,10 @@ class Participation(Configurable):
     STATE: ClassVar[tuple[str, ...]] = ()
 
     def candidates(self, draw: Draw) -> Sequence[int]:
-        """Return the ids of clients whose loss on the received model `choose` needs; default none.
+        """Return the ids of the clients whose losses `choose` needs; default: none.
 
-        Before training, a separate message asks these candidates for their losses.
+        Before training, a separate message asks these candidates for their losses on the received
+        model.
         """
         return ()
 
@@ -133,7 +134,7 @@ def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float
     _check_available(policy, draw, chosen)
     if len(set(chosen)) != draw.size:
         raise ConfigError(
-            f"The participation policy {name} selected {len(set(chosen))} clients {round_}, "
+            f"The participation policy {name} selected {len(set(chosen))} clients {round_}; "
             f"expected {draw.size}. Return draw.size different clients."
         )
     return sorted(set(chosen))

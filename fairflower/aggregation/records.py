@@ -28,7 +28,7 @@ class InvalidReply(ValueError):
 
 
 class NotFinite(InvalidReply):
-    """A reply with NaN or infinite values, or with values so large that they drown all others."""
+    """A reply with NaN or infinite values, or with values so large that they drown out others."""
 
 
 def decode_record(record: ArrayRecord) -> Arrays:
@@ -142,7 +142,8 @@ def check_test(
             raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
     if float(metrics[examples_key]) > most:  # type: ignore[arg-type]
         raise InvalidReply(
-            f"it tested {metrics[examples_key]} examples, but its domain has only {most}"
+            f"it tested the model on {metrics[examples_key]} examples, but its domain has only "
+            f"{most}"
         )
     for key, value in metrics.items():
         check_metric(key, value)

@@ -205,7 +205,8 @@ class ReplyParser:
         if odd := [name for name, a in received.items() if a.dtype.kind not in "fiub"]:
             raise ConfigError(
                 f"Array {odd[0]!r} of the model has dtype {received[odd[0]].dtype}, but strategies "
-                "merge real numbers. Send other numbers as real arrays (complex numbers as two)."
+                "merge only real numbers. Send other numbers as real arrays (complex numbers as "
+                "two)."
             )
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
@@ -220,7 +221,7 @@ class ReplyParser:
         arrays, model_length = measured_arrays(
             decode_record(self._model_in(content)), self.received
         )
-        self._check_length(client, "model", model_length, self.length, "the received model")
+        self._check_length(client, "model", model_length, self.length, "the received model has")
         measured: dict[str, Arrays] = {}
         for name in (*self.strategy.measurements, *self.strategy.reads):
             if name in self.strategy.VECTORS:
@@ -273,7 +274,7 @@ class ReplyParser:
                 others = [lengths[other] for other in lengths if other != client] or [0.0]
                 try:
                     self._check_length(
-                        client, repr(name), own_length, median_low(others), "the others' median"
+                        client, repr(name), own_length, median_low(others), "the others' median is"
                     )
                 except NotFinite as problem:
                     reply_filter.drop(client, str(problem))
@@ -402,7 +403,7 @@ def aggregate_metrics(
     function: Callable[[list[RecordDict], str], MetricRecord],
     contents: list[RecordDict],
 ) -> MetricRecord:
-    """Average the clients' metrics, without ids, over examples or with the user's function."""
+    """Average the clients' metrics, except ids, over examples, or call the user's function."""
     if function is not flower.strategy_utils.aggregate_metricrecords:
         return function(contents, examples_key)
     sizes = metrics[examples_key]

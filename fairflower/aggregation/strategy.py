@@ -323,7 +323,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """Return the mean of the clients' test metrics, weighted by ``weighted_by_key``.
 
         Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
-        ``dropped``; None if no reply is left. Only metrics that all clients sent are averaged.
+        ``dropped``. Only metrics that all clients sent are averaged. Returns None if no
+        reply is left.
         """
         if not self._asked_to_test:
             return None

@@ -130,7 +130,7 @@ class Results(Sequence["Result"]):
         if len(comparisons) > 1:
             names = "; ".join(", ".join(comparison.domains) for comparison in comparisons)
             raise ConfigError(
-                f"The runs have several sets of domains ({names}). Select runs with the same "
+                f"The runs have different sets of domains ({names}). Select runs with the same "
                 "domains to plot them."
             )
         return plot(comparisons[0], str(figure))

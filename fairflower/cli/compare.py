@@ -231,7 +231,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     table = text_table(title, columns, rows)
     pilots = f"{pilot_spreads[0].methods} earlier method{'s' * (pilot_spreads[0].methods > 1)}"
     table.caption = (
-        "In percentage points, with 80 % power at a 5 % level over all methods and metrics. SD "
+        "In percentage points, with 80 % power at the 5 % level over all methods and metrics. SD "
         f"from {pilots}, paired by {pilot_spreads[0].unit}."
     )
     console.print(table)

@@ -74,7 +74,7 @@ def trial(
     if site and configs[0].privacy.on:
         raise ConfigError(
             "privacy.noise-multiplier above 0: sites with their own folders test the model "
-            "themselves, and their accuracies have no noise. Omit --site, so that the sites "
+            "themselves, and no noise is added to their accuracies. Omit --site, so that the sites "
             "share a data set on which the server tests, or set privacy.noise-multiplier = 0."
         )
     if site:

@@ -91,7 +91,9 @@ def landscape(
 
 def _heights(landscape: Landscape) -> Table:
     """Return a table of the model's loss and the mean increase in the loss around it."""
-    table = Table(title=f"Loss around the model of {escape(landscape.label)}", title_justify="left")
+    table = Table(
+        title=f"Loss around the model trained with {escape(landscape.label)}", title_justify="left"
+    )
     for column in ("domain", "images", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for surface in landscape.surfaces:

@@ -64,7 +64,7 @@ def _described(title: str, kind: _Described) -> Table:
 
 
 def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, summary or error, package and arguments of other packages' components."""
+    """Yield the name, summary (or error), package and arguments of other packages' components."""
     for name, offer in kind.REGISTRY.offers().items():
         try:
             component = kind(name).factory

@@ -43,7 +43,7 @@ NO_HOME = "Could not determine home directory."
 
 @contextmanager
 def friendly_errors(extra: str = "train") -> Iterator[None]:
-    """Print user errors as a single message without traceback, and exit with status 1 or 2.
+    """Print user errors as a single message without a traceback, and exit with status 1 or 2.
 
     ``extra`` names the pip extra that the command needs; an empty string means none.
     """

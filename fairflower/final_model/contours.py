@@ -67,7 +67,7 @@ def _sketch(landscape: Landscape, levels: Vector) -> Iterator[FigureDraft]:
         len(splits), len(domains), 2.6 * len(domains) + 1.4, 2.55 * len(splits) + 0.8,
         sharex=True, sharey=True,
     )  # fmt: skip
-    title = f"Loss around the model of {landscape.label}"
+    title = f"Loss around the model trained with {landscape.label}"
     sheet.suptitle(
         title, x=0.01, ha="left", size=10.5
     )  # the figure may be used without its caption

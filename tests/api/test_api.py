@@ -345,7 +345,7 @@ def test_runs_of_several_data_sets_are_kept_apart(results, tmp_path) -> None:
     both = results + ff.read(tmp_path / "other")
     assert both.table.index.names == ["data", "method"]
     assert both.table.loc["digits: c, d"].loc["fedheal", ("MIN", "mean")] == 25
-    with pytest.raises(ConfigError, match="several sets of domains"):
+    with pytest.raises(ConfigError, match="different sets of domains"):
         both.plot()
 
 

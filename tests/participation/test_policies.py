@@ -117,7 +117,7 @@ def test_asked_losses_decide_who_trains(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (TooFew(), "TooFew selected 1 clients in round 1, expected 2"),
+        (TooFew(), "TooFew selected 1 clients in round 1; expected 2"),
         (Stranger(), "Stranger selected client 99 in round 1"),
     ],
 )
