@@ -294,8 +294,8 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
     'a config file': (
         'run --engine inline --config',
         [
-            ('{utf16}', 'utf16 is not text in UTF-8 (byte 0). Save it as UTF-8; some editors and shells write UTF-16.'),
-            ('{latin}', 'latin is not text in UTF-8 (byte 15). Save it as UTF-8; some editors and shells write UTF-16.'),
+            ('{utf16}', 'utf16 is not UTF-8 text (byte 0). Save it as UTF-8; some editors and shells write UTF-16.'),
+            ('{latin}', 'latin is not UTF-8 text (byte 15). Save it as UTF-8; some editors and shells write UTF-16.'),
             ('{torn}', 'torn is not valid TOML'),
             ('{twice}', 'twice is not valid TOML'),
             ('{unknown-table}', "Unknown run config key 'trian.lr'. Did you mean 'train.lr'?"),

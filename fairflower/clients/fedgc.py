@@ -25,9 +25,10 @@ class FedGC(FeatureTrainer):
     """Local training of FedGCR, which adapts the prompts of a `PromptViT` to the client's cluster.
 
     Let h be the type-specific prompt of an image and z its representation (`PromptViT`). The
-    exchange ``centres`` provides the centers H_1 ... H_T' of the clusters of clients, and i, the
-    client's cluster. h_prev is the client's mean prompt in its last round (Eq. 4). z_0 and z_prev
-    are the image's representations in the received model and in the client's last model::
+    exchange ``centres`` provides the centers H_1 ... H_T' of the clusters of clients, and the
+    number i of the client's cluster. h_prev is the client's mean prompt in its last round (Eq. 4).
+    z_0 and z_prev are the image's representations in the received model and in the client's last
+    model::
 
         loss = CE + lambda1 L_GC + lambda2 L_RA                               (Eq. 6)
         L_GC = -log( e^(h.H_i/tau) / (e^(h.h_prev/tau) + sum_t e^(h.H_t/tau)) )   (Eq. 7)
@@ -53,7 +54,7 @@ class FedGC(FeatureTrainer):
     variant is ``"paper"``, that of the trained model.
 
     A client has no cluster in its first round, or if the server shares no centers. It then trains
-    only with the cross entropy, as in Algorithm 1 while H is NULL. No gradient flows through z_0
+    with the cross entropy alone, as in Algorithm 1 while H is NULL. No gradient flows through z_0
     and z_prev. The client stores the prompts, GC-Net and head of its last model.
 
     The paper uses AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,

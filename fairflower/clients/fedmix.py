@@ -25,7 +25,7 @@ class FedMix(Trainer):
 
     Each step uses the next of the averages that the server shares, in random order. Without
     averages, as in the first round, the loss is the cross entropy. The last term needs second
-    derivatives, so that a step costs about three plain steps.
+    derivatives, so a step costs about as much as three plain steps.
 
     **Privacy: averages of images and labels are sent to all clients.** Each average is over
     ``train.batch-size`` images, or over all images of a client that has fewer. A client averages
@@ -37,7 +37,7 @@ class FedMix(Trainer):
         Weight of the averages. Default 0.05 (as in FedGCR's comparison; the paper uses 0.05 and
         larger values).
     batches
-        Largest number of averages that a client sends. Default 2 (as in FedGCR's comparison).
+        Maximum number of averages that a client sends. Default 2 (as in FedGCR's comparison).
 
     See Also
     --------

@@ -19,7 +19,7 @@ class FedProx(Trainer):
     ----------
     mu
         Weight of the penalty. Default 1 (FedEquilibria, Table 5; the paper tries 0.001 to 1). The
-        code of FedHEAL's group multiplies mu by another 0.01: its mu = 0.01 is 1e-4 here.
+        code of FedHEAL's group also multiplies mu by 0.01: its mu = 0.01 is 1e-4 here.
 
     See Also
     --------

@@ -29,8 +29,8 @@ class LocalArraysTrainer(Trainer):
     server sees the arrays.
 
     ``test`` reports ``accuracy`` and ``eval_loss`` of the global model, in which these arrays have
-    their initial values, as on the server. ``personal_accuracy`` is that of the client's own model:
-    the shared arrays together with its own arrays.
+    their initial values, as on the server. ``personal_accuracy`` is the accuracy of the client's
+    own model: the shared arrays together with its own arrays.
     """
 
     #: Name, in warnings and reports, of the part of the network that stays with the clients.
@@ -96,7 +96,7 @@ class LocalArraysTrainer(Trainer):
             )
         if by == "server":
             return (
-                f"{cls.__name__}: the server tests the global model, in which {cls.local_part} has "
-                'its initial values. Set evaluate.by = "both" to test the clients\' own models.'
+                f"{cls.__name__}: the server tests the global model with the initial values of "
+                f'{cls.local_part}. Set evaluate.by = "both" to test the clients\' own models.'
             )
         return ""

@@ -124,7 +124,7 @@ class ComponentSpec:
 
 
 class DataSpec(ComponentSpec):
-    """The data set that ``data.name`` sets."""
+    """The data set that ``data.name`` selects."""
 
     TABLE: ClassVar[str] = "data"
     REGISTRY: ClassVar[DescribedRegistry] = DATA_SETS
@@ -136,7 +136,7 @@ class DataSpec(ComponentSpec):
 
 
 class ModelSpec(ComponentSpec):
-    """The network that ``model.name`` sets."""
+    """The network that ``model.name`` selects."""
 
     TABLE: ClassVar[str] = "model"
     REGISTRY: ClassVar[FamilyRegistry] = MODELS
@@ -170,7 +170,7 @@ class ModelSpec(ComponentSpec):
 
 
 class AdapterSpec(ComponentSpec):
-    """The adapter that ``model.adapter`` sets."""
+    """The adapter that ``model.adapter`` selects."""
 
     TABLE: ClassVar[str] = "model"
     KEY: ClassVar[str] = "adapter"
@@ -178,7 +178,7 @@ class AdapterSpec(ComponentSpec):
 
 
 class ParticipationSpec(ComponentSpec):
-    """The participation policy that ``participation.policy`` sets."""
+    """The participation policy that ``participation.policy`` selects."""
 
     TABLE: ClassVar[str] = "participation"
     KEY: ClassVar[str] = "policy"

@@ -1,4 +1,4 @@
-"""Settings for differential privacy, and checks of whether a proof covers a run.
+"""Settings for differential privacy, and checks that a proof covers a run.
 
 The proof is in docs/differential-privacy.md.
 """
@@ -127,7 +127,7 @@ def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Seq
     if not privacy.noise_multiplier * privacy.clip <= _LARGEST_NOISE:
         raise ConfigError(
             f"privacy.noise-multiplier = {privacy.noise_multiplier:g} times privacy.clip = "
-            f"{privacy.clip:g} is above {_LARGEST_NOISE:g}, too much for single precision. Lower "
+            f"{privacy.clip:g} is above {_LARGEST_NOISE:g}, too large for single precision. Lower "
             "one of them."
         )
     _check_what_else_leaves(config, exchanges)

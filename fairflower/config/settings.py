@@ -36,7 +36,7 @@ def setting(
     min, max, above : float
         Allowed range; ``above`` is an exclusive lower bound.
     choices : tuple of str, optional
-        Allowed texts.
+        Allowed values.
     execution : bool
         Whether the key affects only how and where a run is executed, but not its result.
     word : str, optional
@@ -416,7 +416,7 @@ MOST = 2**63 - 1
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Any:
-    """Convert a value to its key's type; raise ``ConfigError`` if its type or range is wrong."""
+    """Convert a value to its key's type; raise ``ConfigError`` if it is invalid."""
     word = spec.metadata["word"]
     if word and value == word:
         return value

@@ -51,7 +51,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path} is not text in UTF-8 (byte {error.start}). Save it as UTF-8; some editors and "
+            f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8; some editors and "
             "shells write UTF-16."
         ) from error
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
@@ -75,7 +75,7 @@ def parse_float(text: str) -> float:
 
 
 def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables to dotted keys.
+    """Flatten nested tables into dotted keys.
 
     >>> flatten_tables({"seed": 1, "train": {"lr": 0.1}})
     {'seed': 1, 'train.lr': 0.1}
@@ -99,7 +99,7 @@ def split_spec(text: str) -> list[str]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Parse ``key=value``; the value is a TOML scalar or otherwise a string.
+    """Parse ``key=value``; the value is a TOML scalar if possible, else a string.
 
     >>> parse_assignment("train.lr=0.1"), parse_assignment("model.name=cnn")
     (('train.lr', 0.1), ('model.name', 'cnn'))
@@ -116,7 +116,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse several ``key=value`` texts; raise ``ConfigError`` if a key is repeated."""
+    """Parse several ``key=value`` strings; raise ``ConfigError`` if a key is repeated."""
     assigned: dict[str, Any] = {}
     for key, value in map(parse_assignment, texts):
         if key in assigned:
@@ -135,7 +135,7 @@ def toml_value(value: Scalar) -> str:
 def unknown(
     kind: str, name: str, valid: Iterable[str], meanings: Mapping[str, str] | None = None
 ) -> str:
-    """Return an error text for an unknown name, with the most similar name or all names.
+    """Return an error message for an unknown name, with the most similar name or all names.
 
     Parameters
     ----------

@@ -148,7 +148,7 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
             return  # another process was first
         raise DataError(
             f"Cannot write the prepared data to {folder} ({error}). "
-            "Delete that folder if it exists, or set FAIRFLOWER_HOME to another place."
+            "Delete that folder if it exists, or set FAIRFLOWER_HOME to another folder."
         ) from error
 
 

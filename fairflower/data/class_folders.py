@@ -120,7 +120,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         return pixels
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
-        """Warn if ``largest``, the largest value in images of over 8 bits, is far below white."""
+        """Warn if ``largest``, the largest value in images with over 8 bits, is far below white."""
 
     def fingerprint(self) -> Any:
         if self._root is None:
@@ -270,7 +270,7 @@ def images_in(folder: Path) -> list[Path]:
 def _stamp(folder: Path) -> Any:
     """Return a fingerprint of a folder like that of `stamp`, but cached.
 
-    A process lists the files again only after a file of a class was added, removed or renamed.
+    A process lists the files again only after a file of a class has been added, removed or renamed.
     """
     if is_hf_dataset_folder(folder):
         return stamp(folder)

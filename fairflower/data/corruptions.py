@@ -68,8 +68,9 @@ def blur(image: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
     Every pixel becomes a weighted mean along a line that starts at it, as in ImageMagick's motion
     blur. The line has ``2 radius + 1`` steps of one pixel at a random angle, U(-45, 45) degrees.
-    The weights are a Gaussian of ``sigma`` centered at the pixel, and the border is extended.
-    Radius and sigma are those in ``BLUR`` for the size nearest to the size of ``image``.
+    The weights are a Gaussian with standard deviation ``sigma``, centered at the pixel, and the
+    border is extended. Radius and sigma are those in ``BLUR`` for the size nearest to the size of
+    ``image``.
     """
     _, height, width = image.shape
     radius, sigma = _streak(min(height, width), severity)

@@ -150,7 +150,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def fingerprint(self) -> Any:
-        """Return a JSON value that changes with the examples, such as sizes and times of files."""
+        """Return a JSON value that changes with the examples, such as file sizes and times."""
 
     @abstractmethod
     def source(self, domain: str) -> str:

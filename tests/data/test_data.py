@@ -457,7 +457,7 @@ def test_a_home_that_cannot_be_written_is_explained(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="set FAIRFLOWER_HOME to another place"):
+    with pytest.raises(DataError, match="set FAIRFLOWER_HOME to another folder"):
         prepare(small)
 
 

@@ -106,7 +106,7 @@ def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: 
         ({"privacy.delta": 0.0}, "more than 0"),
         ({"privacy.noise-multiplier": 1e300}, "expected at most"),
         ({"privacy.number-noise-multiplier": 1e300}, "expected at most"),
-        ({"privacy.clip": 1e300}, "too much for single precision"),
+        ({"privacy.clip": 1e300}, "too large for single precision"),
         (
             {"strategy.name": "fairfed", "strategy.metric": "equal_opportunity_difference"},
             "counts of people",
