@@ -278,7 +278,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('deploy certificates "a host"', "'a host' is neither a host name nor an IP address"),
             ('deploy certificates b\xfccher.example', "'b\xfccher.example' is neither a host name nor an IP address"),
             ('deploy certificates localhost --out /proc/x', '/proc/x: No such file or directory. Check this path.'),
-            ('deploy trial --sites 3', '--sites 3: each of the 4 domains of uci-digits gets the same number of sites. Choose 4, 8, ..., or fewer domains with data.domains.'),
+            ('deploy trial --sites 3', '--sites 3: each of the 4 domains of uci-digits gets the same number of sites. Choose 4, 8, ..., or select fewer domains with data.domains.'),
             ('deploy trial --sites 0', "Invalid value for '--sites': 0 is not in the range x>=1."),
             ('deploy trial --site a=/no/such/place --site b=/x', '--site a=/no/such/place: there is no folder /no/such/place.'),
             ('deploy trial --site a', '--site a: a federation needs at least two sites.'),

@@ -23,7 +23,7 @@ MAX_PIXELS = 2**30 // 12
 
 
 def read_dicom(path: Path) -> Image.Image:
-    """Read the image in a DICOM file, gray or RGB.
+    """Read the image in a DICOM file, as grayscale or RGB.
 
     Gray values are rescaled by the file's slope and intercept (for example to Hounsfield units).
     Values are clipped to the first window, if the file has windows, or mapped by the VOI LUT, if it

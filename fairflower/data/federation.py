@@ -253,7 +253,7 @@ class Federation:
         return [client.client_id for client in self.clients if client.domain == domain]
 
     def splits(self, client_id: int, *names: str) -> list[Split]:
-        """Return a client's examples of several splits: "train", "test" or "validation"."""
+        """Return several splits of a client's data: "train", "test" or "validation"."""
         if not 0 <= client_id < len(self.clients):
             raise DataError(
                 f"{self.name} was divided among {len(self.clients)} clients; there is no client "
@@ -262,7 +262,7 @@ class Federation:
         return _read(client_file(self.folder, client_id), *names)
 
     def groups_of(self, client_id: int, split: str = "test") -> Ints:
-        """Return the number of each person's group in a client's split, int64 [N]."""
+        """Return the group number of each person in a client's split, int64 [N]."""
         return _read_array(client_file(self.folder, client_id), f"g_{split}")
 
     def test_groups(self, domain: str, split: str = "test") -> list[Ints]:

@@ -45,8 +45,9 @@ class Header(NamedTuple):
 class NpzFile:
     """A domain in an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
-    The file may be compressed (deflate, LZMA). Python objects are rejected, and so are arrays that,
-    by their header, exceed the free memory. Labels must be below ``num_classes``, if it is given.
+    The file may be compressed (deflate, LZMA). Python objects are rejected, and so are arrays whose
+    header states a size above the free memory. Labels must be below ``num_classes``, if it is
+    given.
     """
 
     path: Path
@@ -60,9 +61,9 @@ class NpzFile:
         return checked_labels(f"{self.path}: {key}", values, self.num_classes)
 
     def groups(self, name: str, split: str) -> list[str]:
-        """Return the values of ``<name>_<split>`` as texts, one for each label of the split."""
+        """Return the values of ``<name>_<split>`` as strings, one for each label of the split."""
         key, count = f"{name}_{split}", len(self.labels(split))
-        expected = f"whole numbers or texts [{count}], one group for each label in y_{split}"
+        expected = f"whole numbers or strings [{count}], one group for each label in y_{split}"
         with self._member(key, f"{expected} (data.groups = {name!r})") as (header, member):
             if header.dtype.kind not in "iubU" or header.shape != (count,):
                 raise self._wrong(key, header, expected)

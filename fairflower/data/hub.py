@@ -1,4 +1,4 @@
-"""Data sets with a single domain that is divided by a distribution or by writer."""
+"""Data sets with a single domain that is divided at random or by writer."""
 
 from __future__ import annotations
 

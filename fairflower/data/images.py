@@ -26,8 +26,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
 def read_picture(path: Path) -> Image.Image:
     """Decode an image file, with pydicom if it has a DICOM extension and with Pillow otherwise.
 
-    Raises ``DataError`` if the file is not a regular file, is damaged or in none of the `FORMATS`,
-    or if its header declares several frames or more than `MAX_PIXELS` pixels.
+    Raises ``DataError`` if the file is not a regular file, is damaged or is in none of the
+    `FORMATS`, or if its header declares several frames or more than `MAX_PIXELS` pixels.
     """
     with explained(*_unreadable(str(path))):
         if path.suffix.lower() in SUFFIXES:
@@ -125,8 +125,8 @@ def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
 def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
     """Resize images, repeat gray in all ``channels``, and move the channels to the front.
 
-    ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]. ``channels`` is 1 or 3, and 3 for
-    color images. ``size`` is (height, width) in pixels. Returns a contiguous array, uint8 [N,
+    ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]. ``channels`` is 1 or 3; color
+    images need 3. ``size`` is (height, width) in pixels. Returns a contiguous array, uint8 [N,
     channels, height, width].
 
     >>> to_chw(np.zeros((5, 4, 4), np.uint8), channels=3, size=(8, 8)).shape

@@ -252,7 +252,7 @@ SLICES = 25_000
 
 
 class RSNAICH(ImageTable):
-    """Five kinds of hemorrhage in 25,000 slices of head CT: a single domain.
+    """Five kinds of hemorrhage in 25,000 head CT slices: a single domain.
 
     A. Flanders et al., Radiology: Artificial Intelligence 2 (2020), non-commercial use. The files
     are the published ``stage_2_train.csv`` (ID, Label, with six rows per slice) and the DICOM

@@ -14,7 +14,7 @@ from fairflower.data.federation import Augment, Ints
 
 
 class OfficeCaltech(ClassFolders):
-    """Ten kinds of objects in product photos, Caltech-256, SLR images and web camera images.
+    """Ten kinds of objects in product photos, Caltech-256, DSLR images and webcam images.
 
     B. Gong, Y. Shi, F. Sha, K. Grauman, CVPR 2012, with the settings of FedHEAL (CVPR 2024, §4.1
     and released code). The test images of a domain are those whose index is 8 or 9 modulo 10. A
@@ -30,12 +30,12 @@ class OfficeCaltech(ClassFolders):
     =======  ======  =====  ====  ==========
 
     Every client has all ten classes (see `fairflower.data.partition.cover_every_class`). Images
-    have 192x192 pixels as in the released code (the papers do not state the size). They are
+    are 192x192 pixels as in the released code (the papers do not state the size). They are
     normalized by ImageNet's mean and standard deviation, and augmented by random horizontal flips,
     without crops.
 
     The data set is not on the Hugging Face Hub, so it needs a folder (see `ClassFolders`). DSLR and
-    webcam show the same few objects from several sides, so their test accuracy says little about
+    webcam show the same few objects from several angles, so their test accuracy says little about
     other objects.
     """
 
@@ -116,7 +116,7 @@ class DomainNet(ClassFolders):
     Images are 224x224 pixels, not normalized, and augmented by random flips, as in the
     released code (which also rotates images by up to 30 degrees). Every fifth image of a class,
     starting with the first, is a test image; the paper does not state its split. All training
-    images of a domain are divided equally, or by ``data.imbalance-factor`` (see
+    images of a domain are divided equally, or as ``data.imbalance-factor`` says (see
     `fairflower.data.client_groups`).
 
     The data set is not on the Hugging Face Hub, so it needs a folder (see `ClassFolders`).

@@ -28,7 +28,7 @@ _KINDS = {
 
 @contextmanager
 def explained(problem: str, remedy: str = "") -> Iterator[None]:
-    """Convert any exception from a library that reads a file to a ``DataError``."""
+    """Convert any exception of a file-reading library to a ``DataError``."""
     try:
         yield
     except DataError:
@@ -85,7 +85,7 @@ def gigabytes(size: int) -> str:
 
 
 def check_memory(found: str, needed: int, remedy: str) -> None:
-    """Raise ``DataError`` if what was found needs more bytes than there is free memory."""
+    """Raise ``DataError`` if what was found needs more bytes than are free in memory."""
     if needed > (free := free_memory()):
         raise DataError(
             f"{found} {gigabytes(needed)}; expected no more than the free memory, "

@@ -148,7 +148,7 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
     ``data.image-size`` is set, images keep their size, which must be the same in all domains. Each
     domain is divided equally among its clients by default. Images are not augmented; mean and
     standard deviation are 0.5. With ``data.groups = "sex"``, the arrays ``sex_train`` and
-    ``sex_test`` are the groups of people, as whole numbers or texts [N].
+    ``sex_test`` are the groups of people, as whole numbers or strings [N].
     """
 
     title = "A folder of .npz files"

@@ -54,7 +54,7 @@ def divide(
         Concentration of a Dirichlet partition of ``sum(sizes)`` rows by label, with at least two
         rows per client (see `dirichlet_shares`). 0 means no Dirichlet partition.
     client_count_key
-        Key of the setting that decides the number of clients, for error messages.
+        Key of the setting that determines the number of clients, for error messages.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def divide(
     if shares is None:
         raise DataError(
             f"No Dirichlet partition with data.dirichlet-alpha = {alpha:g} gives each of "
-            f"{len(sizes)} clients two of the {len(pool)} training examples of domain "
+            f"{len(sizes)} clients at least two of the {len(pool)} training examples of domain "
             f"{domain!r}. Raise it, or lower {client_count_key}."
         )
     return [pool[share] for share in shares]

@@ -28,7 +28,7 @@ class GroupsOfFiles(DataSet):
 
     @abstractmethod
     def group_values(self, domain: str, split: str) -> Sequence[str]:
-        """Return the value of ``data.groups`` for each example of a split, N texts.
+        """Return the value of ``data.groups`` for each example of a split, N strings.
 
         Raises ``DataError`` with the name of the file if the file has no values.
         """
@@ -65,7 +65,7 @@ def check_comparable(name: str, groups: str, group_names: Sequence[str], num_cla
         )
     if groups and num_classes != 2:
         raise DataError(
-            f"data.groups = {groups!r}: metrics of group fairness need two classes (class 1 is the"
+            f"data.groups = {groups!r}: group-fairness metrics need two classes (class 1 is the"
             f" positive class), but {name} has {num_classes}. Remove data.groups."
         )
 

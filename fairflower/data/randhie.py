@@ -3,7 +3,7 @@
 From 1974 to 1982, the experiment gave families at six sites in the United States different health
 insurance plans, from almost full coverage to almost none, and recorded their use of care for up to
 five years (J. Newhouse, *Free for All?*, Harvard University Press, 1993). An example is one year of
-one person. The class is whether the person had more doctor visits in this year than the median, 1.
+one person. The class is whether the person had more doctor visits that year than the median of 1.
 The domain is the person's rating of their own health before the experiment:
 
 =========  =======  =====  ====  ===================
@@ -15,13 +15,13 @@ fair       457      1242   318   54 %
 poor       92       236    66    65 %
 =========  =======  =====  ====  ===================
 
-People in poor health are older (mean age 43, against 22 in excellent health) and see doctors more
+People in poor health are older (mean age 43, versus 22 in excellent health) and see doctors more
 often. They are also rare: with sample weighting, the domain poor has 1.5 % of the weight. The
 features predict little, so an accuracy of 60 % to 70 % is good.
 
 In ``randhie:groups=site:visits=1``, the domains are the six sites of the study, and the class is
 whether the person saw a doctor at all. This holds for 53 % to 76 % of the examples, depending on
-the site. Predictions that are best for most sites are wrong for two of them.
+the site. Predictions that are best for most sites are wrong for two others.
 
 The features are the regressors of A. Cameron and P. Trivedi, *Microeconometrics* (Cambridge
 University Press, 2005, chapter 20), except health (the domain) and race. They are coinsurance,

@@ -80,7 +80,7 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     """Return the federation of these sites, in which site k is client k.
 
     Classes are numbered in the order of their sorted names; without names, the number of classes is
-    the largest of all sites. Images have three channels if any site has color images. Raises
+    the largest at any site. Images have three channels if any site has color images. Raises
     ``DataError`` if the sites' examples differ in size, or if only some sites name their classes.
     """
     sizes = {_size(site): site.domains[0] for site in sites}
@@ -170,7 +170,7 @@ def fits(site: Federation, merged: Federation) -> bool:
 
 
 def _size(site: Federation) -> tuple[str | int, ...]:
-    """Return the kind and size that must be the same on all sites. Image channels may differ."""
+    """Return the kind and size that must be the same at all sites. Image channels may differ."""
     return site.kind, *(site.shape[1:] if site.kind == "images" else site.shape)
 
 

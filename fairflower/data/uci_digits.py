@@ -9,11 +9,11 @@ generated from a fixed seed, so that the data set is the same everywhere:
 domain    images                                                  train        test
 ========  ======================================================  ===========  ====
 plain     the handwriting, light on black                         600          200
-inverted  the handwriting, dark on bright colored clouds         300          200
+inverted  the handwriting, dark on bright, colored clouds         300          200
 rotated   the handwriting turned by 20-45 degrees either way,     200          200
           with half the contrast and Gaussian noise
-printed   digits in matplotlib's bundled fonts in random colors  200          200
-          at random places, sizes (9-13 pixels) and slants
+printed   digits in matplotlib's bundled fonts, in random colors  200          200
+          with random positions, sizes (9-13 pixels) and slants
 ========  ======================================================  ===========  ====
 
 With five clients per domain, the clients have 120, 60, 40 and 40 images. With sample weighting, the
@@ -25,8 +25,8 @@ Training and test images are kept separate:
 - The source file contains 14 writing sessions in sequence (each begins with 0-9 in order). The test
   images come from the last five sessions, so no session is in both splits. As far as the file
   shows, no writer is in both splits either.
-- The test fonts (DejaVu Serif, Computer Modern Sans and Typewriter) belong to other
-  families than the training fonts (DejaVu Sans and Mono, STIX, Computer Modern Roman).
+- The test fonts (DejaVu Serif, Computer Modern Sans and Typewriter) belong to
+  different families than the training fonts (DejaVu Sans and Mono, STIX, Computer Modern Roman).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data sets of features (rows of a table) and of token ids (texts).
 
-They are prepared and partitioned by the same ``data.*`` settings as images. Settings for images
+They are prepared and partitioned with the same ``data.*`` settings as images. Settings for images
 raise an error (``data.image-size``, ``data.corrupted-clients``) or have no effect
 (``data.augment``).
 """
@@ -21,7 +21,7 @@ class FeatureSet(DataSet):
     """A data set whose examples have D features; a subclass defines `features`.
 
     Features are standardized by the declared ``mean`` and ``std``, each with D numbers. These must
-    be known before the run, for example from a code book. They are not estimated from clients'
+    be known before the run, for example from a codebook. They are not estimated from clients'
     data, because clients do not share data. By default, features are used unchanged.
     """
 

@@ -119,7 +119,7 @@ def wait_until(condition: Callable[[], bool], processes: Sequence[Process], even
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return environment variables for a process with its files in ``home`` and Flower in PATH."""
+    """Return environment variables for a process with its files in ``home`` and Flower on PATH."""
     return {
         **os.environ,
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
@@ -140,7 +140,7 @@ _used_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free port, a different one in every call."""
+    """Return a free port, a different one on every call."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))

@@ -43,8 +43,8 @@ def nodes_with_shares(
         if sites % domains:
             raise ConfigError(
                 f"--sites {sites}: each of the {domains} domains of {data.name} gets the same "
-                f"number of sites. Choose {domains}, {2 * domains}, ..., or fewer domains with "
-                "data.domains."
+                f"number of sites. Choose {domains}, {2 * domains}, ..., or select fewer domains "
+                "with data.domains."
             )
         data = replace(data, clients_per_domain=sites // domains)
     data = with_absolute_dir(data)
@@ -55,7 +55,7 @@ def nodes_with_shares(
 def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
     """Parse ``["svhn=/data/svhn", "usps=/data/usps"]``: a domain and a folder per site.
 
-    The folders are opened in the same way as on the sites, so that errors appear before any process
+    The folders are opened in the same way as at the sites, so that errors appear before any process
     starts. Several sites may have the same domain or the same folder.
 
     Parameters

@@ -1,6 +1,6 @@
 """The inline engine: a ``Grid`` that runs clients one after another in this process.
 
-Useful for debuggers, notebooks, profilers, fast tests and machines without Ray. The ServerApp, the
+Useful for debugging, notebooks, profiling, fast tests and machines without Ray. The ServerApp, the
 ClientApp and the messages are the same as on other grids.
 """
 
@@ -30,7 +30,7 @@ FIRST_NODE = 1000  # node ids that cannot be confused with client ids
 class InlineGrid(Grid):
     """A Flower grid without network, threads or other processes.
 
-    A message is handled when its reply is polled for the first time, so the caller can stop between
+    A message is handled when its reply is first requested, so the caller can stop between
     two clients. Node k has ``partition-id`` k.
 
     Parameters

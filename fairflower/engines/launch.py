@@ -123,7 +123,7 @@ def simulate(
     Raises
     ------
     Exception
-        Any exception of the ServerApp.
+        Any exception raised by the ServerApp.
     GpuMemoryError
         If a client runs out of GPU memory.
     ConfigError

@@ -237,7 +237,7 @@ class RayGrid(InlineGrid):
         return self._seconds.get((metadata.dst_node_id, metadata.message_type), math.inf)
 
     def _hand_out(self) -> None:
-        """Send every worker a batch, then a second while there are more tasks than workers."""
+        """Send every worker a batch, then another while there are more tasks than workers."""
         self._workers.collect_started()
         workers = self._workers.ready
         for depth in range(1, _IN_FLIGHT + 1):

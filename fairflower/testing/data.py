@@ -16,7 +16,7 @@ from fairflower.data.federation import Ints
 def check_data(
     made_by: Callable[..., DataSet], config: DataConfig | None = None, **arguments: Any
 ) -> None:
-    """Check that labels and examples of a data set match and are the same in every call.
+    """Check that labels and examples of a data set match and are the same on every call.
 
     Parameters
     ----------

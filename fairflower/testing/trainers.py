@@ -40,7 +40,7 @@ class TrainerCase:
     """A method of local training with toy data."""
 
     kind: type[Trainer]
-    #: Returns the same network in every call, for 8x8 gray images in `CLASSES` classes.
+    #: Returns the same network on every call, for 8x8 gray images in `CLASSES` classes.
     model: Callable[[], Classifier] = tiny_model
     arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Makes the exchanges. Default: the exchanges that the method declares.
@@ -102,7 +102,7 @@ def check_trainer(
     kind
         A subclass of `Trainer`, which is constructed many times with ``arguments``.
     model
-        Function that returns the same network in every call, for 8x8 gray images in 4
+        Function that returns the same network on every call, for 8x8 gray images in 4
         classes. Default: a small network with batch norm.
 
     Raises

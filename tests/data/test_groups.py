@@ -290,7 +290,7 @@ def test_only_the_chosen_number_of_images_is_shared(one: DataConfig) -> None:
 
 
 def test_too_much_shift_for_too_many_clients_is_explained(one: DataConfig) -> None:
-    with pytest.raises(DataError, match=r"dirichlet-alpha = 0.001 gives each of 100 clients two"):
+    with pytest.raises(DataError, match=r"= 0.001 gives each of 100 clients at least two of the"):
         prepare(replace(one, clients_per_domain=100, corrupted_clients=0, dirichlet_alpha=0.001))
 
 
