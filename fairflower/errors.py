@@ -114,7 +114,7 @@ def quoted(value: object, most: int = 120) -> str:
 
 
 def is_text(value: str) -> bool:
-    """Return whether a text can be encoded as UTF-8 and has no null byte."""
+    """Return whether a string can be encoded as UTF-8 and has no null byte."""
     return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
@@ -161,7 +161,7 @@ _REMEDIES = {
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's text; for a system error the path, the reason and, if known, a remedy."""
+    """Return an error's text; for a system error, its path, reason and, if known, a remedy."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     place = f"{error.filename}: " if error.filename else ""

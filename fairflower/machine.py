@@ -128,12 +128,12 @@ def _sysctl() -> str:
 def release_memory() -> None:
     """Free the messages of earlier rounds, and return free memory pages from glibc to the system.
 
-    Reading ``array_records`` of a message makes a reference cycle inside Flower. Only a full run of
-    the garbage collector frees the message with its arrays, and Python makes full runs too rarely:
-    several rounds' models would stay in memory.
+    Reading ``array_records`` of a message creates a reference cycle inside Flower. Only a full run
+    of the garbage collector frees the message with its arrays, and Python starts full runs too
+    rarely: several rounds' models would stay in memory.
 
     glibc keeps freed pages. They become more fragmented in every round, so the process would grow.
-    Without glibc no page is returned.
+    Without glibc, no pages are returned.
     """
     gc.collect()
     if platform.system() != "Linux":  # on Windows CDLL(None) is an error

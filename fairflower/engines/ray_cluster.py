@@ -55,7 +55,7 @@ def keeping_signals() -> Iterator[None]:
 
     Ray processes that are started in this context block SIGTERM and SIGHUP, so that they do not end
     before this process when a scheduler or a closed terminal sends a signal to all processes. If
-    this process has no handler, Ray installs its handler.
+    this process has no handler, Ray installs its own.
     """
     before = signal.getsignal(signal.SIGTERM)
     if not callable(before) or threading.current_thread() is not threading.main_thread():

@@ -23,7 +23,7 @@ _FIRST_WORKER = 120
 
 @dataclass
 class Worker:
-    """A Ray actor, its node, and its batches in order, by references to their replies."""
+    """A Ray actor, its node, and its batches in order, keyed by references to their replies."""
 
     actor: Any
     node: RayNode

@@ -58,7 +58,7 @@ class AveragedBatches(Exchange):
             if array.dtype != np.float32 or not np.isfinite(array).all():
                 raise InvalidReply(f"{name!r} holds values that are not finite 32-bit numbers")
         if (labels < 0).any() or not np.allclose(labels.sum(1), 1, atol=1e-4):
-            raise InvalidReply("the rows of 'labels' must be non-negative numbers with sum 1")
+            raise InvalidReply("each row of 'labels' must hold non-negative numbers that sum to 1")
         return arrays
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from fairflower.aggregation.records import check_arrays
 
 
 class PersonalArrays(Exchange):
-    """Each client's own arrays, which the server stores and sends back to this client alone.
+    """Each client's own arrays, which the server stores and sends back to that client alone.
 
     Clients return these arrays with the model. The server does not merge them. It stores the newest
     arrays of each client that has been in a cohort, and adds them to the client's next train or

@@ -19,10 +19,10 @@ class DynamicRegularizer(Exchange):
 
     Here the strategy's merged model replaces the mean, in the model and in H: with K of N clients,
     H <- H + (K/N) (merged - theta). With ``uniform`` this is Algorithm 1. With other fixed weights
-    w, the method converges to a point where sum_k w_k grad L_k = 0, exactly if all clients take
-    part; so does the authors' code, whose weights are the numbers of examples. The printed
-    equations would converge to the optimum of the mean loss with any strategy. Buffers are not
-    corrected.
+    w, the method converges to a point where sum_k w_k grad L_k = 0 (exactly so only if all
+    clients take part); so does the authors' code, whose weights are the numbers of examples. The
+    printed equations would converge to the optimum of the mean loss with any strategy. Buffers are
+    not corrected.
     """
 
     name = "regulariser"

@@ -25,7 +25,7 @@ FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state
 class Network(nn.Module):
     """A classifier in eval mode that accepts raw examples and normalizes them itself.
 
-    Images are uint8 [N, C, H, W] with values from 0 to 255, and have the channels and the size of
+    Images are uint8 [N, C, H, W] with values from 0 to 255, and have the same channels and size as
     the run's images. Rows of a table are float32 [N, D] without normalization. Texts are token ids,
     int64 [N, L]. The output is logits [N, classes]; their softmax gives probabilities.
     """

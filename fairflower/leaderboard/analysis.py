@@ -141,7 +141,7 @@ class Findings:
         return next(iter(judged.values()), None)
 
     def over_benchmarks(self) -> dict[str, Difference]:
-        """Return differences over benchmarks by a mixed model; empty for a single benchmark."""
+        """Return differences across benchmarks from a mixed model; empty for a single benchmark."""
         import pandas as pd  # late: it takes a while to import
 
         measure = primary(self.design)

@@ -58,7 +58,7 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """A data set with its settings, and the methods and federations that confirm its results."""
+    """A data set with its settings, and the methods and federations of its confirmation."""
 
     name: str
     settings: Mapping[str, Any]  # run config keys
@@ -92,7 +92,7 @@ class Design:
 
     A method's name is a strategy, such as ``fedheal``, or a client and a strategy, such as
     ``gsam+fedism``. In federation i, ``seed`` and ``data.seed`` are i, so the partition, the
-    clients' data, the first model and the batches all depend on i.
+    clients' data, the initial model and the batches all depend on i.
     """
 
     path: Path
@@ -111,7 +111,7 @@ class Design:
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Design:
         """Read a TOML file with tables ``protocol``, ``settings``, ``benchmarks`` and ``sweeps``.
 
-        ``settings`` are run config keys of all benchmarks. Keys in ``benchmarks.<name>`` override
+        ``settings`` are run config keys for all benchmarks. Keys in ``benchmarks.<name>`` override
         them, and keys in ``given`` override both.
 
         Raises
@@ -126,7 +126,7 @@ class Design:
         _check(f"{path}: [protocol]", protocol, _PROTOCOL)
         if missing := [key for key in [*_PROTOCOL][:9] if key not in protocol]:
             raise ConfigError(
-                f"{path}: [protocol] lacks {', '.join(missing)}. Add them; "
+                f"{path}: [protocol] lacks {', '.join(missing)}. Add every missing key; "
                 "experiments/leaderboard.toml is an example."
             )
         tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
@@ -231,7 +231,7 @@ def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
 def _methods(path: Path, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{path}: method {twice[0]!r} is named twice. Remove the second entry.")
+        raise ConfigError(f"{path}: method {twice[0]!r} is listed twice. Remove the second entry.")
     for name in names:
         for choice in parse_method(name):
             choice.check()

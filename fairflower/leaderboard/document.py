@@ -58,7 +58,7 @@ def differences(findings: Findings) -> FigureDraft:
             f"{benchmark}, {max(difference.n for difference in judged.values())} federations"
         )
         panel.set_xlabel(
-            f"accuracy of the worst half of the domains, difference from {reference} in points"
+            f"accuracy on the worst half of the domains, difference from {reference} in points"
         )
     shown = [
         f"{benchmark}: {name} {outcome(difference)}"
@@ -69,7 +69,7 @@ def differences(findings: Findings) -> FigureDraft:
     return FigureDraft(
         "differences",
         sheet,
-        f"Worst half of the domains against {reference}",
+        f"Worst half of the domains, compared with {reference}",
         "Mean over federations, with simultaneous 95 % intervals for the methods of a benchmark. "
         f"Band: equivalence within {margin:g} points. Green: better. Red: worse. Blue: equivalent. "
         "Gray: undecided.",

@@ -62,7 +62,7 @@ class Row:
         row = cls(**values)
         expected = len(row.domain_names) if row.outcome == "completed" else 0
         if row.outcome not in get_args(Outcome) or None in values.values():
-            raise ValueError(f"outcome {row.outcome!r}, or too few cells")
+            raise ValueError(f"invalid outcome {row.outcome!r}, or missing cells")
         if len(row.accuracies) != expected or not all(0 <= a <= 1 for a in row.accuracies):
             raise ValueError(f"expected {expected} accuracies from 0 to 1")
         if not 0 <= row.seconds < math.inf:

@@ -22,8 +22,8 @@ def ranges(config: RunConfig) -> dict[str, TunableArgument]:
     """Return the settings to tune for a method: the learning rate and all arguments with a range.
 
     The learning rate comes first; its range is from a quarter to two and a half times that of the
-    config. Rounds and local epochs are the same for all methods, so that all methods train for
-    equally long.
+    config. Rounds and local epochs are the same for all methods, so that all methods get
+    the same amount of training.
     """
     lr = config.train.lr
     return {

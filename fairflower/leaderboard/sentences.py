@@ -72,8 +72,8 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
     )
     least = max(difference.detectable for difference in enough.values())
     yield (
-        f"{name}: {len(enough)} methods were compared with {reference} by the worst half of the "
-        f"domains on {' to '.join(map(str, pairs))} federations: {counts}; the largest detectable "
+        f"{name}: {len(enough)} methods were compared with {reference} on the worst half of the "
+        f"domains in {' to '.join(map(str, pairs))} federations: {counts}; the largest detectable "
         f"difference is {format_number(least)} points."
     )
     for method, other in WITH_ITS_CLIENTS:
@@ -92,7 +92,7 @@ def _over_all(findings: Findings) -> Iterator[str]:
         )
         count = max(difference.n for difference in judged.values())
         yield (
-            f"Gains over {findings.design.reference} on the worst half, in points, over {count} "
+            f"Gains over {findings.design.reference} on the worst half, in points, across {count} "
             f"benchmarks (mixed model, Dunnett's intervals): {gains}."
         )
 

@@ -2,8 +2,8 @@
 
 The first stage, screening, tries every point of a method on the first tuning federation. The
 finalists are a method's best points, which are tried on the other tuning federations. Both stages
-use validation examples. The confirmation trains and tests the chosen settings on the federations of
-the design. Sweeps vary the settings of a benchmark.
+use validation examples. The confirmation trains and tests with the chosen settings on the design's
+federations. Sweeps vary the settings of a benchmark.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Stages:
                 yield from self.trials(benchmark, method, number)[1:]
 
     def confirmation(self, benchmark: Benchmark) -> Iterator[Planned]:
-        """Yield the runs of chosen settings, by federation, so that pairs are complete early."""
+        """Yield runs with the chosen settings, by federation, so that pairs are complete early."""
         chosen = {method: self.chosen(benchmark, method) for method in benchmark.confirmed}
         for federation in benchmark.federations:
             for method, number in chosen.items():
@@ -151,7 +151,7 @@ class Stages:
                         yield name, self._planned(*key, tuple(place.items()))
 
     def planned(self) -> Iterator[Planned]:
-        """Yield all runs that can be planned now. Runs that conclusions need come first."""
+        """Yield all runs that can be planned now. Those needed for conclusions come first."""
         for benchmark in self.benchmarks:
             yield from self.screening(benchmark, benchmark.confirmed)
             yield from self.again(benchmark, benchmark.confirmed)

@@ -87,7 +87,7 @@ def travelling(model: nn.Module) -> dict[str, Tensor]:
 
 
 def keep_local(model: nn.Module, names: Iterable[str]) -> None:
-    """Mark arrays of a new model that stay on the clients, and remember their initial values.
+    """Mark arrays of a new model as staying on the clients, and remember their initial values.
 
     Names of arrays that are never exchanged are ignored. A second call has no effect.
     """

@@ -20,7 +20,7 @@ class CNN(Classifier):
     parameters averages the whole model. Pooling comes before the norm instead of after the ReLU.
     The norm therefore processes a quarter of the pixels, and a training step takes up to 30 % less
     time. The head uses all positions of the feature maps; a head on their mean is far less accurate
-    on digits after 15 rounds. Images must have at least 8x8 pixels.
+    on digits after 15 rounds. Images must be at least 8x8 pixels.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class CNN(Classifier):
         if min(height, width) < _SMALLEST:
             raise ConfigError(
                 f"model.name = 'cnn' needs images of at least {_SMALLEST}x{_SMALLEST} pixels, but "
-                f"the images have {height}x{width}. Increase data.image-size."
+                f"the images are {height}x{width}. Increase data.image-size."
             )
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.norm1 = _norm(norm, 16)

@@ -35,7 +35,7 @@ def prompt_vit_tiny(
         )
     vit = vit_tiny()
     arrays = load_weights_file(weights) if weights else _shipped()
-    _load(vit, arrays, "vit_tiny of this module", weights)
+    _load(vit, arrays, "fairflower.models.prompt_vits.vit_tiny", weights)
     return PromptViT(vit, num_classes, shape, gc_net)
 
 

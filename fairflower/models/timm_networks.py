@@ -139,7 +139,7 @@ def _body(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not library.is_model(name):
         near = difflib.get_close_matches(name, library.list_models(), n=3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them."
+        hint = f"Did you mean {' or '.join(near)}?" if near else "See timm.list_models()."
         raise ConfigError(f"model.name: timm {library.__version__} has no network {name!r}. {hint}")
     options: dict[str, Any] = {"img_size": image_size} if image_size else {}
     with same_for_every_seed():
@@ -155,7 +155,7 @@ def _body(name: str, weights: str, image_size: int) -> nn.Module:
 
 
 def _load(body: Any, name: str, weights: str) -> None:
-    """Copy pretrained weights into a network, with timm's names and shapes."""
+    """Copy pretrained weights into a network, converted to timm's names and shapes."""
     config = body.pretrained_cfg
     arrays = load_weights_file(weights or _cached(config.get("hf_hub_id"), name))
     convert = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
@@ -173,7 +173,7 @@ def _cached(repository: str | None, name: str) -> str:
     if not repository:
         raise ConfigError(
             f"model.weights = '': timm has no pretrained weights for {name!r}. Set model.weights "
-            "to a file of weights, or to random."
+            "to a weights file, or to random."
         )
     found = try_to_load_from_cache(repository, "model.safetensors")
     if not isinstance(found, str):

@@ -106,7 +106,7 @@ def test_the_server_sends_the_last_averages_of_every_client_by_client():
     ("change", "problem"),
     [
         ({"images": np.full((1, 1, 8, 8), np.nan, np.float32)}, "finite"),
-        ({"labels": np.array([[2, -1]], np.float32)}, "numbers with sum 1"),
+        ({"labels": np.array([[2, -1]], np.float32)}, "numbers that sum to 1"),
         ({"labels": np.ones((2, 1), np.float32)}, "shape"),
         ({"more": np.zeros(1)}, "expected the arrays"),
     ],

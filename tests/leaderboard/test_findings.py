@@ -88,7 +88,7 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     made = findings(tmp_path / "many", spread=0.5)
     said = sentences(made)
     assert said[0].startswith(
-        "plain: 2 methods were compared with uniform by the worst half of the domains on 24 "
+        "plain: 2 methods were compared with uniform on the worst half of the domains in 24 "
         "federations: 1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided; "
         "the largest detectable difference is 0."
     )

@@ -139,7 +139,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         ("again = 2\n", "", r"\[protocol\] lacks again"),
         ("[settings]", "[setings]", "Did you mean 'settings'"),
         ('screened = "fedavg,', 'screened = "fedagv,', "Did you mean 'fedavg'"),
-        ('screened = "fedavg,', 'screened = "uniform,', "'uniform' is named twice"),
+        ('screened = "fedavg,', 'screened = "uniform,', "'uniform' is listed twice"),
         (
             'confirmed = "uniform,',
             'confirmed = "fedavg,',

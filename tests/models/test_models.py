@@ -197,7 +197,7 @@ def test_an_unknown_model_is_named_with_its_nearest_match() -> None:
 
 
 def test_cnn_refuses_images_that_it_would_pool_away() -> None:
-    with pytest.raises(ConfigError, match=r"8x8.*the images have 7x9.*data\.image-size"):
+    with pytest.raises(ConfigError, match=r"8x8.*the images are 7x9.*data\.image-size"):
         models.build("cnn", 10, (3, 7, 9), seed=0)
 
 
