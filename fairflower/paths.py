@@ -71,8 +71,7 @@ def open_regular(path: Path) -> BufferedReader:
     Raises
     ------
     OSError
-        If the file cannot be opened, or is a named pipe or a device, from which reading may never
-        end.
+        If the file cannot be opened, or is a named pipe or a device, where reading may never end.
     """
     descriptor = os.open(path, _READ)
     try:

@@ -11,7 +11,7 @@ paper:
 - A client with n images gets the weight n / (n + 100): its vector, a mean over the images, has a
   sampling variance proportional to 1 / n, and clients of the same cluster differ, too.
 - T centers span T - 1 directions, so vectors are projected onto T - 1 principal axes.
-- k-means then finds the clusters, as the best of ten starts. This is equivalent to a Gaussian
+- k-means then finds the clusters (the best of ten starts). This is equivalent to a Gaussian
   mixture with a single small common variance; scikit-learn's mixtures do not support weights.
 
 On the representations of FedGCR's runs on Digit-Five with domain imbalance factors 1 / 5 / 10, the
@@ -299,9 +299,9 @@ def _stable_ids(
 ) -> Labels:
     """Map labels to cluster ids so that as many clients as possible keep their cluster.
 
-    Ties are resolved by the nearest centers. A cluster that is nearer to another cluster of this
-    round than to the center of any free id gets a new id, as long as the number of clusters allows
-    it.
+    Ties are broken in favor of the nearest centers. A cluster that is nearer to another cluster of
+    this round than to the center of any free id gets a new id, as long as the number of clusters
+    allows it.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -3,7 +3,7 @@
 A binary model predicts labels of people who belong to G groups, for example men and women. Each
 client counts its people, and the sums of the counts over clients give the **global** metric
 exactly. The same functions give a client's **local** metric from its counts. Both matter, because a
-model can be fair on all data and unfair on every client.
+model can be fair on the pooled data and unfair on every client.
 
 A metric is undefined (NaN) if a rate of a group is 0/0. For example, equal opportunity is undefined
 if nobody in a group has a positive label. (fairlearn sets such rates to 0.)
@@ -133,7 +133,7 @@ def equal_opportunity_ratio(counts: ArrayLike) -> float:
 def equalized_odds(counts: ArrayLike, mean: bool = False) -> float:
     """Return the larger of the differences in true and in false positive rates; 0 is fair.
 
-    With ``mean=True``, return the mean of both differences.
+    With ``mean=True``, return the mean of the two differences.
     """
     rates = group_rates(counts)
     both = _range(rates.true_positive), _range(rates.false_positive)
@@ -148,7 +148,7 @@ def equalized_odds_ratio(counts: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class GroupMetric:
-    """A metric of group fairness, as used by the history, terminal output, tables and verdicts.
+    """A group fairness metric, as used by the history, terminal output, tables and verdicts.
 
     Examples
     --------

@@ -102,7 +102,7 @@ def gap(a: ArrayLike) -> float:
 
 
 def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
-    """Return the mean of the ``floor(fraction K)`` smallest values, but of at least one value.
+    """Return the mean of the ``floor(fraction K)`` smallest values (at least one value).
 
     This is the "worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten
     values; in this case, this function returns the smallest value.

@@ -1,4 +1,4 @@
-"""The shortest vector in the convex hull of K vectors: the quadratic program of many methods.
+"""The shortest vector in the convex hull of K vectors: a quadratic program that many methods solve.
 
     min_w ||sum_k w_k v_k||^2 = w' G w    s.t.  sum w = 1,  lower <= w <= upper
 
@@ -167,8 +167,8 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     Returns
     -------
     array of shape (K,)
-        The coefficients. If no d exists because the vectors are linearly dependent, they give a d
-        close to 0. Zero vectors have coefficient 0.
+        The coefficients. If no such d exists because the vectors are linearly dependent, they give
+        a d close to 0. Zero vectors have coefficient 0.
 
     Examples
     --------
@@ -210,7 +210,7 @@ def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _initial_weights(squares: Vector, low: Vector, high: Vector) -> Matrix:
-    """Return feasible weights as rows: even weights, then the largest weight for each client.
+    """Return feasible weights as rows: equal weights, then the largest weight for each client.
 
     If there are zero vectors, the first row weights them equally, which is optimal.
     """
@@ -237,7 +237,7 @@ def _greedy_weights(low: Vector, high: Vector, order: NDArray[np.int64]) -> Vect
 
 
 def _residual(gram: Matrix, weights: Vector, low: Vector, high: Vector) -> float:
-    """Return the Frank-Wolfe gap: the gain of a move to the best corner, 0 at the optimum."""
+    """Return the Frank-Wolfe gap: the gain from moving to the best corner, 0 at the optimum."""
     slope = gram @ weights
     corner = _greedy_weights(low, high, np.argsort(slope, kind="stable"))
     return max(float(slope @ (weights - corner)), 0.0)

@@ -1,4 +1,4 @@
-"""Number of CPUs that this process may use, and a temporary limit to one thread."""
+"""Number of CPUs that this process may use, and a temporary limit of one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 
 
 def cpus() -> int:
-    """Return the number of CPUs that this process may use, which a batch job may limit."""
+    """Return the number of CPUs that this process may use, which a batch scheduler may limit."""
     allowed = getattr(os, "sched_getaffinity", None)  # macOS has none
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 

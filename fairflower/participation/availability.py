@@ -114,8 +114,8 @@ class Trace:
         named: set[int] = set().union(*self.clients.values())
         if strangers := sorted(named - {*range(num_clients)}):
             logger.warning(
-                "participation.availability names client %d, but the federation has only the "
-                "clients 0 to %d. Rows with other clients have no effect.",
+                "participation.availability names client %d, but the federation has only "
+                "clients 0 to %d. Rows for other clients have no effect.",
                 *(strangers[0], num_clients - 1),
             )
 

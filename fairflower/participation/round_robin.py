@@ -11,7 +11,7 @@ from fairflower.aggregation.participation import Draw, Participation
 class RoundRobin(Participation):
     """Clients in turn: those selected longest ago come first, and ties go to the lowest ids.
 
-    If all clients are always available, every client is selected equally often, give or take one
+    If all clients are always available, all clients are selected equally often, give or take one
     round.
 
     Examples

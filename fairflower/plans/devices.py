@@ -29,7 +29,7 @@ class Placement:
 def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     """Choose the device of the clients, for runs that are executed one after another.
 
-    ``client-gpus = "auto"`` is replaced by a fraction of a GPU, such that as many clients train in
+    ``client-gpus = "auto"`` is replaced by a fraction of a GPU, so that as many clients train in
     parallel as GPU memory and CPUs allow. A number stays as it is.
 
     Raises

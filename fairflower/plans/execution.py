@@ -119,7 +119,7 @@ def _masks(config: RunConfig, clients: int) -> str:
 
 
 def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
-    """Return the plan without completed runs, and with stopped runs to resume; print counts.
+    """Return the plan without completed runs, and with stopped runs set to resume; print counts.
 
     Earlier runs are read from all run folders below ``folder``.
     """
@@ -131,7 +131,7 @@ def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
         console.print(f"{planned - len(plan.runs)} of {planned} runs are already completed.")
     plan = plan.resuming(resumable_configs(folder))
     if count := sum(bool(config.resume) for config in plan.runs):
-        console.print(f"{count} of {planned} runs are resumed.")
+        console.print(f"{count} of {planned} runs will be resumed.")
     return plan
 
 
@@ -216,7 +216,7 @@ def execute(
 
                     launch(run_all, placed.config, num_clients, placed.num_gpus)
         except RunInterrupted:
-            console.print("Stopped." + (" The run folder can be resumed." if folders else ""))
+            console.print("Stopped." + (" The run can be resumed." if folders else ""))
             raise KeyboardInterrupt from None
     return folders
 

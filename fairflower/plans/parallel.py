@@ -72,8 +72,8 @@ def execute_parallel(
 ) -> None:
     """Run a plan in ``jobs`` parallel processes, each on the inline engine.
 
-    Parallel runs use the cores better than parallel clients of a run, which wait for each other in
-    every round. Results are exactly the same on every engine. Each process uses one core and as
+    Parallel runs use the cores better than parallel clients within a run, which wait for each other
+    in every round. Results are exactly the same on every engine. Each process uses one core and as
     much memory as one run. If a process dies, its run is resumed once from its last checkpoint. If
     GPU memory runs out, the run is also resumed once, and from then on half as many runs are
     executed in parallel. The first failure is raised after all other runs have ended.
@@ -138,7 +138,7 @@ class _Runs:
         except GpuMemoryError as error:
             retries = config.gpu_memory_errors == "retry" and self._is_first_death(config, title)
             if retries and (left := self._processes.halve()):
-                after = f"The run is retried; from now on {left} runs are executed in parallel."
+                after = f"The run is retried; the number of parallel runs is now {left}."
                 self._print("yellow", f"{title} ran out of GPU memory.", after)
                 return self._again(config)
             problem = error
@@ -285,7 +285,7 @@ def _stop_with_parent(stop: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent process ends, so that a new command can resume the run folders."""
+    """Exit when the parent process ends, so that a new command can resume the runs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

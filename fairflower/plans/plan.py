@@ -250,7 +250,7 @@ class Plan:
             )
         if held_out := self.runs[0].data.held_out:
             raise ConfigError(
-                f"data.held-out = {held_out!r}: leaving one domain out sets data.held-out for "
+                f"data.held-out = {held_out!r}: leaving one domain out sets data.held-out to "
                 "each domain in turn. Remove this setting."
             )
         return Plan(
@@ -404,9 +404,9 @@ def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
 def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     """Choose the number of parallel runs for this machine.
 
-    The number is as large as the cores and, on a GPU, its memory allow. If there are fewer runs, it
-    is 1 with Ray, whose parallel clients use all cores, and the number of runs without Ray. If
-    ``client-gpus`` is a number, it is 1, because this setting is about parallel clients.
+    The number is as large as the CPU cores and, on a GPU, its memory allow. If there are fewer
+    runs, it is the number of runs, or 1 with Ray, whose parallel clients use all cores. If
+    ``client-gpus`` is a number, it is 1, because this setting applies to parallel clients.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ def comparisons_of(plan: Plan) -> int:
 
 
 def spreads(runs: Sequence[Run]) -> list[Spread]:
-    """Return the spread of paired differences from Uniform in worst domain, STD and average.
+    """Return the spread of paired differences from Uniform: worst domain, STD and average.
 
     Raises ``ConfigError`` if no method shares two federations or seeds with uniform averaging.
     """

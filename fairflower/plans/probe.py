@@ -31,7 +31,7 @@ _MARGIN = 1.2
 
 
 class Need(NamedTuple):
-    """GPU memory needed by a client's process and by the server's tests, in bytes with a margin."""
+    """GPU memory needed by a client's process and the server's tests, in bytes, with a margin."""
 
     client: int
     server: int

@@ -46,11 +46,12 @@ class TuningProtocol:
     metric : str
         Metric of the criterion, a key of `fairflower.report.tuning.METRICS`.
     training : bool
-        Whether learning rate and local epochs are also tuned.
+        Whether the learning rate and the local epochs are also tuned.
     defaults : bool
         Whether the paper's values are also tested.
     prune : bool
-        Whether trials are stopped early if they are clearly worse than with the paper's values.
+        Whether trials are stopped early if they are clearly worse than the trial with the paper's
+        values.
     federations : bool
         Whether each seed for the tests is also the federation's seed (``data.seed`` = ``seed``).
     """
@@ -133,7 +134,7 @@ class BaselinePruner:
 def effective_sample_size(labels: NDArray[np.int64], metric: str) -> float:
     """Return the number of images on which plain accuracy has the same variance as ``metric``.
 
-    Balanced accuracy of K classes with n_c images each has the same variance as accuracy on K^2 /
+    Balanced accuracy over K classes with n_c images each has the same variance as accuracy on K^2 /
     sum(1 / n_c) images.
 
     >>> round(effective_sample_size(np.array([0] * 98 + [1, 1]), "balanced_accuracy"), 2)

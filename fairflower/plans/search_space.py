@@ -1,4 +1,4 @@
-"""Search space of tuning: which arguments of a method are tuned, and in which ranges."""
+"""Search space of tuning: which arguments of a method are tuned, and over which ranges."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class TrialEntry(TypedDict):
 
 
 class Facts(TypedDict, total=False):
-    """Facts that all trials of a method share. Those not listed here are numbers and words."""
+    """Facts that all trials of a method share. Those not listed here are numbers and strings."""
 
     ranges: dict[str, str]
     settings: dict[str, Any]
@@ -70,7 +70,7 @@ class StudyFile:
         for number, trial in self.trials(method).items():
             finite = sum(map(math.isfinite, trial.accuracies))
             if trial.values.keys() != set(keys):
-                problem = f"it has values of {', '.join(trial.values) or 'nothing'}"
+                problem = f"it has values for {', '.join(trial.values) or 'nothing'}"
             elif trial.outcome == "completed" and not finite == domains == len(trial.accuracies):
                 problem = f"it is completed, but has accuracies for {finite} of {domains} domains"
             else:

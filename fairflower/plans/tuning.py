@@ -208,7 +208,7 @@ class MethodStudy:
                 yield trial, run
 
     def lost_tests(self) -> Iterator[tuple[Trial, int, str]]:
-        """Yield trial, seed and reason of each test that diverged."""
+        """Yield the trial, the seed and the reason for each test that diverged."""
         lost = self._lost()
         for trial, config in self._planned():
             if (key := run_key(config.to_flat())) in lost:
@@ -234,7 +234,7 @@ class MethodStudy:
                 yield trial, RunConfig.from_flat({**flat, **trial.values, **drawn})
 
     def _made(self) -> list[Run]:
-        """Return all tests that can be read, with any status."""
+        """Return all tests that can be read, whatever their status."""
         return [run for path in self._folders() if (run := _read(path))]
 
     def _lost(self) -> dict[Hashable, str]:
@@ -348,7 +348,7 @@ class TuningStudies:
 
 
 def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
-    """Return outcome and reason of a run; the outcome is None if the run should be resumed."""
+    """Return a run's outcome and its reason; the outcome is None if the run should be resumed."""
     reason = " ".join(str(facts["error"] or "").split())
     if facts["status"] == "failed":
         # Other failures, for example a full disk, are not caused by the trial's values.

@@ -251,7 +251,7 @@ DATA_SETS = DescribedRegistry(
         "digit-five": ("digits:DigitFive", "MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR"),
         "domainnet": (
             "objects:DomainNet",
-            "DomainNet from a folder: ten classes of objects in six styles of images (FedGCR)",
+            "DomainNet from a folder: ten classes of objects in six image styles (FedGCR)",
         ),
         "ham10000": (
             "medical:HAM10000",

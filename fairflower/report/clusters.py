@@ -95,7 +95,7 @@ def _vector(value: object, length: int) -> Vector:
 
 
 def as_float_array(value: Any) -> Vector | None:
-    """Convert a recorded value to an array, NaN where too large; None if it is not numeric."""
+    """Convert a recorded value to an array, with NaN where too large; None if it is not numeric."""
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

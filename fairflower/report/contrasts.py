@@ -1,8 +1,8 @@
 """Comparison of methods: differences paired by federation or seed, judged in families.
 
 A difference is significant if there are at least five pairs and their t test has p < 0.05 after
-Holm's correction over all methods and metrics that are compared with the same method. Variances are
-moderated across the methods (`fairflower.statistics.differences`). `contrasts_of` computes all
+Holm's correction over all metrics and all methods that are compared with the same method. Variances
+are moderated across the methods (`fairflower.statistics.differences`). `contrasts_of` computes all
 contrasts of a comparison, from which tables, verdicts, the legend and data frames are made.
 """
 
@@ -154,7 +154,7 @@ def contrasts_of(comparison: Comparison) -> Contrasts:
 
 
 def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs | None:
-    """Return the differences between paired runs, or None if the methods share no pair of runs.
+    """Return the differences between paired runs, or None if the methods have no paired runs.
 
     Runs in which some domain was not tested are left out. `judge_family` judges the
     differences.
@@ -221,7 +221,7 @@ def against_baselines(comparison: Comparison, measure: Measure) -> ByBaseline:
 
 
 def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGroup]:
-    """Group the contrasts with the baselines by strategy, over all local training of a grid."""
+    """Group the contrasts with the baselines by strategy, over all kinds of local training."""
     groups: dict[tuple[str, str], dict[str, Contrast]] = {}
     for grid in client_strategy_grids(comparison):
         for client, row in grid.items():
@@ -264,7 +264,7 @@ def against_plain(comparison: Comparison) -> Iterator[Compared]:
 
 @_judged
 def against_other_models(comparison: Comparison) -> Iterator[Compared]:
-    """Yield comparisons of methods with plain FedAvg of another model, under the same settings."""
+    """Yield comparisons of methods with plain FedAvg on another model, under the same settings."""
 
     def rest(method: Method) -> object:
         return method.setting - method.settings("model."), method.runs[0].reach

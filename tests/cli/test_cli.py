@@ -505,7 +505,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     killed.write_text(killed.read_text().replace('"completed"', '"running"'))
     output = call(*both)
     assert "2 of 3 runs are already completed" in output
-    assert "1 of 3 runs are resumed" in output
+    assert "1 of 3 runs will be resumed" in output
     assert not (tmp_path / "runs" / "fedavg-seed0-2").exists()
     assert json.loads(killed.read_text())["status"] == "completed"
     assert "3 of 3 runs are already completed" in call(*both)

@@ -240,7 +240,7 @@ def test_a_file_with_clients_that_do_not_exist(
     file.write_text("round,client\n1,1\n1,4\n")
     made = config(tmp_path, **{"participation.availability": str(file), "num-server-rounds": 1})
     session(made).run()
-    assert "names client 4, but the federation has only the clients 0 to 3" in caplog.text
+    assert "names client 4, but the federation has only clients 0 to 3" in caplog.text
     file.write_text("round,client\n1,1\n1,-1\n")
     with pytest.raises(ConfigError, match="clients from 0"):
         read_availability(str(file), 0)

@@ -200,8 +200,7 @@ def test_a_run_without_gpu_memory_is_repeated_with_fewer_at_a_time(
     said, error = make(hungry(tmp_path, monkeypatch, meals=1))
     assert error is None
     assert (
-        "ran out of GPU memory. The run is retried; from now on 1 runs are executed in parallel."
-        in said
+        "ran out of GPU memory. The run is retried; the number of parallel runs is now 1." in said
     )
     made = [facts(path.parent) for path in tmp_path.glob("*/run.json")]
     assert [told["status"] for told in made] == ["completed"] * 2

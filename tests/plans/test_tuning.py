@@ -512,8 +512,8 @@ def test_a_study_file_without_facts_is_refused(tmp_path: Path) -> None:
             "trial 1: it is completed, but has accuracies for 3 of 2",
         ),
         ({"accuracies": [50.0, 0.5]}, r"accuracies\[0\] = 50.0: expected a number in \[0, 1\]"),
-        ({"values": {"strategy.tau": 0.5}}, "trial 1: it has values of strategy.tau"),
-        ({"values": {}}, "trial 1: it has values of nothing"),
+        ({"values": {"strategy.tau": 0.5}}, "trial 1: it has values for strategy.tau"),
+        ({"values": {}}, "trial 1: it has values for nothing"),
     ],
 )
 def test_a_damaged_trial_is_refused(trial: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path)
     chosen = [(str(r), n, p) for r, n, p in titles[:6]]
     assert chosen == [("1", "1", "50"), ("3", "2", "75"), ("5", "2", "100"),
                       ("8", "2", "100"), ("10", "2", "67"), ("12", "4", "100")]  # fmt: skip
-    assert "Clusters at round 12. Cluster 0: 1 a. Cluster 1: 1 a. Cluster 2: 1 b." in text
+    assert "Clusters in round 12. Cluster 0: 1 a. Cluster 1: 1 a. Cluster 2: 1 b." in text
 
 
 @pytest.mark.parametrize(

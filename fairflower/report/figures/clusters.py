@@ -86,7 +86,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
         "Clusters of clients over rounds",
         "Clusters compared with the clients' true types (domains). Dotted: number of types. "
         "Clustering accuracy: fraction of the round's clients whose type is the most common in "
-        f"their cluster. Adjusted Rand index: 1 if clusters equal types, 0 at chance level.{band}",
+        f"their cluster. Adjusted Rand index: 1 if clusters match types, 0 at chance level.{band}",
         f"In the last round: {'; '.join(said)}.",
     )
 
@@ -125,7 +125,7 @@ def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: 
         "between rounds, but their signs are chosen so that consecutive maps agree. Color: the "
         "client's true type (domain). Marker: the client's cluster, with a thin line to its "
         f"center. Seed {method.runs[0].seed}.",
-        f"Clusters at round {history.rounds[end]}. {_said(history, int(end))}",
+        f"Clusters in round {history.rounds[end]}. {_said(history, int(end))}",
     )
 
 
