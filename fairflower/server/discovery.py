@@ -121,7 +121,7 @@ class NodeDiscovery:
         if self.silent:
             patience = (
                 " Connected nodes that have not answered may still be preparing their data; in "
-                "this case increase round-timeout."
+                "that case, increase round-timeout."
             )
         reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
         return ConfigError(

@@ -82,8 +82,8 @@ class CentralizedEvaluator:
         cross entropy), the user-defined metrics and, with ``evaluate.auc``, ``auc`` (one-vs-one).
         Metrics that failed are stored in the attribute ``failed``. With ``evaluate.adabn`` a
         held-out domain also has ``adabn_accuracy``, the accuracy with BatchNorm statistics of this
-        domain. With ``data.groups`` the attribute ``group_counts`` gets the counts of people for
-        each client. Raises ``GpuMemoryError`` if the GPU's memory is too small.
+        domain. With ``data.groups`` the attribute ``group_counts`` holds each client's counts of
+        people. Raises ``GpuMemoryError`` if the GPU's memory is too small.
         """
         try:
             return self._results(arrays, split)

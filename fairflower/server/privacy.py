@@ -79,7 +79,7 @@ def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: 
             f"has epsilon {epsilon(privacy, numbers, 1):.3g} at delta = {privacy.delta:g}. "
             "Multiply privacy.noise-multiplier"
             + (" and privacy.number-noise-multiplier" if numbers else "")
-            + f" by {_factor(privacy, numbers, 1):.3g} for one round, by "
+            + f" by {_factor(privacy, numbers, 1):.3g} for one round or by "
             f"{_factor(privacy, numbers, rounds):.3g} for all {rounds}, or raise max-epsilon."
         )
 

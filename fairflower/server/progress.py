@@ -29,7 +29,7 @@ class RunProgress:
     """Shows the progress of a run: rounds, time left, accuracy per domain, AVG, MIN and STD.
 
     In a terminal or notebook this is a live table, and otherwise a line for each tested round. The
-    title has the method's name, for example ``"fedheal (2 of 6)"``.
+    title contains the method's name, for example ``"fedheal (2 of 6)"``.
     """
 
     def __init__(self, console: Console, title: str, num_rounds: int) -> None:

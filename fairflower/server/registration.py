@@ -286,10 +286,10 @@ class NodeTracker:
     """Finds clients whose SuperNodes were restarted and have new node ids.
 
     A node with a client's ``partition-id``, or a site with the client's domain and data, replaces
-    the client's node only if this node is no longer connected. Sites that share a domain need a
-    ``partition-id``, or SuperNodes with keys, which keep their node ids. If a client is missing,
-    unknown nodes are asked once. An answer that takes longer than ``timeout``, or
-    longer than a minute, is used in the next round.
+    the client's old node only if the latter is no longer connected. Sites that share a domain need
+    a ``partition-id``, or SuperNodes with keys, which keep their node ids. If a client is missing,
+    unknown nodes are asked once. An answer that takes longer than ``timeout``, or longer than a
+    minute, is used in the next round.
     """
 
     def __init__(

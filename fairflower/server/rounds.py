@@ -133,13 +133,13 @@ class RoundLoop:
         return self._settled()
 
     def _check_summed(self, server_round: int) -> None:
-        """Raise ``RoundFailed`` if secure aggregation gave no sum in any round up to this round."""
+        """Raise ``RoundFailed`` if secure aggregation has not produced a sum in any round."""
         halted = self.folder.noted("halted_rounds") or {}
         if server_round and all(str(r) in halted for r in range(1, server_round + 1)):
             raise RoundFailed(
                 f"Secure aggregation stopped in every round (1 to {server_round}), so the model "
                 f"is still the initial model. The last reason: {halted[str(server_round)]}. The "
-                "log has each client's reasons. Correct the cause, then resume the run."
+                "log lists each client's reasons. Correct the cause, then resume the run."
             )
 
     def _settled(self) -> bool:
@@ -226,7 +226,7 @@ class RoundLoop:
                 )
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Return each domain's accuracy on test examples, or on validation examples if untested."""
+        """Return each domain's accuracy on test examples, or else on validation examples."""
         first: dict[str, float] = {}
         for split in ("test", "validation"):
             if self.config.evaluates(split):
@@ -330,7 +330,7 @@ class RoundLoop:
         for client, answer in sorted(answers.items()):
             reasons = reasons_at.get(self.nodes[client], {})
             default = (
-                "the client sent no value; its SuperNode may have an older version of fairflower"
+                "the client sent no value; its SuperNode may run an older version of fairflower"
             )
             wrong = {
                 name: str(reasons.get(name, default))[:300] for name in names if name not in answer

@@ -59,7 +59,7 @@ class RunSetup:
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
     def most_tested(self, split: str) -> dict[int, int]:
-        """Return the largest possible number of test examples per client: that of its domain."""
+        """Return an upper bound on each client's number of test examples: its domain's number."""
         federation = self.federation
         sizes = federation.test_sizes if split == "test" else federation.validation_sizes
         of_domain = dict(zip(federation.domains, sizes, strict=True))
@@ -188,8 +188,8 @@ def _check_undivided(data: DataConfig) -> None:
     """Raise ``ConfigError`` for settings that divide or corrupt data: sites do not support them."""
     if data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1:
         raise ConfigError(
-            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor divide a "
-            "data set among clients, which does not apply to sites with their own data (domain "
+            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor apply to a "
+            "data set that is divided among clients, not to sites with their own data (domain "
             "in the node config). Remove these settings."
         )
 
@@ -210,7 +210,7 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
     if config.bound.max_client_weight * asked < 1:
         raise ConfigError(
             f"bound.max-client-weight = {config.bound.max_client_weight}: the weights of the "
-            f"{asked} clients of a round cannot sum to 1. Set at least 1/{asked}."
+            f"{asked} clients of a round cannot sum to 1. Set it to at least 1/{asked}."
         )
     if config.secure_aggregation:
         check_secure_cohort(asked, SMALLEST_SUM, LARGEST_SUM)

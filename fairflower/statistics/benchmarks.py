@@ -58,13 +58,13 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
     """Return differences from a method over benchmarks like these, with Dunnett's intervals.
 
     The mixed model is value = method (fixed) + benchmark + federation within benchmark + method x
-    benchmark + rest (all random). Only federations with a run of every method are used, so the
+    benchmark + residual (all random). Only federations with a run of every method are used, so the
     effects of federations cancel. It is therefore enough to fit the means by method and benchmark,
     with a random benchmark, by REML (statsmodels), which gives the same estimates and errors. The
-    residual of this smaller model contains method x benchmark and the rest over federations, on
-    (benchmarks - 1) (methods - 1) degrees of freedom. The p-values are those of single tests
-    against a Student distribution with these degrees of freedom (statsmodels uses a normal
-    distribution), corrected by Holm's method.
+    residual of this smaller model contains method x benchmark and the mean residual over
+    federations, on (benchmarks - 1) (methods - 1) degrees of freedom. The p-values are those of
+    single tests against Student's t distribution with these degrees of freedom (statsmodels uses a
+    normal distribution), corrected by Holm's method.
 
     Parameters
     ----------
@@ -72,7 +72,6 @@ def mixed(table: pd.DataFrame, reference: str, margin: float = math.nan) -> dict
         One row per run, with the columns ``benchmark``, ``federation``, ``method`` and ``value``.
     reference : str
         The method with which all others are compared.
-
     margin : float
         Margin within which methods count as equivalent.
 

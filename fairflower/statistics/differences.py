@@ -1,13 +1,13 @@
-"""Paired differences of several methods from the same other method, judged as a family.
+"""Paired differences of several methods from one reference method, judged as a family.
 
 There are few replicates and many methods. This has three consequences:
 
 - The variance of a single method is a poor estimate, and the method whose variance is smallest by
   chance would be the first to be called different. Therefore, variances are moderated across the
   methods (`moderated_variances`).
-- Several tests are made. Therefore, p-values are corrected by Holm's method over the family. The
-  matching intervals (Strassburger & Bretz 2008; Guilbaud 2008) are Bonferroni's, cut off at 0 if
-  Holm's test shows a difference but the interval contains 0. An interval thus excludes 0 if
+- Several tests are performed. Therefore, p-values are corrected by Holm's method over the family.
+  The matching intervals (Strassburger & Bretz 2008; Guilbaud 2008) are Bonferroni's, cut off at 0
+  if Holm's test shows a difference but the interval contains 0. An interval thus excludes 0 if
   and only if there is a verdict.
 - A difference that is not significant may be zero, or too small for the design. Therefore, besides
   *better* and *worse* there are two other verdicts. *Equivalent* is shown by two one-sided tests
@@ -116,7 +116,7 @@ def differences(
     Parameters
     ----------
     values : mapping
-        Method -> its paired differences from the other method, which is the same for all methods.
+        Method -> its paired differences from the reference method, the same for all methods.
     margin : float
         Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
     floors : mapping, optional
@@ -127,7 +127,7 @@ def differences(
     Returns
     -------
     dict
-        Method -> difference. p-values and intervals are not corrected for several tests
+        Method -> difference. p-values and intervals are not corrected for multiple tests
         (`judged_as_family` does this). If all paired differences are 0, the interval has width 0.
         If they all equal another value, the interval is NaN unless other methods or a floor provide
         a variance.
@@ -210,9 +210,9 @@ def moderated_variances(
     / (d_0 + d_j) on d_0 + d_j degrees of freedom. Fewer than three variances are unchanged.
 
     limma bounds the degrees of freedom by the sum of all d_j, as for independent variances. Here,
-    all differences share the noise of the other method. If differences have the squared correlation
-    r, the mean of m variances has sum d_j / (1 + (m - 1) r) degrees of freedom, which is the bound
-    used here (r = 1/3).
+    all differences share the noise of the reference method. If differences have the squared
+    correlation r, the mean of m variances has sum d_j / (1 + (m - 1) r) degrees of freedom, which
+    is the bound used here (r = 1/3).
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ class FairFed(FairStrategy):
     The paper's metric measures fairness between groups of people, which ``data.groups`` defines.
     Clients count their training examples by group, label and the received model's prediction. F_k
     is the difference between two groups' rates on client k, first minus second, and a_k the
-    accuracy. F and a are the same metrics over the counts of all clients::
+    accuracy. F and a are the same metrics, computed from the counts of all clients::
 
         Delta_k = | F_k - F |;  | a_k - a | if F_k is undefined because client k lacks a group
         w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j initially

@@ -122,7 +122,7 @@ class FedEBAPlus(FairStrategy):
     def _one_step(self, cohort: Cohort) -> list[Arrays]:
         """Return the clients' models after a gradient step from the received model on their data.
 
-        The step is at most as long as the client's update, so bounds on updates hold for it, too.
+        The step is at most as long as the client's update, so bounds on updates apply to it, too.
         """
         assert self.lr is not None  # read_config has set it
         moved, steep = cohort.squared_norms(), cohort.gram("gradient").diagonal()

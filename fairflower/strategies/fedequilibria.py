@@ -14,7 +14,7 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedEquilibria(FairStrategy):
-    """Mix weights that balance the clients' Fisher information with weights by update length.
+    """Mix two weights per client: one balances Fisher information, one follows update length.
 
     Let F_k be the diagonal of client k's Fisher information (Eq. 1-3)::
 
@@ -24,8 +24,8 @@ class FedEquilibria(FairStrategy):
 
     Every client sends an ArrayRecord named ``fisher`` with one array per parameter: the squared
     gradient of the loss at the trained model, averaged over the client's examples. Clients of
-    fairflower send it on request. BatchNorm statistics are averaged with w; they are part neither
-    of F_k nor of the update length.
+    fairflower send it on request. BatchNorm statistics are averaged with w; they are not part of
+    F_k or of the update length.
 
     Parameters
     ----------
@@ -34,10 +34,10 @@ class FedEquilibria(FairStrategy):
         clients measure nothing. Default 0.7 (paper, Digits; Office-Caltech 0.3, PACS 0.8).
     scale : {"unit", "none"}
         ``"unit"``, the default, scales F_k to unit length in the QP; ``"none"``, or None, leaves it
-        as measured (Eq. 1 as printed). With "none", nearly all weight goes to the clients with the
-        smallest Fisher information, which the model already fits best: since F_k >= 0, a client i
-        with <F_i, F_j> >= ||F_i||^2 for all j gets all weight. With "unit", weight goes to the
-        clients that differ most from the others, including noisy clients. On Digits, "unit" was
+        as measured (Eq. 1 as printed). With "none", nearly all the weight goes to the clients with
+        the smallest Fisher information, which the model already fits best: since F_k >= 0, a client
+        i with <F_i, F_j> >= ||F_i||^2 for all j gets all the weight. With "unit", weight goes to
+        the clients that differ most from the others, including noisy clients. On Digits, "unit" was
         fairer than "none", and t = 0 was fairer than both
         (experiments/fedequilibria-digits-cpu.md).
     space : {"fisher", "gradient"}

@@ -61,7 +61,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
         criterion in each round (`fairflower.numerics.clustering.bic`) and requires
         ``variant = "adapted"``.
     q : float >= 0
-        Weights grow with the loss to the power q + 1, so 0 gives weights proportional to the loss.
+        Weights grow as the loss to the power q + 1, so 0 gives weights proportional to the loss.
         Default 1 (paper).
     delta : float in [0, 1]
         Limit of beta. With 0, only the clients' losses count; with 1, only their clusters' losses

@@ -41,8 +41,8 @@ class FedISM(FairStrategy):
         Share of the current round in the moving average; 1 disables averaging. Default 0.5
         (paper §4.1).
     variant : {"paper", "released"}
-        ``"released"`` follows the authors' code, which normalizes S and adds 1e-10 before it takes
-        the power.
+        ``"released"`` follows the authors' code, which normalizes S and adds 1e-10 before
+        raising it to the power q.
 
     See Also
     --------
