@@ -43,8 +43,8 @@ class FedLF(FairStrategy):
     together, the model does not change.
 
     Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
-    The server stores every client's last update. With M known and K participating clients, an
-    absent client counts with its last update if this is at most M / K rounds old.
+    The server stores every client's last update. If K of the M known clients participate, an
+    absent client's last update counts if it is at most M / K rounds old.
 
     Parameters
     ----------

@@ -23,8 +23,8 @@ class FedMGDAPlus(FairStrategy):
         theta <- theta + eta sum_k lambda_k u_k
 
     The length of the step is at most eta, whatever the clients' learning rate. For a zero update,
-    u_k = 0, and the QP treats it as a vector without conflicts. BatchNorm statistics are averaged
-    with lambda.
+    u_k = 0, and the QP treats it as a vector that conflicts with no other. BatchNorm statistics are
+    averaged with lambda.
 
     Parameters
     ----------

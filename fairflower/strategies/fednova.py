@@ -17,7 +17,7 @@ class FedNova(FairStrategy):
     """Average the clients' updates per local step, so that more steps do not mean more weight.
 
     Let tau_k be client k's number of steps, m the clients' momentum, and p_k = n_k / sum_j n_j. a_k
-    is the sum of the factors by which the client's gradients contribute to its update::
+    is the sum of the coefficients of the client's gradients in its update::
 
         a_k   = tau_k                                            if m = 0
         a_k   = (tau_k - m (1 - m^tau_k) / (1 - m)) / (1 - m)    if m > 0

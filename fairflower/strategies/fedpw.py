@@ -63,9 +63,9 @@ class FedPW(FairStrategy):
         disables both. Default 0.3 (released code).
     variant : {"released", "adapted"}
         ``"released"`` follows the authors' code: b and b' are not bounded; BatchNorm statistics are
-        pruned like parameters, but not scaled; an array is not scaled if any client dropped none
-        of the array's coordinates. ``"adapted"`` bounds b and b' by 1, averages the statistics with
-        w, and takes m over the clients that dropped coordinates.
+        pruned like parameters, but not scaled; an array is scaled only if every client dropped
+        some of the array's coordinates. ``"adapted"`` bounds b and b' by 1, averages the statistics
+        with w, and takes m over the clients that dropped coordinates.
 
     See Also
     --------

@@ -1,4 +1,4 @@
-"""Checks for strategies, clients, models and data sets of any package.
+"""Checks for strategies, clients, models and data sets from any package.
 
 A check works with any test runner and raises an ``AssertionError`` that explains which property is
 violated and how to correct it::

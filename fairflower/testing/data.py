@@ -47,7 +47,9 @@ def check_data(
     )
     for scale in (first.mean, first.std) if first.kind == "features" else ():
         count = _examples(first, first.domains[0], "train", np.array([0])).shape[1]
-        assert len(scale) in (0, count), f"{name}: {count} features, {len(scale)} in mean or std."
+        assert len(scale) in (0, count), (
+            f"{name}: {count} features, but {len(scale)} values in mean or std."
+        )
     if first.classes:
         assert first.num_classes in (None, len(first.classes)), (
             f"{name}: {len(first.classes)} names for {first.num_classes} classes."

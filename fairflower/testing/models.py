@@ -75,7 +75,7 @@ def check_model(
             f"{name}: forward(x) is not head(features(x))."
         )
         assert model.represent(x).shape[:1] == (_BATCH,), (
-            f"{name}: `represent` returns a different number of examples."
+            f"{name}: `represent` does not return one row for each example."
         )
         assert torch.equal(logits, again(x)), (
             f"{name}: two models with the same seed differ. Draw only from torch's generator."

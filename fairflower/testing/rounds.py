@@ -43,7 +43,7 @@ def make_cohort(
     Parameters
     ----------
     updates : array of shape (K, d)
-        Each client's update to a model with an array named ``w`` of d zeros.
+        Each client's update to a model whose only array, ``w``, contains d zeros.
     num_examples : array of shape (K,), optional
         Number of training examples of each client. Default: 100.
     server_round : int
@@ -159,7 +159,7 @@ class Rounds:
         return self.finish(replies)
 
     def make_up(self, client: int) -> dict[str, Any]:
-        """Return artificial measurements of a client, the same in every test."""
+        """Return artificial measurements for a client, the same in every test."""
         random = np.random.default_rng([client, self.round])
         trained = {
             name: np.abs(random.normal(size=array.shape)).astype(array.dtype)
@@ -201,7 +201,7 @@ def reply(
 def updates(
     random: np.random.Generator, clients: Iterable[int]
 ) -> dict[int, dict[str, NDArray[Any]]]:
-    """Draw a random update of `MODEL` for each client."""
+    """Draw a random update to `MODEL` for each client."""
     return {
         client: {
             "conv.weight": random.normal(size=(3, 4)).astype(np.float32),

@@ -26,7 +26,7 @@ __getattr__ = renamed(__name__, check_agreement="check_unanimity")
 
 
 def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
-    """Run all `CHECKS` on a strategy, which takes at most a second.
+    """Run all `CHECKS` on a strategy; this takes at most a second.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_arguments(make: Make) -> None:
-    """Check that arguments declare ranges and do not repeat arguments of all strategies."""
+    """Check that arguments declare ranges and do not repeat those that all strategies have."""
     rule = type(make())
     for name, argument in rule.argument_specs().items():
         assert argument.bounded or argument.text, (
@@ -153,8 +153,8 @@ def check_unanimity(make: Make) -> None:
                     "Set keeps_agreement = False if this is intended."
                 )
         assert after[count] == before[count] + move[count], (
-            f"{_name(rounds)}: equal batch counters were merged into a different value. Merge "
-            "buffers by their mean."
+            f"{_name(rounds)}: equal batch counters were merged into a different value. "
+            "Average the buffers."
         )
 
 

@@ -95,7 +95,7 @@ class TrainerCase:
 def check_trainer(
     kind: type[Trainer], *, model: Callable[[], Classifier] = tiny_model, **arguments: Any
 ) -> None:
-    """Run all `CHECKS` on a method of local training, which takes a few seconds.
+    """Run all `CHECKS` on a method of local training; this takes a few seconds.
 
     Parameters
     ----------

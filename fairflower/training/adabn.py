@@ -17,7 +17,7 @@ def layers_with_statistics(model: nn.Module) -> list[_NormBase]:
 
 @contextmanager
 def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
-    """Give BatchNorm layers the mean and variance of these examples; finally restore the old ones.
+    """Give BatchNorm layers the mean and variance of these examples; restore the old ones on exit.
 
     Every batch counts equally; batches of one example are ignored if there are others. To compute
     the statistics, each batch passes through BatchNorm layers in training mode, which use the

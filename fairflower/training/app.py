@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def train_round(
     trainer: Trainer, context: Context, config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Arrays]]:
-    """Train a round and take its measurements, with the client's state from its last round.
+    """Run a training round and take its measurements, with the client's state from its last round.
 
     Returns metrics and arrays. The metrics are ``client-id``, ``train_loss``, the measured numbers
     and, for a client with state, ``state-round``: the round in which the loaded state was written,
-    or 0. The arrays to send with the model are measured arrays and the trainer's ``returns``.
+    or 0. The arrays to send with the model are those measured and the trainer's ``returns``.
     """
     state_round = load_state(trainer, context, config, before=server_round(config))
     trainer.recall()

@@ -259,7 +259,7 @@ def examples_of(
     augment: Augment | None = None,
     **options: Any,
 ) -> Examples:
-    """Return `Images` or `Vectors`, depending on a split's shape; for parameters see these."""
+    """Return `Images` or `Vectors`, depending on the split's shape; see there for parameters."""
     if split.x.ndim == 4:
         return Images(split, mean, std, augment, **options)
     return Vectors(split, mean, std, **options)

@@ -7,8 +7,8 @@ the context has no state: after a restart of the SuperNode, or if the run is res
 checkpoint. Clients without state write nothing.
 
 A resumed run may repeat rounds, for which each client needs its earlier state. Therefore the files
-of all rounds that a checkpoint may need are kept. The server deletes a run's last files if it has
-access to them, as in a simulation. Otherwise a client of another run deletes them after `DAYS`
+of all rounds that a checkpoint may need are kept. The server deletes a run's remaining files if it
+has access to them, as in a simulation. Otherwise a client of another run deletes them after `DAYS`
 days.
 """
 

@@ -273,7 +273,7 @@ def _columns(module: nn.Conv2d | nn.Linear, x: Tensor) -> Tensor:
     """Return the patch of the input for each position of the output, [n, groups, positions, seen].
 
     Like ``torch.nn.functional.unfold``, but with the channels last in a patch. This is the memory
-    order of channels-last images, and ten times faster.
+    order of channels-last images, and is ten times faster.
     """
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), 1, -1, module.in_features)

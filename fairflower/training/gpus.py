@@ -65,14 +65,14 @@ def unused_gpu() -> str:
         return "CUDA_VISIBLE_DEVICES hides the GPU; remove this variable to use it"
     if torch.version.cuda is None:
         return (
-            f"PyTorch {torch.__version__} is built without CUDA, so the GPU is not used; install "
-            "a PyTorch with CUDA (https://pytorch.org) to use it"
+            f"PyTorch {torch.__version__} was built without CUDA, so the GPU is not used; install "
+            "a PyTorch build with CUDA (https://pytorch.org) to use it"
         )
     found = re.search(r"\d+(\.\d+)+", _DRIVER.read_text()) if _DRIVER.exists() else None
     raise ConfigError(
         f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU: "
         f"{_reason()} The NVIDIA driver is {found[0] if found else 'unknown'}. Update the driver, "
-        "install a PyTorch for it (https://pytorch.org), or set train.device = 'cpu'."
+        "install a PyTorch build for it (https://pytorch.org), or set train.device = 'cpu'."
     )
 
 
@@ -81,4 +81,4 @@ def _reason() -> str:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return str(error).strip().split("\n")[0].rstrip(".") + "."
-    return "CUDA does not start."
+    return "CUDA fails to initialize."

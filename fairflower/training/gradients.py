@@ -189,7 +189,7 @@ def _zero(model: nn.Module) -> Tensor:
 
 
 def zeros_like(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return zeros in the parameters' shapes."""
+    """Return zeros with the parameters' shapes."""
     return {name: torch.zeros_like(p) for name, p in parameters.items()}
 
 

@@ -30,7 +30,7 @@ def _eager(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optim
     """Return an optimizer class without its preparations for ``torch.compile``.
 
     These import torch's compiler when an optimizer is created and at its first step, which takes
-    more than a second of CPU in every process that trains, at every message of a SuperNode.
+    more than a second of CPU time in every process that trains: on a SuperNode, for every message.
     """
     methods: dict[str, Any] = {
         name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")

@@ -215,12 +215,12 @@ class Trainer(TrainerSpec, Configurable):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of a batch, by default the cross entropy.
 
-        ``x`` are images [B, C, H, W], features [B, D] or token ids [B, L], ``y`` labels [B].
+        ``x`` has images [B, C, H, W], features [B, D] or token ids [B, L], and ``y`` labels [B].
         """
         return self.criterion(self.model(x), y)
 
     def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross entropy of logits [B, classes], after logit adjustment if set."""
+        """Return the mean cross entropy of logits [B, classes], with logit adjustment if set."""
         logits = at_least_float32(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior

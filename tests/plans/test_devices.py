@@ -150,7 +150,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert "is built without CUDA, so the GPU is not used; install" in placed().line
+    assert "was built without CUDA, so the GPU is not used; install" in placed().line
     monkeypatch.setattr(torch.version, "cuda", "12.8")
 
     def init() -> None:
