@@ -7,7 +7,7 @@ import json
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Hash the parts that identify a random choice to a seed, 0 <= seed < 2**63.
+    """Hash the parts that identify a random choice into a seed, 0 <= seed < 2**63.
 
     The same parts give the same seed in every process and on every machine. Different parts, for
     example those of the next client or round, give an independent random stream.

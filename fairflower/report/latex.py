@@ -1,4 +1,4 @@
-"""LaTeX tables for papers, which use the booktabs package.
+"""Tables in LaTeX for papers. They use the booktabs package.
 
 In each column, the best value among comparable methods is bold, and the second best is underlined.
 The standard deviation over federations or seeds is in small print.
@@ -46,7 +46,7 @@ def latex(runs: Sequence[Run] | Analysis) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with LaTeX's special characters escaped.
+    r"""Return text with LaTeX's special characters escaped.
 
     >>> print(escaped("fedmgda+ & fed_x: 5 %"))
     fedmgda+ \& fed\_x: 5 \%

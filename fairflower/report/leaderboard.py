@@ -357,7 +357,9 @@ def _ranked(board: Board) -> Iterator[str]:
         return
     apart = [n for n, rank in ranking.mean.items() if rank - ranking.lowest > ranking.critical]
     better = (
-        f"it is better than that of {join_words(apart)}" if apart else "none is better than another"
+        f"it is better than that of {join_words(apart)}"
+        if apart
+        else "no method is better than another"
     )
     yield (
         f"Over {len(board.benchmarks)} benchmarks, Friedman's test gives p = {ranking.p:.3g}. The "
@@ -393,7 +395,7 @@ def _worst(text: str) -> float:
 
 
 def _setting(text: str, key: str) -> float:
-    """Return the value of a key in a text like ``train.lr=0.1 strategy.q=2``; NaN if missing."""
+    """Return the value of a key in text such as ``train.lr=0.1 strategy.q=2``; NaN if missing."""
     return float(dict(part.split("=") for part in text.split()).get(key, math.nan))
 
 

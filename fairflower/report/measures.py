@@ -1,4 +1,4 @@
-"""Metrics by which methods are compared, each with its better direction and its margin."""
+"""Metrics by which methods are compared, each with the direction that is better and a margin."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def measures(comparison: Comparison) -> list[Measure]:
             groups.append(_scored(comparison, score, of))
     groups += [_by_user(*metric) for metric in by_user_metric(comparison)]
     for attribute, with_groups in by_attribute(comparison):
-        named = f"fairness between groups of {attribute}"
+        named = f"fairness between groups by {attribute}"
         groups.append(_of_people(named, 0, "", 1.0, with_groups))
         groups.append(_of_people(f"{named}, worst client", 1, "worst client's ", 2.0, with_groups))
     typed = typed_methods(comparison)
@@ -166,9 +166,9 @@ def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
 
 
 def of_people(metric: str, place: int) -> Callable[[Run], float]:
-    """Return a function that computes a metric of group fairness of a run, in percent.
+    """Return a function that computes a run's metric of group fairness, in percent.
 
-    ``place`` is 0 for all people, 1 for the worst client, and 2 and more for the domains. The value
+    ``place`` is 0 for all people, 1 for the worst client, and 2 or more for the domains. The value
     is the mean over the last tested rounds, or NaN if it is undefined.
     """
 

@@ -1,9 +1,9 @@
 """Runs grouped into methods, and methods into comparisons, grids and sweeps.
 
-Runs that differ only in the seed, or only in the federation with its seed (``data.seed`` =
-``seed``), are a *method*. A method's numbers are means and standard deviations over its runs.
-Methods are *comparable* if they differ only in ``strategy.*``, ``client.*`` and ``bound.*`` and
-reached the same round.
+Runs that differ only in the seed, or only in the seed and the federation drawn with it
+(``data.seed`` = ``seed``), are a *method*. A method's numbers are means and standard deviations
+over its runs. Methods are *comparable* if they differ only in ``strategy.*``, ``client.*`` and
+``bound.*`` and reached the same round.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Method:
     ) -> Curve:
         """Return a metric of the domains' accuracies over rounds, by default for all domains.
 
-        If a run did not test some domain in a round, the value of the round covers only the other
+        If a run was not tested on some domain in a round, the round's value covers only the other
         domains. It is NaN if there are none.
         """
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
@@ -307,7 +307,9 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
             left_out.append((run, f"other seeds reached round {furthest}"))
         elif some_whole and not run.fully_tested():
             lacks = untested(run.domains, run.rounds, run.accuracy)
-            left_out.append((run, f"{lacks}, but others of its method were tested on all domains"))
+            left_out.append(
+                (run, f"{lacks}, but other runs of the method were tested on all domains")
+            )
         elif run.seed in kept:
             left_out.append((run, "a newer run has the same seed and settings"))
         else:
@@ -391,7 +393,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
 
 
 def _value(method: Method, key: str) -> float | str | None:
-    """Return a method's value of an argument (set or default), as a number if possible.
+    """Return a method's value for an argument (set or default), as a number if possible.
 
     The result is None if the method does not have the argument.
     """

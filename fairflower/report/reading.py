@@ -64,7 +64,7 @@ _NO_TESTS = AccuracyHistory(rounds=np.empty(0, np.int64), accuracy=np.empty((0, 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(AccuracyHistory):
-    """A run that was read from its folder: accuracies of the global model by domain, config, facts.
+    """A run read from its folder: config, facts, and the global model's accuracies by domain.
 
     With ``evaluate.test = false``, accuracies are measured on validation images. With ``evaluate.by
     = "clients"``, a domain's accuracy is the mean over its clients, weighted by test images, or NaN

@@ -19,7 +19,7 @@ from fairflower.statistics.power import LEVEL, detectable
 
 
 def paired_t_test(values: Sequence[float]) -> Difference:
-    """Return the mean, interval and p-value of paired differences, or only the mean of one pair.
+    """Return the mean, interval and p-value of paired differences; for one pair, only the mean.
 
     >>> gain = paired_t_test([1.0, 2.0, 3.0])
     >>> gain.mean, round(gain.low, 2), round(gain.high, 2), round(gain.p, 3)

@@ -66,7 +66,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested.
     - ``clients``: the number of clients in each domain. ``participation``: the fraction of rounds
       in which each client was merged, unless all are 1. ``accuracy by client``: means over the
-      rounds, if clients tested. ``cluster``: the clients' clusters in each round, with dots.
+      rounds, if clients tested. ``cluster``: for each round, the clients' clusters, separated by
+      dots.
     - ``parameters`` and ``bytes`` of the model. ``data``: a digest of each client's data.
       ``processor``, ``versions`` and ``remarks``.
     """

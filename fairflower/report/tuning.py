@@ -1,4 +1,4 @@
-"""Tables of tuning: the trials of each method on validation images, and their chosen values."""
+"""Tables of tuning: the trials of each method on validation images, and the chosen values."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class _StageGrid:
 
 
 def masked_sizes(content: RecordDict) -> list[int]:
-    """Return the lengths of a reply's masked arrays; raise ``ValueError`` if they are not integers.
+    """Return the lengths of a reply's masked arrays; raise ``ValueError`` if any is not int64.
 
     The first array is the masked weight, with length 1.
     """

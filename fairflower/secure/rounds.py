@@ -155,7 +155,7 @@ class SecureAggregation:
         weights: NDArray[np.float64],
         factors: NDArray[np.float64] | None,
     ) -> tuple[WeightedSum, list[int]]:
-        """Run the second exchange: return the sum of the weighted updates, and its clients.
+        """Run the second exchange; return the sum of weighted updates and the clients in it.
 
         If clients fail before training, they are dropped, and the exchange starts again.
         """
@@ -224,7 +224,7 @@ class SecureAggregation:
             return decode(mean, now.received, [told[client] for client in clients]), clients
         except WrongSum as error:
             names = ", ".join(map(str, sorted(now.trained)))
-            raise Halted(f"{error} (one of the clients {names})") from error
+            raise Halted(f"{error} (one of clients {names})") from error
 
     def _check(
         self,
@@ -290,7 +290,7 @@ class SecureAggregation:
 def _checked(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
     """Return the weights; raise ``ConfigError`` unless they are non-negative with sum 1."""
     if weights.shape != (clients,) or not on_simplex(weights):
-        raise ConfigError(f"Weights {weights} are not {clients} non-negative numbers with sum 1.")
+        raise ConfigError(f"Weights {weights}: expected {clients} non-negative numbers with sum 1.")
     return weights
 
 

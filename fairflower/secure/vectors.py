@@ -203,7 +203,7 @@ def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
 
 @dataclass(frozen=True)
 class SumCohort(Cohort):
-    """A cohort of which the server knows the weighted sum of updates, but no individual update.
+    """A cohort for which the server knows the weighted sum of updates, but no individual update.
 
     Before the masked exchange, ``total`` is None, and the cohort contains only numbers.
     """
@@ -248,7 +248,7 @@ class SumCohort(Cohort):
         return self._moved(c, self.floats if weights is None else self.parameters)
 
     def _told(self, weights: Vector) -> float:
-        """Return the factor that keeps every weight below the cap; reject unknown weights."""
+        """Return the factor that keeps every weight within the cap; reject unknown weights."""
         if self.total is None or not np.allclose(weights, self.total.weights, atol=1e-6):
             self.blocks()
         return min(1.0, self.max_weight / float(weights.max()))

@@ -258,7 +258,7 @@ def _held_to(value: Any, hint: Any, place: str) -> None:
 
 # --- any value -------------------------------------------------------------------------------
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 _WORDS |= {list: "a list", dict: "an object", NoneType: "null"}
 
 
@@ -277,7 +277,7 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
         conform(value, args[0], name)
         for note in args[1:]:
             pattern = isinstance(note, re.Pattern)
-            words = f"a text that matches {note.pattern}" if pattern else str(note)
+            words = f"text that matches {note.pattern}" if pattern else str(note)
             _expect(note.fullmatch(value) if pattern else value in note, words, name, value)
     elif origin in (Union, UnionType):
         _one_of(value, args, name)

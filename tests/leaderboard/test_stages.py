@@ -125,7 +125,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         ("points = 4", "points = 0", "points = 0: expected a number in"),
         ("points = 4", "points = true", "points = True: expected a whole number"),
         ("scrambling = 31", "scrambling = -1", "scrambling = -1: expected a number in"),
-        ('results = "rows.csv"', "results = 3", "results = 3: expected a text"),
+        ('results = "rows.csv"', "results = 3", "results = 3: expected text"),
         ("margin = 3.0", "margin = nan", "margin = nan: expected a number in"),
         ("overlap = 0.5", 'overlap = "half"', r"\[benchmarks.noisy\] overlap = 'half'"),
         ('of = "plain"', 'of = ["plain"]', r"\[sweeps.skew\] of = "),

@@ -240,7 +240,7 @@ def test_ranks_are_apart_by_more_than_the_critical_difference(tmp_path: Path) ->
     last = [row("three", "afl", "both", number, 10 + number) for number in range(1, 6)]
     said = conclusions(board_of(tmp_path / "x.csv", last))
     (line,) = (line for line in said if "Friedman" in line)
-    assert line.endswith("critical difference, 2.7, none is better than another.")
+    assert line.endswith("critical difference, 2.7, no method is better than another.")
 
 
 def test_tables_have_a_row_for_each_method_best_first(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_reads_what_the_run_folder_writes(tmp_path: Path) -> None:
     assert run.clients[0].class_counts == (1, 2)
     assert run.config["strategy.name"] == "fedheal"
     assert run.final(window=5).tolist() == [0.375]
-    assert "1 replies were dropped, from client 1" in shown(folder.path)
+    assert "1 reply was dropped, from client 1" in shown(folder.path)
 
 
 def test_a_stopped_run_is_readable_and_marked(tmp_path: Path) -> None:

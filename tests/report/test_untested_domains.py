@@ -176,7 +176,9 @@ def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Pa
         "seed 1 (completed after round 6 of 6), is left out of tables and figures: c was not "
         in (text)
     )
-    assert "tested in rounds 2 to 6, but others of its method were tested on all domains" in text
+    assert (
+        "tested in rounds 2 to 6, but other runs of the method were tested on all domains" in text
+    )
     assert "†" not in text
 
 
@@ -284,7 +286,7 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
     run = read_run(folder)
     assert [record["round"] for record in run.diagnostics] == list(range(1, 7))
     assert run.diagnostics[1] == records[1] | records[2]
-    assert f"3 test replies were dropped, from client 3, 10 ({reason})." in shown(folder)
+    assert f"3 test replies were dropped, from clients 3, 10 ({reason})." in shown(folder)
     assert diagnostics.by_round(run, axes=1)["weights"].values.shape == (6, 3)
 
 

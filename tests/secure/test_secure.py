@@ -356,7 +356,7 @@ def test_another_weight_than_told_shows_in_the_sum(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(client, "_as_classic", lie)
     federation.after = cover_up
     with pytest.raises(
-        Halted, match=r"a client used a different weight \(one of the clients 0, 1, 2, 3"
+        Halted, match=r"a client used a different weight \(one of clients 0, 1, 2, 3"
     ):
         federation.train()
     federation.after = lambda stage, k, reply: None  # it says so: it is named, and left out

@@ -223,7 +223,7 @@ def test_tables_have_all_people_the_worst_client_and_the_domains(compared: list[
     (chapter,) = analyze(runs).chapters
     tables = list(group_tables(chapter.comparison))
     assert [table in chapter.tables for table in tables[:2]] == [True, True]
-    assert tables[0].title.startswith("Fairness between groups of sex, all people")
+    assert tables[0].title.startswith("Fairness between groups by sex, all people")
     assert list(tables[0].columns) == [metric.title for metric in METRICS]
     values = [100 * np.mean(r.group_metrics[NAMES[0]].accuracy[1:, 0]) for r in runs[:5]]
     assert tables[0].groups[0].rows[0].cells[0].text == f"{np.mean(values):.2f}"
@@ -239,10 +239,10 @@ def test_verdicts_judge_the_differences(compared: list[Path]) -> None:
     (chapter,) = analyze([read_run(folder) for folder in compared]).chapters
     sections = {section.title: section.verdicts for section in chapter.sections}
     for who in ("", ", worst client"):
-        verdict = sections[f"Against the baselines, fairness between groups of sex{who}"][0]
+        verdict = sections[f"Against the baselines, fairness between groups by sex{who}"][0]
         for metric in DIFFERENCES:
             assert metric.phrase in str(verdict)
-    title = "Difference from the baselines, fairness between groups of sex,"
+    title = "Difference from the baselines, fairness between groups by sex,"
     table = next(table for table in chapter.tables if table.title.startswith(title))
     assert table.caption.endswith("Lower is better.")
 
@@ -267,7 +267,7 @@ def test_a_page_has_a_figure_of_the_differences_over_rounds(
 ) -> None:
     write_report([read_run(folder) for folder in compared[::5]], tmp_path / "page")
     assert list((tmp_path / "page" / "figures").glob("*groups-sex.svg"))
-    assert "Differences between groups of sex" in (tmp_path / "page" / "index.html").read_text()
+    assert "Differences between groups by sex" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_a_run_without_groups_has_no_such_table(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def _draw_numbers(
 
 
 def _slug(name: str) -> str:
-    """Convert a diagnostic's name to a part of a file name or an id.
+    """Convert a diagnostic's name to part of a file name or id.
 
     >>> _slug("QP residual")
     'qp-residual'
@@ -261,7 +261,7 @@ class ConsistencyWindow(NamedTuple):
 
 
 def windows(run: Run) -> list[ConsistencyWindow]:
-    """Return the consistency windows of a run, in the order of rounds."""
+    """Return the consistency windows of a run, in order of rounds."""
     domain = {client.client_id: client.domain for client in run.clients}
     length = int(run.config["observe.window"])
     observed_windows = []

@@ -151,7 +151,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
             f"{name}: {sweep.key} from {sweep.values[0]:g} to {sweep.values[-1]:g}",
             f"{comparison.span().capitalize()}{bars}.",
             f"Average, worst domain and spread of {name} for {len(sweep.values)} values of "
-            f"{sweep.key}; the worst domain is best for {best.name}.",
+            f"{sweep.key}; the worst domain is highest for {best.name}.",
         )
 
 

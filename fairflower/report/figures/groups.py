@@ -33,7 +33,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
         yield FigureDraft(
             f"groups-{attribute}",
             sheet,
-            f"Differences between groups of {attribute} over rounds",
+            f"Differences between groups by {attribute} over rounds",
             "Computed for all people, from counts summed over clients. 0 means equality. Line: "
             f"mean over {comparison.replicates}.",
             f"Differences between groups in the last round: {'; '.join(said)}.",
@@ -41,7 +41,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
 
 
 def _curve(method: Method, metric: str) -> Curve:
-    """Return a metric of all people, in points, over the rounds in which every run recorded it."""
+    """Return a metric for all people, in points, over the rounds in which every run recorded it."""
     by_round = [
         dict(zip(run.rounds.tolist(), 100 * run.group_metrics[metric].accuracy[:, 0], strict=True))
         for run in method.runs

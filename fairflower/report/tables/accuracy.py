@@ -197,7 +197,7 @@ _ADAPTED = "AdaBN: with BatchNorm statistics estimated from the domain's unlabel
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
     """Return columns with the accuracy on each held-out domain, in percent.
 
-    If the accuracy with AdaBN was tested, it follows in another column.
+    If runs were also tested with AdaBN, this accuracy follows in another column.
     """
 
     def accuracy(domain: str, adapted: bool) -> Callable[[Method], MeanStd]:
@@ -213,7 +213,7 @@ def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Colum
 
 
 def tested_adapted(comparison: Comparison, domain: str) -> bool:
-    """Return whether some run tested a held-out domain with AdaBN."""
+    """Return whether some run was tested on a held-out domain with AdaBN."""
     runs = (run for method in comparison.methods for run in method.runs)
     return any(run.held_out_domain == domain and run.adapted.rounds.size > 0 for run in runs)
 

@@ -20,7 +20,7 @@ from fairflower.report.text import UNDEFINED
 def group_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield the tables for each sensitive attribute, in percent."""
     for attribute, methods in by_attribute(comparison):
-        title = f"Fairness between groups of {attribute}"
+        title = f"Fairness between groups by {attribute}"
         groups = group_comparable(comparison, methods)
         for place, who, words in (
             (0, "all people", "From the sums of counts over all clients"),

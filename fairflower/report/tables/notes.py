@@ -241,7 +241,8 @@ def _undefined(comparison: Comparison) -> list[str]:
     return [
         f"Group fairness is {note}"
         if found == federations
-        else f"Federation {join_words(sorted(map(str, found)))}: group fairness is {note}"
+        else f"Federation{'s' if len(found) > 1 else ''} {join_words(sorted(map(str, found)))}: "
+        f"group fairness is {note}"
         for note, found in there.items()
     ]
 
@@ -284,7 +285,7 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
 
 
 def _local_note(run: Run) -> str:
-    """Return the note of a run in which a part of the network stays with the clients."""
+    """Return the note on a run in which a part of the network stays with the clients."""
     at_server = run.config.get("client.keep") == "server"
     return _LOCAL.format(
         part=run.info.get("local_part") or "normalization",
@@ -320,7 +321,8 @@ def run_notes(run: Run) -> list[str]:
         lines.append(f"{_UNDEFINED} {join_words(names)}: {reason}.")
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
-        lines.append(f"{len(dropped)} replies were dropped, from client {_clients(dropped)}.")
+        replies = "reply was" if len(dropped) == 1 else "replies were"
+        lines.append(f"{len(dropped)} {replies} dropped, from {_clients(dropped)}.")
     silent = [
         answer
         for record in run.diagnostics
@@ -328,9 +330,10 @@ def run_notes(run: Run) -> list[str]:
     ]
     if silent:
         clients, reasons = zip(*silent, strict=True)
+        replies = "reply was" if len(silent) == 1 else "replies were"
         why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
         lines.append(
-            f"{len(silent)} test replies were dropped, from client {_clients(clients)}{why}. A "
+            f"{len(silent)} test {replies} dropped, from {_clients(clients)}{why}. A "
             "domain's accuracy then covers only its other clients, if any."
         )
     lacks = untested(run.domains, run.rounds, run.accuracy)
@@ -356,7 +359,8 @@ def run_notes(run: Run) -> list[str]:
 
 
 def _clients(dropped: Sequence[str]) -> str:
-    return ", ".join(sorted(set(dropped), key=lambda client: (len(client), client)))
+    names = sorted(set(dropped), key=lambda client: (len(client), client))
+    return f"client{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _values(values: Mapping[str, str]) -> str:

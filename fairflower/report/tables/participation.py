@@ -12,7 +12,7 @@ from fairflower.report.tables.cells import Column, Table, group_comparable, metr
 def participation_table(comparison: Comparison) -> Table:
     """Return a table with the fraction of rounds in which a domain's clients were merged.
 
-    The table also has the domain's accuracy. It shows the methods in which some client was not
+    The table also has the domain's accuracy. It shows the methods for which some client was not
     merged in some round.
     """
 
