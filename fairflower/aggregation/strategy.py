@@ -323,8 +323,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """Return the mean of the clients' test metrics, weighted by ``weighted_by_key``.
 
         Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
-        ``dropped``. Only metrics that all clients sent are averaged. Returns None if no
-        reply is left.
+        ``dropped``. Only metrics that all clients sent are averaged. None if no reply is left.
         """
         if not self._asked_to_test:
             return None

@@ -72,7 +72,7 @@ class StudyFile:
             if trial.values.keys() != set(keys):
                 problem = f"it has values for {', '.join(trial.values) or 'nothing'}"
             elif trial.outcome == "completed" and not finite == domains == len(trial.accuracies):
-                problem = f"it is completed, but has accuracies for {finite} of {domains} domains"
+                problem = f"it is complete, but has accuracies for {finite} of {domains} domains"
             else:
                 continue
             raise _damaged(self._path, f"{method}, trial {number}: {problem}")

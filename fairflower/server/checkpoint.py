@@ -125,7 +125,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     if facts["status"] == "completed" and (reason := facts.get("ended_early")):
         limit = "privacy.max-epsilon" if "privacy.max-epsilon" in reason else "stop.patience"
         raise ConfigError(
-            f"{run} is completed: it ended after round {done}: {reason}. Start a new run with a "
+            f"{run} is complete: it ended after round {done}: {reason}. Start a new run with a "
             f"larger {limit}, or with {limit} = 0."
         )
     if config.num_server_rounds < done:
@@ -134,7 +134,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         )
     if facts["status"] == "completed" and config.num_server_rounds == done:
         raise ConfigError(
-            f"{run} is completed: all of its {done} rounds are done. Increase num-server-rounds, "
+            f"{run} is complete: all of its {done} rounds are done. Increase num-server-rounds, "
             "or start a new run."
         )
     if done and not _paths(run):
@@ -143,7 +143,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         )
     if facts["status"] == "completed" and facts.get("client_state"):
         raise ConfigError(
-            f"{run} is completed, and the state of its clients ({config.client.name}) was deleted "
+            f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "
             "after the last round. Start a new run with more rounds."
         )
     return config

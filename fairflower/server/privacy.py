@@ -75,7 +75,7 @@ def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: 
         )
     if rounds and affordable_rounds(privacy, numbers, 1) == 0:
         raise ConfigError(
-            f"privacy.max-epsilon = {privacy.max_epsilon} cannot be reached: the first round alone "
+            f"privacy.max-epsilon = {privacy.max_epsilon} cannot be met: the first round alone "
             f"has epsilon {epsilon(privacy, numbers, 1):.3g} at delta = {privacy.delta:g}. "
             "Multiply privacy.noise-multiplier"
             + (" and privacy.number-noise-multiplier" if numbers else "")

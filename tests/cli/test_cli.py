@@ -122,7 +122,7 @@ def test_run_resumes_a_stopped_run_in_its_folder(tmp_path):
     assert "round   1/2" not in output
     assert json.loads((folder / "run.json").read_text())["status"] == "completed"
     for args, message in (
-        ([], "is completed: all of its 2 rounds"),
+        ([], "is complete: all of its 2 rounds"),
         (["--strategy=fedavg"], "--strategy: a resumed run keeps its settings"),
         (["--seed=3"], "seed = 3 was given"),
         (["--output-dir=/x"], "output-dir = '/x' was given"),

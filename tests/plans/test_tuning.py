@@ -505,11 +505,11 @@ def test_a_study_file_without_facts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trial", "says"),
     [
-        ({"accuracies": []}, "trial 1: it is completed, but has accuracies for 0 of 2 domains"),
-        ({"accuracies": [0.5, None]}, "trial 1: it is completed, but has accuracies for 1 of 2"),
+        ({"accuracies": []}, "trial 1: it is complete, but has accuracies for 0 of 2 domains"),
+        ({"accuracies": [0.5, None]}, "trial 1: it is complete, but has accuracies for 1 of 2"),
         (
             {"accuracies": [0.5, 0.5, 0.5]},
-            "trial 1: it is completed, but has accuracies for 3 of 2",
+            "trial 1: it is complete, but has accuracies for 3 of 2",
         ),
         ({"accuracies": [50.0, 0.5]}, r"accuracies\[0\] = 50.0: expected a number in \[0, 1\]"),
         ({"values": {"strategy.tau": 0.5}}, "trial 1: it has values for strategy.tau"),

@@ -207,7 +207,7 @@ def test_a_run_that_is_ended_earlier_is_tested_once(tmp_path):
     resume(folder, **{"num-server-rounds": 2})
     run = read_run(folder)
     assert list(run.rounds) == [0, 2]
-    with pytest.raises(ConfigError, match="is completed"):
+    with pytest.raises(ConfigError, match="is complete"):
         resume(folder, **{"num-server-rounds": 2})
 
 
@@ -290,7 +290,7 @@ def test_a_completed_run_can_be_given_more_rounds(tmp_path, every):
     assert "num-server-rounds = 4" in (folder / "config.toml").read_text()
     with pytest.raises(ConfigError, match=r"num-server-rounds = 3: .* already has 4 rounds"):
         resume(folder, **{"num-server-rounds": 3})
-    with pytest.raises(ConfigError, match="is completed: all of its 4 rounds"):
+    with pytest.raises(ConfigError, match="is complete: all of its 4 rounds"):
         resume(folder)
 
 

@@ -293,6 +293,10 @@ def _local_note(run: Run) -> str:
     )
 
 
+def _dropped(replies: Sequence[Any], kind: str = "") -> str:
+    return f"{len(replies)} {kind}{'reply was' if len(replies) == 1 else 'replies were'} dropped"
+
+
 def run_notes(run: Run) -> list[str]:
     """Return notes on a run's progress, dropped replies and missing tests."""
     if "remarks" in run.info:
@@ -321,8 +325,7 @@ def run_notes(run: Run) -> list[str]:
         lines.append(f"{_UNDEFINED} {join_words(names)}: {reason}.")
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
-        replies = "reply was" if len(dropped) == 1 else "replies were"
-        lines.append(f"{len(dropped)} {replies} dropped, from {_clients(dropped)}.")
+        lines.append(f"{_dropped(dropped)}, from {_clients(dropped)}.")
     silent = [
         answer
         for record in run.diagnostics
@@ -330,10 +333,9 @@ def run_notes(run: Run) -> list[str]:
     ]
     if silent:
         clients, reasons = zip(*silent, strict=True)
-        replies = "reply was" if len(silent) == 1 else "replies were"
         why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
         lines.append(
-            f"{len(silent)} test {replies} dropped, from {_clients(clients)}{why}. A "
+            f"{_dropped(silent, 'test ')}, from {_clients(clients)}{why}. A "
             "domain's accuracy then covers only its other clients, if any."
         )
     lacks = untested(run.domains, run.rounds, run.accuracy)
