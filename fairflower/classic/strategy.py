@@ -43,8 +43,8 @@ class LegacyStrategy(Strategy):
     results. Each client must be a `flwr.client.NumPyClient` that appends measured arrays to its
     parameters (`fairflower.classic.packing.pack`) and reports measured numbers in its metrics. In
     both directions, arrays of exchanges follow the model's arrays
-    (`fairflower.classic.packing.split`). `fairflower.classic.client.NumPyTrainer` implements such a
-    client.
+    (`fairflower.classic.packing.split`). `fairflower.classic.client.NumPyTrainer` is a client that
+    does this.
 
     Parameters
     ----------

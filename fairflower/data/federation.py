@@ -23,7 +23,7 @@ from fairflower.registry import KINDS
 
 META = "meta.json"
 
-#: Titles of statistics over all domains in tables and callbacks. No domain may have such a name.
+#: Titles of statistics over all domains in tables and callbacks; no domain may have these names.
 OVER_DOMAINS = (*(row.title for row in (AVG, STD, MIN, GAP)), AVG.phrase)
 
 Pixels = npt.NDArray[np.uint8]

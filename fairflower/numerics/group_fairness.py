@@ -6,7 +6,7 @@ exactly. The same functions give a client's **local** metric from its counts. Bo
 model can be fair on the pooled data and unfair on every client.
 
 A metric is undefined (NaN) if a rate of a group is 0/0. For example, equal opportunity is undefined
-if nobody in a group has a positive label. (fairlearn sets such rates to 0.)
+if nobody in a group has a positive label. (fairlearn sets these rates to 0.)
 
 Examples
 --------

@@ -167,7 +167,7 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     Returns
     -------
     array of shape (K,)
-        The coefficients. If no such d exists because the vectors are linearly dependent, they give
+        The coefficients. If d does not exist because the vectors are linearly dependent, they give
         a d close to 0. Zero vectors have coefficient 0.
 
     Examples

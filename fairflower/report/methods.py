@@ -123,8 +123,8 @@ class Method:
     ) -> MeanStd:
         """Return the mean and std over runs of a metric, computed on domains that all runs tested.
 
-        The result is NaN if there is no such domain. ``accuracies`` returns a run's values [D],
-        with NaN for untested domains.
+        The result is NaN if no domain was tested by all runs. ``accuracies`` returns a run's
+        values [D], with NaN for untested domains.
         """
         values = np.array([accuracies(run) for run in self.runs])
         return MeanStd.of([_of_those(row, figure) for row in _in_common(values)])
@@ -203,7 +203,7 @@ class Comparison:
     def baseline(self, method: Method, name: str) -> Method | None:
         """Return the comparable method with strategy ``name`` and the same client, or None.
 
-        If several such methods differ in bounds, the one with the bounds of ``method`` is
+        If several of them differ in bounds, the method with the bounds of ``method`` is
         preferred.
         """
         bounds, training = method.settings("bound."), method.settings("client.")

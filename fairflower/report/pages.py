@@ -120,7 +120,7 @@ def replace_generated_block(document: Path, summary: Path, text: str) -> None:
     """Replace the block of a Markdown file that was generated from a summary.
 
     The block is between ``<!-- generated from SUMMARY -->`` (the path relative to the document's
-    folder) and ``<!-- end -->``. If the document has no such block, it is appended.
+    folder) and ``<!-- end -->``. If the document lacks this block, it is appended.
 
     Raises
     ------

@@ -48,7 +48,7 @@ class AdaFed(FairStrategy):
 
     Notes
     -----
-    If updates are linearly dependent, there may be no such d; the step is then 0. This
+    If updates are linearly dependent, this d may not exist; the step is then 0. This
     happens, for example, if clients have equal updates but different losses. Clients with a zero
     update are ignored, because they would force d = 0. A loss of 0 does not change, to first order.
 

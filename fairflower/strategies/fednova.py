@@ -51,7 +51,7 @@ class FedNova(FairStrategy):
     to more than 1.
 
     a_k is derived for SGD; for Adam it is not defined. A proximal term makes the paper's a_k
-    smaller, but `FedProx` clients are treated as if they had no such term. The paper's optional
+    smaller, but `FedProx` clients are treated as if they had no proximal term. The paper's optional
     server momentum is not implemented. The paper's text was not available; a_k is the closed form
     of a sum in the authors' code.
 

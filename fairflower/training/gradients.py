@@ -52,7 +52,7 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     ValueError
         If there are no samples.
     TypeError
-        If a batch is neither a pair of tensors nor such a dict.
+        If a batch is neither a pair of tensors nor a dict of this form.
 
     Examples
     --------
