@@ -65,7 +65,7 @@ def test_a_client_without_memory_ends_the_run(share, fewer, caplog):
     """After a second try; at once if the run is to stop."""
     with closing(workers(share, fewer=fewer)) as grid, pytest.raises(GpuMemoryError) as caught:
         a_round(grid)
-    assert ("It is tried once more" in caplog.text) == fewer
+    assert ("It is retried once" in caplog.text) == fewer
     assert f"({REASON}). Resume the run with fewer parallel clients" in str(caught.value)
 
 
