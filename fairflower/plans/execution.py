@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.config import RunConfig
+from fairflower.config import DataConfig, RunConfig
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
 from fairflower.plans.plan import Plan, auto_jobs
@@ -194,7 +194,7 @@ def execute(
     else:
         if line := engine_line(plan.runs[0]):
             console.print(f"  engine    {escape(line)}", soft_wrap=True, highlight=False)
-        num_clients = max(len(federation.clients), *_client_counts(plan, first.data.seed))
+        num_clients = max([len(federation.clients), *_client_counts(plan, first.data)])
         placed = place_clients([first, *plan.runs[1:]], num_clients)
     if placed.line:
         console.print(f"  device    {escape(placed.line)}", soft_wrap=True, highlight=False)
@@ -221,10 +221,10 @@ def execute(
     return folders
 
 
-def _client_counts(plan: Plan, data_seed: int) -> Iterator[int]:
-    """Yield the number of clients for each of a plan's data settings, all with the same seed."""
+def _client_counts(plan: Plan, first: DataConfig) -> Iterator[int]:
+    """Yield the number of clients for a plan's other data settings, with the seed of the first."""
     from fairflower.data import prepare
 
-    for data in {replace(config.data, seed=data_seed) for config in plan.runs}:
+    for data in {replace(config.data, seed=first.seed) for config in plan.runs} - {first}:
         with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
             yield len(prepare(data).clients)

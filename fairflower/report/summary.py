@@ -41,9 +41,9 @@ _LAST = ("parameters", "bytes", "data", "processor", "versions", "remarks")
 #: Column that lists the user's metrics for which lower values are better.
 _LOWER = "lower is better"
 
-#: Column of the clients' accuracies, and its name in earlier versions, where a domain's column
-#: could have the same name.
-_BY_CLIENT, _BY_CLIENT_EARLIER = "accuracy by client", "client accuracy"
+#: Column of the clients' accuracies. Earlier versions wrote ``client accuracy``, which is also the
+#: column of a domain with the name client.
+_BY_CLIENT = "accuracy by client"
 
 #: Separators: between the sessions of a resumed run, and between remarks.
 _AND, _NEXT = " + ", " | "
@@ -202,7 +202,7 @@ def _run(row: Mapping[str, str]) -> Run:
     counts = [int(count) for count in row["clients"].split()]
     by_clients = row.get(_BY_CLIENT)
     if len(table["accuracy"]) > len(counts) and not by_clients:
-        by_clients = table["accuracy"].pop(_BY_CLIENT_EARLIER.removesuffix(" accuracy"))
+        by_clients = table["accuracy"].pop("client")
     domains = tuple(table["accuracy"])
     owners = [d for d, count in zip(domains, counts, strict=True) for _ in range(count)]
     known = RunConfig().concise()
