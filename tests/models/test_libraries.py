@@ -13,16 +13,18 @@ from torch.nn import functional as F
 
 from fairflower import models
 from fairflower.config import ModelConfig, RunConfig
-from fairflower.errors import ConfigError, NotInstalled
+from fairflower.errors import ConfigError, NotInstalled, installed
 from fairflower.models import copy_arrays, set_arrays, trainable
 from fairflower.models.hf_networks import swap_padding
 from fairflower.testing import check_model
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import mean_gradient
 
-pytest.importorskip("timm", reason="needs fairflower[timm]")
-pytest.importorskip("peft", reason="needs fairflower[timm] or fairflower[hf]")
-transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
+# Not imported here: all test processes collect this file, and one of them runs it.
+LIBRARIES = ("timm", "peft", "transformers")
+pytestmark = pytest.mark.skipif(
+    not all(map(installed, LIBRARIES)), reason="needs fairflower[timm,hf]"
+)
 
 COLOUR, TEXTS = (3, 32, 32), (50, 12)
 SMALL = {"vocab_size": 50, "max_position_embeddings": 20}
@@ -41,6 +43,8 @@ IMAGE_SIZES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the folder of a network with random weights, by its type."""
+
+    import transformers
 
     def made(kind: str, **options: Any) -> Path:
         path = tmp_path_factory.mktemp(kind)
@@ -215,6 +219,8 @@ def test_an_image_classifier_is_a_model(folder: Any, kind: str) -> None:
 
 def test_a_text_classifier_is_that_of_transformers(folder: Any) -> None:
     """With padding of its own, the same weights and another head."""
+    import transformers
+
     path = folder("roberta")
     model = build(f"hf:{path}", TEXTS).eval()
     whole = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -236,6 +242,8 @@ def test_a_text_classifier_is_that_of_transformers(folder: Any) -> None:
 
 
 def test_weights_are_random_if_one_says_so(folder: Any) -> None:
+    import transformers
+
     path = folder("bert")
     pretrained, random = (build(f"hf:{path}", TEXTS, weights=w) for w in ("", "random"))
     key = "body.bert.embeddings.word_embeddings.weight"

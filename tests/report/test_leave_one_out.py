@@ -94,7 +94,7 @@ def test_a_resumed_run_has_the_same_tests(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_holds_out_each_domain_in_turn(tmp_path):
+def test_compare_holds_out_each_domain_in_turn(tmp_path, undrawn):
     out = tmp_path / "grid"
     text = call("compare", "--leave-one-domain-out", "--seeds", "0", *FLAGS, "--output-dir", out)
     assert "Leave one domain out" in text

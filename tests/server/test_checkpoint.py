@@ -175,6 +175,12 @@ def test_a_run_stopped_in_every_round_ends_as_if_it_had_not_been(method, tmp_pat
     ]
 
 
+@pytest.fixture
+def no_states():
+    """Remove what clients of earlier tests left, which share the home folder."""
+    shutil.rmtree(client_states(), ignore_errors=True)
+
+
 # The first five keep nothing, as `sgd` does; the others are killed in test_kill.py.
 ELSEWHERE = ("fedavg", "sam", "fedsam", "gsam", "fedprox", "moon", "feddyn", "fedgc")
 HERE = [(name,) for name in CLIENTS if name not in ELSEWHERE]
@@ -182,7 +188,7 @@ HERE = [(name,) for name in CLIENTS if name not in ELSEWHERE]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned([(name,) for name in CLIENTS], HERE))
-def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path):
+def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path, no_states):
     settings = {"strategy.name": "fedavg", "client.name": name, "evaluate.by": "both"}
     whole = session(config(tmp_path, **settings)).run()
     folder = resume(stopped(config(tmp_path, **settings), 3))
@@ -211,7 +217,7 @@ def test_a_run_that_is_ended_earlier_is_tested_once(tmp_path):
         resume(folder, **{"num-server-rounds": 2})
 
 
-def test_a_client_that_lost_its_state_is_named(tmp_path, caplog):
+def test_a_client_that_lost_its_state_is_named(tmp_path, caplog, no_states):
     settings = {"client.name": "scaffold", "fraction-train": 1.0}
     folder = stopped(config(tmp_path, **settings), 3)
     (run,) = client_states().iterdir()

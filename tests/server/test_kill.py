@@ -57,7 +57,7 @@ ALONE = [
 
 # Forked from a process that has imported everything, a run starts in no time.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["resuming", "cvxpy", "sympy", "torch._dynamo"])
+processes.set_forkserver_preload(["resuming", "cvxpy"])
 
 
 @pytest.fixture(autouse=True)
