@@ -6,8 +6,10 @@ import gc
 import io
 import os
 import sys
+import tempfile
 from collections import Counter
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ settings.register_profile("nightly", deadline=None, max_examples=200)
 # Ray, wherever a test imports it, is not to install an environment of its own for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
+
+#: What most tests import, which takes a new environment half a minute to compile.
+LARGE = ("torch", "scipy.stats", "ray", "pandas", "torchvision", "sklearn", "flwr.simulation")
 
 #: Marks of tests that need a system: whether this one is another, and the reason to skip them.
 ELSEWHERE = {
@@ -44,6 +49,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
             # The tests' networks are so small that threads cost more than they bring.
             torch.set_num_threads(1)
+    if worker := getattr(config, "workerinput", None):
+        compile_in_turn(int(worker["workerid"].removeprefix("gw")))
+
+
+def compile_in_turn(worker: int) -> None:
+    """Import the large libraries, each in one process at a time, so that none is compiled twice.
+
+    Every process begins with another one.
+    """
+    from filelock import FileLock
+
+    first = worker % len(LARGE)
+    for library in LARGE[first:] + LARGE[:first]:
+        lock = Path(tempfile.gettempdir(), f"fairflower-tests-{library}.lock")
+        with suppress(ModuleNotFoundError), FileLock(lock):
+            import_module(library)
 
 
 def pytest_collection_finish() -> None:

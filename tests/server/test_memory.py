@@ -18,7 +18,13 @@ from fairflower.server import rounds
 from fairflower.strategies import STRATEGIES
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "fedheal", "fedequilibria", "fedfv"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("fedavg", "fedequilibria"),
+        *(pytest.param(rule, marks=pytest.mark.nightly) for rule in ("fedheal", "fedfv")),
+    ],
+)
 def test_nothing_holds_the_replies_of_earlier_rounds(rule: str, tmp_path: Path) -> None:
     assert rule in STRATEGIES
     arrays: dict[int, list[weakref.ref[Array]]] = defaultdict(list)
