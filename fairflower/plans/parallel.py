@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import logging
 import multiprocessing
@@ -267,6 +268,7 @@ _stopping = threading.Event()
 
 
 def _prepare_worker(stop: Connection) -> None:
+    gc.freeze()  # runs free messages by full collections, which need not search imported modules
     for number in (signal.SIGINT, *HANGUP):  # the parent process handles these
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
