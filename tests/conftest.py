@@ -43,14 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--nightly") else "quick")
+    if worker := getattr(config, "workerinput", None):
+        compile_in_turn(int(worker["workerid"].removeprefix("gw")))
     if config.getoption("numprocesses", None) is None:  # else others run the tests
         with suppress(ModuleNotFoundError):  # a light installation: tests/deploy/test_light.py
             import torch
 
             # The tests' networks are so small that threads cost more than they bring.
             torch.set_num_threads(1)
-    if worker := getattr(config, "workerinput", None):
-        compile_in_turn(int(worker["workerid"].removeprefix("gw")))
 
 
 def compile_in_turn(worker: int) -> None:
