@@ -46,7 +46,7 @@ def test_the_notebook_shows_runs_tables_and_figures(tmp_path: Path) -> None:
     page = outputs(cell("ff.compare("), "text/html")
     assert page.count("<tbody>") == 1
     assert "fedprox+fedheal" in page
-    assert "(3 seeds)" in page
+    assert "3 seeds" in page
     assert outputs(cell("results.plot"), "image/png")
     assert "<table" in outputs(cell("results.table"), "text/html")
     assert "fedprox+uniform" in outputs(cell("groupby"), "text/html")

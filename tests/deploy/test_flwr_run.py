@@ -40,6 +40,7 @@ SETTINGS = {
     "strategy.name": "'fedheal'",
 }
 RUN_FOLDER = {
+    ".lock",
     "checkpoints",
     "config.toml",
     "diagnostics.jsonl",

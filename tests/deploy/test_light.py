@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -19,9 +20,16 @@ pytestmark = [
         reason="the lowest versions of libraries are those of the lowest Python",
     ),
 ]
+FOLDERS = ("tests/strategies", "tests/aggregation", "tests/numerics")
 #: Tests of strategies that need more than a strategy does: clients that train, runs, reports.
-MORE = ["tests/strategies/test_fednova.py", "tests/strategies/test_qffl.py"]
-MORE += ["tests/aggregation/test_bounds.py", "tests/aggregation/test_consistency.py"]
+TRAINING = re.compile(r"^(import torch|from (toys|fairflower\.(clients|models|training)))", re.M)
+MORE = ["tests/aggregation/test_bounds.py", "tests/aggregation/test_consistency.py"]
+MORE += [
+    str(path.relative_to(ROOT))
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("test_*.py"))
+    if TRAINING.search(path.read_text(encoding="utf-8"))
+]
 RUN_CONFIGS = "tests/strategies/test_fedgcr.py::test_a_variant_with_t_given_says_so_before_the_run"
 
 
@@ -104,6 +112,6 @@ def test_the_tests_of_strategies_pass_with_the_lowest_solvers(light: Path, tmp_p
     install(light, "--resolution", "lowest-direct", f"{ROOT}[solvers]")
     install(light, "hypothesis", "pytest", "pytest-rerunfailures")
     command = [light, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["tests/strategies", "tests/aggregation", "tests/numerics"]
+    command += FOLDERS
     command += [f"--ignore={file}" for file in MORE] + [f"--deselect={RUN_CONFIGS}"]
     assert " passed" in run(command, env=environment(tmp_path), cwd=ROOT)
