@@ -20,7 +20,7 @@ import numpy as np
 from common import machine_facts, markdown, say
 from numpy.typing import NDArray
 
-from fairflower.statistics.differences import Difference, differences, together
+from fairflower.statistics.differences import Difference, differences, judged_as_family
 
 #: Standard deviations in points: of a method on a federation, and of a run there.
 FEDERATION, RUN = 0.9 / np.sqrt(2), 2.0
@@ -57,7 +57,7 @@ def share(judge: Judge, tables: int, seed: int, methods: int, replicates: int, *
     counted = 0.0
     for _ in range(tables):
         values = table(rng, methods, replicates, **design)
-        counted += judge(together(differences(dict(enumerate(values)), MARGIN)))
+        counted += judge(judged_as_family(differences(dict(enumerate(values)), MARGIN)))
     return 100 * counted / tables
 
 
@@ -68,7 +68,7 @@ def any_told(judged: Mapping[int, Difference]) -> float:
 
 def any_same(judged: Mapping[int, Difference]) -> float:
     """1 if the table calls any method equivalent."""
-    return float(any(one.same for one in judged.values()))
+    return float(any(one.equivalent for one in judged.values()))
 
 
 def told_better(judged: Mapping[int, Difference]) -> float:
@@ -78,7 +78,7 @@ def told_better(judged: Mapping[int, Difference]) -> float:
 
 def told_same(judged: Mapping[int, Difference]) -> float:
     """Share of the methods that the table calls equivalent."""
-    return sum(one.same for one in judged.values()) / len(judged)
+    return sum(one.equivalent for one in judged.values()) / len(judged)
 
 
 #: Title, what is counted, its share of the tables asked for, and the design.

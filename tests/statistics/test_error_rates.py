@@ -1,0 +1,23 @@
+"""The program behind experiments/error-rates.md runs, and counts what it says it counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def test_rows_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import error_rates
+
+    rows = error_rates.rows(4, 0)
+    assert [row[:2] for row in rows] == [
+        [str(methods), str(replicates)]
+        for methods in error_rates.METHODS
+        for replicates in error_rates.REPLICATES
+    ]
+    assert all(0 <= float(cell) <= 100 for row in rows for cell in row[2:])
+    few = error_rates.share(error_rates.any_told, 200, 0, 10, 10)
+    found = error_rates.share(error_rates.told_better, 200, 0, 10, 24, effect=4.0)
+    assert few < 12 < 95 < found
