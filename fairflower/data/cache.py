@@ -87,6 +87,28 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     return _open(folder, config.augment)
 
 
+def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
+    """Return the share (0 to 1) of a federation's examples that another one has, too, by split.
+
+    The configs must have the same data set. The smaller federation is divided by.
+    """
+    held = []
+    for config in (a, b):
+        _, groups, rows = _divided_rows(make_data_set(config))
+        domains = {group.name: group.domain for group in groups}
+        held.append(
+            {
+                s: {
+                    (domains[name], row) for name in of for row in np.concatenate(of[name]).tolist()
+                }
+                for s, of in rows.items()
+            }
+        )
+    first, second = held
+    smaller = {s: min(len(first[s]), len(second[s])) for s in first}
+    return {s: len(first[s] & second[s]) / smaller[s] for s in first}
+
+
 def with_absolute_dir(config: DataConfig) -> DataConfig:
     """Return the config with an absolute ``dir``, taken from ``data.dir`` or $FAIRFLOWER_DATA.
 
@@ -155,10 +177,7 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
 def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, list[Arrays], Arrays]:
     """Return the federation, the arrays of each client's file, and those of the held-out domain."""
     config = data_set.config
-    of_split = {"train": data_set.client_domains, "test": data_set.domains}
-    labels = {s: {d: data_set.labels(d, s) for d in of_split[s]} for s in of_split}
-    groups = client_groups(data_set, labels["train"])
-    rows = _rows(data_set, groups, labels)
+    labels, groups, rows = _divided_rows(data_set)
     examples = {s: _examples(data_set, groups, rows[s], SPLITS[s]) for s in rows}
     unseen = _held_out_groups(data_set)
     unseen_rows = _test_rows(config, unseen, labels["test"])
@@ -243,6 +262,16 @@ def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
 
 def _sizes(rows: Rows) -> tuple[int, ...]:
     return tuple(sum(map(len, by_client)) for by_client in rows.values())
+
+
+def _divided_rows(
+    data_set: DataSet,
+) -> tuple[dict[str, dict[str, Ints]], list[ClientGroup], dict[str, Rows]]:
+    """Return labels by split and domain, groups of clients, and rows by split, group and client."""
+    of_split = {"train": data_set.client_domains, "test": data_set.domains}
+    labels = {s: {d: data_set.labels(d, s) for d in of_split[s]} for s in of_split}
+    groups = client_groups(data_set, labels["train"])
+    return labels, groups, _rows(data_set, groups, labels)
 
 
 def _rows(

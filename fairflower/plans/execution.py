@@ -97,6 +97,24 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         f"{shared('train.optimizer')}"
         + f", fraction-train {fraction}" * (fraction != "1.0")
         + _masks(plan.runs[0], clients)
+        + _overlap(plan)
+    )
+
+
+def _overlap(plan: Plan) -> str:
+    """Return a line about the examples that two federations of a plan share, or "" for one."""
+    from fairflower.data.cache import shared_examples
+
+    first = plan.runs[0].data
+    others = (run.data for run in plan.runs if replace(run.data, seed=first.seed) == first)
+    other = next((data for data in others if data.seed != first.seed), None)
+    if other is None:
+        return ""
+    shares = shared_examples(first, other)
+    return (
+        f"\n  overlap   federations {first.seed} and {other.seed} share "
+        f"{100 * shares['train']:.0f} % of their training examples and {100 * shares['test']:.0f} %"
+        " of their test examples. Intervals do not cover what other examples would change."
     )
 
 

@@ -78,6 +78,9 @@ def test_settings_are_told_that_all_runs_of_a_plan_share():
     assert re.search("4 clients of 4 domains; images: [0-9,]+ for training, [0-9]+ for valid", data)
     assert "lr various, local epochs 5" in training
     assert training.endswith("sgd, fraction-train 0.5")
+    redrawn = [RunConfig.from_flat({"seed": seed, "data.seed": seed}) for seed in (3, 4)]
+    overlap = setup_summary(Plan(redrawn), prepare(redrawn[0].data)).splitlines()[-1]
+    assert "federations 3 and 4 share 100 % of their training examples and 100 % of " in overlap
     embedded = RunConfig.from_flat({"data.dir": "/nowhere"})
     told = setup_summary(Plan([embedded]), prepare(embedded.data))
     assert "4 domains, not read from data.dir, because uci-digits does not use it; images" in told

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from shipped import FOLDER, configs
 
-from fairflower.config import RunConfig, read_toml
-from fairflower.data.cache import Rows, _test_rows, _train_rows, make_data_set
+from fairflower.config import DataConfig, RunConfig, read_toml
+from fairflower.data import prepare
+from fairflower.data.cache import Rows, _test_rows, _train_rows, make_data_set, shared_examples
 from fairflower.data.class_folders import ClassFolders, Domain
 from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
@@ -195,3 +196,21 @@ def test_fedgcrs_clients_are_as_large_as_in_its_runs(name: str, dif: str) -> Non
         assert np.abs(np.subtract(ours, theirs)).max() <= 2
     exact = EXACT.get((name, dif), 0)
     assert sizes[:exact] == logged[:exact]
+
+
+def test_the_examples_that_two_federations_share_are_counted_by_their_rows() -> None:
+    """Against the examples themselves; few of the digits are there twice."""
+    configs = [DataConfig(fraction=0.08, test_examples=50, seed=seed) for seed in (0, 1)]
+    found = shared_examples(*configs)
+    for split in ("train", "test"):
+        first, second = (
+            {
+                (client.domain, x.tobytes())
+                for client in federation.clients
+                for x in federation.splits(client.client_id, split)[0].x
+            }
+            for federation in map(prepare, configs)
+        )
+        assert found[split] == pytest.approx(len(first & second) / len(first), abs=0.01)
+    assert 0 < found["train"] < 1
+    assert shared_examples(configs[0], configs[0]) == {"train": 1.0, "test": 1.0}
