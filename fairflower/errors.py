@@ -80,10 +80,7 @@ class Pruned(Exception):
 
 
 _SOLVERS = ("cvxpy", "scipy", "sklearn")
-_TRAIN = (
-    *("torch", "torchvision", "PIL", "pandas", *_SOLVERS),
-    *("statsmodels", "matplotlib", "jinja2"),
-)
+_TRAIN = ("torch", "torchvision", "PIL", "pandas", *_SOLVERS, "matplotlib", "jinja2")
 
 #: Extra in pyproject.toml -> import names of its libraries.
 EXTRAS = {

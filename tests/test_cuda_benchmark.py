@@ -17,7 +17,7 @@ from fairflower.registry import CLIENTS, STRATEGIES
 PROGRAM = Path(__file__).parent.parent / "benchmarks" / "cuda.py"
 
 #: What the program does without; `pandas` and `jinja2` are those of reports.
-MISSING = ("ray", "flwr_datasets", "datasets", "pandas", "statsmodels", "matplotlib")
+MISSING = ("ray", "flwr_datasets", "datasets", "pandas", "matplotlib")
 WITHOUT = f"import sys\nsys.modules |= dict.fromkeys({(*MISSING, 'jinja2')})\n"
 
 

@@ -17,13 +17,15 @@ from fairflower.leaderboard.analysis import Findings
 from fairflower.leaderboard.design import Design
 from fairflower.leaderboard.document import text as text_of
 from fairflower.leaderboard.ledger import Ledger
+from fairflower.leaderboard.sentences import summary as counted
 from fairflower.leaderboard.stages import Stages
 from fairflower.report.contrasts import Contrast
 from fairflower.report.measures import Figure, Measure
 from fairflower.report.methods import MeanStd
 from fairflower.report.pages import GENERATED, generated_markdown
-from fairflower.report.statistics import Difference
+from fairflower.report.text import format_number
 from fairflower.report.verdicts import signed
+from fairflower.statistics.differences import Difference
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 #: The index and the protocol report nothing; ``benchmarks/error_rates.py`` writes its own document.
@@ -220,6 +222,35 @@ def test_what_an_old_document_says_is_what_its_tables_say(name: str) -> None:
     assert wanted
     said = [line for line in text.splitlines() if line.startswith("- ")]
     assert said == wanted
+
+
+def test_the_readme_says_what_the_leaderboard_says() -> None:
+    readme = " ".join((EXPERIMENTS.parent / "README.md").read_text(encoding="utf-8").split())
+    found = Findings(Stages(Design.read(LEADERBOARD), Ledger(EXPERIMENTS / "federations.csv")))
+    for row in counted(found).groups[0].rows:
+        assert f"| {' | '.join([row.name, *(cell.text for cell in row.cells)])} |" in readme
+
+    def interval(one: Difference, sign: int = 1) -> str:
+        low, high = sorted((sign * one.low, sign * one.high))
+        return f"{number(sign * one.mean)} [{number(low)}, {number(high)}]"
+
+    def number(value: float) -> str:
+        return format_number(value, 1)
+
+    health, site, digits = (found.judged(b) for b in found.benchmarks[:3])
+    both = [*health.values(), *site.values()]
+    assert all(max(-one.low, one.high) < 2 for one in both)
+    loss, gain = (
+        math.ceil(10 * max(ends)) / 10
+        for ends in zip(*((-one.low, one.high) for one in both), strict=True)
+    )
+    assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in readme
+    by_place = found.secondary(found.benchmarks[1])
+    worst = interval(by_place["worst domain", "fedfv"]).replace(" [", " points [")
+    average = interval(by_place["average", "fedfv"], -1)
+    assert f"raises the worst domain by {worst} and lowers the average by {average}" in readme
+    assert f"gains {interval(digits['gsam+fedism']).replace(' [', ' points [')}" in readme
+    assert f"it is at {interval(digits['fedheal']).replace(' [', ' points [')}" in readme
 
 
 def test_no_summary_names_a_folder_of_the_machine_that_made_it() -> None:

@@ -16,7 +16,6 @@ from fairflower.leaderboard.ledger import Row
 from fairflower.leaderboard.stages import CONFIRMATION, HALF, Stages, worst_half
 from fairflower.numerics.metrics import AVG, MIN, STD0
 from fairflower.server.history import WINDOW
-from fairflower.statistics.benchmarks import mixed
 from fairflower.statistics.differences import (
     Difference,
     MeanStd,
@@ -106,8 +105,17 @@ class Findings:
 
     def left(self, benchmark: Benchmark) -> int:
         """Return the number of remaining runs in a benchmark's confirmation."""
-        planned = len(benchmark.confirmed) * len(benchmark.federations)
-        return planned - len(self.rows[benchmark.name])
+        methods = len(benchmark.confirmed) - len(self.never_completed(benchmark))
+        return methods * len(benchmark.federations) - len(self.rows[benchmark.name])
+
+    def never_completed(self, benchmark: Benchmark) -> list[str]:
+        """Return the methods that are not confirmed, because no finalist completed all trials."""
+        return [m for m in benchmark.confirmed if self.stages.chosen(benchmark, m) == -1]
+
+    def earlier_margins(self, benchmark: Benchmark) -> list[str]:
+        """Return margins that differ from the design's and were set when runs were confirmed."""
+        recorded = {row.margins for row in self.rows[benchmark.name] if row.margins}
+        return sorted(recorded - {str(self.design.margins)})
 
     def domains(self, benchmark: Benchmark) -> list[str]:
         """Return the names of a benchmark's domains in the order of the accuracies."""
@@ -116,6 +124,11 @@ class Findings:
     def figures(self, benchmark: Benchmark) -> Accuracies:
         """Return the accuracies of every confirmed method."""
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
+
+    def hours(self, benchmark: Benchmark) -> float:
+        """Return the hours that all runs on a benchmark took, including trials."""
+        rows = self.stages.ledger.rows.values()
+        return sum(row.seconds for row in rows if row.benchmark == benchmark.name) / 3600
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
         """Return the confirmation runs that diverged or were not fully tested. Means omit them."""
@@ -140,24 +153,11 @@ class Findings:
         judged = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
         return next(iter(judged.values()), None)
 
-    def over_benchmarks(self) -> dict[str, Difference]:
-        """Return differences across benchmarks from a mixed model; empty for a single benchmark."""
-        import pandas as pd  # late: it takes a while to import
-
-        measure = primary(self.design)
-        table = pd.DataFrame(
-            [
-                (benchmark.name, federation, method, measure.value(accuracies))
-                for benchmark in self.benchmarks
-                for method, by_federation in self.figures(benchmark).items()
-                for federation, accuracies in by_federation.items()
-            ],
-            columns=["benchmark", "federation", "method", "value"],
-        )
-        try:
-            return mixed(table, self.design.reference, measure.margin)
-        except ValueError:
-            return {}
+    def on_benchmarks(self) -> dict[str, list[float]]:
+        """Return each method's mean gains on the finished benchmarks, if it is judged on all."""
+        by_benchmark = [self.judged(benchmark) for benchmark in self.benchmarks]
+        shared = [m for m in by_benchmark[0] if all(m in judged for judged in by_benchmark)]
+        return {method: [judged[method].mean for judged in by_benchmark] for method in shared}
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
         """Return the differences from the reference by variation and method, as a single family.

@@ -55,6 +55,9 @@ class Margins:
     average: float = 1.0
     std: float = 1.0
 
+    def __str__(self) -> str:
+        return f"{self.worst:g} {self.average:g} {self.std:g}"
+
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:

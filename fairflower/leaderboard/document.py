@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from fairflower.leaderboard.analysis import Findings, primary
-from fairflower.leaderboard.sentences import left, outcome, sentences, tables
+from fairflower.leaderboard.sentences import kind, left, outcome, sentences, tables
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft
 from fairflower.report.pages import markdown_board, replace_generated_block
 
-#: Colors of intervals: worse, undecided and equivalent, and then better.
-_COLORS = {"worse": "#b23819", "undecided": canvas.GRAY, "equivalent": "#19a3ff"}
-_BETTER = "#00a866"
+#: Colors of intervals; gray if undecided.
+_COLORS = {"better": "#00a866", "equivalent": "#19a3ff", "worse": "#b23819"}
 
 
 def text(findings: Findings) -> str:
@@ -47,8 +46,7 @@ def differences(findings: Findings) -> FigureDraft:
         panel.axvline(0.0, color=canvas.INK, linewidth=0.8)
         ordered = sorted(judged.items(), key=lambda item: item[1].mean)
         for place, (_, difference) in enumerate(ordered):
-            kind = outcome(difference).split(" ")[0].rstrip(";")
-            color = _BETTER if kind == "better" else _COLORS.get(kind, canvas.GRAY)
+            color = _COLORS.get(kind(difference), canvas.GRAY)
             panel.plot(
                 [difference.low, difference.high], [place, place], color=color, linewidth=1.5
             )

@@ -42,6 +42,7 @@ class Row:
     seconds: float
     data: str  # digest of what every client holds
     key: str  # digest of the config
+    margins: str = ""  # of the design when the run was confirmed; empty in other stages
 
     @property
     def accuracies(self) -> tuple[float, ...]:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import Diverged, error_text
+from fairflower.leaderboard.design import Margins
 from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.stages import STAGES, Planned, Stages
+from fairflower.leaderboard.stages import CONFIRMATION, STAGES, Planned, Stages
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run
 
@@ -42,8 +43,8 @@ class LeaderboardRuns:
         self.out -= 1
         path = self.folder / config.run_name
         if error is None or isinstance(error, Diverged):
-            planned = self.given[config.run_name]
-            self.stages.ledger.add(_row(planned, read_run(path) if error is None else None, error))
+            planned, run = self.given[config.run_name], read_run(path) if error is None else None
+            self.stages.ledger.add(_row(planned, run, error, self.stages.design.margins))
             shutil.rmtree(path, ignore_errors=True)
         return self._more(), isinstance(error, Diverged)
 
@@ -74,7 +75,7 @@ class LeaderboardRuns:
         )
 
 
-def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
+def _row(planned: Planned, run: Run | None, error: Exception | None, margins: Margins) -> Row:
     federation = prepare(planned.config.data)
     accuracies, reason = "", error_text(error) if error else ""
     if run and run.fully_tested():
@@ -99,6 +100,7 @@ def _row(planned: Planned, run: Run | None, error: Exception | None) -> Row:
         round(float(info.get("seconds") or 0.0), 1),
         federation.digest,
         planned.key,
+        str(margins) if planned.stage == CONFIRMATION else "",
     )
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from fairflower.leaderboard.analysis import Findings, primary
 from fairflower.leaderboard.design import Benchmark, Sweep
 from fairflower.report.tables.cells import Cell, Group, Row, Table
-from fairflower.report.text import DASH, format_number, format_std, join_words
+from fairflower.report.text import DASH, format_number, format_p_value, format_std, join_words
+from fairflower.statistics.benchmarks import over_benchmarks, ranks
 from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
 
 #: Pairs for question 2 of the protocol: a method, and the same method without its local training.
 WITH_ITS_CLIENTS = (("gsam+fedism", "fedism"), ("scaffold+uniform", "uniform"))
+
+#: The kinds of conclusions.
+KINDS = ("better", "equivalent", "worse", "undecided")
 
 #: Gain in points that sweeps are designed to detect.
 _GAIN = 2.0
@@ -42,6 +47,15 @@ def outcome(difference: Difference) -> str:
     return f"undecided; a difference of {least} points would have been found"
 
 
+def kind(difference: Difference) -> str:
+    """Return one of `KINDS`, or the number of federations if they are too few.
+
+    >>> kind(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
+    'better'
+    """
+    return outcome(difference).split(" ")[0].rstrip(";")
+
+
 def sentences(findings: Findings) -> list[str]:
     """Return the conclusions for each benchmark, over all benchmarks, and from the sweeps."""
     lines = []
@@ -59,16 +73,28 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         name: difference for name, difference in judged_there.items() if difference.n >= MIN_PAIRS
     }
     reference, name = findings.design.reference, benchmark.name
+    for margins in findings.earlier_margins(benchmark):
+        yield (
+            f"{name}: the margins are {findings.design.margins} points and were {margins} when "
+            "runs were confirmed, so its equivalences are by margins set afterwards."
+        )
+    for method in findings.never_completed(benchmark):
+        yield f"{name}: {method} is not compared, because no setting completed all its trials."
+    for method, count in Counter(row.method for row in findings.lost(benchmark)).items():
+        yield (
+            f"{name}: {method} is lost in {count} of {len(benchmark.federations)} federations; "
+            "its interval is over the others."
+        )
     if not enough:
         yield f"{name}: fewer than {MIN_PAIRS} federations so far, so there is no conclusion."
         return
-    kinds: dict[str, list[str]] = {"better": [], "equivalent": [], "worse": [], "undecided": []}
+    kinds: dict[str, list[str]] = {name: [] for name in KINDS}
     for method, difference in enough.items():
-        kinds[outcome(difference).split(" ")[0].rstrip(";")].append(method)
+        kinds[kind(difference)].append(method)
     pairs = sorted({difference.n for difference in enough.values()})
     counts = ", ".join(
-        f"{len(names)} {kind}{f' ({join_words(names)})' if names and kind != 'undecided' else ''}"
-        for kind, names in kinds.items()
+        f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
+        for word, names in kinds.items()
     )
     least = max(difference.detectable for difference in enough.values())
     yield (
@@ -83,18 +109,29 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
 
 
 def _over_all(findings: Findings) -> Iterator[str]:
-    judged = findings.over_benchmarks()
-    if judged:
-        gains = "; ".join(
-            f"{method} {format_number(difference.mean, signed=True)} "
-            f"[{format_number(difference.low)}, {format_number(difference.high)}]"
-            for method, difference in sorted(judged.items(), key=lambda item: -item[1].mean)
-        )
-        count = max(difference.n for difference in judged.values())
+    count = len(findings.benchmarks)
+    if count < MIN_PAIRS:
         yield (
-            f"Gains over {findings.design.reference} on the worst half, in points, across {count} "
-            f"benchmarks (mixed model, Dunnett's intervals): {gains}."
+            f"{count} of {len(findings.stages.benchmarks)} benchmarks are finished. Conclusions "
+            f"over benchmarks need {MIN_PAIRS}."
         )
+        return
+    gains, reference = findings.on_benchmarks(), findings.design.reference
+    judged = over_benchmarks(gains, primary(findings.design).margin)
+    for method, difference in sorted(judged.items(), key=lambda item: -item[1].mean):
+        yield (
+            f"Over {count} benchmarks, {method} gains {format_number(difference.mean, signed=True)}"
+            f" [{format_number(difference.low)}, {format_number(difference.high)}] points over "
+            f"{reference} on the worst half: {outcome(difference)}."
+        )
+    ranked = ranks({reference: [0.0] * count, **gains})
+    best = sorted(ranked.mean, key=ranked.mean.__getitem__)[:3]
+    yield (
+        f"By ranks over {count} benchmarks: Friedman's test has p = {format_p_value(ranked.p)}, "
+        f"and mean ranks differ significantly from {format_number(ranked.critical)} on (Nemenyi). "
+        f"The lowest mean ranks: "
+        f"{join_words([f'{m} {format_number(ranked.mean[m])}' for m in best])}."
+    )
 
 
 def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
@@ -126,10 +163,30 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
 
 
 def tables(findings: Findings) -> list[Table]:
-    """Return a table for each benchmark that has pairs, and for each sweep that has rows."""
-    parts = [_benchmark(findings, benchmark) for benchmark in findings.benchmarks]
+    """Return the summary, a table for each finished benchmark, and one for each finished sweep."""
+    parts = [summary(findings)] if findings.benchmarks else []
+    parts += [_benchmark(findings, benchmark) for benchmark in findings.benchmarks]
     parts += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
     return parts
+
+
+def summary(findings: Findings) -> Table:
+    """Count the conclusions on each finished benchmark."""
+    rows = []
+    for benchmark in findings.benchmarks:
+        judged = findings.judged(benchmark).values()
+        counts = Counter(kind(difference) for difference in judged)
+        least = max(difference.detectable for difference in judged)
+        numbers = [str(counts[name]) for name in KINDS] + [format_number(least)]
+        title = f"{benchmark.name} ({len(findings.domains(benchmark))} domains)"
+        rows.append(Row(title, "", [Cell(number) for number in numbers]))
+    return Table(
+        "Summary",
+        f"Number of methods, compared with {findings.design.reference} on the worst half of the "
+        "domains, and the largest of their detectable differences (80 % power) in points.",
+        [*KINDS, "detectable"],
+        [Group("", rows)],
+    )
 
 
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
@@ -151,6 +208,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         cells += [_difference(others.get((title, method))) for title in titles]
         rows.append(Row(method, chosen[method], cells, anchor=f"{benchmark.name}-{method}"))
     made = len(findings.rows[benchmark.name])
+    hours = findings.hours(benchmark)
     processors = sorted({row.processor for row in findings.rows[benchmark.name]})
     redrawn = (
         f" Federations are redraws of mostly the same examples, so variances use Nadeau and "
@@ -163,7 +221,8 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         f"In %, mean over federations ± sample standard deviation; differences from {reference} in "
         "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
         "are another). Below each name: settings chosen on validation examples."
-        f"{redrawn} {made} runs on {join_words(processors)}.",
+        f"{redrawn} {made} runs on {join_words(processors)}; with all trials they took "
+        f"{format_number(hours, 1)} hours, each on one core beside others.",
         [measure.title, f"against {reference}", "conclusion", *titles],
         [Group("", rows)],
         [

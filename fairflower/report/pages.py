@@ -17,12 +17,6 @@ from rich.text import Text
 from fairflower.config import execution, shown
 from fairflower.data import ClientInfo
 from fairflower.report.analysis import Analysis, analyze
-from fairflower.report.leaderboard import (
-    board_tables,
-    conclusions,
-    is_board,
-    read_board,
-)
 from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary, write_summary
@@ -139,10 +133,7 @@ def replace_generated_block(document: Path, summary: Path, text: str) -> None:
 
 
 def generated_markdown(summary: Path) -> str:
-    """Return the tables and verdicts of a summary, or of a leaderboard file, as Markdown."""
-    if is_board(summary):
-        board = read_board(summary)
-        return markdown_board(conclusions(board), board_tables(board))
+    """Return the tables and verdicts of a summary as Markdown."""
     return f"\n{markdown_tables(read_summary(summary))}\n"
 
 

@@ -20,14 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import digamma, ndtr, polygamma, stdtr
+from scipy.special import digamma, polygamma, stdtr
 
-from fairflower.statistics.power import LEVEL, chi, critical, detectable
+from fairflower.statistics.power import LEVEL, critical, detectable
 
 #: Minimum number of pairs for a verdict. With fewer pairs, only intervals are reported.
 MIN_PAIRS = 5
@@ -238,32 +237,6 @@ def moderated_variances(
     bound = float(d.sum()) / (1 + (len(d) - 1) * _SHARED)
     whole = np.maximum(d, np.minimum(prior_df + d, bound))
     return list(zip(new.tolist(), whole.tolist(), strict=True))
-
-
-@cache
-def dunnett(tests: int, df: float, level: float = LEVEL) -> float:
-    """Return Dunnett's critical value for ``tests`` methods compared with one other method.
-
-    Simultaneous two-sided intervals use this t value (Dunnett 1955). It holds for groups of equal
-    size and variance, or for paired differences in a complete design with equal residual variance.
-    The correlation of the estimates is 1/2.
-
-    >>> round(dunnett(1, 10), 3), round(dunnett(4, 20), 2)
-    (2.228, 2.65)
-    """
-    spreads, chances = chi(df)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
-    weights = weights / weights.sum()
-
-    def inside(bound: float) -> float:
-        width = math.sqrt(2) * bound * spreads[:, None]
-        return float(chances @ ((ndtr(nodes + width) - ndtr(nodes - width)) ** tests @ weights))
-
-    low, high = 0.0, 2 * critical(df, level / tests)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < 1 - level else (low, middle)
-    return high
 
 
 def difference_of(

@@ -13,7 +13,7 @@ from scipy import stats
 from test_stages import FILE
 
 from fairflower.leaderboard.analysis import Findings, examples_tested
-from fairflower.leaderboard.design import Design
+from fairflower.leaderboard.design import Design, Margins
 from fairflower.leaderboard.document import write
 from fairflower.leaderboard.ledger import Ledger, Row
 from fairflower.leaderboard.sentences import left, outcome, sentences, tables
@@ -96,7 +96,10 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     assert least == pytest.approx(
         max(one.detectable for one in made.judged(made.design.benchmarks[0]).values()), abs=0.005
     )
-    assert any("(mixed model, Dunnett's intervals)" in line for line in said)
+    assert "2 of 2 benchmarks are finished. Conclusions over benchmarks need 5." in said
+    (counts, _) = tables(made)[0].groups[0].rows
+    assert counts.name == "plain (2 domains)"
+    assert [cell.text for cell in counts.cells] == ["1", "1", "0", "0", f"{least:.2f}"]
     assert not any("none" in line.split() for line in said)
 
 
@@ -104,8 +107,8 @@ def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> Non
     made = findings(tmp_path)
     del made.stages.ledger.rows["plain fedheal 23"]
     assert [benchmark.name for benchmark in made.benchmarks] == ["noisy"]
-    assert not any(line.startswith(("plain", "Gains")) for line in sentences(made))
-    assert [table.title for table in tables(made)] == ["noisy, confirmed"]
+    assert not any(line.startswith("plain") for line in sentences(made))
+    assert [table.title for table in tables(made)] == ["Summary", "noisy, confirmed"]
     assert left(made).startswith("Remaining runs of the confirmation: plain 1.")
     assert not left(findings(tmp_path / "all"))
 
@@ -136,8 +139,59 @@ def test_what_is_lost_is_named_and_in_no_mean(tmp_path: Path) -> None:
     key = "plain fedheal 3"
     rows[key] = dataclasses.replace(rows[key], test="", outcome="lost", reason="NaN")
     assert made.judged(made.design.benchmarks[0])["fedheal"].n == 23
-    (plain, _) = tables(made)
+    (_, plain, _) = tables(made)
     assert plain.footers == ["fedheal, federation 3, is lost: NaN"]
+    assert (
+        "plain: fedheal is lost in 1 of 24 federations; its interval is over the others."
+        in sentences(made)
+    )
+
+
+def test_a_method_that_no_trial_completed_is_named_and_the_others_are_judged(
+    tmp_path: Path,
+) -> None:
+    made = findings(tmp_path, {"uniform": 0.0, "gsam+fedism": 0.0})
+    plain = made.design.benchmarks[0]
+    assert made.left(plain) == 24
+    for number in range(made.design.points):
+        trial = made.stages.screened(plain, "fedheal", number)
+        cells = (trial.settings, "a b", "", "", "lost", "NaN", "one", 1.0, "d", trial.key)
+        made.stages.ledger.add(Row("screening", "plain", "fedheal", trial.federation, *cells))
+    assert made.stages.chosen(plain, "fedheal") == -1
+    assert made.left(plain) == 0
+    assert list(made.judged(plain)) == ["gsam+fedism"]
+    assert (
+        "plain: fedheal is not compared, because no setting completed all its trials."
+        in sentences(made)
+    )
+
+
+def test_margins_that_were_set_after_the_runs_are_marked(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    rows = made.stages.ledger.rows
+    for key, row in rows.items():
+        rows[key] = dataclasses.replace(row, margins="3 1 1")
+    assert not any("margins" in line for line in sentences(made))
+    changed = dataclasses.replace(made.design, margins=Margins(worst=5.0))
+    again = Findings(Stages(changed, made.stages.ledger))
+    assert sentences(again)[0] == (
+        "plain: the margins are 5 1 1 points and were 3 1 1 when runs were confirmed, so its "
+        "equivalences are by margins set afterwards."
+    )
+
+
+def test_over_five_benchmarks_there_are_conclusions_and_ranks(tmp_path: Path) -> None:
+    made = findings(tmp_path, GAINS | {"fedheal": 9.0})
+    first = made.benchmarks
+    several = type("Several", (Findings,), {"benchmarks": property(lambda self: first * 3)})
+    said = sentences(several(made.stages))
+    (line,) = [line for line in said if line.startswith("Over 6 benchmarks, fedheal gains +")]
+    assert line.split(": ")[1].startswith("better by at least ")
+    assert any(
+        line.startswith("By ranks over 6 benchmarks: Friedman's test has p = ")
+        and "The lowest mean ranks: fedheal 1.00" in line
+        for line in said
+    )
 
 
 def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> None:

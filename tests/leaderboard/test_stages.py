@@ -421,7 +421,7 @@ def test_the_command_makes_all_of_it_and_nothing_twice(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_ledger_is_named(tmp_path: Path, old: str, new: str) -> None:
-    row = "screening,plain,uniform,1,,a b,0.5 0.6,,completed,,cpu,9.0,digest,key\n"
+    row = "screening,plain,uniform,1,,a b,0.5 0.6,,completed,,cpu,9.0,digest,key,\n"
     path = tmp_path / "rows.csv"
     for text, wrong in ((row, False), (row.replace(old, new), True)):
         path.write_text(",".join(COLUMNS) + "\n" + text, errors="surrogateescape")

@@ -14,7 +14,6 @@ from scipy import optimize, special, stats
 from fairflower.statistics.differences import (
     MIN_PAIRS,
     differences,
-    dunnett,
     holm,
     judged_as_family,
     moderated_variances,
@@ -157,24 +156,6 @@ def test_what_has_no_p_value_is_no_part_of_the_family() -> None:
     found = holm({"a": 0.02, "b": math.nan, "c": 0.5})
     assert found["a"] == pytest.approx(0.04)
     assert math.isnan(found["b"])
-
-
-@pytest.mark.parametrize("tests", [1, 3, 6])
-@pytest.mark.parametrize("n", [3, 10])
-def test_dunnetts_quantile_is_scipys(tests: int, n: int) -> None:
-    rng = np.random.default_rng(tests * n)
-    control, *samples = rng.normal(size=(tests + 1, n))
-    found = stats.dunnett(*samples, control=control, rng=rng).confidence_interval(0.95)
-    pooled = np.mean([np.var(x, ddof=1) for x in (control, *samples)])
-    width = (found.high - found.low)[0] / 2 / math.sqrt(2 * pooled / n)
-    assert dunnett(tests, (tests + 1) * (n - 1)) == pytest.approx(width, rel=5e-3)
-
-
-def test_dunnetts_table() -> None:
-    """Dunnett (1964), Table II, two-sided, 5 %: 20 degrees of freedom and none to spare."""
-    assert dunnett(4, 20) == pytest.approx(2.65, abs=0.005)
-    assert dunnett(9, 20) == pytest.approx(2.95, abs=0.01)
-    assert dunnett(5, math.inf) == pytest.approx(2.51, abs=0.01)
 
 
 def false_claims(methods: int, n: int, sims: int, shared: float = 0.0) -> float:
