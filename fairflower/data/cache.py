@@ -105,7 +105,7 @@ def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
             }
         )
     first, second = held
-    smaller = {s: min(len(first[s]), len(second[s])) for s in first}
+    smaller = {s: max(1, min(len(first[s]), len(second[s]))) for s in first}
     return {s: len(first[s] & second[s]) / smaller[s] for s in first}
 
 

@@ -124,6 +124,8 @@ def _over_all(findings: Findings) -> Iterator[str]:
             f" [{format_number(difference.low)}, {format_number(difference.high)}] points over "
             f"{reference} on the worst half: {outcome(difference)}."
         )
+    if len(gains) < 2:  # ranks need three methods
+        return
     ranked = ranks({reference: [0.0] * count, **gains})
     best = sorted(ranked.mean, key=ranked.mean.__getitem__)[:3]
     yield (

@@ -185,6 +185,10 @@ def test_over_five_benchmarks_there_are_conclusions_and_ranks(tmp_path: Path) ->
     first = made.benchmarks
     several = type("Several", (Findings,), {"benchmarks": property(lambda self: first * 3)})
     said = sentences(several(made.stages))
+    alone = findings(tmp_path / "one", {"uniform": 0.0, "fedheal": 9.0})
+    first_alone = alone.design.benchmarks
+    single = type("Single", (Findings,), {"benchmarks": property(lambda self: first_alone * 3)})
+    assert not any("By ranks" in line for line in sentences(single(alone.stages)))
     (line,) = [line for line in said if line.startswith("Over 6 benchmarks, fedheal gains +")]
     assert line.split(": ")[1].startswith("better by at least ")
     assert any(
