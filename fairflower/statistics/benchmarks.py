@@ -23,7 +23,7 @@ def over_benchmarks(
     has Student's test on its own variance. A mixed model with one variance for all methods
     (statsmodels' `MixedLM`), or variances moderated across methods, would make more false claims,
     because some methods depend much more on the benchmark than others: on the leaderboard's first
-    three benchmarks the variances of methods differ by a factor of 100. With such variances, the
+    three benchmarks the variances of methods differ by a factor above 100. With such variances, the
     mixed model makes a false claim in 10 % of simulated tables instead of 5 %.
 
     Parameters
