@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import fmean
 
 import numpy as np
@@ -88,6 +88,7 @@ class Findings:
 
     def __init__(self, stages: Stages) -> None:
         self.stages, self.design = stages, stages.design
+        self.judged = cache(self._judged_primary)
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
@@ -98,7 +99,7 @@ class Findings:
                 by_benchmark[row.benchmark].append(row)
         return by_benchmark
 
-    @property
+    @cached_property
     def benchmarks(self) -> list[Benchmark]:
         """The finished benchmarks on which a method can be compared with the reference."""
         return [b for b in self.stages.benchmarks if not self.left(b) and self.judged(b)]
@@ -134,7 +135,7 @@ class Findings:
         """Return the confirmation runs that diverged or were not fully tested. Means omit them."""
         return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
 
-    def judged(self, benchmark: Benchmark) -> dict[str, Difference]:
+    def _judged_primary(self, benchmark: Benchmark) -> dict[str, Difference]:
         """Return all methods' differences from the reference in the primary metric, as a family."""
         if not self.rows[benchmark.name]:
             return {}

@@ -5,13 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from fairflower.leaderboard.analysis import Findings, primary
-from fairflower.leaderboard.sentences import kind, left, outcome, sentences, tables
+from fairflower.leaderboard.sentences import (
+    BETTER,
+    EQUIVALENT,
+    WORSE,
+    kind,
+    left,
+    outcome,
+    sentences,
+    tables,
+)
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft
 from fairflower.report.pages import markdown_board, replace_generated_block
 
 #: Colors of intervals; gray if undecided.
-_COLORS = {"better": "#00a866", "equivalent": "#19a3ff", "worse": "#b23819"}
+_COLORS = {BETTER: "#00a866", EQUIVALENT: "#19a3ff", WORSE: "#b23819"}
 
 
 def text(findings: Findings) -> str:

@@ -16,8 +16,10 @@ from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
 #: Pairs for question 2 of the protocol: a method, and the same method without its local training.
 WITH_ITS_CLIENTS = (("gsam+fedism", "fedism"), ("scaffold+uniform", "uniform"))
 
-#: The kinds of conclusions.
+#: The kinds of conclusions, and what is said instead of one.
 KINDS = ("better", "equivalent", "worse", "undecided")
+BETTER, EQUIVALENT, WORSE, UNDECIDED = KINDS
+TOO_FEW = "too few"
 
 #: Gain in points that sweeps are designed to detect.
 _GAIN = 2.0
@@ -31,29 +33,33 @@ def outcome(difference: Difference) -> str:
     >>> outcome(Difference(-1.5, 1.0, 24, -3.0, 0.0, 0.04))
     'worse by more than 0 points'
     """
-    if difference.n < MIN_PAIRS:
-        return f"{difference.n} federations: too few"
+    word = kind(difference)
+    if word == TOO_FEW:
+        return f"{difference.n} federations: {TOO_FEW}"
     if difference.sign:
-        word = "better" if difference.sign > 0 else "worse"
         least = format_number(min(abs(difference.low), abs(difference.high)))
         if least == format_number(0.0):  # the interval ends at 0, or next to it
             return f"{word} by more than 0 points"
         return f"{word} by at least {least} points"
     if difference.equivalent:
-        return f"equivalent within {difference.margin:g} points"
+        return f"{word} within {difference.margin:g} points"
     if math.isnan(difference.detectable):
-        return "undecided"
+        return word
     least = format_number(difference.detectable)
-    return f"undecided; a difference of {least} points would have been found"
+    return f"{word}; a difference of {least} points would have been found"
 
 
 def kind(difference: Difference) -> str:
-    """Return one of `KINDS`, or the number of federations if they are too few.
+    """Return one of `KINDS`, or `TOO_FEW`.
 
     >>> kind(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
     'better'
     """
-    return outcome(difference).split(" ")[0].rstrip(";")
+    if difference.n < MIN_PAIRS:
+        return TOO_FEW
+    if difference.sign:
+        return BETTER if difference.sign > 0 else WORSE
+    return EQUIVALENT if difference.equivalent else UNDECIDED
 
 
 def sentences(findings: Findings) -> list[str]:
@@ -121,8 +127,8 @@ def _over_all(findings: Findings) -> Iterator[str]:
     for method, difference in sorted(judged.items(), key=lambda item: -item[1].mean):
         yield (
             f"Over {count} benchmarks, {method} gains {format_number(difference.mean, signed=True)}"
-            f" [{format_number(difference.low)}, {format_number(difference.high)}] points over "
-            f"{reference} on the worst half: {outcome(difference)}."
+            f" {_interval(difference)} points over {reference} on the worst half: "
+            f"{outcome(difference)}."
         )
     if len(gains) < 2:  # ranks need three methods
         return
@@ -254,12 +260,12 @@ def _difference(difference: Difference | None) -> Cell:
     if difference is None:
         return Cell(DASH)
     mark = {1: " ▲", -1: " ▼"}.get(difference.sign, " ≈" if difference.equivalent else "")
-    interval = (
-        f"[{format_number(difference.low)}, {format_number(difference.high)}]"
-        if difference.n > 1
-        else ""
-    )
+    interval = _interval(difference) if difference.n > 1 else ""
     return Cell(format_number(difference.mean, signed=True) + mark, interval)
+
+
+def _interval(difference: Difference) -> str:
+    return f"[{format_number(difference.low)}, {format_number(difference.high)}]"
 
 
 def left(findings: Findings) -> str:

@@ -180,15 +180,16 @@ def test_margins_that_were_set_after_the_runs_are_marked(tmp_path: Path) -> None
     )
 
 
+def on_six(folder: Path, gains: dict[str, float]) -> Findings:
+    """The two benchmarks three times."""
+    made = findings(folder, gains)
+    first = made.design.benchmarks
+    six = type("Six", (Findings,), {"benchmarks": property(lambda self: first * 3)})
+    return six(made.stages)
+
+
 def test_over_five_benchmarks_there_are_conclusions_and_ranks(tmp_path: Path) -> None:
-    made = findings(tmp_path, GAINS | {"fedheal": 9.0})
-    first = made.benchmarks
-    several = type("Several", (Findings,), {"benchmarks": property(lambda self: first * 3)})
-    said = sentences(several(made.stages))
-    alone = findings(tmp_path / "one", {"uniform": 0.0, "fedheal": 9.0})
-    first_alone = alone.design.benchmarks
-    single = type("Single", (Findings,), {"benchmarks": property(lambda self: first_alone * 3)})
-    assert not any("By ranks" in line for line in sentences(single(alone.stages)))
+    said = sentences(on_six(tmp_path, GAINS | {"fedheal": 9.0}))
     (line,) = [line for line in said if line.startswith("Over 6 benchmarks, fedheal gains +")]
     assert line.split(": ")[1].startswith("better by at least ")
     assert any(
@@ -196,6 +197,11 @@ def test_over_five_benchmarks_there_are_conclusions_and_ranks(tmp_path: Path) ->
         and "The lowest mean ranks: fedheal 1.00" in line
         for line in said
     )
+
+
+def test_a_single_method_and_the_reference_have_no_ranks(tmp_path: Path) -> None:
+    said = sentences(on_six(tmp_path, {"uniform": 0.0, "fedheal": 9.0}))
+    assert not any("By ranks" in line for line in said)
 
 
 def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> None:
