@@ -45,7 +45,10 @@ _LOWER = "lower is better"
 #: column of a domain with the name client.
 _BY_CLIENT = "accuracy by client"
 
-#: Separators: between the sessions of a resumed run, and between remarks.
+#: Column of the numbers of test examples, with which verdicts tell a lucky spread from a real one.
+_TESTED = "test examples by domain"
+
+#: Separators: between the sessions of a resumed run, and between remarks or domains.
 _AND, _NEXT = " + ", " | "
 
 
@@ -64,10 +67,10 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     - ``<domain> personal_accuracy`` in the ``personal rounds``, and ``personal by client``, the
       mean of each client over these rounds. ``held-out``: the accuracy on the ``held-out domain``
       in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested.
-    - ``clients``: the number of clients in each domain. ``participation``: the fraction of rounds
-      in which each client was merged, unless all are 1. ``accuracy by client``: means over the
-      rounds, if clients tested. ``cluster``: for each round, the clients' clusters, separated by
-      dots.
+    - ``domains`` in the run's order, and in this order ``clients``, their numbers of clients, and
+      ``test examples by domain``. ``participation``: the fraction of rounds in which each client
+      was merged, unless all are 1. ``accuracy by client``: means over the rounds, if clients
+      tested. ``cluster``: for each round, the clients' clusters, separated by dots.
     - ``parameters`` and ``bytes`` of the model. ``data``: a digest of each client's data.
       ``processor``, ``versions`` and ``remarks``.
     """
@@ -163,7 +166,8 @@ def _row(run: Run) -> dict[str, Any]:
         row["held-out"] = _fractions(run.held_out.accuracy[late, 0])
         if run.adapted.rounds.size:
             row["held-out AdaBN"] = _fractions(run.adapted.accuracy[late, 0])
-    row["clients"] = _listed(counts)
+    row |= {"domains": _NEXT.join(run.domains), "clients": _listed(counts)}
+    row[_TESTED] = _listed(run.info.get("test_sizes") or ())
     if shares := participation(run):
         row["participation"] = _fractions(shares)
     tested = run.by_client.final()[order]
@@ -203,7 +207,10 @@ def _run(row: Mapping[str, str]) -> Run:
     by_clients = row.get(_BY_CLIENT)
     if len(table["accuracy"]) > len(counts) and not by_clients:
         by_clients = table["accuracy"].pop("client")
-    domains = tuple(table["accuracy"])
+    # Earlier versions wrote no column of domains, and the columns of accuracies had their order.
+    domains = tuple(filter(None, (row.get("domains") or "").split(_NEXT))) or tuple(
+        table["accuracy"]
+    )
     owners = [d for d, count in zip(domains, counts, strict=True) for _ in range(count)]
     known = RunConfig().concise()
     settings = [
@@ -299,6 +306,7 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
         "num_parameters": int(row["parameters"]) if row["parameters"] else None,
         "model_bytes": int(row["bytes"]) if row["bytes"] else None,
         "sources": [row["data"]],
+        "test_sizes": [int(size) for size in (row.get(_TESTED) or "").split()],
         "remarks": [text for text in row["remarks"].split(_NEXT) if text],
         "participation": [float(share) for share in (row.get("participation") or "").split()],
     }

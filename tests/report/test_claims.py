@@ -510,7 +510,22 @@ def hospitals(root: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize("make", [everything, grouped_clients, hospitals])
+def few_patients(root: Path) -> list[Path]:
+    """Differences that vary less than one of 16 test examples is worth, so that these decide."""
+    return [
+        make_run(
+            root / f"{label}-{seed}",
+            constant(a=0.8, b=0.6 + shift + 0.001 * (seed % 2) * (label == "afl")),
+            label=label,
+            seed=seed,
+            test_sizes=[100, 16],
+        )
+        for label, shift in (("fedavg", 0.0), ("uniform", 0.01), ("afl", 0.02), ("term", 0.3))
+        for seed in range(6)
+    ]
+
+
+@pytest.mark.parametrize("make", [everything, grouped_clients, hospitals, few_patients])
 def test_a_summary_gives_the_same_tables_and_verdicts(
     tmp_path: Path, make: Callable[[Path], list[Path]]
 ) -> None:
@@ -548,6 +563,26 @@ def test_a_summary_holds_domains_with_the_names_of_its_columns(tmp_path: Path) -
         assert again.by_client.final().tolist() == clients[0]
         for name, history in again.group_metrics.items():
             assert history.accuracy.tolist() == tests[name].accuracy[-5:].tolist()
+
+
+def test_a_summary_keeps_the_order_of_each_runs_domains(tmp_path: Path) -> None:
+    """Runs of which each holds out another domain have different first domains."""
+    folders = [
+        make_run(
+            tmp_path / "-".join(domains),
+            constant(**dict(zip(domains, (0.5, 0.9), strict=True))),
+            test_sizes=list(sizes),
+            clients={0: [0.25, 0.5, 0.75, 1.0]},
+        )
+        for domains, sizes in ((("a", "b"), (10, 20)), (("c", "a"), (30, 10)))
+    ]
+    runs = [read_run(folder) for folder in folders]
+    write_summary(runs, tmp_path / "x.csv")
+    for run, again in zip(runs, read_summary(tmp_path / "x.csv"), strict=True):
+        assert again.domains == run.domains
+        assert again.info["test_sizes"] == run.info["test_sizes"]
+        assert [c.domain for c in again.clients] == [c.domain for c in run.clients]
+        assert again.final().tolist() == run.final().tolist()
 
 
 def test_runs_of_the_same_data_are_the_same_beside_a_summary(tmp_path: Path) -> None:
