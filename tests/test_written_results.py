@@ -19,10 +19,12 @@ from fairflower.leaderboard.document import text as text_of
 from fairflower.leaderboard.ledger import Ledger
 from fairflower.leaderboard.sentences import summary as counted
 from fairflower.leaderboard.stages import Stages
+from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import Contrast
 from fairflower.report.measures import Figure, Measure
 from fairflower.report.methods import MeanStd
 from fairflower.report.pages import GENERATED, generated_markdown
+from fairflower.report.summary import read_summary
 from fairflower.report.text import format_number
 from fairflower.report.verdicts import signed
 from fairflower.statistics.differences import Difference
@@ -237,7 +239,8 @@ def test_the_readme_says_what_the_leaderboard_says() -> None:
     def number(value: float) -> str:
         return format_number(value, 1)
 
-    health, site, digits = (found.judged(b) for b in found.benchmarks[:3])
+    by_name = {benchmark.name: found.judged(benchmark) for benchmark in found.benchmarks}
+    health, site, digits = (by_name[name] for name in ("randhie", "randhie-site", "uci-digits"))
     both = [*health.values(), *site.values()]
     assert all(max(-one.low, one.high) < 2 for one in both)
     loss, gain = (
@@ -245,12 +248,17 @@ def test_the_readme_says_what_the_leaderboard_says() -> None:
         for ends in zip(*((-one.low, one.high) for one in both), strict=True)
     )
     assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in readme
-    by_place = found.secondary(found.benchmarks[1])
+    by_place = next(found.secondary(b) for b in found.benchmarks if b.name == "randhie-site")
     worst = interval(by_place["worst domain", "fedfv"])
     average = interval(by_place["average", "fedfv"], -1, "")
     assert f"raises the worst domain by {worst} and lowers the average by {average}" in readme
     assert f"gains {interval(digits['gsam+fedism'])}" in readme
     assert f"it is at {interval(digits['fedheal'])}" in readme
+    assert f"FedISM gains {interval(by_name['heart-disease']['fedism'])}" in readme
+    (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
+    fedism = chapter.contrasts.against_baselines[0]["fedism"]["Uniform"]
+    average, worst = interval(fedism["AVG"][0]), interval(fedism["MIN"][0], unit="")
+    assert f"{average} of average and {worst} of the worst hospital" in readme
 
 
 def test_no_summary_names_a_folder_of_the_machine_that_made_it() -> None:
