@@ -254,6 +254,9 @@ def test_the_readme_says_what_the_leaderboard_says() -> None:
     assert f"raises the worst domain by {worst} and lowers the average by {average}" in readme
     assert f"gains {interval(digits['gsam+fedism'])}" in readme
     assert f"it is at {interval(digits['fedheal'])}" in readme
+    images = by_name["digits"]
+    mine, its = interval(images["scaffold+uniform"]), interval(images["gsam+fedism"], 1, "")
+    assert f"uniform weights gains {mine} and FedISM with GSAM {its}" in readme
     assert f"FedISM gains {interval(by_name['heart-disease']['fedism'])}" in readme
     (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
     fedism = chapter.contrasts.against_baselines[0]["fedism"]["Uniform"]
