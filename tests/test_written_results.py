@@ -8,12 +8,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import mean
 from unittest import mock
 
 import pytest
 from shipped import LEADERBOARD
 
-from fairflower.leaderboard.analysis import Findings
+from fairflower.leaderboard.analysis import Findings, primary
 from fairflower.leaderboard.design import Design
 from fairflower.leaderboard.document import text as text_of
 from fairflower.leaderboard.ledger import Ledger
@@ -27,6 +28,7 @@ from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.summary import read_summary
 from fairflower.report.text import format_number
 from fairflower.report.verdicts import signed
+from fairflower.statistics.benchmarks import over_benchmarks
 from fairflower.statistics.differences import Difference
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -226,21 +228,43 @@ def test_what_an_old_document_says_is_what_its_tables_say(name: str) -> None:
     assert said == wanted
 
 
-def test_the_readme_says_what_the_leaderboard_says() -> None:
-    readme = " ".join((EXPERIMENTS.parent / "README.md").read_text(encoding="utf-8").split())
-    found = Findings(Stages(Design.read(LEADERBOARD), Ledger(EXPERIMENTS / "federations.csv")))
+@pytest.fixture(scope="module")
+def found() -> Findings:
+    return Findings(Stages(Design.read(LEADERBOARD), Ledger(EXPERIMENTS / "federations.csv")))
+
+
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return " ".join((EXPERIMENTS.parent / "README.md").read_text(encoding="utf-8").split())
+
+
+def number(value: float) -> str:
+    return format_number(value, 1)
+
+
+def interval(one: Difference, sign: int = 1, unit: str = " points") -> str:
+    low, high = sorted((sign * one.low, sign * one.high))
+    return f"{number(sign * one.mean)}{unit} [{number(low)}, {number(high)}]"
+
+
+def test_the_readme_counts_what_the_leaderboard_shows(found: Findings, readme: str) -> None:
     for row in counted(found).groups[0].rows:
         assert f"| {' | '.join([row.name, *(cell.text for cell in row.cells)])} |" in readme
+    all_of_them = [one for b in found.benchmarks for one in found.judged(b).values()]
+    gains = [one for one in all_of_them if one.sign > 0]
+    small = sum(one.mean < 2 for one in gains)
+    assert (
+        f"{len(gains)} of {len(all_of_them)} comparisons show a gain over uniform weights, "
+        f"{small} of them below two points" in readme
+    )
 
-    def interval(one: Difference, sign: int = 1, unit: str = " points") -> str:
-        low, high = sorted((sign * one.low, sign * one.high))
-        return f"{number(sign * one.mean)}{unit} [{number(low)}, {number(high)}]"
 
-    def number(value: float) -> str:
-        return format_number(value, 1)
-
-    by_name = {benchmark.name: found.judged(benchmark) for benchmark in found.benchmarks}
-    health, site, digits = (by_name[name] for name in ("randhie", "randhie-site", "uci-digits"))
+def test_the_readme_says_what_the_leaderboard_says(found: Findings, readme: str) -> None:
+    named = {benchmark.name: benchmark for benchmark in found.benchmarks}
+    health, site, digits, hospitals, images = (
+        found.judged(named[name])
+        for name in ("randhie", "randhie-site", "uci-digits", "heart-disease", "digits")
+    )
     both = [*health.values(), *site.values()]
     assert all(max(-one.low, one.high) < 2 for one in both)
     loss, gain = (
@@ -248,16 +272,35 @@ def test_the_readme_says_what_the_leaderboard_says() -> None:
         for ends in zip(*((-one.low, one.high) for one in both), strict=True)
     )
     assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in readme
-    by_place = next(found.secondary(b) for b in found.benchmarks if b.name == "randhie-site")
+    by_place = found.secondary(named["randhie-site"])
     worst = interval(by_place["worst domain", "fedfv"])
     average = interval(by_place["average", "fedfv"], -1, "")
     assert f"raises the worst domain by {worst} and lowers the average by {average}" in readme
     assert f"gains {interval(digits['gsam+fedism'])}" in readme
     assert f"it is at {interval(digits['fedheal'])}" in readme
-    images = by_name["digits"]
-    mine, its = interval(images["scaffold+uniform"]), interval(images["gsam+fedism"], 1, "")
-    assert f"uniform weights gains {mine} and FedISM with GSAM {its}" in readme
-    assert f"FedISM gains {interval(by_name['heart-disease']['fedism'])}" in readme
+    assert f"FedISM gains {interval(hospitals['fedism'])}" in readme
+    scaffold, gsam = interval(images["scaffold+uniform"]), interval(images["gsam+fedism"], unit="")
+    assert f"uniform weights gains {scaffold} and FedISM with GSAM {gsam}" in readme
+    accuracies = found.figures(named["digits"])["fedavg"].values()
+    assert f"FedAvg averages {number(mean(map(mean, accuracies)))} %" in readme
+
+
+def test_the_readme_says_what_holds_over_benchmarks(found: Findings, readme: str) -> None:
+    judged = over_benchmarks(found.on_benchmarks(), primary(found.design).margin)
+    equivalent = {method for method, one in judged.items() if one.equivalent}
+    assert equivalent == {"afl", "qffl:rule=weights", "fedgcr"}
+    assert not any(one.sign for one in judged.values())
+    assert "AFL, q-FFL's weights and FedGCR are equivalent to uniform weights. No other" in readme
+    rest = {m: one.detectable for m, one in judged.items() if m not in equivalent}
+    assert (min(rest, key=rest.__getitem__), max(rest, key=rest.__getitem__)) == (
+        "fedavg",
+        "fedism",
+    )
+    low, high = number(rest["fedavg"]), number(rest["fedism"])
+    assert f"differences from {low} (FedAvg) to {high} points (FedISM) would have been" in readme
+
+
+def test_the_readme_says_what_one_learning_rate_gives(readme: str) -> None:
     (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
     fedism = chapter.contrasts.against_baselines[0]["fedism"]["Uniform"]
     average, worst = interval(fedism["AVG"][0]), interval(fedism["MIN"][0], unit="")
