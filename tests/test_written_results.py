@@ -247,6 +247,16 @@ def interval(one: Difference, sign: int = 1, unit: str = " points") -> str:
     return f"{number(sign * one.mean)}{unit} [{number(low)}, {number(high)}]"
 
 
+def outcome(one: Difference) -> str:
+    if one.sign:
+        return "better" if one.sign > 0 else "worse"
+    return "equivalent" if one.equivalent else "undecided"
+
+
+def signed_number(value: float) -> str:
+    return "+" * (value > 0) + number(value)
+
+
 def test_the_readme_counts_what_the_leaderboard_shows(found: Findings, readme: str) -> None:
     for row in counted(found).groups[0].rows:
         assert f"| {' | '.join([row.name, *(cell.text for cell in row.cells)])} |" in readme
@@ -278,7 +288,10 @@ def test_the_readme_says_what_the_leaderboard_says(found: Findings, readme: str)
     assert f"raises the worst domain by {worst} and lowers the average by {average}" in readme
     assert f"gains {interval(digits['gsam+fedism'])}" in readme
     assert f"it is at {interval(digits['fedheal'])}" in readme
-    assert f"FedISM gains {interval(hospitals['fedism'])}" in readme
+    of_hospitals = found.secondary(named["heart-disease"])
+    average, worst = (of_hospitals[name, "fedism"].mean for name in ("average", "worst domain"))
+    gains = f"the average gains {number(average)} and the worst hospital {number(worst)}"
+    assert f"FedISM gains {interval(hospitals['fedism'])}; {gains}." in readme
     scaffold, gsam = interval(images["scaffold+uniform"]), interval(images["gsam+fedism"], unit="")
     assert f"uniform weights gains {scaffold} and FedISM with GSAM {gsam}" in readme
     accuracies = found.figures(named["digits"])["fedavg"].values()
@@ -304,7 +317,19 @@ def test_the_readme_says_what_one_learning_rate_gives(readme: str) -> None:
     (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
     fedism = chapter.contrasts.against_baselines[0]["fedism"]["Uniform"]
     average, worst = interval(fedism["AVG"][0]), interval(fedism["MIN"][0], unit="")
-    assert f"{average} of average and {worst} of the worst hospital" in readme
+    assert f"the average gains {average} and the worst hospital {worst}" in readme
+
+
+def test_what_holds_has_the_leaderboards_conclusions(found: Findings) -> None:
+    methods = ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr")
+    rows = []
+    for benchmark in found.benchmarks:
+        judged = found.judged(benchmark)
+        cells = [f"{outcome(judged[m])} {signed_number(judged[m].mean)}" for m in methods]
+        rows.append(f"| {' | '.join([benchmark.name, *cells])} |")
+    text = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
+    table = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert table == rows
 
 
 def test_no_summary_names_a_folder_of_the_machine_that_made_it() -> None:

@@ -1,6 +1,6 @@
 from typing import Annotated
 
-from fairflower.arguments import Range
+from fairflower.arguments import Range, Search
 from fairflower.strategies import FairStrategy
 
 
@@ -9,7 +9,9 @@ class LossPower(FairStrategy):
 
     needs = ("received_loss",)
 
-    def __init__(self, *, power: Annotated[float, Range(0)] = 1.0, **options):
+    def __init__(
+        self, *, power: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 1.0, **options
+    ):
         super().__init__(**options)
         self.power = power
 
