@@ -359,19 +359,23 @@ class LocalDeployment:
 
     def flwr(self, *arguments: str) -> str:
         """Run a ``flwr`` command and return its output; raise ``TrialError`` if it fails."""
-        done = subprocess.run(
-            [script("flwr"), *arguments],
-            env=environment(self.superlink.home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            **APART,
-            text=True,
-            encoding="utf-8",
-            timeout=PATIENCE,
-            check=False,
-        )
+        command = f"flwr {' '.join(arguments)}"
+        try:
+            done = subprocess.run(
+                [script("flwr"), *arguments],
+                env=environment(self.superlink.home),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                **APART,
+                text=True,
+                encoding="utf-8",
+                timeout=PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise TrialError(f"{command}: no answer after {PATIENCE:.0f} seconds.") from error
         if done.returncode:
-            raise TrialError(f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}")
+            raise TrialError(f"{command}:\n{done.stdout}{done.stderr}")
         return str(done.stdout)
 
     def flwr_json(self, *arguments: str) -> dict[str, Any]:

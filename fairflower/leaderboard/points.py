@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from fairflower.arguments import Search
 from fairflower.config import RunConfig
+from fairflower.errors import ConfigError
 from fairflower.plans.search_space import TunableArgument, search_space
 
 LR = "train.lr"
@@ -14,7 +15,7 @@ LR = "train.lr"
 #: Bounds of the learning rate, as multiples of the benchmark's learning rate.
 _LOW, _HIGH = 0.25, 2.5
 
-#: Number of dimensions, more than any method has arguments to tune.
+#: Number of dimensions: the largest number of settings to tune.
 _DIMENSIONS = 16
 
 
@@ -39,9 +40,16 @@ def points(
 
     The k-th of the `ranges` uses the k-th dimension of a Sobol sequence with Owen scrambling,
     seeded by ``scrambling``. All methods therefore try the same learning rates. (The first 2^m
-    points of the sequence fill every dimension evenly.)
+    points of the sequence fill every dimension evenly.) Raises ``ConfigError`` if there are more
+    settings than dimensions, 16.
     """
     from scipy.stats import qmc  # late: it takes a second to import
+
+    if len(found) > _DIMENSIONS:
+        raise ConfigError(
+            f"{len(found)} settings to tune ({', '.join(found)}), but a leaderboard tunes at most "
+            f"{_DIMENSIONS}. Remove Search or Range from arguments that need no tuning."
+        )
 
     sequence = qmc.Sobol(_DIMENSIONS, rng=scrambling)
     places = sequence.random_base2(math.ceil(math.log2(max(count - 1, 1))))[: count - 1]

@@ -43,12 +43,13 @@ def read_availability(text: str, seed: int) -> Availability:
         return lambda server_round, clients: sorted(clients)
     if text.partition(":")[0] == "markov":
         return _markov(text, seed)
-    return _trace(Path(text))
+    return _trace(Path(text).expanduser())
 
 
 def trace_digest(text: str) -> str:
     """Return the digest of the file that ``participation.availability`` names; empty if none."""
-    return _trace(Path(text)).digest if os.path.isfile(text) else ""
+    path = os.path.expanduser(text)
+    return _trace(Path(path)).digest if os.path.isfile(path) else ""
 
 
 def check_same_trace(run: Path, earlier: str | None, text: str) -> None:

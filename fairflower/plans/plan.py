@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from fairflower.config import (
     ClientConfig,
+    ModelConfig,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -376,8 +377,13 @@ class Plan:
 
 
 def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
-    """Return the key that identifies a run: its `method_key` and its seed."""
-    return method_key(flat), int(flat.get("seed", 0))
+    """Return the key that identifies a run: its `method_key` and its seed.
+
+    Paths become absolute, as they are in run folders.
+    """
+    model = ModelConfig(flat["model.name"], flat["model.weights"]).resolve()
+    absolute = {"model.name": model.name, "model.weights": model.weights}
+    return method_key({**flat, **absolute}), int(flat.get("seed", 0))
 
 
 def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:

@@ -34,7 +34,11 @@ class CallbackList:
         keys = self._folder.fact("tracked") or {}
         config = self._config.concise()
         key = keys.get(track, "")
-        self._tracker = tracker_class(track)(self._folder.path, config, key, after)
+        try:
+            self._tracker = tracker_class(track)(self._folder.path, config, key, after)
+        except Exception as error:
+            self._disable(error)
+            return
         self._folder.note("tracked", {**keys, track: self._tracker.key})
 
     def round(self, server_round: int, metrics: Metrics) -> bool:
@@ -57,8 +61,10 @@ class CallbackList:
         if self._tracker is not None:
             try:
                 call(self._tracker)
-            except Exception as error:  # libraries and the network may raise anything
-                logger.warning(
-                    "track = %s failed and is now disabled: %s", self._config.track, error
-                )
-                self._tracker = None
+            except Exception as error:
+                self._disable(error)
+
+    def _disable(self, error: Exception) -> None:
+        """Go on without the tracker: libraries and the network may raise anything."""
+        logger.warning("track = %s failed and is now disabled: %s", self._config.track, error)
+        self._tracker = None

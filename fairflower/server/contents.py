@@ -57,6 +57,19 @@ class Sites(TypedDict):
     numbered: bool
 
 
+class Privacy(TypedDict):
+    """Differential privacy so far; see `fairflower.server.privacy`."""
+
+    epsilon: float
+    delta: float
+    rounds: Count
+    numbers: Count
+    noise_multiplier: float
+    number_noise_multiplier: float
+    clip: float
+    noise: str
+
+
 class Part(TypedDict, total=False):
     """Entries of ``run.json`` about a session of a run, from a start to a stop."""
 
@@ -115,6 +128,7 @@ class Info(Part, total=False):
     undefined_metrics: dict[str, str]
     #: Parameters of secure aggregation, and the reasons for rounds without a sum.
     secure_aggregation: dict[str, int]
+    privacy: Privacy
     halted_rounds: dict[Digits, str]
 
 
@@ -163,6 +177,8 @@ def read_facts(path: Path) -> dict[str, Any]:
         )
     if not domains or len(set(domains)) < len(domains):
         raise RunFolderError(f"{file}: domains = {quoted(domains)}: expected distinct names.")
+    if "sites" in info and "nodes" not in info:
+        raise RunFolderError(f"{file}: it has 'sites' and no 'nodes'.")
     return info  # type: ignore[no-any-return]
 
 

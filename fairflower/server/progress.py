@@ -20,6 +20,7 @@ from fairflower.numerics.metrics import AVG, MIN, STD
 from fairflower.server.history import ALL, HELD_OUT_PREFIX
 
 RECENT = 6  # number of rounds in the live table
+UNDEFINED = "\N{EN DASH}"
 
 #: Summaries over domains on the screen, the same as those passed to callbacks.
 _OVER_DOMAINS = (AVG, MIN, STD)
@@ -36,8 +37,7 @@ class RunProgress:
         self.console = console
         self.title = title
         self.num_rounds = num_rounds
-        self._rows: list[tuple[int, dict[str, float], dict[str, float]]] = []
-        self._epsilon: dict[int, float] = {}  # by round, of a differentially private run
+        self._rows: list[tuple[int, dict[str, float], dict[str, str]]] = []
         self._begin = time.monotonic()
         self._bar = counting_bar(console, "rounds")
         self._task = self._bar.add_task(title, total=num_rounds)
@@ -69,8 +69,6 @@ class RunProgress:
         """
         if accuracies:
             self._rows.append((server_round, dict(accuracies), _beside(figures or {})))
-            if "epsilon" in (figures or {}):
-                self._epsilon[server_round] = (figures or {})["epsilon"]
         self._bar.update(self._task, completed=server_round)
         if self._live is not None:
             self._live.update(self._view())
@@ -89,32 +87,27 @@ class RunProgress:
         self,
         server_round: int,
         accuracies: Mapping[str, float],
-        unseen: Mapping[str, float],
+        beside: Mapping[str, str],
         with_eta: bool = True,
     ) -> None:
         passed = time.monotonic() - self._begin
         left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
         eta = f"  {left:.0f} s left" if with_eta and 0 < server_round < self.num_rounds else ""
-        line = round_line(server_round, self.num_rounds, accuracies, unseen)
-        if server_round in self._epsilon:
-            line += f"  |  epsilon {self._epsilon[server_round]:.3g}"
-        line += eta
+        line = round_line(server_round, self.num_rounds, accuracies, beside) + eta
         self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _view(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="dim")
         table.add_column("round", justify="right")
-        domains = list(self._rows[-1][1]) if self._rows else []
-        beside = list(self._rows[-1][2] if self._rows else ())
-        for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *beside]:
+        recent = self._rows[-RECENT:]
+        domains = list(recent[-1][1]) if recent else []
+        names = list(dict.fromkeys(name for *_, beside in recent for name in beside))
+        for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *names]:
             table.add_column(escape(name), justify="right")
-        if self._epsilon:
-            table.add_column("epsilon", justify="right")
-        for server_round, accuracies, unseen in self._rows[-RECENT:]:
+        for server_round, accuracies, beside in recent:
             over = (row(_tested(accuracies)) for row in _OVER_DOMAINS)
-            values = [_percent(v) for v in (*accuracies.values(), *over, *unseen.values())]
-            if self._epsilon:
-                values = [*values, f"{self._epsilon.get(server_round, 0):.3g}"]
+            values = [_percent(v) for v in (*accuracies.values(), *over)]
+            values += [beside.get(name, UNDEFINED) for name in names]
             table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
 
@@ -168,39 +161,40 @@ def round_line(
     server_round: int,
     num_rounds: int,
     accuracies: Mapping[str, float],
-    unseen: Mapping[str, float] | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the line for a tested round, in percent; metrics in ``unseen`` are added at the end.
+    """Return the line for a tested round, in percent; ``beside`` is added at the end.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'
     >>> round_line(4, 10, {"mnist": 0.9, "svhn": math.nan})
     'round   4/10  mnist  90.0  svhn     –  |  of 1: AVG  90.0  MIN  90.0  STD ddof 1     –'
-    >>> round_line(4, 10, {"mnist": 0.9}, {"held out: svhn": 0.3})
+    >>> round_line(4, 10, {"mnist": 0.9}, {"held out: svhn": "30.0"})
     'round   4/10  mnist  90.0  |  AVG  90.0  MIN  90.0  STD ddof 1     –  |  held out: svhn 30.0'
     """
     tested = _tested(accuracies)
     domains = "  ".join(f"{name} {_percent(value):>5}" for name, value in accuracies.items())
     of = f"of {len(tested)}: " if len(tested) < len(accuracies) else ""
     over = "  ".join(f"{row.heading} {_percent(row(tested)):>5}" for row in _OVER_DOMAINS)
-    beside = "".join(f"  |  {name} {_percent(value)}" for name, value in (unseen or {}).items())
-    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}{beside}"
+    more = "".join(f"  |  {name} {text}" for name, text in (beside or {}).items())
+    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}{more}"
 
 
-def _beside(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the accuracy on a held-out domain and the differences between groups of people."""
+def _beside(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Return the held-out domain's accuracy, the differences between groups, and epsilon."""
     start = f"{HELD_OUT_PREFIX}accuracy/"
     held_out = {
-        f"held out: {name.removeprefix(start)}": value
+        f"held out: {name.removeprefix(start)}": _percent(value)
         for name, value in metrics.items()
         if name.startswith(start)
     }
     differences = {
-        metric.title: metrics[f"{ALL}_{metric.name}"]
+        metric.title: _percent(metrics[f"{ALL}_{metric.name}"])
         for metric in DIFFERENCES
         if f"{ALL}_{metric.name}" in metrics
     }
-    return held_out | differences
+    epsilon = {"epsilon": f"{metrics['epsilon']:.3g}"} if "epsilon" in metrics else {}
+    return held_out | differences | epsilon
 
 
 def _tested(accuracies: Mapping[str, float]) -> list[float]:
@@ -208,4 +202,4 @@ def _tested(accuracies: Mapping[str, float]) -> list[float]:
 
 
 def _percent(value: float) -> str:
-    return "\N{EN DASH}" if math.isnan(value) else f"{100 * value:.1f}"
+    return UNDEFINED if math.isnan(value) else f"{100 * value:.1f}"

@@ -87,7 +87,7 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
     Parameters
     ----------
     sd : float
-        Standard deviation of paired differences.
+        Standard deviation of paired differences, at least 0.
     effect : float
         True difference, above 0.
     level, wanted : float
@@ -103,7 +103,7 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
     >>> needed(2.4, 2.0), needed(2.4, 2.0, level=0.05 / 40)
     (14, 30)
     """
-    return _fewest(lambda n: power(effect, sd / math.sqrt(n), n - 1, level) >= wanted)
+    return _fewest(lambda n: sd == 0 or power(effect, sd / math.sqrt(n), n - 1, level) >= wanted)
 
 
 def equivalence_power(margin: float, error: float, df: float, level: float = LEVEL) -> float:
@@ -122,7 +122,9 @@ def needed_for_equivalence(
     sd: float, margin: float, level: float = LEVEL, wanted: float = POWER
 ) -> int:
     """Return the number of pairs needed to show equivalence of equal methods (see `needed`)."""
-    return _fewest(lambda n: equivalence_power(margin, sd / math.sqrt(n), n - 1, level) >= wanted)
+    return _fewest(
+        lambda n: sd == 0 or equivalence_power(margin, sd / math.sqrt(n), n - 1, level) >= wanted
+    )
 
 
 def _fewest(enough: Callable[[int], bool]) -> int:

@@ -493,6 +493,19 @@ def test_on_a_terminal_the_last_round_remains():
     assert text.count("svhn[old]") > 1
 
 
+def test_a_number_that_a_round_lacks_leaves_its_column_empty():
+    out = StringIO()
+    progress = RunProgress(Console(file=out, force_terminal=True, width=200), "fedheal", 4)
+    progress.start(Path("/tmp/run"))
+    private = {"epsilon": 1.5}
+    for server_round, figures in enumerate(({}, private, {}, private)):
+        progress.round(server_round, {"mnist": 0.9, "svhn": 0.5}, figures)
+    progress._live.refresh()
+    rows = [line.split() for line in out.getvalue().splitlines() if line.startswith("    ")]
+    assert [row[-1] for row in rows[-4:]] == ["–", "1.5", "–", "1.5"]  # noqa: RUF001
+    progress.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -90,6 +92,16 @@ def test_a_certificate_is_good_for_its_hosts_under_its_authority_alone(tmp_path:
     assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
 
 
+def test_a_host_may_have_a_name_that_is_longer_than_a_common_name(tmp_path: Path) -> None:
+    host = ".".join(["a-load-balancer-of-a-cloud"] * 3)
+    made = make_certificates(tmp_path, [host])
+    certificate, authority = map(
+        x509.load_pem_x509_certificate, (made.certificate.read_bytes(), made.authority.read_bytes())
+    )
+    builder = PolicyBuilder().store(Store([authority])).time(datetime.now(UTC))
+    builder.build_server_verifier(x509.DNSName(host)).verify(certificate, [])
+
+
 def test_a_key_pair_is_what_flower_reads(tmp_path: Path) -> None:
     public = make_key_pair(tmp_path / "keys" / "site")
     private = tmp_path / "keys" / "site"
@@ -132,6 +144,16 @@ def test_a_killed_process_takes_its_own_with_it(tmp_path: Path) -> None:
     wait_for(lambda: len(belonging_to(tmp_path)) == 2, "the child")
     process.kill()
     wait_for(lambda: not belonging_to(tmp_path), "both to end")
+
+
+def test_a_command_without_an_answer_is_named(tmp_path: Path, monkeypatch) -> None:
+    def late(*_: object, timeout: float, **__: object) -> None:
+        raise subprocess.TimeoutExpired("flwr", timeout)
+
+    monkeypatch.setattr("subprocess.run", late)
+    trial = SimpleNamespace(superlink=SimpleNamespace(home=tmp_path))
+    with pytest.raises(TrialError, match=r"flwr list prod: no answer after \d+ seconds"):
+        LocalDeployment.flwr(cast(LocalDeployment, trial), "list", "prod")
 
 
 def test_no_two_processes_get_one_port() -> None:

@@ -230,6 +230,14 @@ def test_methods_try_the_same_learning_rates_and_the_papers_values_first(file: P
     assert 0.05 / 4 <= min(tried["fedavg"]) <= max(tried["fedavg"]) <= 2.5 * 0.05
 
 
+def test_more_settings_than_dimensions_are_refused(file: Path) -> None:
+    design = Design.read(file)
+    found = ranges(design.config(design.benchmarks[0], "fedavg", 0))
+    many = {f"strategy.x{k}": found[LR] for k in range(17)}
+    with pytest.raises(ConfigError, match=r"17 settings to tune \(strategy.x0, .*at most 16"):
+        points(many, 9, design.scrambling)
+
+
 # --- the runs ------------------------------------------------------------------------------------
 
 

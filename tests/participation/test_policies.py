@@ -14,7 +14,7 @@ from runs import history
 from fairflower.aggregation.participation import checked_choice
 from fairflower.errors import ConfigError, RoundFailed, StrategyError
 from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
-from fairflower.participation.availability import read_availability
+from fairflower.participation.availability import read_availability, trace_digest
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
@@ -202,6 +202,13 @@ def test_availability_by_a_file(tmp_path: Path) -> None:
         config(tmp_path, **{"participation.availability": str(file), "fraction-train": 1.0})
     ).run()
     assert trained(folder) == {1: [0, 2], 2: [1], 3: [0, 2]}
+
+
+def test_a_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "trace.csv").write_text("round,client\n1,2\n")
+    assert read_availability("~/trace.csv", 0)(1, range(3)) == [2]
+    assert trace_digest("~/trace.csv")
 
 
 def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from resuming import config
 from rich.console import Console
 
-from fairflower.config import StrategyConfig
+from fairflower.config import RunConfig, StrategyConfig
 from fairflower.errors import DataError
 from fairflower.plans.execution import execute
-from fairflower.plans.plan import Plan
+from fairflower.plans.plan import Plan, run_key
 
 
 def test_a_federation_is_data_and_seed_of_one_number() -> None:
@@ -46,3 +46,14 @@ def test_runs_of_a_plan_can_have_more_clients_than_its_first(tmp_path: Path) -> 
         "completed",
         "completed",
     ]
+
+
+def test_a_file_of_weights_is_the_same_by_each_path_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = ("w.pth", "~/w.pth", str(tmp_path / "w.pth"), "other.pth")
+    settings = [{"model.name": "resnet18", "model.weights": path} for path in paths]
+    here, home, absolute, other = (run_key(RunConfig.from_flat(s).to_flat()) for s in settings)
+    assert here == home == absolute != other

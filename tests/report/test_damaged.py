@@ -72,6 +72,16 @@ def made(folder: Path) -> Path:
         diverged=12.5,
         client_state=True,
         tracked={"mlflow": "x"},
+        privacy={
+            "epsilon": 1.5,
+            "delta": 1e-5,
+            "rounds": 2,
+            "numbers": 1,
+            "noise_multiplier": 4.0,
+            "number_noise_multiplier": 8.0,
+            "clip": 0.5,
+            "noise": "secret",
+        },
     )
 
 

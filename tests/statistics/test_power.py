@@ -76,3 +76,7 @@ def test_power_is_the_share_of_drawn_samples_that_are_told() -> None:
              for s, a in ((1, "less"), (-1, "greater"))]  # fmt: skip
     share = (upper[0] & upper[1]).mean()
     assert share == pytest.approx(equivalence_power(2.0, 1.8 / math.sqrt(8), 7), abs=0.035)
+
+
+def test_pairs_without_any_spread_need_the_fewest() -> None:
+    assert needed(0.0, 2.0) == needed_for_equivalence(0.0, 2.0) == 2

@@ -20,6 +20,7 @@ from fairflower.errors import ConfigError
 from fairflower.registry import TRACKERS
 from fairflower.report import read_run
 from fairflower.server import callbacks
+from fairflower.server.contents import read_facts
 from fairflower.trackers import Tracker
 
 #: By name, steps and values.
@@ -211,6 +212,21 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch) -> Non
     folder = run(config(tmp_path, track="tensorboard"))
     assert read_run(folder).status == "completed"
     assert (folder / "log.txt").read_text().count("track = tensorboard failed") == 1
+
+
+class Unreachable(Tracker):
+    """A tracker that does not find its server."""
+
+    def __init__(self, *args: object) -> None:
+        raise ConnectionError("no route")
+
+
+def test_a_tracker_that_cannot_start_does_not_end_the_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(callbacks, "tracker_class", lambda track: Unreachable)
+    folder = run(config(tmp_path, track="tensorboard"))
+    assert read_run(folder).status == "completed"
+    assert (folder / "log.txt").read_text().count("track = tensorboard failed") == 1
+    assert not read_facts(folder).get("tracked")
 
 
 def test_every_tracker_is_an_extra_of_its_name() -> None:

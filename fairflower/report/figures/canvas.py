@@ -40,6 +40,15 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1)), (0, (1.5, 1)), (0, (6, 1, 1.5, 1)))
 MARKERS = "sD^vPX"
 
 
+def slug(name: str) -> str:
+    """Convert a name to part of a figure's file name and id.
+
+    >>> slug("QP residual"), slug("sex/gender")
+    ('qp-residual', 'sex-gender')
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
+
+
 class LineStyle(NamedTuple):
     """Color, dashes and marker of a method or a domain."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from fairflower.aggregation.consistency import BINS, histogram
 from fairflower.numerics.metrics import Vector
 from fairflower.report.clusters import as_float_array
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels
+from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels, slug
 from fairflower.report.figures.clusters import DRAWN
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
@@ -139,7 +138,7 @@ def _draw_vectors(
         else " Band: ± standard deviation over the domain's clients (ddof 0)."
     )
     return FigureDraft(
-        f"client-{_slug(name)}",
+        f"client-{slug(name)}",
         sheet,
         f"Client {name} over rounds",
         "Left: one line per client in the color of its domain, from dark to light by client id. "
@@ -195,7 +194,7 @@ def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> Figur
         panel.set_title(f"{method}, round {series.rounds[-1]}")
         _label_domains(panel, series.domains)
     return FigureDraft(
-        f"pairs-{_slug(name)}",
+        f"pairs-{slug(name)}",
         sheet,
         f"{name} between clients",
         f"One cell per pair of clients, ordered by domain, in the last round. {_SEED}",
@@ -231,21 +230,12 @@ def _draw_numbers(
     legend(sheet, panel)
     last = [f"{method} {series.values[-1]:.4g}" for method, series in figures.items()]
     return FigureDraft(
-        f"round-{_slug(name)}",
+        f"round-{slug(name)}",
         sheet,
         f"{name} over rounds",
         _SEED,
         f"{name} in the last round: {', '.join(last)}.",
     )
-
-
-def _slug(name: str) -> str:
-    """Convert a diagnostic's name to part of a file name or id.
-
-    >>> _slug("QP residual")
-    'qp-residual'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
 
 
 # --- consistency of parameter updates: FedHEAL's Fig. 2 -----------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels
+from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels, slug
 from fairflower.report.measures import by_attribute
 from fairflower.report.methods import Comparison, Curve, Method
 from fairflower.report.text import format_number
@@ -31,7 +31,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
         axes[0, 0].set_ylabel("difference, points")
         legend(sheet, axes[0, 0])
         yield FigureDraft(
-            f"groups-{attribute}",
+            f"groups-{slug(attribute)}",
             sheet,
             f"Differences between groups by {attribute} over rounds",
             "Computed for all people, from counts summed over clients. 0 means equality. Line: "
