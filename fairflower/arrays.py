@@ -23,9 +23,8 @@ def arrays_of(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     for name, array in record.items():
         try:
             arrays[name] = view(array)
-        except (
-            Exception
-        ) as error:  # NumPy evaluates headers as Python code, which may raise any exception
+        except Exception as error:
+            # NumPy evaluates headers as Python code, which may raise any exception.
             raise ValueError(f"array {name!r} is not a plain NumPy array ({error})") from error
     return arrays
 

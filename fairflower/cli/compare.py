@@ -109,7 +109,9 @@ def compare(
         )
     grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated)
     if leave_one_domain_out:
-        grid = hold_out_each(grid)
+        from fairflower.data.cache import make_data_set
+
+        grid = grid.leaving_each_out(make_data_set(grid.runs[0].data).domains)
     if plan:
         announce(grid, console)
         earlier = [folder / "runs"] if (folder / "runs").exists() else []
@@ -170,13 +172,6 @@ def plan_of(
     for key in overrides.settings:
         check_key(key, named)
     return Plan.grid(settings, chosen, seeds, overrides.shared, trainers, federations)
-
-
-def hold_out_each(plan: Plan) -> Plan:
-    """Return a plan that repeats the runs with each domain held out in turn."""
-    from fairflower.data.cache import make_data_set
-
-    return plan.leaving_each_out(make_data_set(plan.runs[0].data).domains)
 
 
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:

@@ -67,9 +67,8 @@ def leaderboard(
         _show(stages)
         return
     if report:
-        from fairflower.leaderboard.analysis import (
-            Findings,
-        )  # imported late, because pandas is slow to import
+        # Imported late, because pandas is slow to import.
+        from fairflower.leaderboard.analysis import Findings
         from fairflower.leaderboard.document import write
 
         say_where("document", write(Findings(stages)))

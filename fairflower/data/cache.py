@@ -88,9 +88,9 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
 
 
 def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
-    """Return the share (0 to 1) of a federation's examples that another one has, too, by split.
+    """Return, for each split, the share (0 to 1) of a federation's examples that another has, too.
 
-    The configs must have the same data set. The smaller federation is divided by.
+    It is the share of the smaller federation. The configs must have the same data set.
     """
     held = []
     for config in (a, b):
@@ -137,12 +137,8 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     settings = {**vars(config), "domains": data_set.domains}
     for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
         del settings[key]
-    for since in (
-        "validation_fraction",
-        "validation_examples",
-        "held_out",
-        "groups",
-    ):  # unknown to earlier versions
+    # Unknown to earlier versions.
+    for since in ("validation_fraction", "validation_examples", "held_out", "groups"):
         if not settings[since]:
             del settings[since]
     return _digest([_FORMAT, settings, data_set.fingerprint()])[:12]

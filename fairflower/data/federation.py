@@ -235,7 +235,7 @@ class Federation:
         return self.splits(client_id, split)[0]
 
     def test(self, domain: str, split: str = "test") -> Split:
-        """Return the test set of a domain: the parts of its clients, in the order of the clients.
+        """Return a domain's test set, or its examples in another split, in the clients' order.
 
         The held-out domain has only the split ``"test"``.
         """

@@ -124,6 +124,17 @@ def data_folder(config: DataConfig) -> Path | None:
     return folder
 
 
+def needed_folder(config: DataConfig, content: str) -> Path:
+    """Return `data_folder`; raise ``DataError``, which names the ``content``, if it is not set."""
+    folder = data_folder(config)
+    if folder is None:
+        raise DataError(
+            f"The data set {config.name!r} needs a folder. Set data.dir (or FAIRFLOWER_DATA) to a "
+            f"folder with {content}."
+        )
+    return folder
+
+
 def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> Ints:
     """Return the labels as int64 [N], if they are valid.
 

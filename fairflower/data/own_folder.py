@@ -20,7 +20,7 @@ from fairflower.data.class_folders import (
     images_in,
 )
 from fairflower.data.federation import Ints
-from fairflower.data.files import NPZ_FORMAT, NpzFile, data_folder, logger
+from fairflower.data.files import NPZ_FORMAT, NpzFile, logger, needed_folder
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError, renamed
@@ -68,7 +68,7 @@ class DomainImageFolder(ClassFolders):
 
     @cached_property
     def folder(self) -> Path:
-        return _needed(self.config, "<domain>/<class>/<image>")
+        return needed_folder(self.config, "<domain>/<class>/<image>")
 
     @property
     def _root(self) -> Path:
@@ -155,7 +155,7 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
 
     @cached_property
     def folder(self) -> Path:
-        return _needed(self.config, f"an .npz file per domain with {NPZ_FORMAT}")
+        return needed_folder(self.config, f"an .npz file per domain with {NPZ_FORMAT}")
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the files, sorted."""
@@ -191,13 +191,3 @@ def _names(paths: Iterable[Path]) -> list[str]:
 def _plain(name: str) -> str:
     """Normalize a name, because an accented letter may have one or two code points."""
     return unicodedata.normalize("NFC", name).strip()
-
-
-def _needed(config: DataConfig, content: str) -> Path:
-    folder = data_folder(config)
-    if folder is None:
-        raise DataError(
-            f"The data set {config.name!r} needs a folder. Set data.dir (or FAIRFLOWER_DATA) to a "
-            f"folder with {content}."
-        )
-    return folder

@@ -19,7 +19,7 @@ from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
-from fairflower.data.files import checked_labels, data_folder, stamp
+from fairflower.data.files import checked_labels, needed_folder, stamp
 from fairflower.data.opening import check_columns, check_memory, explained, open_regular
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
@@ -154,13 +154,7 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
 
     @cached_property
     def folder(self) -> Path:
-        folder = data_folder(self.config)
-        if folder is None:
-            raise DataError(
-                f"The data set {self.config.name!r} needs a folder. Set data.dir (or "
-                "FAIRFLOWER_DATA) to a folder with a .csv file per domain (text, label)."
-            )
-        return folder
+        return needed_folder(self.config, "a .csv file per domain (text, label)")
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the files, sorted."""

@@ -157,9 +157,8 @@ class RayGrid(InlineGrid):
         self._tasks: deque[_Task] = deque()  # not sent yet
         # Node -> its pickled state, or a reference if the state is large.
         self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
-        self._seconds: dict[
-            tuple[int, str], float
-        ] = {}  # node, type -> duration of its last message
+        # Node and type -> duration of its last message.
+        self._seconds: dict[tuple[int, str], float] = {}
         granted = client_cpus, client_gpus
         most = min(workers or num_supernodes, num_supernodes)
         try:

@@ -61,9 +61,8 @@ def keeping_signals() -> Iterator[None]:
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    block = getattr(
-        signal, "pthread_sigmask", None
-    )  # missing on Windows, which does not have these signals
+    # Missing on Windows, which does not have these signals.
+    block = getattr(signal, "pthread_sigmask", None)
     mask = block(signal.SIG_BLOCK, {signal.SIGTERM, *HANGUP}) if block else None
     try:
         yield

@@ -68,9 +68,8 @@ def _sketch(landscape: Landscape, levels: Vector) -> Iterator[FigureDraft]:
         sharex=True, sharey=True,
     )  # fmt: skip
     title = f"Loss around the model trained with {landscape.label}"
-    sheet.suptitle(
-        title, x=0.01, ha="left", size=10.5
-    )  # the figure may be used without its caption
+    # The figure may be used without its caption.
+    sheet.suptitle(title, x=0.01, ha="left", size=10.5)
     norm = BoundaryNorm(levels, 256)
     for surface in landscape.surfaces:
         panel = axes[splits.index(surface.split), domains.index(surface.domain)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from statistics import fmean
@@ -200,9 +200,7 @@ class Findings:
         return alone
 
 
-def _accuracies(
-    rows: Iterator[tuple[str, int, Row]] | Sequence[tuple[str, int, Row]],
-) -> Accuracies:
+def _accuracies(rows: Iterable[tuple[str, int, Row]]) -> Accuracies:
     accuracies: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for method, federation, row in rows:
         if row.outcome == "completed":

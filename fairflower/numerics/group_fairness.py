@@ -48,14 +48,6 @@ class Rates(NamedTuple):
     false_positive: Vector  # P(Y' = 1 | Y = 0)
 
 
-class Levels(NamedTuple):
-    """Value of a metric on all data and on each of K clients."""
-
-    overall: float  # from the sums of counts: the global metric
-    local: Vector  # of each client, shape (K,); NaN where undefined
-    worst: float  # largest difference of a client; NaN if all are undefined
-
-
 def counts_by_group(
     labels: ArrayLike, predicted: ArrayLike, groups: ArrayLike, num_groups: int
 ) -> NDArray[np.int64]:
@@ -97,7 +89,7 @@ def counts_by_group(
 
 def group_rates(counts: ArrayLike) -> Rates:
     """Return the rates of G groups from their counts, shape (G, 6)."""
-    n, selected, positive, true, negative, false = _checked(counts).T
+    n, selected, positive, true, negative, false = check_counts(counts).T
     with np.errstate(invalid="ignore"):
         return Rates(selected / n, true / positive, false / negative)
 
@@ -130,14 +122,10 @@ def equal_opportunity_ratio(counts: ArrayLike) -> float:
     return _ratio(group_rates(counts).true_positive)
 
 
-def equalized_odds(counts: ArrayLike, mean: bool = False) -> float:
-    """Return the larger of the differences in true and in false positive rates; 0 is fair.
-
-    With ``mean=True``, return the mean of the two differences.
-    """
+def equalized_odds(counts: ArrayLike) -> float:
+    """Return the larger of the differences in true and in false positive rates; 0 is fair."""
     rates = group_rates(counts)
-    both = _range(rates.true_positive), _range(rates.false_positive)
-    return float(np.mean(both) if mean else np.max(both))
+    return float(np.max([_range(rates.true_positive), _range(rates.false_positive)]))
 
 
 def equalized_odds_ratio(counts: ArrayLike) -> float:
@@ -206,7 +194,7 @@ def undefined(counts: ArrayLike, groups: Sequence[str], positive: str) -> dict[s
     >>> undefined(counts, ["men", "women"], "ill")
     {'no label ill among women': 'equal opportunity, equalized odds'}
     """
-    n, _, positives, _, negatives, _ = _checked(counts).T
+    n, _, positives, _, negatives, _ = check_counts(counts).T
 
     def lacking(what: str, values: Vector) -> str:
         names = [name for name, value in zip(groups, values, strict=True) if not value]
@@ -227,7 +215,7 @@ def undefined(counts: ArrayLike, groups: Sequence[str], positive: str) -> dict[s
 
 def accuracy(counts: ArrayLike) -> float:
     """Return the fraction of all people whose prediction is correct, 0 to 1."""
-    n, _, _, true, negative, false = _checked(counts).sum(axis=0)
+    n, _, _, true, negative, false = check_counts(counts).sum(axis=0)
     return float((true + negative - false) / n)
 
 
@@ -251,41 +239,8 @@ def signed_difference(name: str, counts: ArrayLike) -> float:
     return next(metric for metric in DIFFERENCES if metric.name == name)(counts)
 
 
-def on_both_levels(difference: Callable[[Counts], float], counts: ArrayLike) -> Levels:
-    """Return a difference on all data, on each client, and on the worst client.
-
-    Parameters
-    ----------
-    difference : callable
-        `demographic_parity`, `equal_opportunity` or `equalized_odds`.
-    counts : array of shape (K, G, 6)
-        Counts of K clients.
-
-    Examples
-    --------
-    Each of two clients favors a different group, but overall neither group is favored:
-
-    >>> client = [[10, 8, 5, 5, 5, 3], [10, 2, 5, 1, 5, 1]]
-    >>> levels = on_both_levels(demographic_parity, [client, client[::-1]])
-    >>> levels.overall, levels.local.round(2).tolist()
-    (0.0, [0.6, 0.6])
-    """
-    each = np.asarray(counts)
-    if each.ndim != 3 or len(each) == 0:
-        raise ValueError(
-            f"counts of shape {each.shape}: expected (K, G, 6) with at least 1 client."
-        )
-    local = np.array([difference(client) for client in each])
-    worst = float(np.nanmax(local)) if np.isfinite(local).any() else math.nan
-    return Levels(difference(each.sum(axis=0)), local, worst)
-
-
-def check_counts(counts: ArrayLike) -> None:
-    """Raise ``ValueError`` if counts have the wrong shape or contradict each other."""
-    _checked(counts)
-
-
-def _checked(counts: ArrayLike) -> Vector:
+def check_counts(counts: ArrayLike) -> Vector:
+    """Return counts as floats; raise ``ValueError`` for a wrong shape or contradictions."""
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or table.shape[1] != len(COUNTS) or len(table) == 0:
         raise ValueError(f"counts of shape {table.shape}: expected (G, 6) with at least 1 group.")

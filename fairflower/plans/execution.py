@@ -194,9 +194,8 @@ def execute(
         from fairflower.plans.devices import Placement, parallel_line, place_clients
 
     first = plan.runs[0]
-    if (
-        study is None
-    ):  # before the data are prepared: raises an error if Ray is required but not installed
+    if study is None:
+        # Before the data are prepared: an error if Ray is required but not installed.
         first = replace(first, engine=chosen_engine(first))
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)

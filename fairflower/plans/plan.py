@@ -348,9 +348,8 @@ class Plan:
         If a run fails, the other runs are still executed, and the first failure is raised at the
         end.
         """
-        from fairflower.server.session import (
-            Session,
-        )  # imported late, because Flower and torch are slow to import
+        # Imported late, because Flower and torch are slow to import.
+        from fairflower.server.session import Session
 
         failure: Exception | None = None
         for number, config in enumerate(self.runs, 1):
@@ -419,9 +418,8 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     runs : int, optional
         Expected number of runs. Default: the number of runs in the plan.
     """
-    from fairflower.plans.devices import (
-        runs_that_fit,
-    )  # imported late, because torch is slow to import
+    # Imported late, because torch is slow to import.
+    from fairflower.plans.devices import runs_that_fit
 
     if any(config.client_gpus not in ("auto", 0.0) for config in plan.runs):
         return 1

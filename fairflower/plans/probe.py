@@ -71,9 +71,8 @@ def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) ->
     """Call `probe` for each config in a new process."""
     context = multiprocessing.get_context("spawn")
     needs = []
-    for (
-        config
-    ) in configs:  # one process for each config, so that methods do not share reserved memory
+    for config in configs:
+        # One process for each config, so that methods do not share reserved memory.
         with without_main(), ProcessPoolExecutor(1, context) as process:
             try:
                 needs.append(process.submit(probe, config, device, free).result())

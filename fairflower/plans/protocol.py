@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fairflower.errors import ConfigError, Pruned
 from fairflower.numerics.metrics import AVG, MIN
 
-#: Name of a study's file, and name of the SQLite file that earlier versions wrote instead.
-STUDY, OPTUNA_STUDY = "study.json", "study.db"
+#: Name of a study's file.
+STUDY = "study.json"
 
 #: A trial is pruned if its accuracy is lower than with the paper's values by this amount.
 _BEHIND = 0.1
@@ -28,7 +28,7 @@ EXAMPLES = "data.validation-examples"
 
 def is_study(folder: Path) -> bool:
     """Return whether a folder contains a study."""
-    return (folder / STUDY).exists() or (folder / OPTUNA_STUDY).exists()
+    return (folder / STUDY).exists()
 
 
 @dataclass(frozen=True)

@@ -200,29 +200,14 @@ class MethodStudy:
             tested[f"{name}-default"] = first
         return tested
 
-    def tests(self) -> Iterator[tuple[Trial, Run]]:
-        """Yield the completed tests, each with the trial whose values it uses."""
-        made = {run_key(run.config): run for run in self._made() if run.status == "completed"}
-        for trial, config in self._planned():
-            if run := made.get(run_key(config.to_flat())):
-                yield trial, run
-
-    def lost_tests(self) -> Iterator[tuple[Trial, int, str]]:
-        """Yield the trial, the seed and the reason for each test that diverged."""
-        lost = self._lost()
-        for trial, config in self._planned():
-            if (key := run_key(config.to_flat())) in lost:
-                yield trial, config.seed, lost[key]
-
     def _tests(self) -> list[RunConfig]:
         """Return the remaining tests."""
         lost = self._lost()
-        planned = (config for _, config in self._planned())
-        plan = Plan([config for config in planned if run_key(config.to_flat()) not in lost])
+        plan = Plan([c for c in self._planned() if run_key(c.to_flat()) not in lost])
         return plan.without(self._made()).resuming(resumable_configs(self.folder / "runs")).runs
 
-    def _planned(self) -> Iterator[tuple[Trial, RunConfig]]:
-        """Yield all planned tests, each with the trial whose values it uses."""
+    def _planned(self) -> Iterator[RunConfig]:
+        """Yield all planned tests."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
         for run, trial in self._tested().items():
@@ -231,20 +216,16 @@ class MethodStudy:
                 drawn: dict[str, Any] = {"seed": seed, "run-name": f"{run}-{unit}{seed}"}
                 if self.protocol.federations:
                     drawn["data.seed"] = seed
-                yield trial, RunConfig.from_flat({**flat, **trial.values, **drawn})
+                yield RunConfig.from_flat({**flat, **trial.values, **drawn})
 
     def _made(self) -> list[Run]:
         """Return all tests that can be read, whatever their status."""
         return [run for path in self._folders() if (run := _read(path))]
 
-    def _lost(self) -> dict[Hashable, str]:
-        """Return the reasons why tests diverged, by `run_key`."""
-        lost: dict[Hashable, str] = {}
-        for path in self._folders():
-            outcome, reason = _outcome(read_facts(path))
-            if outcome == "lost":
-                lost[run_key(read_config(path))] = reason
-        return lost
+    def _lost(self) -> set[Hashable]:
+        """Return the tests that diverged, by `run_key`."""
+        lost = [path for path in self._folders() if _outcome(read_facts(path))[0] == "lost"]
+        return {run_key(read_config(path)) for path in lost}
 
     def _folders(self) -> Iterator[Path]:
         names = f"{file_name(self.name)}-*/run.json"

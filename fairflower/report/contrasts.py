@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
 
 import numpy as np
 
@@ -147,8 +146,8 @@ def contrasts_of(comparison: Comparison) -> Contrasts:
         baselines,
         [by_strategy(comparison, found) for found in baselines],
         {
-            title: [compare(comparison, measure) for measure in groups]
-            for title, compare in FURTHER.items()
+            title: [judged_groups(against, comparison, measure) for measure in groups]
+            for title, against in FURTHER.items()
         },
     )
 
@@ -233,25 +232,21 @@ def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGro
 
 #: A heading, the name of the other method, and name -> (method, the method to compare it with).
 Compared = tuple[str, str, dict[str, tuple[Method, Method]]]
-Against = Callable[[Comparison, Measure], list[ContrastGroup]]
+Against = Callable[[Comparison], Iterator[Compared]]
 
 
-def _judged(against: Callable[[Comparison], Iterator[Compared]]) -> Against:
-    """Return a function that groups and judges the pairs of methods that ``against`` yields."""
-
-    @wraps(against)
-    def groups(comparison: Comparison, measure: Measure) -> list[ContrastGroup]:
-        judged = []
-        for heading, other, methods in against(comparison):
-            family = {name: paired_differences(*pair, measure) for name, pair in methods.items()}
-            contrasts = judge_family({name: pairs for name, pairs in family.items() if pairs})
-            judged += [ContrastGroup(heading, other, contrasts)] if contrasts else []
-        return judged
-
-    return groups
+def judged_groups(
+    against: Against, comparison: Comparison, measure: Measure
+) -> list[ContrastGroup]:
+    """Judge the pairs of methods that ``against`` yields; each group is a family."""
+    judged = []
+    for heading, other, methods in against(comparison):
+        family = {name: paired_differences(*pair, measure) for name, pair in methods.items()}
+        contrasts = judge_family({name: pairs for name, pairs in family.items() if pairs})
+        judged += [ContrastGroup(heading, other, contrasts)] if contrasts else []
+    return judged
 
 
-@_judged
 def against_plain(comparison: Comparison) -> Iterator[Compared]:
     """Yield comparisons of each kind of local training with plain local training, by strategy."""
     for grid in client_strategy_grids(comparison):
@@ -262,7 +257,6 @@ def against_plain(comparison: Comparison) -> Iterator[Compared]:
                 yield client, plain, {n: (m, under[n]) for n, m in row.items() if n in under}
 
 
-@_judged
 def against_other_models(comparison: Comparison) -> Iterator[Compared]:
     """Yield comparisons of methods with plain FedAvg on another model, under the same settings."""
 
@@ -277,7 +271,6 @@ def against_other_models(comparison: Comparison) -> Iterator[Compared]:
             yield f"FedAvg of {model}", base.name, pairs
 
 
-@_judged
 def against_first_values(comparison: Comparison) -> Iterator[Compared]:
     """Yield comparisons of each value of a swept argument with its lowest value."""
     for sweep in sweeps(comparison):

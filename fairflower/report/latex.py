@@ -68,7 +68,6 @@ def _table(table: Table, number: int) -> str:
             for row in group.rows
         ]
     caption = " ".join(filter(None, (f"{table.title}.", table.caption)))
-    caption = caption.replace(" and under it", "").replace(" and under them", "")  # it is beside
     caption += " Underlined: second best." * any(
         cell.second for group in table.groups for row in group.rows for cell in row.cells
     )

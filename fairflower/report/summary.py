@@ -41,8 +41,7 @@ _LAST = ("parameters", "bytes", "data", "processor", "versions", "remarks")
 #: Column that lists the user's metrics for which lower values are better.
 _LOWER = "lower is better"
 
-#: Column of the clients' accuracies. Earlier versions wrote ``client accuracy``, which is also the
-#: column of a domain with the name client.
+#: Column of the clients' accuracies.
 _BY_CLIENT = "accuracy by client"
 
 #: Column of the numbers of test examples, with which verdicts tell a lucky spread from a real one.
@@ -102,7 +101,7 @@ def read_summary(path: str | Path) -> list[Run]:
         rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error
-    missing = {*_FIRST, *_LAST, "rounds", "clients"} - set(reader.fieldnames or ())
+    missing = {*_FIRST, *_LAST, "rounds", "domains", "clients"} - set(reader.fieldnames or ())
     if missing:
         raise RunFolderError(
             f"{path} is not a summary of runs: it has no column {sorted(missing)[0]!r}. "
@@ -204,13 +203,7 @@ def _run(row: Mapping[str, str]) -> Run:
     }
     rounds = np.array(row["rounds"].split(), dtype=np.int64)
     counts = [int(count) for count in row["clients"].split()]
-    by_clients = row.get(_BY_CLIENT)
-    if len(table["accuracy"]) > len(counts) and not by_clients:
-        by_clients = table["accuracy"].pop("client")
-    # Earlier versions wrote no column of domains, and the columns of accuracies had their order.
-    domains = tuple(filter(None, (row.get("domains") or "").split(_NEXT))) or tuple(
-        table["accuracy"]
-    )
+    domains = tuple(row["domains"].split(_NEXT))
     owners = [d for d, count in zip(domains, counts, strict=True) for _ in range(count)]
     known = RunConfig().concise()
     settings = [
@@ -222,7 +215,7 @@ def _run(row: Mapping[str, str]) -> Run:
     unseen = np.array((row.get("held-out rounds") or "").split(), dtype=np.int64)
     unseen_accuracy = np.array((row.get("held-out") or "").split(), dtype=np.float64)
     adapted = np.array((row.get("held-out AdaBN") or "").split(), dtype=np.float64)
-    tested = np.array((by_clients or "").split(), dtype=np.float64)
+    tested = np.array((row.get(_BY_CLIENT) or "").split(), dtype=np.float64)
     by_client = tested.reshape(min(1, tested.size), len(owners))
     own = np.array((row.get("personal by client") or "").split(), dtype=np.float64)
     own = own.reshape(min(1, own.size), len(owners))

@@ -180,10 +180,6 @@ class RunFolder:
         """Return an entry of ``run.json``, or None if it is missing."""
         return self._facts.get(name)
 
-    def noted(self, name: str) -> Any:
-        """Return an entry of ``run.json``, or None if it is missing."""
-        return self._facts.get(name)
-
     def note(self, name: str, value: Any) -> None:
         """Set an entry of ``run.json``; write the file only if the value has changed."""
         if self._facts.get(name) != value:

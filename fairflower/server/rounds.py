@@ -134,7 +134,7 @@ class RoundLoop:
 
     def _check_summed(self, server_round: int) -> None:
         """Raise ``RoundFailed`` if secure aggregation has not produced a sum in any round."""
-        halted = self.folder.noted("halted_rounds") or {}
+        halted = self.folder.fact("halted_rounds") or {}
         if server_round and all(str(r) in halted for r in range(1, server_round + 1)):
             raise RoundFailed(
                 f"Secure aggregation stopped in every round (1 to {server_round}), so the model "
@@ -365,7 +365,7 @@ def _summed(
     arrays: ArrayRecord,
 ) -> ArrayRecord:
     """Compute the next model by secure aggregation; keep the model if there is no sum."""
-    halted = dict(folder.noted("halted_rounds") or {})
+    halted = dict(folder.fact("halted_rounds") or {})
     halted.pop(str(server_round), None)  # of a round that is repeated, after a resume
     try:
         merged = secure.train(server_round, messages, arrays)
@@ -376,7 +376,7 @@ def _summed(
         )
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
         return arrays
-    if folder.noted("halted_rounds"):
+    if folder.fact("halted_rounds"):
         folder.note("halted_rounds", halted)
     return merged
 

@@ -68,8 +68,8 @@ def private_round(
     config: Mapping[str, Any],
     privacy: PrivacyConfig,
     received: Arrays,
-) -> tuple[dict[str, float], Arrays, dict[str, Arrays]]:
-    """Run `train_round`; return the metrics, the model and the arrays that may leave the client.
+) -> tuple[dict[str, float], Arrays]:
+    """Run `train_round`; return the metrics and the model that may leave the client.
 
     The update is clipped, and the numbers are clipped and noised. If training diverges, the client
     returns the received model, so that the failure reveals nothing about its examples.
@@ -80,7 +80,7 @@ def private_round(
         sent = clipped_update(trainer.send(), received, privacy.clip)
     except FloatingPointError:
         sent = dict(received)
-    return protected(metrics, config, privacy, trainer.client_id), sent, {}
+    return protected(metrics, config, privacy, trainer.client_id), sent
 
 
 def evaluate_round(
@@ -164,7 +164,8 @@ def make_client_app(
         trainer, config = _prepare(trainer_fn, message, context)
         if privacy := privacy_of(config):
             received = arrays_of(message.content.array_records["arrays"])
-            metrics, sent, arrays = private_round(trainer, context, config, privacy, received)
+            arrays: dict[str, Arrays] = {}
+            metrics, sent = private_round(trainer, context, config, privacy, received)
         else:
             metrics, arrays = train_round(trainer, context, config)
             sent = trainer.send()

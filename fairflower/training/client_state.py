@@ -134,9 +134,8 @@ def _run_id(config: Mapping[str, Any]) -> str:
 def _folder(trainer: Trainer, config: Mapping[str, Any]) -> Path | None:
     """Return the folder of the client's state; None if the run id is not valid."""
     run_id = _run_id(config)
-    if not re.fullmatch(
-        "[0-9a-f]{32}", run_id
-    ):  # a server's text must not become an arbitrary path
+    # A server's text must not become an arbitrary path.
+    if not re.fullmatch("[0-9a-f]{32}", run_id):
         return None
     return client_states() / run_id / str(trainer.client_id)
 

@@ -148,10 +148,8 @@ def _train_alone(trainer: Trainer) -> float:
     waited = 0
     try:
         for epoch in range(1, EPOCHS + 1):
-            with (
-                torch.enable_grad(),
-                suppress(FloatingPointError),
-            ):  # a diverged loss is not the lowest
+            # A diverged loss is not the lowest.
+            with torch.enable_grad(), suppress(FloatingPointError):
                 alone.run_epochs(epoch)
             loss = trainer.measure(trainer.train_examples)[0]
             lowest = min(lowest, loss)  # this order ignores NaN

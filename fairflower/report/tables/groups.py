@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS, GroupMetric
 from fairflower.report.measures import by_attribute, of_people
-from fairflower.report.methods import Comparison, MeanStd, Method
+from fairflower.report.methods import Comparison
 from fairflower.report.tables.cells import (
     Column,
     Table,
@@ -53,7 +53,5 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def _column(metric: GroupMetric, place: int, title: str) -> Column:
-    def estimate(value: Callable[..., float]) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(value)
-
-    return Column(title, estimate(of_people(metric.name, place)), metric.better, missing=UNDEFINED)
+    value = of_people(metric.name, place)
+    return Column(title, lambda method: method.over_seeds(value), metric.better, missing=UNDEFINED)

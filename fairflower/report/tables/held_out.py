@@ -97,7 +97,7 @@ def _table(
             Column("mean", over(lambda values: sum(values) / len(values)), 1),
             Column("minimum", over(min), 1),
         ],
-        [(heading, rows) for heading, rows in _headed(groups)],
+        _headed(groups),
     )
 
 
