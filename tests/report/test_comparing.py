@@ -117,7 +117,7 @@ def test_what_all_runs_of_a_method_have_is_noted_once(tmp_path: Path) -> None:
     for run, dropped in zip(runs, ((), (), ("1",)), strict=True):
         facts = json.loads((run / "run.json").read_text())
         told = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.5, "clip": 1.0}
-        told |= {"rounds": 2, "number_noise_multiplier": 0.0}
+        told["number_noise_multiplier"] = 0.0
         facts["privacy"] = {**told, "numbers": 0, "noise": "secret", "rounds": 1}
         facts["halted_rounds"] = dict.fromkeys(dropped, "its disk is full")
         (run / "run.json").write_text(json.dumps(facts))
