@@ -5,7 +5,7 @@
 
 Every strategy and every client takes part at least once, with partial participation,
 BatchNorm, exchanges, observers, bounds, tests by clients, and a run that is stopped and
-resumed. On embedded data, inline, about two minutes on one core.
+resumed. On embedded data, inline, some three minutes on one core.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fedlf", "sgd", PART),
     ("fedlf:variant=released", "sgd", BATCH_NORM),
     ("eagle", "scaffold", PART),
+    ("fedpw", "fedbn", BATCH_NORM),
+    ("fairrfl", "silobn", BATCH_NORM),
+    ("fedism+", "fedper", SMALL),
+    ("daa", "fedrep", SMALL),
+    ("dq-ffl", "lg-fedavg", SMALL),
 )
 #: Those of them that are made a second time, stopped in between and resumed.
 RESUMED = ("fedheal", "fedmgda+", "fedga", "aaggff", "fedlf", "eagle")

@@ -169,9 +169,8 @@ def stored(raylet: int) -> tuple[float, float]:
 
 
 def row(clients: int, seconds: list[dict[str, float]], peaks: Peaks) -> list[str]:
-    whole, merge = (
-        statistics.median(s[name] for s in seconds[1:]) for name in ("seconds", "merge_seconds")
-    )
+    whole = statistics.median(s["seconds"] - s.get("evaluate_seconds", 0) for s in seconds[1:])
+    merge = statistics.median(s["merge_seconds"] for s in seconds[1:])
     last = len(seconds)
     until_second = max(mb for done, mb in peaks.server.items() if done < 2)
     until_last = max(mb for done, mb in peaks.server.items() if done < last)

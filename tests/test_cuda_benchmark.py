@@ -97,3 +97,12 @@ def test_a_run_of_the_papers_stops_in_time_and_goes_on(
     second = papers("digits: uniform", "cpu", tmp_path, quick=True, until=1e12)
     assert (second["rounds"], second["unfinished"]) == (2, False)
     assert [*second["accuracy"]] == ["mnist", "usps", "svhn", "syn"]
+
+
+def test_every_strategy_and_client_leaves_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``benchmarks/bits.py``, which shows that a change of code changes no model."""
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    from bits import RUNS
+
+    assert {name.partition(":")[0] for name, _, _ in RUNS} == {*STRATEGIES}
+    assert {name.partition(":")[0] for _, name, _ in RUNS} == {*CLIENTS}

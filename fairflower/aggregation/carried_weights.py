@@ -37,7 +37,10 @@ def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector
 def store_weights(
     held: dict[int, float], clients: Sequence[int], fair: Vector, weights: Vector
 ) -> None:
-    """Store new ``weights``, shape (K,), for a round's clients; their stored sum is unchanged."""
+    """Store new ``weights``, shape (K,), for a round's clients; their stored sum is unchanged.
+
+    If the sum was 0, it becomes that of their fair shares.
+    """
     mass = _unnormalized_weights(held, clients, fair).sum()
     held.update(zip(clients, (weights * mass / fair).tolist(), strict=True))
 

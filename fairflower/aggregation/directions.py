@@ -19,7 +19,8 @@ from fairflower.errors import renamed
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-#: Share of the updates' mean length below which a vector in their hull counts as 0.
+#: Length below which the shortest vector in a hull counts as 0, in units of the updates' mean
+#: length (in FedLF's paper variant: of the shortest update).
 STATIONARY = 1e-4
 
 

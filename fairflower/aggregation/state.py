@@ -47,11 +47,11 @@ def collect_state(parts: Sequence[StatefulPart]) -> Arrays:
 
 
 def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
-    """Set the attributes whose values `collect_state` returned.
+    """Set the attributes to copies of the values that `collect_state` returned.
 
     Raises ``ValueError``, before anything is changed, if ``state`` has other attributes.
     """
-    saved = unflatten_state(state)
+    saved = unflatten_state({path: np.array(array) for path, array in state.items()})
     for kind, name, owner, attributes in parts:
         values = saved.get(kind, {}).get(name, {})
         if set(values) != set(attributes):
@@ -79,8 +79,8 @@ def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
             flat[path + "{"] = np.zeros((), np.int8)
         elif value is None:
             flat[path + "?"] = np.zeros((), np.int8)
-        elif isinstance(value, np.ndarray):
-            flat[path] = value
+        elif isinstance(value, (np.ndarray, np.generic)):
+            flat[path] = np.asarray(value)
         elif isinstance(value, (bool, int, float)):
             flat[path + "!"] = np.asarray(value)
         else:

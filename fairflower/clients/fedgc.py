@@ -43,15 +43,15 @@ class FedGC(FeatureTrainer):
         tau                   in both              not in L_RA             in both
         lambda1, lambda2      .5, .1               .5 (1 + (r-1)/R) / 10,  .5, .1
                                                    .1 / 2
-        h_prev (1)            trained model        received model          as sent
+        h_prev (1)            as sent              received model          as sent
         z_0                   received model       model received in the   received model
                                                    previous round
         loss, no cluster yet  CE                   CE + CE without h       CE
         train_loss            all of Eq. 6         CE                      CE
 
     (1) The model that computes h_prev in the client's last round. "As sent": h_prev is the
-    representation that the client sent, by default that of the received model; if the server's
-    variant is ``"paper"``, that of the trained model.
+    representation that the client sent: of the trained model if the server's variant is
+    ``"paper"``, else of the received model.
 
     A client has no cluster in its first round, or if the server shares no centers. It then trains
     with the cross entropy alone, as in Algorithm 1 while H is NULL. No gradient flows through z_0

@@ -47,8 +47,10 @@ class HarmoFL(Trainer):
 
     Notes
     -----
-    The paper averages the A_k with equal weights; here their weights are those of the models. In
-    both, the running mean starts with the mean of the first batch. The released code normalizes
+    The paper averages the A_k with equal weights; here their weights are those of the models. If
+    the first round's step is shorter than the mean update (q-FedAvg, ``dq-ffl``, or a bound such
+    as ``bound.clip-update-norm``), A_mean is shorter than the A_k in the same way. In the paper and
+    here, the running mean starts with the mean of the first batch. The released code normalizes
     only the zero frequency, the image's mean color, as ``band = 0`` does. It also declares its
     momentum option as an integer, so that the value 0.1 becomes 0 or is rejected.
 

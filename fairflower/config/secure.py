@@ -28,6 +28,8 @@ SINGLE_UPDATES = {
     "fairrfl": ("needs the norm of each client's update", "superquantile"),
     "dq-ffl": ("needs the norm of each client's update", "qffl"),
     "daa": ("computes weights from class counts, which each client would send unmasked", "uniform"),
+    "fairfed": ("needs each client's counts of people if strategy.metric is one of group fairness",
+                "uniform"),
     "fedeba+": ("aligns the model with every client's gradient unless strategy.alpha = 0", "term"),
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ class Told:
     def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> Told:
         """Read a message's config; raise ``ValueError`` if the weight is invalid or missing."""
         weight, most = config.get(WEIGHT_KEY), config.get(_RANGE)
-        if not (isinstance(weight, int) and isinstance(most, int) and 0 <= weight <= most):
+        if not (type(weight) is int and type(most) is int and 0 <= weight <= most):
             raise ValueError(
                 f"the server sent the weight {weight!r} and the largest weight {most!r}: secure "
                 "aggregation needs integers from 0 to the largest. Nothing was sent"

@@ -63,8 +63,8 @@ class CentralizedEvaluator:
 
     @property
     def buffers(self) -> list[str]:
-        """Names of the exchanged arrays that are not trained."""
-        trained = {name for name, _ in self.model.named_parameters()}
+        """Names of the exchanged arrays that are not trained: statistics and frozen parameters."""
+        trained = trainable(self.model)
         return [name for name in travelling(self.model) if name not in trained]
 
     def arrays(self) -> Arrays:

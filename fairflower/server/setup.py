@@ -223,8 +223,8 @@ def _check_privacy(
     if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
         raise ConfigError(
             f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, which is "
-            "not a parameter but contains statistics of a client's examples. Choose a model "
-            "without BatchNorm, for example cnn."
+            "not trained: it may contain statistics of a client's examples. Choose a model without "
+            "BatchNorm and without frozen parameters, for example cnn."
         )
     numbers = len(strategy.measurements)
     check_reachable(config.privacy, numbers, clients, config.num_server_rounds)

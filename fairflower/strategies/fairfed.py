@@ -21,22 +21,16 @@ class FairFed(FairStrategy):
     The paper's metric measures fairness between groups of people, which ``data.groups`` defines.
     Clients count their training examples by group, label and the received model's prediction. F_k
     is the difference between two groups' rates on client k, first minus second, and a_k the
-    accuracy. F and a are the same metrics, computed from the counts of all clients::
+    accuracy. F and a are the same metrics, computed from the counts of all clients. Instead, any
+    scalar m_k that clients report may be the metric; the default is the received model's accuracy::
 
         Delta_k = | F_k - F |;  | a_k - a | if F_k is undefined because client k lacks a group
-        w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j initially
-        theta  <- sum_k w_k theta_k
-
-    Other metrics are possible. If m_k is the received model's metric on client k's data, the global
-    metric is its mean over all examples::
-
-        Delta_k = | m_k - sum_j n_j m_j / sum_j n_j |
+                  | m_k - sum_j n_j m_j / sum_j n_j | for a scalar
         w_k    <- w_k - beta (Delta_k - mean_j Delta_j),     w_k = n_k / sum_j n_j initially
         theta  <- sum_k w_k theta_k
 
     The gap Delta_k has no sign: a client far below the global metric loses weight, as does a client
-    far above it. m_k can be any scalar that clients report; the default is accuracy. BatchNorm
-    statistics are averaged with w.
+    far above it. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------
@@ -115,7 +109,7 @@ class FairFed(FairStrategy):
             gap = self._group_gap(cohort)
         else:
             m = cohort.metrics[self.metric]
-            gap = np.abs(m - cohort.sample_weights @ m)
+            gap = np.abs(m - (n / n.sum()) @ m)
         w = np.maximum(current_weights(self.w, clients, n) - self.beta * (gap - gap.mean()), 0)
         w = np.asarray(w / w.sum())  # the sum is at least 1: the steps sum to 0
         store_weights(self.w, clients, n, w)

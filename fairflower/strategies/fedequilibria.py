@@ -50,6 +50,8 @@ class FedEquilibria(FairStrategy):
 
     Notes
     -----
+    A client with F_k = 0 gets all of w_moo, because the sum is then zero.
+
     The paper defines Delta_k with different signs in the text and in Algorithm 1; only
     theta <- sum_k w_k theta_k agrees with its Eq. 4. No code was released.
 

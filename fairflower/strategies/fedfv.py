@@ -40,7 +40,8 @@ class FedFV(FairStrategy):
     Parameters
     ----------
     alpha : float in [0, 1]
-        Share of clients whose gradients are unchanged. Default 0.1 (paper).
+        Share of clients whose gradients are unchanged: K - ceil((K - 1) (1 - alpha)) of K clients,
+        so at least one unless alpha is 0. Default 0.1 (paper).
     tau : int >= 0
         Number of rounds for which an absent client's gradient counts; 0 disables this. Above 0 the
         server stores a copy of every client's gradient. Default 1 (the authors' code since 2022).

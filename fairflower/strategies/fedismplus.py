@@ -28,9 +28,10 @@ class FedISMPlus(FedISM):
         theta <- sum_k w_k theta_k
 
     The server sends rho_t to every client, because a client does not know R. rho_t replaces
-    ``measure.rho`` in the measurement, and ``train.rho`` in the steps of the clients ``sam``,
-    ``fedsam`` and ``gsam``. Every client reports ``sharpness``, or ``perturbed_loss``. The number
-    of examples is not used. BatchNorm statistics are averaged with w.
+    ``measure.rho`` in the measurement, and the radius of every sharpness-aware step (clients
+    ``sam``, ``fedsam``, ``gsam`` and ``harmofl``, and ``train.sharpness``). Every client reports
+    ``sharpness``, or ``perturbed_loss``. The number of examples is not used. BatchNorm statistics
+    are averaged with w.
 
     Parameters
     ----------

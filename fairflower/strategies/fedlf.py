@@ -37,7 +37,8 @@ class FedLF(FairStrategy):
         d_l = sum_k lambda_k g_k,l + mu g_P,l,    lambda, mu on the simplex
         theta <- theta - d ||mean_k Delta_k|| / ||d||               over all layers
 
-    A layer consists of the parameters of one module, such as its weight and bias. A layer with
+    A layer consists of the parameters of one module, such as its weight and bias; an array whose
+    name is a number, as in an app with lists of arrays, is a layer of its own. A layer with
     d_l = 0, for example because it has fewer parameters than there are clients, is joined with the
     next layer; the last layer is joined with the previous layers (Alg. 1). If d is 0 for all layers
     together, the model does not change.
@@ -93,8 +94,7 @@ class FedLF(FairStrategy):
     def merge(self, cohort: Cohort) -> Arrays:
         everyone, ages = with_absent_clients(cohort, self.seen, self.memory, self._oldest(cohort))
         store_updates(cohort, self.seen, self.memory)
-        modules = groupby(cohort.parameters, lambda name: name.rpartition(".")[0])
-        names_of = [tuple(names) for _, names in modules]
+        names_of = [tuple(names) for _, names in groupby(cohort.parameters, _module)]
         layers = {names: everyone.gram(names=names) for names in names_of}
         directions = self._directions(layers, cohort.metrics["received_loss"])
         gram = _sum(layers, layers) if layers else np.zeros((len(everyone), len(everyone)))
@@ -155,6 +155,11 @@ class FedLF(FairStrategy):
         # Undo the scaling of the vectors, because it differs between layers.
         unit = length[0] if self.variant == "paper" else lengths[: len(losses)][present].mean()
         return np.asarray(solution.weights @ rows * unit)
+
+
+def _module(name: str) -> str:
+    """Return the name of a parameter's module; a number is a module of its own."""
+    return name if name.isdecimal() else name.rpartition(".")[0]
 
 
 def _sum(layers: Mapping[Layer, Matrix], selected: Iterable[Layer]) -> Matrix:

@@ -22,9 +22,9 @@ class FedMGDAPlus(FairStrategy):
                  on the simplex, |lambda_k - p_k| <= epsilon
         theta <- theta + eta sum_k lambda_k u_k
 
-    The length of the step is at most eta, whatever the clients' learning rate. For a zero update,
-    u_k = 0, and the QP treats it as a vector that conflicts with no other. BatchNorm statistics are
-    averaged with lambda.
+    The length of the step is at most eta, whatever the clients' learning rate. A zero update
+    (u_k = 0) shortens the sum, so its client gets as much weight as epsilon allows; with
+    epsilon = 1 the model then does not change. BatchNorm statistics are averaged with lambda.
 
     Parameters
     ----------
@@ -80,11 +80,12 @@ class FedMGDAPlus(FairStrategy):
         lengths = np.sqrt(gram.diagonal())
         p = cohort.sample_weights
         upper = np.minimum(p + self.epsilon, cohort.max_weight)
-        solution = min_norm_weights(cosines(gram), p - self.epsilon, upper)
+        conflict = cosines(gram)
+        solution = min_norm_weights(conflict, p - self.epsilon, upper)
         self.diagnostics.update(
             weights=solution.weights,
             distance=lengths,
-            conflict=cosines(gram),
+            conflict=conflict,
             norm=solution.norm,
             residual=solution.residual,
         )

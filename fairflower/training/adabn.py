@@ -19,8 +19,9 @@ def layers_with_statistics(model: nn.Module) -> list[_NormBase]:
 def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
     """Give BatchNorm layers the mean and variance of these examples; restore the old ones on exit.
 
-    Every batch counts equally; batches of one example are ignored if there are others. To compute
-    the statistics, each batch passes through BatchNorm layers in training mode, which use the
+    Every batch counts equally; batches of one example are ignored if there are larger ones, and
+    joined if there are not. A single example has no variance, so the old ones stay. To compute the
+    statistics, each batch passes through BatchNorm layers in training mode, which use the
     statistics of the batch. The rest of the network is in eval mode, and is unchanged.
     """
     layers = layers_with_statistics(model)
@@ -28,13 +29,16 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     momenta = [m.momentum for m in layers]
     model.eval()
     try:
-        for m in layers:
+        found = list(batches)
+        usable = [x for x in found if len(x) > 1]
+        if not usable and len(found) > 1:
+            usable = [torch.cat(found)]
+        for m in layers if usable else ():
             m.reset_running_stats()
             m.momentum = None  # the mean over all batches
             m.train()
-        found = list(batches)
         with torch.no_grad():
-            for x in [x for x in found if len(x) > 1] or found:
+            for x in usable:
                 model(x)
         model.eval()
         yield

@@ -109,15 +109,15 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     ValueError
         If there are no samples.
     """
-    loss, perturbed = losses_within(model, data, rho=rho)
-    return perturbed - loss
+    loss, perturbed = losses_at(model, data, rho=rho)
+    return max(perturbed - loss, 0.0)
 
 
 @torch.enable_grad()
-def losses_within(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tuple[float, float]:
-    """Return the mean cross entropy at the model, and its maximum within distance rho.
+def losses_at(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tuple[float, float]:
+    """Return the mean cross entropy at the model, and at distance rho along its gradient.
 
-    `sharpness` is the difference between the two; see there for the maximum, parameters and errors.
+    See `sharpness` for the formula, parameters and errors.
     """
     if isinstance(data, Iterator):
         data = list(data)  # for two passes
@@ -131,7 +131,7 @@ def losses_within(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tupl
         moved = {name: p.detach() + step * gradient[name] for name, p in trainable(model).items()}
         with torch.no_grad():
             neighbor = _loss(model, data, lambda x: functional_call(model, moved, (x,)))
-    return loss, max(neighbor, loss)
+    return loss, neighbor
 
 
 def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]) -> float:

@@ -30,7 +30,7 @@ from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.training.batches import batch_sizes
 from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
-from fairflower.training.gradients import losses_within, mean_gradient, sharpness
+from fairflower.training.gradients import losses_at, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible
 from fairflower.training.trainer import NDArray, Trainer, server_round
 
@@ -210,7 +210,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     ),
     "perturbed_loss": Measurement(
         "received",
-        lambda t: losses_within(t.model, t.train_examples, rho=t.measure_rho)[1],
+        lambda t: losses_at(t.model, t.train_examples, rho=t.measure_rho)[1],
         "mean cross entropy at distance rho along the gradient",
     ),
     "minus_accuracy": Measurement(

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rounds import Rounds
 
 from fairflower.aggregation.state import flatten_state, unflatten_state
+from fairflower.strategies import FedFV, FedHEAL, FedLF, FedMDFG
+from fairflower.testing import make_cohort
 
 leaves = st.one_of(
     st.none(),
@@ -40,3 +43,30 @@ def test_any_state_survives_being_flattened(state):
 def test_what_cannot_be_kept_is_named():
     with pytest.raises(TypeError, match="p/#3: cannot keep"):
         flatten_state({"p": {3: object()}})
+
+
+def test_numbers_of_numpy_are_arrays_without_dimensions():
+    flat = flatten_state({"a": {0: np.float32(1.5)}})
+    assert unflatten_state(flat) == {"a": {0: np.array(1.5, np.float32)}}
+
+
+def test_a_restored_state_shares_no_arrays_with_its_origin():
+    first, second = FedHEAL(tau=0.5, beta=0.0), FedHEAL(tau=0.5, beta=0.0)
+    same, opposed = make_cohort([[1.0, 1.0], [3.0, 3.0]]), make_cohort([[1.0, 1.0], [3.0, -3.0]])
+    first.merge(same)
+    second.load_state_dict(first.state_dict())
+    first.merge(opposed)
+    (rises,) = second.rises[1].values()
+    assert rises.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("strategy", [FedFV, FedLF, FedMDFG])
+def test_arrays_without_dimensions_are_kept(strategy):
+    """Such as a temperature that is learned."""
+    received = {"t": np.array(1.0, np.float32), "w": np.ones(2, np.float32)}
+    rounds = Rounds(strategy(min_clients=1), received, range(2))
+    moves = {k: {name: array + k for name, array in received.items()} for k in range(2)}
+    rounds.step(moves, metrics={k: {"received_loss": 1.0 + k} for k in range(2)})
+    again = strategy(min_clients=1)
+    again.load_state_dict(rounds.strategy.state_dict())
+    assert again.memory[1]["t"] == rounds.strategy.memory[1]["t"]

@@ -248,7 +248,7 @@ def test_the_model_does_not_depend_on_who_tests_on_what(folders: Any) -> None:
 def test_a_run_that_is_never_tested_is_read_by_its_validation(by: str, folders: Any) -> None:
     untested = folders[by, False]
     assert not accuracies(untested, "domain")
-    assert not accuracies(untested, "client-validation") if by == "server" else True
+    assert bool(accuracies(untested, "client-validation")) is (by == "clients")
     run = read_run(untested)
     values = [float(v) for v in accuracies(folders[by, True], "validation").values()]
     np.testing.assert_array_equal(run.accuracy[-1], values)

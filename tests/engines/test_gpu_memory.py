@@ -13,6 +13,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hungry import ERROR, REASON
 
+from fairflower.config import RunConfig
+from fairflower.engines import launch
 from fairflower.engines.ray import RayGrid
 from fairflower.errors import GpuMemoryError
 
@@ -77,3 +79,11 @@ def test_a_client_with_a_gpu_for_itself_is_not_tried_again():
         pytest.raises(GpuMemoryError),
     ):
         a_round(grid)
+
+
+@pytest.mark.parametrize(("errors", "fewer"), [("retry", True), ("stop", False)])
+def test_a_runs_setting_says_whether_they_are_tried_again(errors, fewer, monkeypatch):
+    told = {}
+    monkeypatch.setattr(launch, "simulate", lambda *_, **options: told.update(options))
+    launch.launch(lambda grid: None, RunConfig.from_flat({"gpu-memory-errors": errors}), 2)
+    assert told["fewer"] is fewer

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from fairflower.numerics.simplex import project
 
@@ -24,27 +21,6 @@ def test_the_projection_satisfies_the_kkt_conditions(v):
     theta = (v - w)[w > 0]
     assert np.ptp(theta) < 1e-9
     assert (v[w == 0] <= theta.max() + 1e-9).all()
-
-
-@given(st.lists(st.floats(-2, 2), min_size=2, max_size=5).map(np.array))
-def test_a_general_solver_finds_the_same(v):
-    found = minimize(
-        lambda w: ((w - v) ** 2).sum(),
-        np.full(len(v), 1 / len(v)),
-        jac=lambda w: 2 * (w - v),
-        bounds=[(0, 1)] * len(v),
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    np.testing.assert_allclose(project(v), found.x, atol=1e-5)
-
-
-@given(st.lists(st.floats(-2, 2), min_size=3, max_size=3).map(np.array))
-def test_no_point_of_a_fine_grid_is_nearer(v):
-    grid = np.array([(a, b, 20 - a - b) for a, b in product(range(21), repeat=2) if a + b <= 20])
-    distances = ((grid / 20 - v) ** 2).sum(axis=1)
-    assert ((project(v) - v) ** 2).sum() <= distances.min() + 1e-9
 
 
 @given(points, st.floats(-1e6, 1e6))

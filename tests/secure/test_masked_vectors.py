@@ -125,7 +125,7 @@ def test_another_weight_shows_even_if_weights_are_equal() -> None:
             decode(mean, MODEL, by)
 
 
-@pytest.mark.parametrize("weight", [-1, 9, 0.5, None, True and 2.0])
+@pytest.mark.parametrize("weight", [-1, 9, 0.5, 2.0, None, True])
 def test_a_told_weight_out_of_range_is_refused(weight: object) -> None:
     with pytest.raises(ValueError, match="largest weight 8"):
         Told.from_config({"secure.weight": weight, "secure.range": 8})

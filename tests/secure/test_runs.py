@@ -26,8 +26,9 @@ from fairflower.config.secure import check_secure_cohort
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.local import LocalDeployment
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, RoundFailed
+from fairflower.errors import ConfigError, RoundFailed, RunInterrupted
 from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
+from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FairStrategy
 
@@ -161,9 +162,11 @@ def test_a_run_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path) -> 
         return client_app(message, context)
 
     stopping = session(config(tmp_path / "stopped", **settings), app(train))
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+    with pytest.raises(RunInterrupted):
         stopping.run()
     assert stopping.folder is not None
+    facts = read_facts(stopping.folder.path)
+    assert (facts["status"], facts["rounds"]) == ("stopped", 1)
     resumed = resume(stopping.folder.path)
     assert outcome(resumed) == outcome(whole)
 

@@ -84,3 +84,12 @@ def test_a_test_without_gpu_memory_names_the_remedy(
     wanted = r"server's test ran out of GPU memory \(CUDA out .* 2.00 GiB\).*evaluate.batch-size"
     with pytest.raises(GpuMemoryError, match=wanted):
         run(config(tmp_path))
+
+
+def test_frozen_parameters_are_not_trained(evaluator: Any, tmp_path: Path) -> None:
+    """So strategies neither expect measurements of them nor count them."""
+    made = evaluator()
+    first = next(iter(made.arrays()))
+    assert first not in made.buffers
+    made.model.get_parameter(first).requires_grad_(False)
+    assert first in made.buffers

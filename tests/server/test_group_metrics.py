@@ -21,8 +21,8 @@ from fairflower.data import prepare
 from fairflower.numerics.group_fairness import DIFFERENCES, GROUP_COUNTS, METRICS
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
-from fairflower.report.pages import terminal_table
 from fairflower.report.tables.groups import group_tables
+from fairflower.report.text import UNDEFINED
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.evaluation import CentralizedEvaluator
 
@@ -143,7 +143,18 @@ def test_a_report_without_a_defined_metric(tmp_path: Path) -> None:
     """Domains by health have people of one group each, so that clients compare nothing."""
     settings = {"data.name": "randhie", "data.groups": "health", "data.clients-per-domain": 1}
     made = hearts(tmp_path, **{**settings, "data.examples-per-client": 20})
-    terminal_table(analyze([read_run(run(made))]))
+    (chapter,) = analyze([read_run(run(made))]).chapters
+    tables = [t for t in chapter.tables if "between groups" in t.title]
+    assert tables
+    by_domain = [
+        cell.text
+        for table in tables
+        for group in table.groups
+        for row in group.rows
+        for column, cell in zip(table.columns, row.cells, strict=True)
+        if column in ("excellent", "good", "fair", "poor")
+    ]
+    assert set(by_domain) == {UNDEFINED}
 
 
 def test_groups_change_neither_the_model_nor_the_other_metrics(tmp_path: Path) -> None:
@@ -274,7 +285,7 @@ def test_a_run_without_groups_has_no_such_table(tmp_path: Path) -> None:
     read = read_run(run(hearts(tmp_path, **{"data.groups": ""})))
     assert not read.group_metrics
     (chapter,) = analyze([read]).chapters
-    assert not any("groups of" in table.title for table in chapter.tables)
+    assert not any("between groups" in table.title for table in chapter.tables)
 
 
 # --- replies -------------------------------------------------------------------------------

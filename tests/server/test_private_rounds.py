@@ -151,6 +151,8 @@ def test_only_numbers_that_were_asked_for_leave_with_noise() -> None:
     assert 200 < len(inside) < 300
     assert inside.std() == pytest.approx(1.3, abs=0.2)  # 0.5 * 5, cut off at both ends
     # What is missing or no number counts as the largest, before noise is added.
+    narrow = PrivacyConfig(noise_multiplier=1.0, loss_range=1.0)
+    assert noised_numbers({"received_loss": 1.5}, config, narrow, 7)["received_loss"] == 1.0
     top = noised_numbers({"received_loss": np.nan}, config, privacy, 7)
     assert top == noised_numbers({"received_loss": 1e9}, config, privacy, 7)
 

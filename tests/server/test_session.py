@@ -16,7 +16,7 @@ from apps import replacing
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.exit import exit_handler
-from products import thinned
+from products import ONE_FOR_EACH_NEED, thinned
 from rich.console import Console
 from runs import config, history, run
 from safetensors.numpy import load_file
@@ -34,7 +34,7 @@ from fairflower.report.tables.notes import run_notes
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.folder import read_facts
 from fairflower.server.session import Session
-from fairflower.strategies import STRATEGIES, FedAvg
+from fairflower.strategies import FedAvg
 
 
 def test_a_run_folder_is_complete(tmp_path, monkeypatch):
@@ -111,8 +111,6 @@ PROMPTED = {
     "prompt-vit-tiny": (133_514, {"prompts", "gc_net", "head"}),
     "vpt-vit-tiny": (1_802, {"prompts", "head"}),
 }
-# How a strategy merges does not depend on the network; what it has measured does.
-ONE_FOR_EACH_NEED = {kind().needs: name for name, kind in reversed([*STRATEGIES.items()])}.values()
 
 
 @pytest.mark.slow

@@ -142,6 +142,5 @@ def test_what_is_told_survives_a_checkpoint():
     rounds = start(3)
     weights(rounds, {k: random.normal(size=5) for k in range(3)}, random.random(3))
     resumed = start(3)
-    for name in FedCE.STATE:
-        setattr(resumed.strategy, name, getattr(rounds.strategy, name))
+    resumed.strategy.load_state_dict(rounds.strategy.state_dict())
     assert told(resumed) == told(rounds)

@@ -73,6 +73,26 @@ def test_each_layer_takes_the_shortest_vector_of_its_hull(variant, seed):
     np.testing.assert_allclose(1000 * flat(shorter, names), flat(found, names), rtol=1e-6)
 
 
+def test_arrays_with_numbers_as_names_are_layers():
+    """As in an app with lists of arrays, whose model has no names."""
+    updates = [{"0": a["0.weight"], "1": a["1.weight"]} for a in map(dotted, range(2))]
+    named = play(
+        start({n: np.zeros(3) for n in ("0.weight", "1.weight")}, 2),
+        {k: dotted(k) for k in range(2)},
+        [1.0, 3.0],
+    )
+    numbered = play(
+        start({n: np.zeros(3) for n in ("0", "1")}, 2), dict(enumerate(updates)), [1.0, 3.0]
+    )
+    for name, array in numbered.items():
+        np.testing.assert_array_equal(array, named[f"{name}.weight"])
+
+
+def dotted(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {name: random.normal(size=3) for name in ("0.weight", "1.weight")}
+
+
 def test_statistics_are_averaged_equally():
     updates = moves(1)
     found = play(start(), dict(enumerate(updates)), LOSSES)["two.running_mean"]

@@ -47,6 +47,19 @@ def test_a_batch_of_one_example_is_left_out():
         assert norm.running_mean.item() == pytest.approx(2)
 
 
+def test_single_examples_are_joined():
+    norm = nn.BatchNorm1d(1)
+    with target_statistics(norm, [torch.tensor([[1.0]]), torch.tensor([[3.0]])]):
+        assert (norm.running_mean.item(), norm.running_var.item()) == pytest.approx((2, 2))
+
+
+def test_with_one_example_the_statistics_stay():
+    norm = nn.BatchNorm1d(1)
+    with target_statistics(norm, [torch.tensor([[90.0]])]):
+        assert (norm.running_mean.item(), norm.running_var.item()) == (0, 1)
+        assert not norm.training
+
+
 def test_an_error_restores_the_statistics():
     norm = nn.BatchNorm1d(1)
     with pytest.raises(ZeroDivisionError), target_statistics(norm, [torch.tensor([[1.0], [3.0]])]):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from products import ONE_FOR_EACH_NEED
 from torch.overrides import TorchFunctionMode
 from toys import method
 
@@ -65,7 +66,7 @@ class NamesItsDevice(TorchFunctionMode):
 
 PAIRS = [
     *((name, "uniform") for name in CLIENTS),
-    *(("sgd", name) for name in STRATEGIES if name != "uniform"),
+    *(("sgd", name) for name in ONE_FOR_EACH_NEED if name != "uniform"),
 ]
 
 

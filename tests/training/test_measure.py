@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fairflower import models, registry
 from fairflower.arrays import arrays_of, record_of
+from fairflower.client_app import trainer_of
 from fairflower.clients import (
     SGD,
     ClientData,
@@ -29,13 +30,14 @@ from fairflower.clients import (
     mean_gradient,
     sharpness,
 )
-from fairflower.config import TrainConfig
+from fairflower.config import RunConfig, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import FedEquilibria
 from fairflower.training import fisher as module
 from fairflower.training.fisher import chunk_size
+from fairflower.training.gradients import losses_at
 from fairflower.training.measurements import (
     KEPT,
     MEASUREMENTS,
@@ -454,8 +456,11 @@ def test_sharpness_is_never_negative() -> None:
     model, data = Ridge(), [(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))]
     gradient = mean_gradient(model, data)["w"].item()
     assert gradient > 0
-    assert loss_at(model, {"w": torch.tensor(3.0)}, *data[0]) < loss_at(model, {}, *data[0])
+    beyond = loss_at(model, {"w": torch.tensor(3.0)}, *data[0])
+    assert beyond < loss_at(model, {}, *data[0])
     assert sharpness(model, data, rho=3.0) == 0
+    _, perturbed = losses_at(model, data, rho=3.0)
+    assert perturbed == pytest.approx(beyond, rel=1e-3)
     model.w.data.zero_()  # no gradient at all
     assert sharpness(model, data) == 0
 
@@ -605,6 +610,13 @@ def test_the_servers_radius_is_that_of_the_measurement_and_of_the_steps() -> Non
     for name, array in told.send().items():
         assert np.array_equal(array, own.send()[name])
     assert any(not np.array_equal(a, other.send()[n]) for n, a in told.send().items())
+
+
+def test_a_runs_settings_are_those_of_its_trainers() -> None:
+    flat = {"measure.rho": 0.2, "measure.memory-mb": 7, "evaluate.batch-size": 9}
+    node = {"partition-id": 0, "num-partitions": 20}
+    made = trainer_of(Context(1, 1, node, RecordDict(), {}), RunConfig.from_flat(flat).to_flat())
+    assert (made.measure_rho, made.measure_memory_mb, made.eval_batch_size) == (0.2, 7, 9)
 
 
 @pytest.mark.parametrize("rho", [-0.1, np.nan, np.inf])
