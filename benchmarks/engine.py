@@ -16,7 +16,7 @@ How to read it. `round` is all that lies between two global models: the clients'
 training with the messages to and from them (`train`), the merge (`merge`), and writing
 the run folder with the model (`write`). Testing the model is shown apart (`evaluate`)
 and in no ratio, nor is `start`, the time from the command to the first round: imports,
-Ray, the roll-call of the clients. Columns without "min" are medians. An engine with
+Ray, the registration of the clients. Columns without "min" are medians. An engine with
 two workers has two cores where the bare loop has one: 0.5 is the best it can do.
 `weights` is the largest difference between the final model and the bare loop's: what
 computes something else may not be compared.

@@ -68,7 +68,7 @@ def compile_in_turn(worker: int) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What was imported stays: garbage need not be looked for in it (Flower's q-FedAvg does so
+    # What was imported stays, so the garbage collector can ignore it (Flower's q-FedAvg calls it
     # in every round).
     gc.freeze()
 

@@ -356,11 +356,6 @@ def test_tables_are_those_of_the_code(path: Path) -> None:
     assert needs.filled(text) == text, "run python docs/tables.py"
 
 
-def test_flowers_list_of_settings_is_that_of_the_code() -> None:
-    text = (DOCS.parent / "pyproject.toml").read_text()
-    assert needs.with_settings(text) == text, "run python docs/tables.py"
-
-
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The program that measures how far one lying client gets."""

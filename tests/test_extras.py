@@ -40,7 +40,7 @@ def test_a_strategy_that_needs_more_says_so_where_it_is_made(name: str) -> None:
 
 
 @pytest.mark.usefixtures("lacking")
-def test_so_does_what_others_compute_with() -> None:
+def test_exchanges_and_solvers_name_their_extra() -> None:
     for needing in (ClusterCenters, lambda: min_norm_weights([[1.0]])):
         with pytest.raises(NotInstalled, match=r"fairflower\[solvers\]"):
             needing()

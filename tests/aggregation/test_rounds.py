@@ -141,7 +141,7 @@ def test_updates_that_are_no_numbers_are_divergence():
         rounds.step(dict.fromkeys(range(2), moved))
 
 
-def test_so_are_measurements_that_are_no_numbers():
+def test_measurements_that_are_not_finite_are_named():
     rounds = Rounds(FedEquilibria(), MODEL, range(2))
     still = {name: np.zeros_like(array) for name, array in MODEL.items()}
     fisher = {"fisher": {"conv.weight": np.full_like(MODEL["conv.weight"], np.inf)}}
@@ -224,7 +224,7 @@ def test_sampling_depends_on_the_seed_and_not_on_node_ids():
 
 
 @pytest.mark.parametrize(("share", "asked"), [(0.0, 0), (0.3, 3), (1.0, 10)])
-def test_so_many_clients_are_asked_to_test(share, asked):
+def test_a_share_of_the_clients_is_asked_to_test(share, asked):
     strategy = FedAvg(fraction_evaluate=share)
     Rounds(strategy, MODEL, range(10))
     messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), None))

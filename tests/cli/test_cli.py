@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from threading import Event
@@ -19,10 +20,11 @@ from command import call
 from resuming import config as resumable
 from resuming import stopped
 from rich.console import Console
+from run_folders import make_run
 
 import fairflower as ff
 from fairflower import cli, registry
-from fairflower.cli import run
+from fairflower.cli import app, run
 from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
@@ -30,7 +32,7 @@ from fairflower.errors import ConfigError, RunFolderError
 from fairflower.plans import comparison
 from fairflower.plans.execution import locked_folder, setup_summary
 from fairflower.plans.plan import Plan, auto_jobs, parse_seeds
-from fairflower.plans.protocol import STUDY
+from fairflower.plans.protocol import STUDY, TuningProtocol
 from fairflower.report import read_run
 from fairflower.server.history import History
 from fairflower.server.progress import RunProgress, round_line
@@ -211,40 +213,16 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["run", "--strategy=fedhael"], 2, "Did you mean 'fedheal'"),
-        (["run", "--set=train.learning-rate=1"], 2, "Did you mean 'train.lr'"),
-        (["run", "--set=seed"], 2, "Expected key=value"),
-        (["run", "--config=no-such.toml"], 2, "no-such.toml"),
         (["run", "--data=digits", "--data-dir=/no/such/folder"], 1, "folder"),
-        (["run", "--strategy=fedheal:tau=2"], 2, "expected a number in"),
-        (["compare", "--seeds=a"], 2, "distinct numbers"),
-        (["compare", "--strategies=fedavg,fedavg"], 2, "given twice"),
-        (["compare", "--set=train.rl=1"], 2, "Did you mean 'train.lr'"),
-        (["run", "--strategy=fedheal:tau=abc"], 2, "strategy.tau = 'abc': expected a number"),
-        (["run", "--strategy=fedavg,uniform"], 2, "expected a single method"),
-        (["run", "--set=resume=/a/run"], 2, "Use --resume"),
-        (["run", "--fraction-train=0"], 2, "fraction-train = 0.0: expected more than 0"),
-        (["run", "--set=run-name=../x"], 2, "expected the name of a folder"),
-        pytest.param(
-            ["run", *QUICK, "--output-dir=/proc/x"], 1, "/proc/x", marks=pytest.mark.linux
-        ),
         (["run", *QUICK, "--set=min-clients=9"], 2, "min-clients = 9"),
-        (["compare", "--set=seed=3"], 2, "does not support --set seed"),
         (["compare", "--seeds=0", "--federations=0-4"], 2, "cannot be combined"),
         (["compare", "--federations=0-x"], 2, "--federations '0-x': expected distinct numbers"),
         (["compare", "--set=data.seed=3"], 2, "--federations sets data.seed for each federation"),
-        (
-            ["compare", "--set=strategy.alpha=0.3"],
-            2,
-            "is not an argument of fedavg, fedheal, uniform",
-        ),
-        (["data", "show", "uci-digits", "--out=x.notpng"], 2, ".png"),
         (["report", "no-such-run"], 1, "no-such-run"),
-        (["list", "strategy"], 2, "Did you mean 'strategies'"),
-        (["data", "show", "digts"], 2, "Did you mean 'digits'"),
     ],
 )
 def test_errors_say_what_to_change_and_show_no_traceback(args, code, message):
+    """Others are in ``wrong_inputs.py``."""
     output = call(*args, expect=code)
     assert message in output
     assert "Traceback" not in output
@@ -329,7 +307,7 @@ def test_a_strategy_takes_the_arguments_of_a_config_that_is_its_own(given, label
         (["--set=client.mu=3.0"], ["moon:mu=3.0"]),
     ],
 )
-def test_so_does_a_client(given, labels, own, planned):
+def test_a_client_keeps_its_own_arguments(given, labels, own, planned):
     call("compare", own, "--strategies=uniform", "--seeds=0", *given)
     assert [client.label for _, _, client in planned] == labels
 
@@ -616,7 +594,7 @@ def test_runs_side_by_side_are_not_for_a_cluster():
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5"])
-def test_a_number_of_jobs_that_is_none_is_refused(jobs, tmp_path):
+def test_an_invalid_number_of_jobs_is_refused(jobs, tmp_path):
     output = call("compare", f"--jobs={jobs}", f"--output-dir={tmp_path}", expect=2)
     assert "expected auto or a positive whole number" in " ".join(output.split())
 
@@ -666,3 +644,43 @@ def test_a_plan_is_printed_and_nothing_is_run(tmp_path):
     assert not (tmp_path / "new").exists()
     message = " ".join(call("compare", f"--pilot={tmp_path}", expect=2).split())
     assert "Add --plan" in message
+
+
+def test_the_spread_of_earlier_runs_gives_points(tmp_path):
+    for label, shift in (("uniform", 0.0), ("fedavg", 0.02)):
+        for seed in range(3):
+            values = [{"a": 0.5 + shift * seed, "b": 0.9}] * 3
+            make_run(tmp_path / f"{label}-{seed}", values, label=label, seed=seed)
+    output = " ".join(call("compare", "--plan", f"--pilot={tmp_path}").split())
+    assert "(within 2)" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        (["--budget=3"], {"budget": 3}),
+        (["--seeds=4,5"], {"seeds": [4, 5]}),
+        (["--federations=1-2"], {"seeds": [1, 2], "federations": True}),
+        (["--select=average"], {"select": "average"}),
+        (["--metric=balanced_accuracy"], {"metric": "balanced_accuracy"}),
+        (["--tune-training"], {"training": True}),
+        (["--defaults"], {"defaults": True}),
+        (["--no-prune"], {"prune": False}),
+    ],
+)
+def test_the_options_of_tune_are_those_of_its_study(options, changed, tmp_path, monkeypatch):
+    class Announced(Exception):
+        pass
+
+    found = []
+
+    def studies(folder, runs, protocol):
+        found.append((runs, protocol))
+        raise Announced
+
+    monkeypatch.setattr("fairflower.plans.tuning.TuningStudies", studies)
+    with pytest.raises(Announced):
+        app(["tune", f"--output-dir={tmp_path / 'study'}", *options], standalone_mode=False)
+    ((runs, protocol),) = found
+    assert protocol == replace(TuningProtocol(12, [1, 2, 3], "worst-then-average"), **changed)
+    assert {run.data.validation_fraction for run in runs} == {0.2}

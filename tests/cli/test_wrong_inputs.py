@@ -1,4 +1,4 @@
-"""What a slip of the pen is told: one short error that names the thing and the remedy."""
+"""Error messages for wrong inputs: one short error that names the thing and the remedy."""
 
 from __future__ import annotations
 

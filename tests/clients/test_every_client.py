@@ -11,7 +11,7 @@ import torch
 from products import thinned
 from toys import method, models_equal, prompted, trainer
 
-from fairflower import exchanges as room
+from fairflower import exchanges
 from fairflower.arguments import constructor_specs
 from fairflower.clients import SGD
 from fairflower.config import RunConfig, argument_to_key
@@ -109,8 +109,8 @@ def test_a_trainer_that_breaks_a_rule_is_told_so(kind, message):
 
 
 @every_client
-def test_exchanges_are_in_their_room(name):
-    assert {exchange.__name__ for exchange in CLIENTS[name].exchanges} <= set(room.__all__)
+def test_every_exchange_is_in_the_exchanges_package(name):
+    assert {exchange.__name__ for exchange in CLIENTS[name].exchanges} <= set(exchanges.__all__)
 
 
 @every_client

@@ -30,7 +30,7 @@ def test_it_is_the_logarithm_of_what_is_left(entropy):
 
 
 @pytest.mark.parametrize("entropy", [2.9, 3.0, 40.0])
-def test_and_beyond_its_tangent(entropy):
+def test_the_loss_is_linear_beyond_the_tangent_point(entropy):
     value, slope = loss_at(entropy, M=3.0, epsilon=0.2)
     assert value == pytest.approx(-math.log(0.2 / 3) + (entropy - 2.8) / 0.2, rel=1e-5)
     assert slope == pytest.approx(5, rel=1e-5)

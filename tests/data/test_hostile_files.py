@@ -477,7 +477,7 @@ def test_the_most_pixels_are_pillows() -> None:
         b"image,label\n\xff\xfe,1\n",
     ],
 )
-def test_tables_that_are_none_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_invalid_tables_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.csv cannot be read as a table .*Replace"):
         list(read_table(tmp_path / "a.csv", ("image", "label")))

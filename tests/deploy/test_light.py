@@ -93,7 +93,7 @@ def test_the_command_says_in_one_line_what_to_install(light: Path, tmp_path: Pat
     fairflower("deploy", "key", "site.key")
 
 
-def test_so_does_python(light: Path, tmp_path: Path) -> None:
+def test_the_python_api_names_the_extra(light: Path, tmp_path: Path) -> None:
     code = """
 import fairflower as ff
 print(ff.__version__)

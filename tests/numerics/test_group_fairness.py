@@ -97,6 +97,6 @@ def test_people_that_cannot_be_counted_are_named(arguments, message):
         ([[2, 2, 0, 2, 2, 0]], "the numbers contradict each other"),
     ],
 )
-def test_counts_that_are_none_are_refused(counts, message):
+def test_invalid_counts_are_refused(counts, message):
     with pytest.raises(ValueError, match=message):
         fairness.group_rates(counts)

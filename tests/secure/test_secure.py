@@ -305,7 +305,7 @@ def test_a_sum_of_two_clients_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("weights", [(2, -1, 0, 0, 0), (1, 1, 1, 1, 1), (np.nan,) * 5])
-def test_weights_that_are_none_are_refused(weights: Any) -> None:
+def test_invalid_weights_are_refused(weights: Any) -> None:
     rule = Given()
     rule.weights = weights
     with pytest.raises(ConfigError, match="non-negative numbers with sum 1"):

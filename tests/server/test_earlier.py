@@ -1,4 +1,4 @@
-"""Run folders from before the house was rebuilt are read, compared and resumed.
+"""Run folders of earlier versions are read, compared and resumed.
 
 ``earlier/`` was made by version 0.1.0 of November 2026: FedAvg over four rounds, and FedISM
 stopped after two of them, on embedded data.

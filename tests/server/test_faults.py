@@ -167,7 +167,7 @@ def saved(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["objects", "half an array", "no array", "nothing"])
-def test_arrays_that_are_none_are_refused_and_nothing_is_unpickled(kind, tmp_path):
+def test_invalid_arrays_are_refused_and_nothing_is_unpickled(kind, tmp_path):
     sprung = tmp_path / "sprung"
     whole = saved(MODEL["conv.weight"])
     data = {
@@ -209,7 +209,7 @@ def test_no_bit_that_is_flipped_in_an_array_ends_the_run():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_merged_model_that_is_none_ends_the_round_with_the_longest_update(value):
+def test_an_invalid_merged_model_ends_the_round_with_the_longest_update(value):
     class Overflowing(FedAvg):
         def merge(self, cohort):
             return {**super().merge(cohort), "conv.weight": np.full((3, 4), value, np.float32)}
@@ -240,7 +240,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(("name", "need"), NUMBERS)
-def test_a_measured_number_that_is_none_is_refused(name, need, value):
+def test_an_invalid_measured_number_is_refused(name, need, value):
     rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(3))
     move = {key: np.ones_like(array) for key, array in MODEL.items()}
     rounds.step(dict.fromkeys(range(3), move), metrics={0: {}, 1: {need: value}, 2: {}})

@@ -121,7 +121,7 @@ def test_what_no_proof_covers_is_refused(settings: dict[str, Any], words: str) -
 # --- at the client ----------------------------------------------------------------------------
 
 
-def test_updates_are_clipped_and_those_that_are_not_finite_are_none() -> None:
+def test_updates_are_clipped_and_those_that_are_not_finite_count_as_zero() -> None:
     received = {"a": np.ones(2, np.float32), "b": np.zeros(1, np.float32), "n": np.array(3)}
     sent = {"a": np.array([4.0, 1.0], np.float32), "b": np.array([4.0], np.float32)}
     clipped = clipped_update(sent | {"n": np.array(9)}, received, clip=1.0)

@@ -356,7 +356,7 @@ class TooMuch(FedAvg):
         return 2 * super().weigh(cohort)
 
 
-def test_weights_that_are_none_name_rule_and_round(tmp_path):
+def test_invalid_weights_name_rule_and_round(tmp_path):
     made = config(tmp_path, **{"strategy.name": f"{__name__}:TooMuch"})
     with pytest.raises(ConfigError, match=r"Round 1, .*TooMuch: Weights \[.* with sum 1"):
         run(made)

@@ -78,7 +78,7 @@ def test_who_keeps_nothing_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", "../../elsewhere", "/tmp/x", "0" * 31, "g" * 32])
-def test_a_run_id_that_is_none_leads_nowhere(run_id: str, tmp_path: Path) -> None:
+def test_an_invalid_run_id_gives_no_folder(run_id: str, tmp_path: Path) -> None:
     alive = context()
     save_state(keeping(1.0), alive, message(1, run_id))
     assert not list(tmp_path.iterdir())

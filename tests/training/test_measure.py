@@ -620,7 +620,7 @@ def test_a_runs_settings_are_those_of_its_trainers() -> None:
 
 
 @pytest.mark.parametrize("rho", [-0.1, np.nan, np.inf])
-def test_a_radius_from_the_server_that_is_none_is_refused(rho: float) -> None:
+def test_an_invalid_radius_from_the_server_is_refused(rho: float) -> None:
     with pytest.raises(ConfigError, match=r"rho = .* from the server: expected a number >= 0"):
         train_and_measure(trainer(), {"server-round": 1, "rho": rho})
 
