@@ -357,9 +357,9 @@ def test_a_test_beside_a_folder_that_was_never_begun_counts(tmp_path: Path) -> N
     folder.mkdir()
     again = tuning(tmp_path, "fedavg")
     assert again.total == 0
-    assert [read_facts(path.parent)["status"] for path in tmp_path.glob("runs/*/run.json")] == [
-        "completed"
-    ] * 2
+    assert [
+        read_facts(path.parent)["status"] for path in tmp_path.glob("runs/fedavg-*/run.json")
+    ] == ["completed"] * 2
 
 
 @pytest.mark.slow
