@@ -150,10 +150,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self._asked_to_test: list[Message] = []
 
     def state_dict(self) -> Arrays:
-        """Return the state that is kept from round to round, as named arrays.
-
-        As in PyTorch, arrays are not copies: the next merge may change them.
-        """
+        """Return the state as named arrays, not copies: the next merge may change them."""
         return collect_state(self._stateful_parts())
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:

@@ -20,7 +20,7 @@ from fairflower.numerics.metrics import AVG, MIN, STD
 from fairflower.server.history import ALL, HELD_OUT_PREFIX
 
 RECENT = 6  # number of rounds in the live table
-UNDEFINED = "\N{EN DASH}"
+_DASH = "\N{EN DASH}"
 
 #: Summaries over domains on the screen, the same as those passed to callbacks.
 _OVER_DOMAINS = (AVG, MIN, STD)
@@ -107,7 +107,7 @@ class RunProgress:
         for server_round, accuracies, beside in recent:
             over = (row(_tested(accuracies)) for row in _OVER_DOMAINS)
             values = [_percent(v) for v in (*accuracies.values(), *over)]
-            values += [beside.get(name, UNDEFINED) for name in names]
+            values += [beside.get(name, _DASH) for name in names]
             table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
 
@@ -202,4 +202,4 @@ def _tested(accuracies: Mapping[str, float]) -> list[float]:
 
 
 def _percent(value: float) -> str:
-    return UNDEFINED if math.isnan(value) else f"{100 * value:.1f}"
+    return _DASH if math.isnan(value) else f"{100 * value:.1f}"

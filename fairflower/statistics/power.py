@@ -103,7 +103,7 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
     >>> needed(2.4, 2.0), needed(2.4, 2.0, level=0.05 / 40)
     (14, 30)
     """
-    return _fewest(lambda n: sd == 0 or power(effect, sd / math.sqrt(n), n - 1, level) >= wanted)
+    return _fewest(sd, lambda error, df: power(effect, error, df, level) >= wanted)
 
 
 def equivalence_power(margin: float, error: float, df: float, level: float = LEVEL) -> float:
@@ -122,13 +122,15 @@ def needed_for_equivalence(
     sd: float, margin: float, level: float = LEVEL, wanted: float = POWER
 ) -> int:
     """Return the number of pairs needed to show equivalence of equal methods (see `needed`)."""
-    return _fewest(
-        lambda n: sd == 0 or equivalence_power(margin, sd / math.sqrt(n), n - 1, level) >= wanted
-    )
+    return _fewest(sd, lambda error, df: equivalence_power(margin, error, df, level) >= wanted)
 
 
-def _fewest(enough: Callable[[int], bool]) -> int:
-    """Return the smallest sufficient number of replicates from 2 to `MOST`."""
+def _fewest(sd: float, suffices: Callable[[float, float], bool]) -> int:
+    """Return the smallest number of pairs from 2 to `MOST` whose standard error and df suffice."""
+
+    def enough(n: int) -> bool:
+        return sd == 0 or suffices(sd / math.sqrt(n), n - 1)
+
     low, high = 1, 2
     while high < MOST and not enough(high):
         low, high = high, min(MOST, 2 * high)
