@@ -4,12 +4,10 @@ import errno
 import logging
 import sys
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 #: Child of Flower's logger, so that messages appear wherever Flower's do.
 logger = logging.getLogger("flwr").getChild("fairflower")
@@ -207,32 +205,3 @@ def exits_by_signal(error: BaseException) -> bool:
         return False
     last = traceback.extract_tb(error.__traceback__)[-1]
     return Path(flower).parent in Path(last.filename).parents
-
-
-def renamed(module: str, **names: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a module that maps old names to new ones, with a warning."""
-
-    def resolve(name: str) -> Any:
-        if name not in names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        text = f"{module}.{name} is now called {names[name]}."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[module], names[name])
-
-    return resolve
-
-
-def renamed_attribute(old: str, new: str) -> Any:
-    """Return a property that maps an attribute's old name to the new one, with a warning."""
-
-    def resolve(instance: Any) -> Any:
-        text = f"{type(instance).__name__}.{old} is now called {new}."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return getattr(instance, new)
-
-    return property(resolve)
-
-
-__getattr__ = renamed(
-    __name__, RuleError="StrategyError", RunError="RunFolderError", Stopped="RunInterrupted"
-)

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import renamed
-
 Vector = NDArray[np.float64]
 
 
@@ -48,6 +46,3 @@ def store_weights(
 def _unnormalized_weights(held: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:
     units = fair * np.array([held.get(client, 1.0) for client in clients])
     return units if units.sum() > 0 else fair
-
-
-__getattr__ = renamed(__name__, shares="current_weights", hold="store_weights")

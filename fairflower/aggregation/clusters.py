@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.errors import renamed
 from fairflower.numerics.clustering import Clustering, Clusters, cluster, cluster_diagnostics
 
 
@@ -41,6 +40,3 @@ class ClusteringMixin:
         )
         self.members, self.centres = clusters.members, clusters.centres
         return clusters, cluster_diagnostics(h, cohort.num_examples, clusters)
-
-
-__getattr__ = renamed(__name__, Clustered="ClusteringMixin")

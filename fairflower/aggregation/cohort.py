@@ -302,17 +302,19 @@ class Cohort:
         dtype = block.precision
         step, mass, heaviest = (np.zeros(block.received.shape, dtype) for _ in range(3))
         update, masked = np.empty_like(step), np.empty_like(step)
+        any_masked = False
         for k, weight in enumerate(weights.astype(dtype)):
             share: Any = weight
-            if kept is not None and (mask := kept(block, k)) is not None:
-                share = np.multiply(mask, weight, out=masked)
+            if kept is not None:
+                if (mask := kept(block, k)) is not None:
+                    share, any_masked = np.multiply(mask, weight, out=masked), True
                 mass += share
                 if self.max_weight < 1:
                     np.maximum(heaviest, share, out=heaviest)
             block.update(k, out=update)
             update *= share
             step += update
-        if kept is not None:
+        if any_masked:
             if self.max_weight < 1:
                 np.maximum(mass, heaviest / dtype.type(self.max_weight), out=mass)
             np.divide(step, mass, out=step, where=mass > 0)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.errors import renamed
 
 #: Bins of ``SignConsistency``, of equal width from 1/2 to 1.
 BINS = 10
@@ -67,6 +66,3 @@ def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArra
     # 1e-9 keeps 0.6 = 1 - 0.4 in the bin that begins at 0.6.
     place = np.minimum(((consistency - 0.5) * 2 * BINS + 1e-9).astype(int), BINS - 1)
     return np.asarray(np.bincount(place, tally, minlength=BINS) / tally.sum())
-
-
-__getattr__ = renamed(__name__, UpdateConsistency="SignConsistency")

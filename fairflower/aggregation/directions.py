@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.errors import renamed
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -94,13 +93,3 @@ def rescale_to_length(c: Vector, gram: Matrix, like: Vector) -> Vector:
     """Return coefficients ``c``, scaled so that their step is as long as that of ``like``, (K,)."""
     before, after = float(like @ gram @ like), float(c @ gram @ c)
     return c * sqrt(before / after) if after > 0 else np.zeros_like(c)
-
-
-__getattr__ = renamed(
-    __name__,
-    angle="inequality_angle",
-    equalising="inequality_gradient",
-    recall="with_absent_clients",
-    remember="store_updates",
-    stretched="rescale_to_length",
-)

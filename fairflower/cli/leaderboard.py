@@ -67,6 +67,8 @@ def leaderboard(
         _show(stages)
         return
     if report:
+        if benchmarks:
+            raise ConfigError("--report covers all benchmarks. Remove --benchmarks.")
         # Imported late, because pandas is slow to import.
         from fairflower.leaderboard.analysis import Findings
         from fairflower.leaderboard.document import write

@@ -10,7 +10,7 @@ from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, ClientInfo, Federation, Split
 from fairflower.data.texts import TextSet
 from fairflower.data.vectors import FeatureSet, TokenSet
-from fairflower.errors import DataError, renamed
+from fairflower.errors import DataError
 
 __all__ = [
     "Augment",
@@ -25,5 +25,3 @@ __all__ = [
     "prepare",
     "with_absolute_dir",
 ]
-
-__getattr__ = renamed(__name__, resolve="with_absolute_dir")

@@ -23,12 +23,10 @@ from fairflower.data.federation import Ints
 from fairflower.data.files import NPZ_FORMAT, NpzFile, logger, needed_folder
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.split_files import SplitFiles
-from fairflower.errors import DataError, renamed
+from fairflower.errors import DataError
 
 #: Folder names that stand for splits and not for domains.
 _SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
-
-__getattr__ = renamed(__name__, ImageFolder="DomainImageFolder", NpzFolder="DomainNpzFolder")
 
 
 class DomainImageFolder(ClassFolders):

@@ -8,7 +8,6 @@ so that strategies and clients do not depend on each other.
 from __future__ import annotations
 
 from fairflower.aggregation.exchange import Exchange
-from fairflower.errors import renamed
 from fairflower.exchanges.anchors import SemanticAnchors
 from fairflower.exchanges.averages import AveragedBatches
 from fairflower.exchanges.centers import ClusterCenters
@@ -27,6 +26,3 @@ __all__ = [
     "Prototypes",
     "SemanticAnchors",
 ]
-
-
-__getattr__ = renamed(__name__, Centres="ClusterCenters", DynamicRegulariser="DynamicRegularizer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,7 +13,7 @@ import numpy as np
 
 from fairflower.leaderboard.design import Benchmark, Design, Sweep
 from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.stages import CONFIRMATION, HALF, Stages, worst_half
+from fairflower.leaderboard.stages import HALF, SWEEP, Stages, worst_half
 from fairflower.numerics.metrics import AVG, MIN, STD0
 from fairflower.server.history import WINDOW
 from fairflower.statistics.differences import (
@@ -92,12 +92,14 @@ class Findings:
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
-        """The rows of the confirmation for each benchmark."""
-        by_benchmark: dict[str, list[Row]] = defaultdict(list)
-        for row in self.stages.ledger.rows.values():
-            if row.stage == CONFIRMATION:
-                by_benchmark[row.benchmark].append(row)
-        return by_benchmark
+        """The rows of the confirmation's planned runs, for each benchmark."""
+        stages = self.stages
+        return {
+            benchmark.name: [
+                row for run in stages.confirmation(benchmark) if (row := stages.row(run))
+            ]
+            for benchmark in stages.benchmarks
+        }
 
     @cached_property
     def benchmarks(self) -> list[Benchmark]:
@@ -111,7 +113,7 @@ class Findings:
 
     def never_completed(self, benchmark: Benchmark) -> list[str]:
         """Return the methods that are not confirmed, because no finalist completed all trials."""
-        return [m for m in benchmark.confirmed if self.stages.chosen(benchmark, m) == -1]
+        return self.stages.never_completed(benchmark, benchmark.confirmed)
 
     def earlier_margins(self, benchmark: Benchmark) -> list[str]:
         """Return margins that differ from the design's and were set when runs were confirmed."""
@@ -127,13 +129,19 @@ class Findings:
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def hours(self, benchmark: Benchmark) -> float:
-        """Return the hours that all runs on a benchmark took, including trials."""
+        """Return the hours that a benchmark's trials and confirmation took."""
         rows = self.stages.ledger.rows.values()
-        return sum(row.seconds for row in rows if row.benchmark == benchmark.name) / 3600
+        of = (row for row in rows if row.benchmark == benchmark.name and row.stage != SWEEP)
+        return sum(row.seconds for row in of) / 3600
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
         """Return the confirmation runs that diverged or were not fully tested. Means omit them."""
         return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
+
+    def lost_in_sweep(self, sweep: Sweep) -> Counter[tuple[str, str]]:
+        """Return the number of lost runs for each variation and method of a sweep that has any."""
+        rows = ((place, self.stages.row(run)) for place, run in self.stages.swept(sweep))
+        return Counter((p, row.method) for p, row in rows if row and row.outcome != "completed")
 
     def _judged_primary(self, benchmark: Benchmark) -> dict[str, Difference]:
         """Return all methods' differences from the reference in the primary metric, as a family."""
@@ -174,7 +182,8 @@ class Findings:
         judged: dict[tuple[str, str], Difference] = {}
         for place, members in rows.items():
             alone = self._alone(
-                _accuracies(members), [primary(self.design)], 0.0, self.design.reference
+                *(_accuracies(members), [primary(self.design)]),
+                *(sweep.benchmark.overlap, self.design.reference),
             )
             judged |= {(place, method): difference for (_, method), difference in alone.items()}
         return judged_as_family(judged)
@@ -237,7 +246,7 @@ def examples_tested(figures: Accuracies) -> list[int]:
     """Return the number n of test examples of each domain, inferred from accuracies; 0 if unknown.
 
     An accuracy is a mean of `WINDOW` tests, stored with six digits, so it is a multiple of 1 / (5
-    n).
+    n). If a domain's accuracies are all 0 or 1, they tell nothing about n.
     """
     rows = [
         accuracies for by_federation in figures.values() for accuracies in by_federation.values()
@@ -249,7 +258,8 @@ def examples_tested(figures: Accuracies) -> list[int]:
         sizes = np.arange(1, _MOST_EXAMPLES + 1)
         counts = values[:, None] * WINDOW * sizes
         fits = (np.abs(counts - np.rint(counts)) < 0.02).all(axis=0)
-        found.append(int(sizes[fits][0]) if fits.any() else 0)
+        known = fits.any() and bool(np.any(values % 1))
+        found.append(int(sizes[fits][0]) if known else 0)
     return found
 
 

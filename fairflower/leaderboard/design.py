@@ -81,12 +81,9 @@ class Sweep:
     benchmark: Benchmark
     methods: tuple[str, ...]
     federations: tuple[int, ...]
-    places: tuple[Mapping[str, Any], ...]  # run config keys that override the benchmark's
-
-    @property
-    def named(self) -> dict[str, Mapping[str, Any]]:
-        """The settings of each variation, by its name, such as ``train.local-epochs=8``."""
-        return {"{}={}".format(*list(place.items())[-1]): place for place in self.places}
+    #: Name of each variation, such as ``train.local-epochs=8`` -> run config keys that override
+    #: the benchmark's.
+    places: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -182,10 +179,6 @@ class Design:
         (config,) = grid_configs({**flat, **settings}, [rule], None, [client])
         return config
 
-    def benchmark(self, name: str) -> Benchmark:
-        """Return the benchmark with this name."""
-        return next(benchmark for benchmark in self.benchmarks if benchmark.name == name)
-
     def _check(self) -> None:
         if not self.benchmarks:
             raise ConfigError(f"{self.path}: each benchmark needs a table [benchmarks.<name>].")
@@ -212,7 +205,17 @@ class Design:
             for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
                 self.config(benchmark, method, 0)
         for sweep in self.sweeps:
-            for place in sweep.places:
+            if self.reference not in sweep.methods:
+                raise ConfigError(
+                    f"{self.path}: sweep {sweep.name}: the list 'methods' lacks the reference "
+                    f"method {self.reference!r}. Add it."
+                )
+            if untuned := set(sweep.methods) - {*self.screened, *sweep.benchmark.confirmed}:
+                raise ConfigError(
+                    f"{self.path}: sweep {sweep.name}: {sorted(untuned)[0]} is not tuned. Add it "
+                    f"to 'screened', or to 'confirmed' of {sweep.benchmark.name}."
+                )
+            for place in sweep.places.values():
                 for method in sweep.methods:
                     self.config(sweep.benchmark, method, 0, **place)
 
@@ -267,10 +270,14 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
             raise ConfigError(
                 f"{path}: [sweeps.{name}.vary] {key} = {quoted(values)}: expected a list of values."
             )
-    places = [{**settings, key: value} for key, values in vary.items() for value in values]
+    places = {
+        f"{key}={value}": {**settings, key: value}
+        for key, values in vary.items()
+        for value in values
+    }
     methods = _methods(path, table.get("methods", ""))
     federations = _federations(path, name, table.get("federations", ""))
-    return Sweep(name, named[table["of"]], methods, federations, tuple(places))
+    return Sweep(name, named[table["of"]], methods, federations, places)
 
 
 def _check(what: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> None:

@@ -79,8 +79,7 @@ def _row(planned: Planned, run: Run | None, error: Exception | None, margins: Ma
     federation = prepare(planned.config.data)
     accuracies, reason = "", error_text(error) if error else ""
     if run and run.fully_tested():
-        values = run.accuracy[run.last()].mean(axis=0).tolist()
-        accuracies = " ".join(f"{value:.6g}" for value in values)
+        accuracies = " ".join(f"{value:.6g}" for value in run.final().tolist())
     elif run:
         reason = "at least one domain was not tested in every round"
     on_test = planned.config.evaluate.test
@@ -121,7 +120,7 @@ def progress(stages: Stages) -> list[Progress]:
     progress = []
     counts = sorted(stages.counts().items(), key=lambda item: STAGES.index(item[0][0]))
     for (stage, benchmark), runs in counts:
-        seconds = [row.seconds for row in rows if row.benchmark == benchmark]
+        seconds = [row.seconds for row in rows if row.benchmark == benchmark and row.seconds]
         left = runs - made[stage, benchmark]
         hours = left * median(seconds) / 3600 if seconds else None
         progress.append(Progress(stage, benchmark, runs, left, hours))

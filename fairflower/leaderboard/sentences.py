@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from fairflower.leaderboard.analysis import Findings, primary
+from fairflower.leaderboard.analysis import Findings, primary, secondary
 from fairflower.leaderboard.design import Benchmark, Sweep
 from fairflower.report.tables.cells import Cell, Group, Row, Table
 from fairflower.report.text import DASH, format_number, format_p_value, format_std, join_words
@@ -85,12 +85,9 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
             "runs were confirmed, so its equivalences are by margins set afterwards."
         )
     for method in findings.never_completed(benchmark):
-        yield f"{name}: {method} is not compared, because no setting completed all its trials."
+        yield f"{name}: {method} is not compared, because no finalist completed all its trials."
     for method, count in Counter(row.method for row in findings.lost(benchmark)).items():
-        yield (
-            f"{name}: {method} is lost in {count} of {len(benchmark.federations)} federations; "
-            "its interval is over the others."
-        )
+        yield f"{name}: {_lost(method, count, len(benchmark.federations))}"
     if not enough:
         yield f"{name}: fewer than {MIN_PAIRS} federations so far, so there is no conclusion."
         return
@@ -102,7 +99,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
         for word, names in kinds.items()
     )
-    least = max(difference.detectable for difference in enough.values())
+    least = _largest_detectable(enough.values())
     yield (
         f"{name}: {len(enough)} methods were compared with {reference} on the worst half of the "
         f"domains in {' to '.join(map(str, pairs))} federations: {counts}; the largest detectable "
@@ -114,19 +111,30 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
             yield f"{name}: {method}, compared with {other}, is {outcome(pair)}."
 
 
+def _lost(method: str, count: int, federations: int) -> str:
+    if count == federations:
+        return f"{method} is lost in all federations, so it is not compared."
+    return f"{method} is lost in {count} of {federations} federations; the others are compared."
+
+
+def _largest_detectable(judged: Iterable[Difference]) -> float:
+    return max((d.detectable for d in judged if d.n >= MIN_PAIRS), default=math.nan)
+
+
 def _over_all(findings: Findings) -> Iterator[str]:
-    count = len(findings.benchmarks)
+    count, planned = len(findings.benchmarks), len(findings.stages.benchmarks)
     if count < MIN_PAIRS:
         yield (
-            f"{count} of {len(findings.stages.benchmarks)} benchmarks are finished. Conclusions "
+            f"{count} of {planned} benchmarks are finished. Conclusions "
             f"over benchmarks need {MIN_PAIRS}."
         )
         return
+    over = f"{count} benchmarks" if count == planned else f"{count} of {planned} benchmarks"
     gains, reference = findings.on_benchmarks(), findings.design.reference
     judged = over_benchmarks(gains, primary(findings.design).margin)
     for method, difference in sorted(judged.items(), key=lambda item: -item[1].mean):
         yield (
-            f"Over {count} benchmarks, {method} gains {format_number(difference.mean, signed=True)}"
+            f"Over {over}, {method} gains {format_number(difference.mean, signed=True)}"
             f" {_interval(difference)} points over {reference} on the worst half: "
             f"{outcome(difference)}."
         )
@@ -135,7 +143,7 @@ def _over_all(findings: Findings) -> Iterator[str]:
     ranked = ranks({reference: [0.0] * count, **gains})
     best = sorted(ranked.mean, key=ranked.mean.__getitem__)[:3]
     yield (
-        f"By ranks over {count} benchmarks: Friedman's test has p = {format_p_value(ranked.p)}, "
+        f"By ranks over {over}: Friedman's test has p = {format_p_value(ranked.p)}, "
         f"and mean ranks differ significantly from {format_number(ranked.critical)} on (Nemenyi). "
         f"The lowest mean ranks: "
         f"{join_words([f'{m} {format_number(ranked.mean[m])}' for m in best])}."
@@ -150,6 +158,8 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
     }
     if not judged:
         return
+    for (place, method), count in findings.lost_in_sweep(sweep).items():
+        yield f"Sweep {sweep.name}, {place}: {_lost(method, count, len(sweep.federations))}"
     gains = {
         key: difference
         for key, difference in judged.items()
@@ -184,8 +194,8 @@ def summary(findings: Findings) -> Table:
     for benchmark in findings.benchmarks:
         judged = findings.judged(benchmark).values()
         counts = Counter(kind(difference) for difference in judged)
-        least = max(difference.detectable for difference in judged)
-        numbers = [str(counts[name]) for name in KINDS] + [format_number(least)]
+        least = format_number(_largest_detectable(judged))
+        numbers = [str(counts[name]) for name in KINDS] + [least]
         title = f"{benchmark.name} ({len(findings.domains(benchmark))} domains)"
         rows.append(Row(title, "", [Cell(number) for number in numbers]))
     return Table(
@@ -201,7 +211,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     measure = primary(findings.design)
     figures, reference = findings.figures(benchmark), findings.design.reference
     first, others = findings.judged(benchmark), findings.secondary(benchmark)
-    titles = list(dict.fromkeys(title for title, _ in others))
+    better = {m.title: m.better for m in secondary(findings.design, findings.domains(benchmark))}
     chosen = {row.method: row.settings for row in findings.rows[benchmark.name]}
     values = {m: [measure.value(a) for a in by_f.values()] for m, by_f in figures.items()}
     rows = []
@@ -213,11 +223,11 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
             _difference(difference),
         ]
         cells += [Cell(outcome(difference) if difference else "reference")]
-        cells += [_difference(others.get((title, method))) for title in titles]
-        rows.append(Row(method, chosen[method], cells, anchor=f"{benchmark.name}-{method}"))
+        cells += [_difference(others.get((title, method)), sign) for title, sign in better.items()]
+        rows.append(Row(method, chosen[method], cells))
     made = len(findings.rows[benchmark.name])
     hours = findings.hours(benchmark)
-    processors = sorted({row.processor for row in findings.rows[benchmark.name]})
+    processors = sorted({row.processor for row in findings.rows[benchmark.name]} - {""})
     redrawn = (
         f" Federations are redraws of mostly the same examples, so variances use Nadeau and "
         f"Bengio's factor, 1/n + {benchmark.overlap:g}."
@@ -228,10 +238,10 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         f"{benchmark.name}, confirmed",
         f"In %, mean over federations ± sample standard deviation; differences from {reference} in "
         "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
-        "are another). Below each name: settings chosen on validation examples."
+        f"are another). {_MARKS} Below each name: settings chosen on validation examples."
         f"{redrawn} {made} runs on {join_words(processors)}; with all trials they took "
         f"{format_number(hours, 1)} hours, each on one core beside others.",
-        [measure.title, f"against {reference}", "conclusion", *titles],
+        [measure.title, f"against {reference}", "conclusion", *better],
         [Group("", rows)],
         [
             f"{row.method}, federation {row.federation}, is lost: {row.reason}"
@@ -250,16 +260,25 @@ def _sweep(findings: Findings, sweep: Sweep) -> Table:
     return Table(
         f"Sweep {sweep.name}",
         f"Accuracy on the worst half of the domains minus that of {findings.design.reference}, in "
-        "points, with simultaneous 95 % intervals for all variations and methods.",
+        f"points, with simultaneous 95 % intervals for all variations and methods. {_MARKS}",
         methods,
         [Group("", rows)],
     )
 
 
-def _difference(difference: Difference | None) -> Cell:
+#: One-sided tests reject more than a two-sided interval shows.
+_MARKS = (
+    "▲ better, ▼ worse, ≈ equivalent (by one-sided tests, so an interval may reach beyond the "
+    "margin)."
+)
+
+
+def _difference(difference: Difference | None, better: int = 1) -> Cell:
+    """Return a difference with its mark; ``better`` is -1 if lower values are better."""
     if difference is None:
         return Cell(DASH)
-    mark = {1: " ▲", -1: " ▼"}.get(difference.sign, " ≈" if difference.equivalent else "")
+    marks = {1: " ▲", -1: " ▼"}
+    mark = marks.get(better * difference.sign, " ≈" if difference.equivalent else "")
     interval = _interval(difference) if difference.n > 1 else ""
     return Cell(format_number(difference.mean, signed=True) + mark, interval)
 

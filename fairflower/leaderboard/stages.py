@@ -9,7 +9,7 @@ federations. Sweeps vary the settings of a benchmark.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -108,7 +108,7 @@ class Stages:
         if finalists is None:
             return None
         best, mean = -1, -math.inf
-        for number in finalists:
+        for number in sorted(finalists):  # of equals the earlier point is taken
             rows = [self.row(trial) for trial in self.trials(benchmark, method, number)]
             if not all(rows):
                 return None
@@ -117,6 +117,10 @@ class Stages:
             if len(made) == len(rows) and value > mean:
                 best, mean = number, value
         return best
+
+    def never_completed(self, benchmark: Benchmark, methods: Iterable[str]) -> list[str]:
+        """Return the methods of which no finalist completed all its trials."""
+        return [method for method in methods if self.chosen(benchmark, method) == -1]
 
     # --- the runs of a stage ---------------------------------------------------------------
 
@@ -142,7 +146,7 @@ class Stages:
 
     def swept(self, sweep: Sweep) -> Iterator[tuple[str, Planned]]:
         """Yield the runs of a sweep, each with the name of its variation."""
-        for name, place in sweep.named.items():
+        for name, place in sweep.places.items():
             for federation in sweep.federations:
                 for method in sweep.methods:
                     number = self.chosen(sweep.benchmark, method)
@@ -170,21 +174,29 @@ class Stages:
         return (planned for planned in self.planned() if self.row(planned) is None)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Return the number of runs for each stage and benchmark."""
+        """Return the number of runs for each stage and benchmark, as far as it is known.
+
+        Runs without a result, such as those of a method that diverged in all trials, do not count.
+        """
         design, again = self.design, min(self.design.again, self.design.points)
         counts = {}
         for benchmark in self.benchmarks:
-            methods = len(dict.fromkeys((*benchmark.confirmed, *design.screened)))
-            counts[SCREENING, benchmark.name] = methods * design.points
-            counts[FINALISTS, benchmark.name] = methods * again * (len(design.tuned_on) - 1)
-            counts[CONFIRMATION, benchmark.name] = len(benchmark.confirmed) * len(
-                benchmark.federations
-            )
+            methods = dict.fromkeys((*benchmark.confirmed, *design.screened))
+            counts[SCREENING, benchmark.name] = len(methods) * design.points
+            finalists = (self.finalists(benchmark, method) for method in methods)
+            tried = sum(again if best is None else len(best) for best in finalists)
+            counts[FINALISTS, benchmark.name] = tried * (len(design.tuned_on) - 1)
+            confirmed = self._able(benchmark, benchmark.confirmed)
+            counts[CONFIRMATION, benchmark.name] = confirmed * len(benchmark.federations)
         for sweep in self.sweeps:
-            runs = len(sweep.places) * len(sweep.methods) * len(sweep.federations)
+            able = self._able(sweep.benchmark, sweep.methods)
             name = sweep.benchmark.name
+            runs = len(sweep.places) * able * len(sweep.federations)
             counts[SWEEP, name] = counts.get((SWEEP, name), 0) + runs
         return counts
+
+    def _able(self, benchmark: Benchmark, methods: Sequence[str]) -> int:
+        return len(methods) - len(self.never_completed(benchmark, methods))
 
     def _plan(
         self,

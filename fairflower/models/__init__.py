@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairflower.config import AdapterSpec, ModelSpec
-from fairflower.errors import ConfigError, renamed
+from fairflower.errors import ConfigError
 from fairflower.registry import KINDS
-
-__getattr__ = renamed(__name__, remember="cache_first_stage", recall="cached_first_stage")
 
 
 class Classifier(nn.Module):

@@ -16,13 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fairflower.errors import ConfigError, renamed
+from fairflower.errors import ConfigError
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
-
-
-__getattr__ = renamed(__name__, from_text="decode_json_weights", from_file="load_weights_file")
 
 
 def decode_json_weights(text: str) -> dict[str, Tensor]:

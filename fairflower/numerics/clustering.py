@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import renamed, require
+from fairflower.errors import require
 from fairflower.numerics.threads import one_thread
 
 Vectors = NDArray[np.float64]
@@ -51,8 +51,6 @@ _STARTS = 10
 _BALANCED_SIZE = 100
 #: Maximum number of clusters to try if the number is not given.
 _MOST = 10
-
-__getattr__ = renamed(__name__, choose="resolve_variant", describe="cluster_diagnostics")
 
 
 class Clusters(NamedTuple):

@@ -1,9 +1,10 @@
 """Comparison of methods: differences paired by federation or seed, judged in families.
 
 A difference is significant if there are at least five pairs and their t test has p < 0.05 after
-Holm's correction over all metrics and all methods that are compared with the same method. Variances
-are moderated across the methods (`fairflower.statistics.differences`). `contrasts_of` computes all
-contrasts of a comparison, from which tables, verdicts, the legend and data frames are made.
+Holm's correction over all metrics of a measure and all methods that are compared with the same
+method. Variances are moderated across the methods (`fairflower.statistics.differences`).
+`contrasts_of` computes all contrasts of a comparison, from which tables, verdicts, the legend and
+data frames are made.
 """
 
 from __future__ import annotations
@@ -133,8 +134,9 @@ class Contrasts:
     @property
     def empty(self) -> bool:
         """Whether no two methods could be compared."""
-        groups = (groups[0] for groups in self.further.values())
-        return not any(self.against_baselines[0].values()) and not any(groups)
+        baselines = (of for found in self.against_baselines for of in found.values())
+        groups = (groups for found in self.further.values() for groups in found)
+        return not any(baselines) and not any(groups)
 
 
 def contrasts_of(comparison: Comparison) -> Contrasts:

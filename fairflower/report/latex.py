@@ -97,7 +97,8 @@ def _table(table: Table, number: int) -> str:
 
 
 def _comment(text: str) -> str:
-    return "% " + "".join(c if c.isascii() else _CHARACTERS.get(c, "?") for c in text)
+    line = " ".join(text.split())
+    return "% " + "".join(c if c.isascii() else _CHARACTERS.get(c, "?") for c in line)
 
 
 def _cell(cell: Cell) -> str:

@@ -31,6 +31,7 @@ class Verdict:
     name: str
     numbers: str
     conclusion: str
+    too_few: bool = False  # whether every comparison has too few pairs
 
     def __str__(self) -> str:
         numbers = f"{self.numbers}: " if self.numbers else ""
@@ -53,7 +54,7 @@ def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
     fair, *others = contrasts.against_baselines
     sections = [Section("", [verdict(comparison, m, fair[m.name]) for m in comparison.methods])]
     for measure, by_method in zip(contrasts.measures[1:], others, strict=True):
-        sentences = [Verdict(name, *sentence(of)) for name, of in by_method.items() if of]
+        sentences = [sentence(name, of) for name, of in by_method.items() if of]
         sections.append(Section(f"Against the baselines, {measure.name}", sentences))
     by_title = {"Strategies by local training": contrasts.by_strategy, **contrasts.further}
     for title, by_measure in by_title.items():
@@ -71,7 +72,7 @@ def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
 
 def _with_few_summed_up(sentences: Sequence[Verdict]) -> Sequence[Verdict]:
     """Merge the sentences about methods with too few pairs into a single sentence."""
-    few = [verdict for verdict in sentences if verdict.conclusion.startswith(TOO_FEW)]
+    few = [verdict for verdict in sentences if verdict.too_few]
     if len(few) < 2:
         return sentences
     names = join_words([verdict.name for verdict in few])
@@ -85,6 +86,8 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
         return Verdict(
             method.name, "", "not compared, because some domains were not tested in every round"
         )
+    if len(comparison.domains) < 2:
+        return Verdict(method.name, "", "not judged, because a single domain has no spread")
     if not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
         conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
@@ -101,6 +104,7 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
         f"({pairs_text(against.values())})",
         conclusion_text(against)
         + (f", with an average below {' and '.join(lower)}" if lower else ""),
+        all_too_few(against),
     )
 
 
@@ -110,13 +114,14 @@ def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
         f"{judgement} with {', '.join(names)}"
         for (judgement, _), names in _by_judgement(group.contrasts).items()
     )
-    yield Verdict(f"{group.heading} against {group.other}", "", conclusion)
+    name = f"{group.heading} against {group.other}"
+    yield Verdict(name, "", conclusion, all_too_few(group.contrasts))
 
 
 def _of_each(group: ContrastGroup) -> Iterator[Verdict]:
     """Yield one sentence for each contrast of the group."""
     for name, contrast in group.contrasts.items():
-        yield Verdict(f"{group.heading}, {name}", *sentence({group.other: contrast}))
+        yield sentence(f"{group.heading}, {name}", {group.other: contrast})
 
 
 def verdict_legend(contrasts: Contrasts) -> str:
@@ -125,18 +130,28 @@ def verdict_legend(contrasts: Contrasts) -> str:
         return ""
     return (
         "Fairer: higher worst domain or lower STD, neither worse; paired t tests, p < 0.05 (Holm). "
-        "Equivalent: within the margins. Undecided: none of these."
+        "Mixed: one better, one worse. Equivalent: within the margins. Undecided: none of these."
     )
 
 
-def sentence(contrasts: Mapping[str, Contrast]) -> tuple[str, str]:
+def sentence(name: str, contrasts: Mapping[str, Contrast]) -> Verdict:
     """Return a sentence with a method's differences and the conclusion from them."""
     numbers = "; ".join(
         ", ".join(f"{metric.name} {signed(d)}" for metric, d, _ in contrast.by_metric)
-        + f" points against {name}"
-        for name, contrast in contrasts.items()
+        + f" points against {other}"
+        for other, contrast in contrasts.items()
     )
-    return f"{numbers} ({pairs_text(contrasts.values())})", conclusion_text(contrasts)
+    return Verdict(
+        name,
+        f"{numbers} ({pairs_text(contrasts.values())})",
+        conclusion_text(contrasts),
+        all_too_few(contrasts),
+    )
+
+
+def all_too_few(contrasts: Mapping[str, Contrast]) -> bool:
+    """Return whether no contrast has enough pairs for a verdict."""
+    return all(contrast.judgement[0] == TOO_FEW for contrast in contrasts.values())
 
 
 def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:

@@ -7,8 +7,9 @@ There are few replicates and many methods. This has three consequences:
   methods (`moderated_variances`).
 - Several tests are performed. Therefore, p-values are corrected by Holm's method over the family.
   The matching intervals (Strassburger & Bretz 2008; Guilbaud 2008) are Bonferroni's, cut off at 0
-  if Holm's test shows a difference but the interval contains 0. An interval thus excludes 0 if
-  and only if there is a verdict.
+  if Holm's test shows a difference but the interval contains 0. With at least `MIN_PAIRS` pairs, an
+  interval thus excludes 0 if and only if there is a verdict. An interval of an equivalent method
+  may reach beyond the margin, because the tests of equivalence are one-sided.
 - A difference that is not significant may be zero, or too small for the design. Therefore, besides
   *better* and *worse* there are two other verdicts. *Equivalent* is shown by two one-sided tests
   within a margin that was fixed in advance. *Undecided* comes with the smallest difference that the
@@ -24,6 +25,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import digamma, polygamma, stdtr
 
 from fairflower.statistics.power import LEVEL, critical, detectable
@@ -229,7 +231,9 @@ def moderated_variances(
     logs = np.log(np.maximum(s2, 1e-5 * np.median(s2))) - digamma(d / 2) + np.log(d / 2)
     excess = float(np.var(logs, ddof=1) - np.mean(polygamma(1, d / 2)))
     if excess > 0:
-        prior_df = 2 * _inverse_trigamma(excess)
+        # trigamma(x) is between 1 / x and 1 / x + 1 / x^2.
+        ends = (1 / excess, 1 / excess + 1)
+        prior_df = 2 * brentq(lambda x: polygamma(1, x) - excess, *ends, xtol=1e-12)
         prior = math.exp(np.mean(logs) + digamma(prior_df / 2) - math.log(prior_df / 2))
         new = (prior_df * prior + d * s2) / (prior_df + d)
     else:  # they vary no more than by chance
@@ -271,15 +275,3 @@ def _floored(std: float, floor: tuple[float, float] | None) -> float:
 
 def _large(values: Sequence[float]) -> NDArray[np.bool_]:
     return np.abs(np.asarray(values, np.float64)) > _SAME
-
-
-def _inverse_trigamma(value: float) -> float:
-    """Solve trigamma(x) = value for x, by Newton's method on the nearly linear 1 / trigamma."""
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(polygamma(1, x))
-        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
-        x += step
-        if -step / x < 1e-9:
-            break
-    return x

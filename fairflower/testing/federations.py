@@ -19,7 +19,6 @@ from fairflower.clients import ClientData, Trainer, make_client_app
 from fairflower.config import TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import renamed
 from fairflower.models import Classifier
 from fairflower.strategies import FairStrategy
 
@@ -28,10 +27,6 @@ Arrays = Mapping[str, NDArray[Any]]
 #: Training settings: one epoch of two steps.
 SETTINGS = TrainConfig(local_epochs=1, batch_size=8, lr=0.05, momentum=0.9, weight_decay=1e-3)
 CLASSES = 4
-
-__getattr__ = renamed(
-    __name__, Tiny="TinyModel", tiny="tiny_model", federate="run_toy_rounds", same="models_equal"
-)
 
 
 class TinyModel(Classifier):

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.records import is_buffer
 from fairflower.arrays import arrays_of, record_of
-from fairflower.errors import renamed
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.strategies import FairStrategy
 
@@ -26,8 +25,6 @@ MODEL: Arrays = {
 }
 
 _FIRST_NODE = 1000
-
-__getattr__ = renamed(__name__, still="zero_update")
 
 
 def make_cohort(

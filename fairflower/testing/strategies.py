@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort, on_simplex
 from fairflower.config import unknown
-from fairflower.errors import renamed
 from fairflower.registry import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
@@ -21,8 +20,6 @@ from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
 #: Creates a new strategy with the given `fairflower.aggregation.strategy.Options`.
 Make = Callable[..., FairStrategy]
-
-__getattr__ = renamed(__name__, check_agreement="check_unanimity")
 
 
 def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:

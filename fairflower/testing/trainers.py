@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fairflower.clients import ClientData, Trainer
 from fairflower.config import TrainConfig
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import renamed
 from fairflower.models import Classifier, trainable
 from fairflower.strategies import FairStrategy, FedEquilibria, FedHEAL, Uniform
 from fairflower.testing.federations import (
@@ -25,14 +24,6 @@ from fairflower.testing.federations import (
 )
 
 Model = dict[str, NDArray[Any]]
-
-__getattr__ = renamed(
-    __name__,
-    Method="TrainerCase",
-    check_shared_model="check_reused_model",
-    check_explosion="check_diverging_loss",
-    check_alone="check_without_exchanges",
-)
 
 
 @dataclass(frozen=True)

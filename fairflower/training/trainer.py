@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
 from fairflower.data import Split
-from fairflower.errors import ConfigError, renamed_attribute
+from fairflower.errors import ConfigError
 from fairflower.models import copy_arrays, set_arrays, trainable, travelling
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
@@ -402,9 +402,6 @@ class Trainer(TrainerSpec, Configurable):
         )
 
     # Names of the last version.
-    train_images = renamed_attribute("train_images", "train_examples")
-    test_images = renamed_attribute("test_images", "test_examples")
-    descend = renamed_attribute("descend", "run_epochs")
 
     def __str__(self) -> str:
         """Return the client's name for error messages."""

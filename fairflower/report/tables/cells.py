@@ -24,14 +24,13 @@ class Cell:
     spread: str = ""
     tone: Tone = ""
     second: bool = False  # second best of three or more
-    link: str = ""  # anchor of the row with its settings, on a page
 
 
-def judged_cell(estimate: MeanStd, judgement: int, *, signed: bool = False, link: str = "") -> Cell:
+def judged_cell(estimate: MeanStd, judgement: int, *, signed: bool = False) -> Cell:
     """Return a mean with its spread, marked as better (1), worse (-1) or neither (0)."""
     mark, tone = MARKS[judgement]
     text = format_number(estimate.mean, signed=signed) + mark
-    return Cell(text, format_std(estimate.std, estimate.n), tone, link=link)
+    return Cell(text, format_std(estimate.std, estimate.n), tone)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Row:
     name: str
     remark: str
     cells: Sequence[Cell]
-    anchor: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflower.report.methods import Comparison
+from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
@@ -248,16 +248,24 @@ def _undefined(comparison: Comparison) -> list[str]:
 
 
 def _unshared(comparison: Comparison) -> list[str]:
-    """Name the federations or seeds for which a method has no run, although others have one."""
+    """Name the federations or seeds for which a method has no run, but its baseline has one.
+
+    Likewise those for which a baseline has no run.
+    """
     seeds = {method.name: {run.seed for run in method.runs} for method in comparison.methods}
-    wanted = set().union(*seeds.values())
+    wanted: dict[str, set[int]] = {name: set() for name in seeds}
+    for method in comparison.methods:
+        for baseline in (comparison.baseline(method, name) for name in BASELINES):
+            if baseline:
+                wanted[method.name] |= seeds[baseline.name]
+                wanted[baseline.name] |= seeds[method.name]
     unit = comparison.methods[0].unit.split(" ")[0]
     return [
-        f"{name} has no finished run for {unit}{'s' if len(wanted - there) > 1 else ''} "
-        f"{join_words([str(seed) for seed in sorted(wanted - there)])}, so its differences use "
+        f"{name} has no finished run for {unit}{'s' if len(missing) > 1 else ''} "
+        f"{join_words([str(seed) for seed in sorted(missing)])}, so its differences use "
         f"only the other {len(there)}."
         for name, there in seeds.items()
-        if wanted - there
+        if (missing := wanted[name] - there)
     ]
 
 
