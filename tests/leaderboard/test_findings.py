@@ -17,7 +17,7 @@ from fairflower.leaderboard.design import Design, Margins
 from fairflower.leaderboard.document import write
 from fairflower.leaderboard.ledger import Ledger, Row
 from fairflower.leaderboard.sentences import left, outcome, sentences, tables
-from fairflower.leaderboard.stages import CONFIRMATION, Stages
+from fairflower.leaderboard.stages import CONFIRMATION, SWEEP, Planned, Stages
 from fairflower.statistics.differences import Difference
 
 GAINS = {"uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0}
@@ -32,21 +32,35 @@ def findings(
     numbers = f'federations = "0-{federations - 1}"'
     file.write_text(re.sub(r'federations = "0-[12]"', numbers, FILE))
     design = Design.read(file)
-    ledger = Ledger(design.results)
+    stages = Stages(design, Ledger(design.results))
     rng = np.random.default_rng(7)
-    for benchmark in design.benchmarks:
-        for federation in benchmark.federations:
-            level = rng.normal(50, 5)
-            for method, gain in gains.items():
-                worst = level + gain + rng.normal(0, spread)
-                ledger.add(
-                    Row(
-                        *(CONFIRMATION, benchmark.name, method, federation, "train.lr=0.1", "a b"),
-                        *("", f"{worst / 100} 0.9", "completed", "", "one", 1.0, "d"),
-                        f"{benchmark.name} {method} {federation}",
-                    )
-                )
-    return Findings(Stages(design, ledger))
+    levels: dict[tuple[str, int], float] = {}
+    for run in stages.left():
+        if run.method not in gains or run.stage == SWEEP:
+            continue
+        validation, test = "0.5 0.5", ""
+        if run.stage == CONFIRMATION:
+            place = run.benchmark, run.federation
+            level = levels.get(place) or rng.normal(50, 5)
+            levels[place] = level
+            worst = level + gains[run.method] + rng.normal(0, spread)
+            validation, test = "", f"{worst / 100} 0.9"
+        stages.ledger.add(row_of(run, validation, test))
+    return Findings(stages)
+
+
+def row_of(run: Planned, validation: str, test: str, outcome: str = "completed") -> Row:
+    return Row(
+        *(run.stage, run.benchmark, run.method, run.federation, run.settings, "a b"),
+        *(validation, test, outcome, "" if outcome == "completed" else "NaN", "one", 1.0, "d"),
+        run.key,
+    )
+
+
+def key(made: Findings, benchmark: str, method: str, federation: int) -> str:
+    (of,) = [b for b in made.design.benchmarks if b.name == benchmark]
+    runs = made.stages.confirmation(of)
+    return next(r.key for r in runs if (r.method, r.federation) == (method, federation))
 
 
 def test_a_gain_is_found_and_its_interval_is_bonferronis_by_scipy(tmp_path: Path) -> None:
@@ -105,12 +119,73 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
 
 def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> None:
     made = findings(tmp_path)
-    del made.stages.ledger.rows["plain fedheal 23"]
+    del made.stages.ledger.rows[key(made, "plain", "fedheal", 23)]
     assert [benchmark.name for benchmark in made.benchmarks] == ["noisy"]
     assert not any(line.startswith("plain") for line in sentences(made))
     assert [table.title for table in tables(made)] == ["Summary", "noisy, confirmed"]
     assert left(made).startswith("Remaining runs of the confirmation: plain 1.")
     assert not left(findings(tmp_path / "all"))
+
+
+def test_rows_that_the_design_does_not_plan_any_more_do_not_count(tmp_path: Path) -> None:
+    whole = findings(tmp_path)
+    fewer = dataclasses.replace(whole.design.benchmarks[0], federations=tuple(range(8)))
+    design = dataclasses.replace(whole.design, benchmarks=(fewer,))
+    made = Findings(Stages(design, whole.stages.ledger))
+    assert made.left(fewer) == 0
+    assert {difference.n for difference in made.judged(fewer).values()} == {8}
+
+
+def test_a_lower_std_is_marked_as_better(tmp_path: Path) -> None:
+    """Domain "b" has 90 %, and "a" some 50 %: who gains there lowers the spread."""
+    made = findings(tmp_path)
+    (_, plain, _) = tables(made)
+    (row,) = [row for row in plain.groups[0].rows if row.name == "fedheal"]
+    cells = dict(zip(plain.columns, row.cells, strict=True))
+    assert cells["against uniform"].text.endswith("▲")
+    assert cells["STD ddof 0"].text.startswith("\N{MINUS SIGN}")
+    assert cells["STD ddof 0"].text.endswith("▲")
+    assert "▲ better" in plain.caption
+
+
+def swept(folder: Path) -> Findings:
+    made = findings(folder, federations=8)
+    (sweep,) = made.stages.sweeps
+    wide = dataclasses.replace(sweep, federations=tuple(range(50, 58)))
+    made.stages.sweeps = [wide]
+    rng = np.random.default_rng(3)
+    for _, run in made.stages.swept(wide):
+        value = 0.5 + 0.05 * (run.method == "fedheal") + rng.normal(0, 0.004)
+        made.stages.ledger.add(row_of(run, "", f"{value} 0.9"))
+    return made
+
+
+def test_a_sweep_names_gains_and_lost_runs(tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    (sweep,) = made.stages.sweeps
+    assert list(sweep.places) == [
+        "train.local-epochs=1",
+        "train.local-epochs=2",
+        "data.clients-per-domain=2",
+    ]
+    said = [line for line in sentences(made) if line.startswith("Sweep")]
+    assert len(said) == 3
+    assert all(": fedheal beats uniform by at least " in line for line in said)
+    for place, run in made.stages.swept(sweep):
+        if place == "train.local-epochs=2" and run.federation == 50 and run.method == "fedheal":
+            made.stages.ledger.add(row_of(run, "", "", "lost"))
+    text = "Sweep skew, train.local-epochs=2: fedheal is lost in 1 of 8 federations; the others"
+    assert any(line.startswith(text) for line in sentences(Findings(made.stages)))
+
+
+def test_a_sweep_of_redrawn_federations_has_their_wider_intervals(tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    (sweep,) = made.stages.sweeps
+    alone = made.swept(sweep)
+    overlapping = dataclasses.replace(sweep.benchmark, overlap=0.5)
+    wider = made.swept(dataclasses.replace(sweep, benchmark=overlapping))
+    for place, difference in alone.items():
+        assert wider[place].error == pytest.approx(difference.error * math.sqrt(1 + 8 * 0.5))
 
 
 @pytest.mark.parametrize(
@@ -136,15 +211,19 @@ def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told:
 def test_what_is_lost_is_named_and_in_no_mean(tmp_path: Path) -> None:
     made = findings(tmp_path)
     rows = made.stages.ledger.rows
-    key = "plain fedheal 3"
-    rows[key] = dataclasses.replace(rows[key], test="", outcome="lost", reason="NaN")
+    at = key(made, "plain", "fedheal", 3)
+    rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
     assert made.judged(made.design.benchmarks[0])["fedheal"].n == 23
     (_, plain, _) = tables(made)
     assert plain.footers == ["fedheal, federation 3, is lost: NaN"]
-    assert (
-        "plain: fedheal is lost in 1 of 24 federations; its interval is over the others."
-        in sentences(made)
+    assert "plain: fedheal is lost in 1 of 24 federations; the others are compared." in sentences(
+        made
     )
+    for federation in range(24):
+        at = key(made, "plain", "fedheal", federation)
+        rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
+    again = Findings(made.stages)
+    assert "plain: fedheal is lost in all federations, so it is not compared." in sentences(again)
 
 
 def test_a_method_that_no_trial_completed_is_named_and_the_others_are_judged(
@@ -155,15 +234,17 @@ def test_a_method_that_no_trial_completed_is_named_and_the_others_are_judged(
     assert made.left(plain) == 24
     for number in range(made.design.points):
         trial = made.stages.screened(plain, "fedheal", number)
-        cells = (trial.settings, "a b", "", "", "lost", "NaN", "one", 1.0, "d", trial.key)
-        made.stages.ledger.add(Row("screening", "plain", "fedheal", trial.federation, *cells))
+        made.stages.ledger.add(row_of(trial, "", "", "lost"))
     assert made.stages.chosen(plain, "fedheal") == -1
     assert made.left(plain) == 0
     assert list(made.judged(plain)) == ["gsam+fedism"]
     assert (
-        "plain: fedheal is not compared, because no setting completed all its trials."
+        "plain: fedheal is not compared, because no finalist completed all its trials."
         in sentences(made)
     )
+    counts = made.stages.counts()
+    assert counts[CONFIRMATION, "plain"] == 2 * 24
+    assert counts[SWEEP, "plain"] == 3 * 1 * 2, "the sweep's other method is never tuned"
 
 
 def test_margins_that_were_set_after_the_runs_are_marked(tmp_path: Path) -> None:
@@ -183,9 +264,8 @@ def test_margins_that_were_set_after_the_runs_are_marked(tmp_path: Path) -> None
 def on_six(folder: Path, gains: dict[str, float]) -> Findings:
     """The two benchmarks three times."""
     made = findings(folder, gains)
-    first = made.design.benchmarks
-    six = type("Six", (Findings,), {"benchmarks": property(lambda self: first * 3)})
-    return six(made.stages)
+    made.stages.benchmarks *= 3
+    return made
 
 
 def test_over_five_benchmarks_there_are_conclusions_and_ranks(tmp_path: Path) -> None:
@@ -197,6 +277,14 @@ def test_over_five_benchmarks_there_are_conclusions_and_ranks(tmp_path: Path) ->
         and "The lowest mean ranks: fedheal 1.00" in line
         for line in said
     )
+
+
+def test_what_holds_over_some_of_the_benchmarks_says_so(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    plain, noisy = made.stages.benchmarks
+    del made.stages.ledger.rows[key(made, "noisy", "uniform", 0)]
+    made.stages.benchmarks = [plain] * 5 + [noisy]
+    assert any(line.startswith("Over 5 of 6 benchmarks, fedheal") for line in sentences(made))
 
 
 def test_a_single_method_and_the_reference_have_no_ranks(tmp_path: Path) -> None:
@@ -218,6 +306,7 @@ def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> N
     }
     assert examples_tested(figures) == list(sizes)
     assert examples_tested({"m": {f: [100 * rng.random()] for f in range(60)}}) == [0]
+    assert examples_tested({"m": {f: [100.0] for f in range(60)}}) == [0]
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
     assert (config.seed, config.data.seed, config.num_server_rounds) == (2, 2, 2)
     assert (config.label, config.train.lr) == ("gsam+fedism", 0.2)
     (sweep,) = design.sweeps
-    assert [{**place} for place in sweep.places] == [
+    assert [{**place} for place in sweep.places.values()] == [
         {"data.fraction": 0.0, "train.local-epochs": 1},
         {"data.fraction": 0.0, "train.local-epochs": 2},
         {"data.fraction": 0.0, "data.clients-per-domain": 2},
@@ -168,6 +168,8 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
             r"sweeps.skew\] needs a key .of. with a benchmark .plain, noisy",
         ),
         ("train.local-epochs = [1, 2]", "train.local-epoch = [1]", "local-epoch"),
+        ('methods = "uniform,', 'methods = "afl,', "sweep skew: the list 'methods' lacks the ref"),
+        ('methods = "uniform,', 'methods = "uniform,fedfv,', "sweep skew: fedfv is not tuned"),
         ("validation-examples = 20", "validation-example = 20", "validation-examples"),
     ],
 )
