@@ -136,7 +136,8 @@ def test_a_method_has_one_label_however_its_arguments_are_ordered(order):
         ),
         (
             {"strategy.name": "fedavg", "strategy.foo": 0.3},
-            "'strategy.foo'. Valid: strategy.name. fedavg has no arguments[.]$",
+            "'strategy.foo'. Valid: strategy.name. fedavg has no arguments, that is, no keyword-only "
+            "parameters[.]$",
         ),
         ({"data.fraction": 0.1, "data.examples-per-client": 5}, "Set one to 0"),
     ],
@@ -183,6 +184,11 @@ def test_no_value_is_worse_than_an_error(key):
 def test_no_text_is_worse_than_an_error(text, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat(config.parse_assignments([text]))
+
+
+@pytest.mark.parametrize("name", ["2026-01-02", "07:30:00", "2026-01-02T07:30:00Z"])
+def test_a_date_is_text(name):
+    assert config.parse_assignments([f"run-name={name}"]) == {"run-name": name}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from fairflower.config import (
+    METHOD_TABLES,
     ClientConfig,
     StrategyConfig,
     argument_to_key,
@@ -52,7 +53,10 @@ class ShortSettings(TypedDict, total=False):
 
 
 def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
-    """Return settings as flat run config keys; raise ``ConfigError`` for an unknown key."""
+    """Return settings as flat run config keys; omit settings that are None.
+
+    An argument of a method may be None. Raises ``ConfigError`` for an unknown key.
+    """
     if settings is None:
         return {}
     if isinstance(settings, Mapping):
@@ -60,6 +64,7 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
             flat = {
                 argument_to_key(key): _plain(value)
                 for key, value in flatten_tables(settings).items()
+                if value is not None or argument_to_key(key).startswith(METHOD_TABLES)
             }
         except RecursionError:
             raise ConfigError(

@@ -194,7 +194,9 @@ class Result(Results):
 
     @property
     def status(self) -> str:
-        """``"completed"``, ``"stopped"``, ``"failed"``, ``"running"`` or ``"killed"``."""
+        """``"completed"``, ``"stopped"``, ``"pruned"``, ``"failed"``, ``"running"`` or
+        ``"killed"``.
+        """
         return self.run.status
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -196,6 +196,11 @@ def compare(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
         )
     numbers, federated = replicates(federations, seeds)
+    if federated and isinstance(settings, Mapping) and "data.seed" in settings_of(settings):
+        raise ConfigError(
+            "data.seed: federations set data.seed. Choose them with federations, or use seeds for "
+            "several seeds on a single federation."
+        )
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):
         raise ConfigError(

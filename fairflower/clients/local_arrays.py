@@ -91,8 +91,8 @@ class LocalArraysTrainer(Trainer):
         """Return a warning if there are no local arrays or no tests of personal models; else ""."""
         if not local_tensors(model):
             return (
-                f"{cls.__name__}: the network has no normalization layers whose arrays could stay "
-                "with the clients. The run is equivalent to plain local training (FedAvg)."
+                f"{cls.__name__}: the network has no arrays that could stay with the clients "
+                f"({cls.local_part}). The run is equivalent to plain local training (FedAvg)."
             )
         if by == "server":
             return (

@@ -225,7 +225,8 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     valid = arguments | {f"{m.TABLE}.name" for m in named} or keys()
     words = unknown("run config key", key, valid, key_help())
     if named and not arguments:
-        words += f" {', '.join(m.name for m in named)} has no arguments."
+        names = ", ".join(m.name for m in named)
+        words += f" {names} has no arguments, that is, no keyword-only parameters."
     raise ConfigError(words)
 
 

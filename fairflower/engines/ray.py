@@ -16,7 +16,7 @@ import pickle
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -224,7 +224,14 @@ class RayGrid(InlineGrid):
         while not replies.keys() >= set(ids) and time.monotonic() < deadline:
             for reply in self.pull_messages(ids):
                 replies[reply.metadata.reply_to_message_id] = reply
+        self.discard(set(ids) - replies.keys())
         return [replies[i] for i in ids if i in replies]
+
+    def discard(self, message_ids: Collection[str]) -> None:
+        """Forget those of the messages that no worker has received."""
+        self._tasks = deque(
+            task for task in self._tasks if task.message.metadata.message_id not in message_ids
+        )
 
     def close(self) -> None:
         """Stop the workers, and also Ray unless it is a cluster."""

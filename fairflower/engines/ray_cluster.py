@@ -83,6 +83,11 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
     ray = prepare_ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
+        if ray.is_initialized():
+            raise EngineError(
+                "Ray already runs in this process. Call ray.shutdown() first, or choose engine = "
+                "'inline'."
+            )
         # "local" avoids joining a cluster that runs on this machine.
         try:
             ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)

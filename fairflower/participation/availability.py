@@ -15,6 +15,7 @@ import numpy as np
 from fairflower.config import parse_assignments
 from fairflower.errors import ConfigError, logger, quoted
 from fairflower.paths import read_text
+from fairflower.seeds import derive_seed
 
 #: Round, ids of all clients -> ids of the available clients.
 Availability = Callable[[int, Collection[int]], list[int]]
@@ -44,6 +45,17 @@ def read_availability(text: str, seed: int) -> Availability:
     if text.partition(":")[0] == "markov":
         return _markov(text, seed)
     return _trace(Path(text).expanduser())
+
+
+def absolute_trace(text: str) -> str:
+    """Return the setting ``participation.availability`` with an absolute path if it names a file.
+
+    >>> absolute_trace("always"), absolute_trace("/data/trace.csv")
+    ('always', '/data/trace.csv')
+    """
+    if text == "always" or text.partition(":")[0] == "markov":
+        return text
+    return str(Path(text).expanduser().absolute())
 
 
 def trace_digest(text: str) -> str:
@@ -83,7 +95,8 @@ def _markov(text: str, seed: int) -> Availability:
         # A draw per client and round: results do not depend on the order of calls for clients.
         chain = chains.setdefault(client, [])
         while len(chain) <= server_round:
-            draw = np.random.default_rng([seed, client, len(chain)]).random()
+            drawn = derive_seed(seed, client, len(chain), "availability")
+            draw = np.random.default_rng(drawn).random()
             if not chain:
                 chain.append(bool(draw < back / (back + leave)))
             else:

@@ -43,9 +43,13 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     device = choose_device(config.train.device)
     if device.type == "cpu":
         return _without_gpu(config)
-    name = f"{device.type} ({', '.join(dict.fromkeys(gpu_names()))})"
+    names = ", ".join(dict.fromkeys(gpu_names()))
+    name = f"{device.type} ({names})" if names else device.type
     if config.engine == "inline":
         return Placement(config, line=f"{name}, one client at a time")
+    if device.type != "cuda" and config.client_gpus == "auto":  # Ray does not count this device
+        shared = f"{name}, shared by all clients without a limit"
+        return Placement(replace(config, client_gpus=0.0), line=shared)
     count = len(gpu_names())
     if config.client_gpus != "auto":
         return _granted(config, num_clients, name, count)
@@ -61,12 +65,12 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
 
 
 def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
-    """Return how many parallel runs fit in the GPU's memory; None on the CPU.
+    """Return how many parallel runs fit in the GPU's memory; None if there is no such limit.
 
     Raises ``ConfigError`` if not even a single client fits.
     """
     device = choose_device(runs[0].train.device)
-    return None if device.type == "cpu" else _room(_methods(runs), device).runs()
+    return None if device.type != "cuda" else _room(_methods(runs), device).runs()
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
@@ -74,10 +78,10 @@ def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
     device = choose_device(runs[0].train.device)
     if device.type == "cpu":
         return _without_gpu(replace(runs[0], client_gpus="auto")).line
-    name = torch.cuda.get_device_name(device)
-    line = f"{device} ({name}), {jobs} run{'s' * (jobs > 1)} at a time"
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    line = f"{device}{name}, {jobs} run{'s' * (jobs > 1)} at a time"
     others = len(gpu_names()) - 1
-    if others and runs[0].train.device in ("auto", "cuda"):
+    if others > 0 and runs[0].train.device in ("auto", "cuda"):
         line += (
             f"; {others} more GPU{'s are' if others > 1 else ' is'} not used by parallel runs "
             "(--jobs 1 uses all GPUs)"

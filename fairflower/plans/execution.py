@@ -233,7 +233,8 @@ def execute(
 
                     launch(run_all, placed.config, num_clients, placed.num_gpus)
         except RunInterrupted:
-            console.print("Stopped." + (" The run can be resumed." if folders else ""))
+            can = " Unfinished runs can be resumed." if first.checkpoint.every else ""
+            console.print(f"Stopped.{can}")
             raise KeyboardInterrupt from None
     return folders
 

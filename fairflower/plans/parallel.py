@@ -34,7 +34,7 @@ from fairflower.errors import (
     error_text,
 )
 from fairflower.machine import HANGUP
-from fairflower.plans.plan import Plan, run_key
+from fairflower.plans.plan import Plan, run_key, run_title
 from fairflower.plans.probe import without_main
 from fairflower.server.callbacks import OnRound
 from fairflower.server.checkpoint import resumable_configs
@@ -100,7 +100,6 @@ def execute_parallel(
                 break
             ended = processes.ended(timeout=0.5)
             if stop.is_set():
-                processes.stop()
                 raise RunInterrupted
             new = []
             for config, future in ended:
@@ -124,7 +123,7 @@ class _Runs:
 
     def ended(self, config: RunConfig, future: Future[_Result]) -> tuple[list[RunConfig], bool]:
         """Record how a run ended; return the runs to start next, and whether the run is over."""
-        title = f"{config.label}, seed {config.seed}"
+        title = f"{run_title(config)}, seed {config.seed}"
         problem: Exception | None = None
         try:
             folder, line = future.result()
@@ -259,6 +258,9 @@ def _processes(most: int) -> Iterator[_Processes]:
     processes = _Processes(most)
     try:
         yield processes
+    except BaseException:  # runs can be resumed, and may take hours to end
+        processes.stop()
+        raise
     finally:
         processes.close()
 

@@ -23,7 +23,7 @@ from fairflower.config import (
 )
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, installed
 from fairflower.numerics.threads import cpus
-from fairflower.participation.availability import check_same_trace
+from fairflower.participation.availability import absolute_trace, check_same_trace
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_same_data
 from fairflower.server.folder import runs_home
@@ -319,8 +319,12 @@ class Plan:
             if key in keys:
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)
-        completed = {key for key, run in earlier if run.status == "completed"}
-        return Plan([config for key, config in planned if key not in completed])
+        completed = {key: run for key, run in earlier if run.status == "completed"}
+        left = [config for key, config in planned if key not in completed]
+        for key, config in planned if left else ():
+            if key in completed:
+                _check_same_examples(completed[key], config)
+        return Plan(left)
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """Return the plan with ``resume`` set for each run that has an unfinished run folder.
@@ -353,9 +357,7 @@ class Plan:
 
         failure: Exception | None = None
         for number, config in enumerate(self.runs, 1):
-            title = config.label
-            if config.data.held_out:
-                title += f" without {config.data.held_out}"
+            title = run_title(config)
             if len(self.runs) > 1:
                 title += f", seed {config.seed} ({number} of {len(self.runs)})"
             session = Session(grid, config, console, title=title, stop=stop, on_round=on_round)
@@ -375,6 +377,12 @@ class Plan:
             raise failure
 
 
+def run_title(config: RunConfig) -> str:
+    """Return a run's name in messages: the method's label, and the domain that is held out."""
+    held_out = config.data.held_out
+    return f"{config.label} without {held_out}" if held_out else config.label
+
+
 def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
     """Return the key that identifies a run: its `method_key` and its seed.
 
@@ -382,7 +390,18 @@ def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
     """
     model = ModelConfig(flat["model.name"], flat["model.weights"]).resolve()
     absolute = {"model.name": model.name, "model.weights": model.weights}
+    absolute["participation.availability"] = absolute_trace(flat["participation.availability"])
     return method_key({**flat, **absolute}), int(flat.get("seed", 0))
+
+
+def _check_same_examples(run: Run, config: RunConfig) -> None:
+    from fairflower.data import prepare  # slow to import
+
+    if run.info.get("digest", digest := prepare(config.data).digest) != digest:
+        raise ConfigError(
+            f"{run.path} is complete, but its clients had other examples than data.dir has now. "
+            "Restore the data, or choose another folder for the runs."
+        )
 
 
 def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
@@ -402,7 +421,7 @@ def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
             f"--jobs {jobs}: parallel runs need the inline engine, but engine = "
             f"{flat['engine']!r} is set. Remove --jobs or engine."
         )
-    chosen = "ray-address" in flat or "workers" in flat or flat.get("engine", "auto") != "auto"
+    chosen = flat.get("ray-address") or flat.get("workers") or flat.get("engine", "auto") != "auto"
     return 1 if jobs is None and chosen else jobs
 
 

@@ -38,6 +38,7 @@ from fairflower.plans.study_file import StudyFile
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
+from fairflower.server import checkpoint
 from fairflower.server.checkpoint import resumable_configs, resumed_config
 from fairflower.server.contents import read_config, read_facts
 
@@ -181,9 +182,13 @@ class MethodStudy:
         path = self.path(trial.number)
         if path.exists() and path.name not in self.submitted:
             try:
+                read_facts(path)
+                found = checkpoint.load(path)
+            except (ConfigError, RunFolderError):  # it has no run.json, or no readable checkpoint
+                found = None
+            if found:
                 return resumed_config(path, {})
-            except (ConfigError, RunFolderError):  # it has no run.json or no checkpoint
-                shutil.rmtree(path)
+            shutil.rmtree(path)
         return self._trial_config(trial)
 
     def _trial_config(self, trial: Trial) -> RunConfig:
@@ -278,6 +283,11 @@ class TuningStudies:
     def __init__(
         self, folder: Path, configs: Sequence[RunConfig], protocol: TuningProtocol
     ) -> None:
+        if protocol.metric != "accuracy" and configs[0].evaluate.by == "clients":
+            raise ConfigError(
+                f"--metric {protocol.metric}: clients report only accuracies, and evaluate.by = "
+                "clients. Set evaluate.by=server, or choose --metric accuracy."
+            )
         remedy = "Choose different seeds, or change the seed for the trials with --seed N"
         option = "--federations" if protocol.federations else "--seeds"
         check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)

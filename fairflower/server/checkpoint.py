@@ -82,8 +82,7 @@ def load(run: Path) -> Checkpoint | None:
 
 def prune(run: Path, keep: int) -> None:
     """Delete temporary files of a killed run, and all but the newest ``keep`` checkpoints."""
-    kept = set(_paths(run)[:keep])
-    for path in set((run / "checkpoints").glob("*")) - kept:
+    for path in [*_paths(run)[keep:], *run.glob("checkpoints/.round-*.tmp")]:
         with suppress(PermissionError):  # Windows, while another process reads it: the next time
             path.unlink(missing_ok=True)
 
@@ -101,8 +100,8 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     Raises
     ------
     ConfigError
-        If ``run`` is not a run folder, the run is completed, its clients would get different data,
-        or a setting that may not change is different in ``given`` or in ``config.toml``.
+        If ``run`` is not a run folder, the run is completed or was pruned, its clients would get
+        different data, or a setting that may not change is different in ``given`` or in ``config.toml``.
     """
     run = run.expanduser().absolute()
     try:
@@ -141,12 +140,19 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(
             f"{run} has no checkpoint (perhaps because checkpoint.every = 0). Start a new run."
         )
+    if facts["status"] == "pruned":
+        raise ConfigError(f"{run} was pruned: {facts['error']}. Start a new run.")
     if facts["status"] == "completed" and facts.get("client_state"):
         raise ConfigError(
             f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "
             "after the last round. Start a new run with more rounds."
         )
     return config
+
+
+def rounds(run: Path) -> list[int]:
+    """Return the rounds of a run's checkpoints, in increasing order."""
+    return sorted(int(path.stem.removeprefix("round-")) for path in _paths(run))
 
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:

@@ -266,6 +266,10 @@ class RunFolder:
 
 #: Facts of a run -> what has changed if they differ on resuming, and where it comes from.
 _SOURCES = {
+    **dict.fromkeys(
+        ("num_parameters", "model_bytes", "local_arrays"), ("model", "model.name or its class")
+    ),
+    "metrics": ("metrics", "evaluate.metrics"),
     "digest": ("examples", "data.dir, or exactly the same sites"),
     "frozen": ("frozen weights", "model.weights or model.name"),
     "availability": ("availabilities", "participation.availability"),
@@ -280,8 +284,8 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
         if name not in passed and earlier.get(name, value) != value:
             what, where = _SOURCES.get(name, (name, "data.dir, or exactly the same sites"))
             raise ConfigError(
-                f"The run in {path} started with different data: its {what} have changed. Restore "
-                f"the data ({where}), or start a new run."
+                f"The run in {path} cannot be resumed, because its {what} changed since it began. "
+                f"Restore {where}, or start a new run."
             )
 
 

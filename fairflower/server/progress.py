@@ -38,13 +38,17 @@ class RunProgress:
         self.title = title
         self.num_rounds = num_rounds
         self._rows: list[tuple[int, dict[str, float], dict[str, str]]] = []
-        self._begin = time.monotonic()
+        self._begin, self._first = time.monotonic(), 0
         self._bar = counting_bar(console, "rounds")
         self._task = self._bar.add_task(title, total=num_rounds)
         self._live: Live | _Cell | None = None
 
-    def start(self, folder: Path) -> None:
-        """Print the title and the run folder, and start the live table."""
+    def start(self, folder: Path, completed: int = 0) -> None:
+        """Print the title and the run folder, and start the live table.
+
+        ``completed`` is the number of rounds that earlier sessions have completed.
+        """
+        self._first = completed
         where = f"[bold]{escape(self.title)}[/] → {escape(str(folder))}"
         self.console.print(where, soft_wrap=True, highlight=False)
         if self.console.is_jupyter:
@@ -91,8 +95,9 @@ class RunProgress:
         with_eta: bool = True,
     ) -> None:
         passed = time.monotonic() - self._begin
-        left = passed / server_round * (self.num_rounds - server_round) if server_round else 0.0
-        eta = f"  {left:.0f} s left" if with_eta and 0 < server_round < self.num_rounds else ""
+        made = server_round - self._first
+        left = passed / made * (self.num_rounds - server_round) if made else 0.0
+        eta = f"  {left:.0f} s left" if with_eta and left else ""
         line = round_line(server_round, self.num_rounds, accuracies, beside) + eta
         self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 

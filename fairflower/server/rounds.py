@@ -66,7 +66,8 @@ class RoundLoop:
             self._secure = SecureAggregation(self.strategy, self._exchange)
         numbers = len(self.strategy.measurements)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, folder)
-        self._skipped: dict[str, str] = {}  # the user's metrics that failed, and where
+        # The user's metrics that failed, and where.
+        self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
         self._groups = GroupMetrics(folder, self.federation)
         self._released = time.monotonic()
         self._tracker = NodeTracker(
@@ -103,6 +104,8 @@ class RoundLoop:
             with _timed(seconds, "seconds"):
                 if server_round > 0:
                     arrays = self._train(server_round, arrays, seconds)
+                else:
+                    self.folder.model(model)
                 if ending := server_round == last or self._ends_early():
                     self._check_summed(server_round)
                 if server_round % self.config.evaluate.every == 0 or ending:
@@ -202,6 +205,7 @@ class RoundLoop:
         if nodes != self.nodes:  # SuperNodes came back under other ids
             self.nodes = nodes
             self.setup.enroll(nodes)
+        settings["checkpoint-rounds"] = checkpoint.rounds(self.folder.path)
         settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
         with _named(self, server_round):
             asked = strategy.configure_candidates(server_round, arrays, self.settings())

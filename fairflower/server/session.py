@@ -28,6 +28,7 @@ from fairflower.errors import (
     logger,
 )
 from fairflower.machine import about_precision
+from fairflower.participation.availability import absolute_trace
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
 from fairflower.server.callbacks import CallbackList, OnRound
@@ -82,7 +83,13 @@ class Session:
         # cluster if data.dir is not set.
         known = config.evaluate.by == "clients" or (config.ray_address and not config.data.dir)
         data = config.data if known else with_absolute_dir(config.data)
-        self.config = replace(config, data=data, model=config.model.resolve(), resume="")
+        participation = replace(
+            config.participation, availability=absolute_trace(config.participation.availability)
+        )
+        model = config.model.resolve()
+        self.config = replace(
+            config, data=data, model=model, participation=participation, resume=""
+        )
         self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console
         self.title = title or config.label
@@ -113,21 +120,13 @@ class Session:
         progress = RunProgress(self.console, self.title, self.config.num_server_rounds)
         callbacks = CallbackList(folder, self.config, self.on_round)
         with _logged(folder) as log:
-            if note := about_precision(self.config.train.precision, setup.evaluator.device):
-                logger.warning(note)
-            client, by = self.config.client.factory, self.config.evaluate.by
-            if note := client.remark(setup.evaluator.model, by):
-                logger.warning(note)
-            if self.config.evaluate.adabn and not setup.evaluator.adabn:
-                logger.warning(
-                    "evaluate.adabn: the network has no BatchNorm layers with running "
-                    "statistics, so the held-out domain is not tested with AdaBN."
-                )
-            progress.start(folder.path)
             try:
+                self._warn(setup)
+                progress.start(folder.path, saved.server_round if saved else 0)
                 callbacks.begin(saved.server_round if saved else -1)
                 rounds = RoundLoop(self.grid, setup, folder, self.stop)
                 rounds.run(saved, progress, callbacks.round)
+                _close(folder, "completed")
             except StopRun:
                 folder.finish("stopped")
             except Pruned as reason:
@@ -149,14 +148,27 @@ class Session:
             except BaseException:  # Ctrl-C, or `flwr stop`: SystemExit or an exception of Flower
                 folder.finish("stopped")
                 raise
-            else:
-                _close(folder, "completed")
             finally:
                 callbacks.end()
                 progress.stop()
                 where = f"run folder: {folder.path}"
                 self.console.print(where, soft_wrap=True, style="dim", markup=False)
         return folder.path
+
+    def _warn(self, setup: RunSetup) -> None:
+        """Log warnings about settings that have no effect, or another one than expected."""
+        evaluator, config = setup.evaluator, self.config
+        notes = [
+            about_precision(config.train.precision, evaluator.device),
+            config.client.factory.remark(evaluator.model, config.evaluate.by),
+        ]
+        if config.evaluate.adabn and not evaluator.adabn:
+            notes.append(
+                "evaluate.adabn: the network has no BatchNorm layers with running statistics, so "
+                "the held-out domain is not tested with AdaBN."
+            )
+        for note in filter(None, notes):
+            logger.warning(note)
 
     def _open(self, setup: RunSetup) -> tuple[RunFolder, Checkpoint | None]:
         """Create the run folder, or open the folder of a run to resume and load its checkpoint."""

@@ -20,7 +20,8 @@ def send_and_receive(
 
     Flower's method polls ten times a second. Unlike it, this function raises ``RunInterrupted`` as
     soon as ``stop`` is set, and immediately polls again if a grid itself waits for replies
-    (`fairflower.engines.ray`).
+    (`fairflower.engines.ray`). After the timeout, such a grid forgets messages that no client has
+    received, so that they do not delay the next round.
     """
     messages = list(messages)
     waiting = set()
@@ -43,6 +44,8 @@ def send_and_receive(
         if arrived:
             pause = 0.005
         elif time.monotonic() > deadline:
+            if discard := getattr(grid, "discard", None):
+                discard(waiting)
             break
         else:
             stop.wait(pause - (time.monotonic() - asked))

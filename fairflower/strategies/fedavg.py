@@ -56,7 +56,7 @@ class Uniform(FairStrategy):
     [0.5, 0.5]
     """
 
-    paper: ClassVar[str] = "plain averaging, the baseline"
+    paper: ClassVar[str] = "the baseline"
     sums_suffice = True
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:

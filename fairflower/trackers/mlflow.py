@@ -26,7 +26,7 @@ class MLflow(Tracker):
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
         self._client = MlflowClient()
-        self._last = 0
+        self._last = max(after, 0)
         if key:
             self.key = key
             self._client.update_run(key, status="RUNNING")

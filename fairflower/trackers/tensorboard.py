@@ -21,7 +21,7 @@ class TensorBoard(Tracker):
     def __init__(self, folder: Path, config: Mapping[str, Scalar], key: str, after: int) -> None:
         self.key = "tensorboard"
         self._config = config
-        self._last = 0
+        self._last = max(after, 0)
         # Hide earlier records of rounds that a resumed run repeats.
         purge = after + 1 if key else None
         self._writer = SummaryWriter(str(folder / self.key), purge_step=purge)

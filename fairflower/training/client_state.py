@@ -88,33 +88,30 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
     flat = {f"{name}/{leaf}": a for name, kept in trainer.state.items() for leaf, a in kept.items()}
     facts = {"round": now, "client": trainer.client_id}
     write_arrays(folder / f"round-{now:06}.safetensors", flat, facts)
-    every, keep = int(config.get("checkpoint.every", 1)), int(config.get("checkpoint.keep", 2))
-    files = _files(folder)
-    for kept in files.keys() - rounds_to_keep(files, now, every, keep, _last_merged_round(config)):
+    checkpoints, files = config.get("checkpoint-rounds", ()), _files(folder)
+    for kept in files.keys() - rounds_to_keep(files, now, checkpoints, _last_merged_round(config)):
         with suppress(PermissionError):  # Windows, if another process reads it: retried next round
             files[kept].unlink(missing_ok=True)
     _delete_old_states(folder.parent)
 
 
 def rounds_to_keep(
-    rounds: Iterable[int], now: int, every: int, keep: int, merged: float = math.inf
+    rounds: Iterable[int], now: int, checkpoints: Iterable[int], merged: float = math.inf
 ) -> set[int]:
     """Return those of the ``rounds`` whose state a run may need after round ``now``.
 
-    The server has checkpoints from the last ``keep`` multiples of ``every`` before ``now`` (none if
-    ``every`` is 0). If the run resumes from a checkpoint, a client uses its newest state that is
-    not newer than the checkpoint. If its update from round ``now`` is not merged, the client
-    continues with its newest state up to round ``merged``.
+    ``checkpoints`` are the rounds of the server's checkpoints when round ``now`` began. If the run
+    resumes from a checkpoint, a client uses its newest state that is not newer than the checkpoint.
+    If its update from round ``now`` is not merged, the client continues with its newest state up to
+    round ``merged``.
 
-    >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, every=1, keep=2))
+    >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, [5, 6]))
     [5, 6, 7]
-    >>> sorted(rounds_to_keep({3, 7, 8}, 8, every=5, keep=1))
+    >>> sorted(rounds_to_keep({3, 7, 8}, 8, [5]))
     [3, 7, 8]
-    >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, every=1, keep=2, merged=5))
+    >>> sorted(rounds_to_keep({3, 5, 6, 7}, 7, [5, 6], merged=5))
     [5, 7]
     """
-    newest = (now - 1) // every * every if every else 0
-    checkpoints = [newest - i * every for i in range(keep)] if every else []
     last = min(merged, now - 1)
     known = [kept for kept in rounds if kept <= last]
     candidates = ([kept for kept in known if kept <= c] for c in (last, *checkpoints))

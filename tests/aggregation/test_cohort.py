@@ -93,6 +93,14 @@ def test_an_array_that_nobody_masks_is_averaged_to_the_bit_as_without_masks():
     np.testing.assert_allclose(masked["a"], plain["a"], rtol=1e-4, atol=1e-6)
 
 
+def test_a_client_without_a_mask_counts_with_its_whole_weight():
+    received, updates = np.zeros(2), ({"x": np.ones(2)}, {"x": np.full(2, 3.0)})
+    one = Cohort(1, (0, 1), np.ones(2), {"x": received}, updates)
+    mask = np.array([True, False])
+    merged = one.average(np.array([0.5, 0.5]), lambda b, k: mask[b.part] if k else None)
+    np.testing.assert_array_equal(merged["x"], [2.0, 1.0])
+
+
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
 def test_squares_are_summed_block_by_block_in_their_own_precision(size):
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)

@@ -77,6 +77,8 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
     assert settings_of(nested) == settings_of(flat) == settings_of(file) == flat
     assert type(settings_of(nested)["seed"]) is int
     assert settings_of(None) == {}
+    unset = {"data": {"dir": None}, "output-dir": None, "strategy.beta": None}
+    assert settings_of(unset) == {"strategy.beta": "none"}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,7 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"strategies": []}, "Name at least one"),
         ({"jobs": 2, "engine": "ray"}, "parallel runs need the inline engine"),
         ({"seed": 1}, "compare has no argument named seed"),
+        ({"settings": {"data": {"seed": 7}}}, "data.seed: federations set data.seed"),
         ({"seeds": "a"}, "distinct numbers"),
         ({"jobs": 0}, "jobs = 0"),
         ({"jobs": 2, "ray_address": "auto"}, "parallel runs work only on this machine"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid
 from fairflower.engines.launch import simulate
-from fairflower.engines.ray import RayGrid
+from fairflower.engines.ray import RayGrid, _Task
 from fairflower.engines.workers import Worker
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, EngineError
+from fairflower.server.transport import send_and_receive
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +204,35 @@ def test_the_slowest_client_of_the_last_round_comes_first():
         ask(grid)
         begun = {k: reply.content["metrics"]["begun"] for k, reply in ask(grid).items()}
     assert min(begun, key=begun.__getitem__) == 4
+
+
+def test_rays_of_others_are_left_alone(monkeypatch):
+    class Running:
+        is_initialized = staticmethod(lambda: True)
+
+    monkeypatch.setattr(ray_cluster, "prepare_ray", lambda: Running)
+    with pytest.raises(EngineError, match=r"Ray already runs.*ray\.shutdown"):
+        ray_cluster.connect("", 1)
+
+
+def test_what_no_worker_has_received_is_forgotten_after_the_timeout():
+    """As long as a worker is at work on an earlier message."""
+
+    class Busy(RayGrid):
+        __init__ = InlineGrid.__init__
+
+        def push_messages(self, messages):
+            ids = list(InlineGrid.push_messages(self, messages))
+            self._tasks = deque(_Task(self._pending[i], {}) for i in ids)
+            return ids
+
+        def pull_messages(self, message_ids):
+            return []
+
+    grid = Busy(ClientApp(), 2)
+    messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
+    assert send_and_receive(grid, messages, 0.0, threading.Event()) == []
+    assert not grid._tasks
 
 
 def test_waiting_ends_in_time():

@@ -270,6 +270,9 @@ def test_a_chain_is_available_as_often_as_its_stationary_share() -> None:
     stays = [len(set(available(r, range(400))) & set(available(r + 1, range(400)))) for r in (7, 9)]
     there = [len(available(r, range(400))) for r in (7, 9)]
     assert sum(stays) / sum(there) == pytest.approx(0.9, abs=0.04)
+    # Seeds are padded with zeros: [3, k, 0] would be the seed of the selection in round k.
+    selection = [k for k in range(400) if np.random.default_rng([3, k]).random() < 0.75]
+    assert available(0, range(400)) != selection
 
 
 def test_the_uniform_draw_is_that_of_earlier_versions() -> None:

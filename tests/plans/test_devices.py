@@ -53,6 +53,15 @@ def placed(clients: int = 20, **changes):
     return place_clients([config(**changes)], clients)
 
 
+def test_a_device_whose_memory_cannot_be_measured_limits_nothing(monkeypatch):
+    monkeypatch.setattr(devices, "choose_device", lambda name: torch.device("mps"))
+    shared = placed(engine="ray")
+    assert (shared.config.client_gpus, shared.num_gpus) == (0.0, None)
+    assert shared.line.startswith("mps")
+    assert devices.runs_that_fit([config()]) is None
+    assert parallel_line([config()], 2) == "mps, 2 runs at a time"
+
+
 def test_as_many_clients_share_a_gpu_as_its_memory_and_the_cpus_hold(gpu):
     gpu()
     seven = placed()  # (80 - 5) / 10

@@ -184,6 +184,12 @@ def test_choices_may_be_by_class_balanced_accuracy(tmp_path: Path) -> None:
         tuning(tmp_path, budget=12)
 
 
+def test_a_criterion_that_clients_do_not_report_is_refused(tmp_path: Path) -> None:
+    asked = RunConfig.from_flat({"evaluate.by": "clients"})
+    with pytest.raises(ConfigError, match="clients report only accuracies"):
+        TuningStudies(tmp_path, [asked], TuningProtocol(5, [1, 2], "average", "balanced_accuracy"))
+
+
 @pytest.mark.slow
 def test_the_papers_values_are_tested_beside_those_chosen(tmp_path: Path) -> None:
     made = tuning(tmp_path, defaults=True)

@@ -757,6 +757,9 @@ def test_latex_has_what_is_remarked_in_comments(tmp_path: Path) -> None:
     make_run(tmp_path / "a", rising(0.5), label="fedheal", status="failed", error="X: no")
     result = command.invoke("report", tmp_path, "--format", "latex")
     assert "% fedheal: seed 0, failed after round" in result.stdout
+    edit("run.json", "X: no", "X:\\n  client 2: no")(tmp_path / "a")
+    result = command.invoke("report", tmp_path, "--format", "latex")
+    assert "X: client 2: no" in result.stdout
 
 
 # --- federations -------------------------------------------------------------------------------

@@ -251,6 +251,25 @@ def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> No
     assert said in text
 
 
+def test_a_verdict_is_not_lost_beside_a_baseline_with_too_few_runs(tmp_path: Path) -> None:
+    values = [0.3, 0.5, 0.7, 0.4, 0.6]
+    folders = [
+        *several(tmp_path, "fedavg", values[:3]),
+        *several(tmp_path, "uniform", values),
+        *several(tmp_path, "fedheal", [0.33, 0.54, 0.75, 0.435, 0.645]),
+    ]
+    assert "fairer (worst domain, STD) than Uniform" in shown(*folders)
+
+
+def test_a_single_domain_gets_no_verdict_and_the_reason(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / f"{label}-{seed}", [{"a": 0.5 + seed / 100}], label=label, seed=seed)
+        for label in ("uniform", "fedheal")
+        for seed in range(5)
+    ]
+    assert "fedheal: not judged, because a single domain has no spread." in shown(*folders)
+
+
 def test_clients_of_a_domain_are_told_apart_by_their_shades() -> None:
     from fairflower.report.figures.canvas import DOMAIN_COLORS, shades
 

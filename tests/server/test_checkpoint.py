@@ -19,7 +19,7 @@ from rounds import MODEL, Rounds, updates
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.data import prepare
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, Pruned, WriteError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
 from fairflower.final_model.landscape import load_model
 from fairflower.models.prompt_vits import vit_tiny
@@ -208,6 +208,35 @@ def test_rounds_done_again_begin_with_the_state_of_then(tmp_path):
     assert outcome(resume(folder)) == outcome(whole)
 
 
+def test_states_are_kept_for_a_checkpoint_that_a_callback_asked_for(tmp_path):
+    """Round 2 is no multiple of checkpoint.every."""
+    settings = {"client.name": "scaffold", "num-server-rounds": 5, "checkpoint.every": 4}
+    whole = session(config(tmp_path, **settings)).run()
+    folder = session(config(tmp_path, **settings), on_round=lambda n, _: n == 2).run()
+    assert stopped(resumed_config(folder, {}), 4) == folder
+    assert outcome(resume(folder)) == outcome(whole)
+
+
+def test_a_run_that_was_pruned_does_not_go_on(tmp_path):
+    def prune(*_):
+        raise Pruned("worse than others")
+
+    folder = session(config(tmp_path), on_round=prune).run()
+    with pytest.raises(ConfigError, match="was pruned: worse than others"):
+        resume(folder)
+
+
+def test_a_run_whose_end_cannot_be_written_says_how_it_goes_on(tmp_path, monkeypatch):
+    whole = session(config(tmp_path / "whole")).run()
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "prune", lambda run, keep: os.listdir(tmp_path / "gone"))
+        made = session(config(tmp_path))
+        with pytest.raises(WriteError, match="fairflower run --resume"):
+            made.run()
+    assert json.loads((made.folder.path / "run.json").read_text())["status"] == "failed"
+    assert outcome(resume(made.folder.path)) == outcome(whole)
+
+
 def test_a_run_that_is_ended_earlier_is_tested_once(tmp_path):
     folder = stopped(config(tmp_path, **{"num-server-rounds": 5, "evaluate.every": 5}), 3)
     resume(folder, **{"num-server-rounds": 2})
@@ -384,7 +413,7 @@ def test_data_that_were_moved_are_known_by_what_they_are(tmp_path):
     made = replace(made, data=replace(made.data, examples_per_client=8, clients_per_domain=2))
     folder = stopped(made, 2)
     shutil.rmtree(tmp_path / "before")
-    with pytest.raises(ConfigError, match="its examples have changed"):
+    with pytest.raises(ConfigError, match="its examples changed"):
         resume(folder, **{"data.dir": str(tmp_path / "others")})
     run = read_run(resume(folder, **{"data.dir": str(tmp_path / "after")}))
     assert run.status == "completed"
@@ -395,7 +424,7 @@ def test_other_data_are_refused(tmp_path):
     facts = json.loads((folder / "run.json").read_text())
     facts["clients"][0]["num_examples"] += 1
     (folder / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(ConfigError, match="its clients have changed"):
+    with pytest.raises(ConfigError, match="its clients changed"):
         resume(folder)
     assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
 
@@ -409,7 +438,7 @@ def test_other_frozen_weights_are_refused(tmp_path):
     folder = stopped(config(tmp_path / "runs", **prompts), 2)
     name = next(name for name in arrays if "mlp" in name)
     write_arrays(weights, arrays | {name: arrays[name] + np.float32(0.01)}, {})
-    with pytest.raises(ConfigError, match="its frozen weights have changed"):
+    with pytest.raises(ConfigError, match="its frozen weights changed"):
         resume(folder)
     write_arrays(weights, arrays, {})
     assert read_run(resume(folder)).status == "completed"
@@ -426,7 +455,7 @@ def test_other_images_are_refused_whose_numbers_are_the_same(tmp_path):
     folder = stopped(config(tmp_path, **QUALITY), 2)
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(facts | {"images": "0" * 64}))
-    with pytest.raises(ConfigError, match="its images have changed"):
+    with pytest.raises(ConfigError, match="its images changed"):
         resume(folder)
 
 

@@ -104,6 +104,16 @@ def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(tmp_path: Pat
     assert read_run(folder).user_metrics == {"macro_f1": 1, "roc": 1, "confidence_gap": -1}
 
 
+def test_a_resumed_run_keeps_what_it_said_of_metrics_that_fail(tmp_path: Path) -> None:
+    settings = {"evaluate.metrics": "own_metrics:nan", "evaluate.metric-errors": "skip"}
+    whole = run(config(tmp_path, **settings, **{"run-name": "whole"}))
+    with pytest.raises(KeyboardInterrupt):
+        run(config(tmp_path, **settings, **{"run-name": "cut"}), on_round=interrupt_first)
+    folder = run(resumed_config(tmp_path / "cut", {}))
+    skipped = [read_run(path).info["skipped_metrics"] for path in (whole, folder)]
+    assert skipped[0] == skipped[1]
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """FedAvg and FedHEAL with five seeds."""

@@ -65,7 +65,8 @@ def test_a_trainer_that_is_used_again_brings_nothing_from_another_run() -> None:
 def test_a_round_that_is_done_again_finds_the_state_of_then() -> None:
     alive = context()
     for server_round in (1, 2, 3):
-        save_state(keeping(server_round), alive, message(server_round))
+        checkpoints = {"checkpoint-rounds": [server_round - 2, server_round - 1]}
+        save_state(keeping(server_round), alive, message(server_round, **checkpoints))
     for where in (alive, context()):
         assert found(message(3), where, before=3) == (2, 2.0)
         assert found(message(2), where, before=2) == (1, 1.0)
@@ -108,19 +109,21 @@ def test_runs_that_are_not_heard_of_are_forgotten() -> None:
 
 @given(
     took_part=st.dictionaries(st.integers(1, 30), st.booleans(), min_size=1),
-    every=st.integers(0, 7),
+    saved=st.sets(st.integers(0, 30)),
     keep=st.integers(1, 4),
 )
 def test_what_is_kept_is_what_any_checkpoint_needs_and_no_more(
-    took_part: dict[int, bool], every: int, keep: int
+    took_part: dict[int, bool], saved: set[int], keep: int
 ) -> None:
-    """``took_part`` says of rounds whether the client's update was merged in them."""
+    """``took_part`` says of rounds whether the client's update was merged in them.
+
+    Checkpoints are saved in some rounds, and the newest are kept.
+    """
     kept: set[int] = set()
     merged: list[int] = []
     for now in sorted(took_part):
-        kept = rounds_to_keep(kept | {now}, now, every, keep, merged=max(merged, default=0))
-        # While a round goes on, these are the server's checkpoints, round 0 among them.
-        checkpoints = sorted(c for c in range(now) if every and c % every == 0)[-keep:]
+        checkpoints = sorted(c for c in saved if c < now)[-keep:]
+        kept = rounds_to_keep(kept | {now}, now, checkpoints, merged=max(merged, default=0))
         for checkpoint in [*checkpoints, now - 1]:  # the last: when the next round begins
             before = [r for r in merged if r <= checkpoint]
             assert max([r for r in kept if r <= checkpoint], default=0) == max(before, default=0)
