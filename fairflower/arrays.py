@@ -24,7 +24,7 @@ def arrays_of(record: ArrayRecord) -> dict[str, NDArray[Any]]:
         try:
             arrays[name] = view(array)
         except Exception as error:
-            # NumPy evaluates headers as Python code, which may raise any exception.
+            # NumPy parses headers as Python literals, which may raise exceptions of many types.
             raise ValueError(f"array {name!r} is not a plain NumPy array ({error})") from error
     return arrays
 

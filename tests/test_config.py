@@ -136,8 +136,8 @@ def test_a_method_has_one_label_however_its_arguments_are_ordered(order):
         ),
         (
             {"strategy.name": "fedavg", "strategy.foo": 0.3},
-            "'strategy.foo'. Valid: strategy.name. fedavg has no arguments, that is, no keyword-only "
-            "parameters[.]$",
+            "'strategy.foo'. Valid: strategy.name. fedavg has no arguments, that is, no "
+            "keyword-only parameters[.]$",
         ),
         ({"data.fraction": 0.1, "data.examples-per-client": 5}, "Set one to 0"),
     ],

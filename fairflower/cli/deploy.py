@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -15,13 +15,13 @@ from fairflower.cli.options import Client, ConfigOverrides, single_choice, with_
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console, friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
 from fairflower.paths import new_folder
 from fairflower.plans.plan import grid_configs
 
 
-@with_settings("data", "data_dir", "model", "rounds", "epochs", "lr", rounds=3)
+@with_settings("data", "data_dir", "model", "rounds", "epochs", "lr")
 def trial(
     *,
     strategies: Annotated[
@@ -32,7 +32,7 @@ def trial(
         ),
     ] = None,
     sites: Annotated[
-        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one per domain.")
+        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one per client.")
     ] = None,
     site: Annotated[
         list[str] | None,
@@ -52,20 +52,24 @@ def trial(
     Either all sites share a data set, or each site has its own folder: --site svhn=/data/svhn
     --site usps=/data/usps. Folders contain .npz files unless --data names another data set.
 
-    Each site starts a process for every message, so a round takes at least ten seconds. All
-    processes end with the command, even after Ctrl-C.
+    Each site starts a process for every message, so a round takes at least ten seconds. Unless
+    options or --config set them, there are 3 rounds and one client per domain. All processes end
+    with the command, even after Ctrl-C.
     """
-    from fairflower.deploy.local import LocalDeployment
+    from fairflower.deploy.local import LocalDeployment, deployable
     from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
 
-    settings = {"data.name": "npz"} if site else {}
-    settings |= (
-        overrides.file | {"data.clients-per-domain": 1} | overrides.options | overrides.assigned
-    )
+    settings: dict[str, Any] = {"num-server-rounds": 3, "data.clients-per-domain": 1}
+    settings |= {"data.name": "npz"} if site else {}
+    settings |= overrides.settings
     settings.pop("output-dir", None)
+    if settings.get("resume"):
+        raise ConfigError(
+            f"resume = {quoted(settings['resume'])}: a trial starts new runs. Remove this setting."
+        )
     chosen = () if strategies is None else StrategyConfig.parse(strategies)
     trainers = () if client is None else [single_choice(ClientConfig.parse(client))]
-    configs = grid_configs(settings, chosen, overrides.shared, trainers)
+    configs = list(map(deployable, grid_configs(settings, chosen, overrides.shared, trainers)))
     folder, data = new_folder("trials", output_dir), configs[0].data
     if site and sites is not None:
         raise ConfigError(

@@ -84,17 +84,12 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             raise _refused(f"{key} = {value} uses individual updates. Set it to 0")
 
 
-def check_secure_cohort(asked: int, smallest: int, largest: int) -> None:
-    """Raise ``ConfigError`` if a round has too few or too many clients for secure aggregation."""
+def check_secure_cohort(asked: int, smallest: int) -> None:
+    """Raise ``ConfigError`` if a round has too few clients for secure aggregation."""
     if asked < smallest:
         raise _refused(
             f"the number of clients selected per round is {asked}, but secure aggregation needs "
             f"at least {smallest}. Increase fraction-train, or add clients"
-        )
-    if asked > largest:
-        raise _refused(
-            f"the number of clients selected per round is {asked}, but secure aggregation allows "
-            f"at most {largest}. Decrease fraction-train"
         )
 
 

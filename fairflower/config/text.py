@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def split_spec(text: str) -> list[str]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Parse ``key=value``; the value is a TOML scalar if possible, else a string.
+    """Parse ``key=value``; the value is a TOML scalar, but no date, if possible, else a string.
 
     >>> parse_assignment("train.lr=0.1"), parse_assignment("model.name=cnn")
     (('train.lr', 0.1), ('model.name', 'cnn'))
@@ -111,8 +112,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         parsed = _parse_toml(f"value = {value}")
     except (ValueError, RecursionError):
         parsed = {}
-    # A value with a line break could set other keys.
-    return key.strip(), parsed["value"] if len(parsed) == 1 else value.strip()
+    # A value with a line break could set other keys. A run may be named after a date.
+    if len(parsed) != 1 or isinstance(parsed["value"], date | time):
+        return key.strip(), value.strip()
+    return key.strip(), parsed["value"]
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:

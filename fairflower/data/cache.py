@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,13 @@ import numpy as np
 from fairflower.config import DataConfig, DataSpec
 from fairflower.data.client_groups import ClientGroup, client_groups
 from fairflower.data.corruptions import corrupt, corruption_text
-from fairflower.data.data_set import DataSet, client_count_key, too_few
+from fairflower.data.data_set import (
+    DataSet,
+    attributes_of,
+    client_count_key,
+    labels_of,
+    too_few,
+)
 from fairflower.data.federation import (
     META,
     Augment,
@@ -35,6 +41,7 @@ from fairflower.data.federation import (
     Ints,
     Pixels,
     Split,
+    check_names,
     client_file,
     held_out_file,
 )
@@ -43,7 +50,7 @@ from fairflower.data.partition import divide, split_rng
 from fairflower.data.people import check_comparable, groups_by_client
 from fairflower.data.validation import hold_out, set_aside
 from fairflower.data.vectors import FeatureSet, TokenSet
-from fairflower.errors import DataError, is_text, quoted
+from fairflower.errors import DataError
 from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
@@ -80,10 +87,11 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
         If no data set has this name.
     """
     data_set = make_data_set(config)
-    folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(config, data_set)}"
-    if not (folder / META).is_file():
-        logger.info("Preparing %s in %s", config.name, folder)
-        _build(data_set, folder, site)
+    with DataSpec.read(config.name).naming_failures():
+        folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(config, data_set)}"
+        if not (folder / META).is_file():
+            logger.info("Preparing %s in %s", config.name, folder)
+            _build(data_set, folder, site)
     return _open(folder, config.augment)
 
 
@@ -141,7 +149,10 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     for since in ("validation_fraction", "validation_examples", "held_out", "groups"):
         if not settings[since]:
             del settings[since]
-    return _digest([_FORMAT, settings, data_set.fingerprint()])[:12]
+    content = [_FORMAT, settings, data_set.fingerprint()]
+    # The attributes of built-in data sets change only with `_FORMAT`.
+    users = not type(data_set).__module__.startswith("fairflower.")
+    return _digest([*content, attributes_of(data_set)] if users else content)[:12]
 
 
 def _digest(value: Any) -> str:
@@ -202,7 +213,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             data.append(_arrays(by_split, people[len(data)]))
             counts = np.bincount(by_split["train"].y, minlength=num_classes).tolist()
             clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
-    _check_names((*(group.name for group in groups), *data_set.classes, *data_set.group_names))
+    domains = (*(group.name for group in groups), config.held_out)
+    check_names((*domains, *data_set.classes, *data_set.group_names))
     federation = Federation(
         name=config.name,
         folder=folder,
@@ -231,15 +243,6 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     return federation, data, _arrays({"test": split}, unseen_people[0])
 
 
-def _check_names(names: Iterable[str]) -> None:
-    """Raise ``DataError`` if the run folder cannot store the name of a domain, class or group."""
-    if wrong := [name for name in names if not is_text(name) or "\r" in name]:
-        raise DataError(
-            f"{quoted(wrong[0])}: the name of a domain, class or group has a null byte, a "
-            "carriage return or a character that UTF-8 cannot encode. Rename it."
-        )
-
-
 def _listed(rows: Mapping[str, Rows]) -> dict[str, Any]:
     return {s: {name: [r.tolist() for r in rs] for name, rs in rows[s].items()} for s in rows}
 
@@ -265,7 +268,7 @@ def _divided_rows(
 ) -> tuple[dict[str, dict[str, Ints]], list[ClientGroup], dict[str, Rows]]:
     """Return labels by split and domain, groups of clients, and rows by split, group and client."""
     of_split = {"train": data_set.client_domains, "test": data_set.domains}
-    labels = {s: {d: data_set.labels(d, s) for d in of_split[s]} for s in of_split}
+    labels = {s: {d: labels_of(data_set, d, s) for d in of_split[s]} for s in of_split}
     groups = client_groups(data_set, labels["train"])
     return labels, groups, _rows(data_set, groups, labels)
 

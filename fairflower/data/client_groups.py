@@ -147,7 +147,10 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     ``DataError`` if there are fewer, or if a setting divides the examples in another way.
     """
     config = data_set.config
-    for key in ("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"):
+    for key in (
+        *("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"),
+        "validation_examples",  # the clients have all examples of their partitions
+    ):
         _refuse(config.name, key, getattr(config, key))
     _refuse(config.name, "imbalance_factor", config.imbalance_factor - 1)
     groups = []

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import DataConfig, unknown
 from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
-from fairflower.data.files import data_folder, logger
+from fairflower.data.files import MAX_CLASSES, data_folder, logger
 from fairflower.errors import DataError
 
 #: Mean and standard deviation of ImageNet per channel, for networks pretrained on ImageNet.
@@ -94,6 +96,10 @@ class DataSet(ABC):
         self.domains = select_domains(config.domains, known)
         if config.held_out:
             self.domains = with_held_out(config.held_out, self.domains, known)
+        if taken := sorted(set(OVER_DOMAINS).intersection(self.domains)):
+            raise DataError(
+                f"The domain name {taken[0]!r} is reserved for a column in tables. Rename it."
+            )
 
     @property
     def client_domains(self) -> tuple[str, ...]:
@@ -145,8 +151,16 @@ class DataSet(ABC):
         )
 
     def examples(self, domain: str, split: str, rows: Ints) -> Pixels | Floats | Ints:
-        """Return the images, features or token ids of these rows."""
-        return self.images(domain, split, rows)
+        """Return the images, features or token ids of these rows.
+
+        Raises ``DataError`` if they do not have the documented type and shape.
+        """
+        x: Any = np.asarray(self.images(domain, split, rows))
+        picture = x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))
+        if x.dtype != np.uint8 or not picture or len(x) != len(rows):
+            expected = f"uint8 [{len(rows)}, H, W] or [{len(rows)}, H, W, 3]"
+            raise wrong(self, domain, split, "images", x, expected)
+        return x  # type: ignore[no-any-return]
 
     @abstractmethod
     def fingerprint(self) -> Any:
@@ -216,6 +230,38 @@ class DataSetOfFiles(DataSet, Generic[Opened]):
         """Open the images and labels of a domain, without reading all of them into memory."""
 
 
+def attributes_of(data_set: DataSet) -> dict[str, str]:
+    """Return the text of each attribute that a data set may declare, by its name."""
+    kind = type(data_set)
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("fairflower.")]
+    names = {name for base in bases for name in get_annotations(base)}
+    # A property may read all files; its own text would differ between processes.
+    fixed = [name for name in names if not hasattr(getattr(kind, name, None), "__get__")]
+    return {name: repr(getattr(data_set, name, None)) for name in fixed}
+
+
+def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
+    """Return a domain's labels; raise ``DataError`` unless they are class numbers, int64 [N]."""
+    y: Any = np.asarray(data_set.labels(domain, split))
+    if y.ndim != 1 or (len(y) and y.dtype != np.int64):
+        raise wrong(data_set, domain, split, "labels", y, "int64 [N]")
+    most = (data_set.num_classes or len(data_set.classes) or MAX_CLASSES) - 1
+    if len(y) and not 0 <= y.min() <= y.max() <= most:
+        expected = f"0 to {most}, the class numbers"
+        raise wrong(data_set, domain, split, "labels", f"{y.min()} to {y.max()}", expected)
+    return y  # type: ignore[no-any-return]
+
+
+def wrong(
+    data_set: DataSet, domain: str, split: str, what: str, found: object, expected: str
+) -> DataError:
+    """Return the error for values that a data set must not return; ``what`` is their name."""
+    if isinstance(found, np.ndarray):
+        found = f"{found.dtype} {list(found.shape)}"
+    where = f"{type(data_set).__name__}: {domain}: {split}: {what}"
+    return DataError(f"{where}: found {found}; expected {expected}.")
+
+
 def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     """Return the domains in ``data.domains``, in their order, or all domains if it is empty.
 
@@ -228,10 +274,6 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")
     if len(set(chosen)) < len(chosen):
         raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each domain once.")
-    if taken := sorted(set(OVER_DOMAINS).intersection(chosen)):
-        raise DataError(
-            f"The domain name {taken[0]!r} is reserved for a column in tables. Rename it."
-        )
     return tuple(chosen)
 
 
@@ -249,10 +291,6 @@ def with_held_out(
         raise DataError(
             f"data.held-out = {held_out!r} leaves no domain to train on. Hold out another domain, "
             "or add domains to data.domains."
-        )
-    if held_out in OVER_DOMAINS:
-        raise DataError(
-            f"The domain name {held_out!r} is reserved for a column in tables. Rename it."
         )
     return (*(domain for domain in chosen if domain != held_out), held_out)
 

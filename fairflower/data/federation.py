@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.errors import DataError
+from fairflower.errors import DataError, is_text, quoted
 from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
 
@@ -181,14 +181,19 @@ class Federation:
         _expect(_is_count(padding) and padding <= widest, crop_padding=padding)
         _expect(isinstance(flip, bool), horizontal_flip=flip)
         _expect(isinstance(self.auc, bool), auc=self.auc)
-        _expect(isinstance(self.name, str), name=self.name)
-        _expect(isinstance(self.fingerprint, str), fingerprint=self.fingerprint)
+        _expect(_is_text(self.name), name=self.name)
+        _expect(_is_text(self.fingerprint), fingerprint=self.fingerprint)
         texts = _all(self.sources, lambda source: isinstance(source, str), len(domains))
         _expect(texts, sources=self.sources)
         _expect(_all(self.test_sizes, _is_count, len(domains)), test_sizes=self.test_sizes)
-        held_out = self.validation_sizes
-        _expect(_all(held_out, _is_count, len(domains) * bool(held_out)), validation_sizes=held_out)
-        _expect(isinstance(self.groups, str), groups=self.groups)
+        validated = self.validation_sizes
+        kept = _all(validated, _is_count, len(domains) * bool(validated))
+        _expect(kept, validation_sizes=validated)
+        unseen = _is_name(self.held_out) and self.held_out not in (*domains, *OVER_DOMAINS)
+        _expect(self.held_out == "" or unseen, held_out=self.held_out)
+        tested = _is_count(self.held_out_size) and bool(self.held_out_size) == bool(self.held_out)
+        _expect(tested, held_out_size=self.held_out_size)
+        _expect(_is_text(self.groups), groups=self.groups)
         unlike = len(set(self.group_names)) == len(self.group_names)
         _expect(_all(self.group_names, _is_name) and unlike, group_names=self.group_names)
         _expect(bool(self.groups) == bool(self.group_names), group_names=self.group_names)
@@ -327,8 +332,25 @@ def _all(values: Any, holds: Callable[[Any], bool], length: int | None = None) -
     return fits and all(map(holds, values))
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Raise ``DataError`` if a run folder cannot store the name of a domain, class or group."""
+    if wrong := [name for name in names if not _is_storable(name)]:
+        raise DataError(
+            f"{quoted(wrong[0])}: the name of a domain, class or group has a null byte, a "
+            "carriage return or a character that UTF-8 cannot encode. Rename it."
+        )
+
+
+def _is_storable(name: str) -> bool:
+    return is_text(name) and "\r" not in name
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and is_text(value)
+
+
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    return isinstance(value, str) and bool(value) and _is_storable(value)
 
 
 def _is_count(value: object, least: int = 0) -> bool:

@@ -157,7 +157,8 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the files, sorted."""
-        names = sorted(_names(self.folder.glob("*.npz")))
+        files = (path for path in self.folder.glob("*.npz") if not path.name.startswith("."))
+        names = sorted(_names(files))
         if not names:
             raise DataError(
                 f"{self.folder} has no .npz file. Expected a file per domain with {NPZ_FORMAT}."

@@ -116,6 +116,8 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
         classes=classes,
         group_names=_group_names(sites),
         fingerprint="",
+        held_out="",  # a site has only its own domain
+        held_out_size=0,
     )
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 

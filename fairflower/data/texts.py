@@ -106,7 +106,9 @@ def _of_transformers(name: str, length: int) -> _Encoder:
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     try:
-        made: Any = AutoTokenizer.from_pretrained(place, local_files_only=True)
+        made: Any = AutoTokenizer.from_pretrained(
+            place, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise DataError(
@@ -146,11 +148,11 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
 
     title = "A folder of texts"
 
-    def __init__(self, config: DataConfig, **options: Any) -> None:
-        super().__init__(config, **options)
-        self._opened = {}
+    @cached_property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Class names; the first use reads the files of all domains."""
         held = {label for d in self.domains for ls in self._open(d).labels.values() for label in ls}
-        self.classes = tuple(sorted(held))
+        return tuple(sorted(held))
 
     @cached_property
     def folder(self) -> Path:
@@ -158,7 +160,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the files, sorted."""
-        names = sorted(path.stem for path in self.folder.glob("*.csv"))
+        # Hidden files are not data: macOS writes "._books.csv" beside "books.csv".
+        names = sorted(p.stem for p in self.folder.glob("*.csv") if not p.name.startswith("."))
         if not names:
             raise DataError(
                 f"{self.folder} has no .csv file. Expected a file per domain with the columns text"
@@ -202,6 +205,11 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         table = _Table(*empty)
         seen: dict[str, int] = {}
         for number, row in enumerate(rows, start=2):
+            if None in row:  # the reader's key for values without a column
+                raise DataError(
+                    f"{path}: row {number} has more values than the header. Quote texts that "
+                    "contain commas."
+                )
             label, text = row["label"], row["text"]
             if not label or text is None:
                 raise DataError(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fairflower.data.data_set import DataSet
+from fairflower.data.data_set import DataSet, wrong
 from fairflower.data.federation import Floats, Ints
 from fairflower.errors import DataError
 
@@ -37,12 +37,11 @@ class FeatureSet(DataSet):
 
     def examples(self, domain: str, split: str, rows: Ints) -> Floats:
         x: Any = np.asarray(self.features(domain, split, rows))
-        if x.dtype != np.float32 or x.ndim != 2:
-            header = f"{x.dtype} {list(x.shape)}"
-            raise _wrong(self, domain, split, header, "float32 [N, D]")
+        if x.dtype != np.float32 or x.ndim != 2 or len(x) != len(rows):
+            raise wrong(self, domain, split, self.kind, x, f"float32 [{len(rows)}, D]")
         if not np.isfinite(x).all():
             expected = "finite numbers, without missing values"
-            raise _wrong(self, domain, split, "NaN or infinity", expected)
+            raise wrong(self, domain, split, self.kind, "NaN or infinity", expected)
         return x  # type: ignore[no-any-return]
 
 
@@ -68,18 +67,10 @@ class TokenSet(DataSet):
                 "including 0."
             )
         x: Any = np.asarray(self.tokens(domain, split, rows))
-        if x.dtype.kind not in "iu" or x.ndim != 2:
-            header = f"{x.dtype} {list(x.shape)}"
-            raise _wrong(self, domain, split, header, "whole numbers [N, L]")
+        if x.dtype.kind not in "iu" or x.ndim != 2 or len(x) != len(rows):
+            expected = f"whole numbers [{len(rows)}, L]"
+            raise wrong(self, domain, split, self.kind, x, expected)
         if x.size and not 0 <= x.min() <= x.max() < self.vocabulary:
-            ids, expected = (
-                f"{x.min()} to {x.max()}",
-                f"0 to vocabulary - 1 = {self.vocabulary - 1}",
-            )
-            raise _wrong(self, domain, split, ids, expected)
+            ids, most = f"{x.min()} to {x.max()}", self.vocabulary - 1
+            raise wrong(self, domain, split, self.kind, ids, f"0 to vocabulary - 1 = {most}")
         return x.astype(np.int64)  # type: ignore[no-any-return]
-
-
-def _wrong(data_set: DataSet, domain: str, split: str, content: str, expected: str) -> DataError:
-    where = f"{type(data_set).__name__}: {domain}: {split}: {data_set.kind}"
-    return DataError(f"{where}: found {content}; expected {expected}.")

@@ -29,6 +29,7 @@ from fairflower.config import RunConfig, Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.errors import ConfigError, TrialError
 from fairflower.numerics.threads import cpus
+from fairflower.participation.availability import absolute_trace, read_availability
 
 HOST = "127.0.0.1"
 
@@ -120,6 +121,9 @@ def wait_until(condition: Callable[[], bool], processes: Sequence[Process], even
 
 def environment(home: Path) -> dict[str, str]:
     """Return environment variables for a process with its files in ``home`` and Flower on PATH."""
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if direct != "*":  # with other entries, it would not mean all hosts
+        direct = ",".join(filter(None, (direct, HOST)))
     return {
         **os.environ,
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
@@ -127,6 +131,8 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home / "flwr"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",
+        "no_proxy": direct,
+        "NO_PROXY": direct,
     }
 
 
@@ -167,6 +173,23 @@ serverapp = "fairflower.server_app:app"
 clientapp = "fairflower.client_app:app"
 
 """
+
+
+def deployable(config: RunConfig) -> RunConfig:
+    """Return the config for a ServerApp, with absolute paths; clients test the global model.
+
+    In runs with differential privacy the server tests it. Raises ``ConfigError`` if the settings
+    do not allow this, or if the file of ``participation.availability`` cannot be read.
+    """
+    availability = absolute_trace(config.participation.availability)
+    read_availability(availability, config.seed)
+    config = replace(
+        config,
+        model=config.model.resolve(),
+        evaluate=replace(config.evaluate, by="server" if config.privacy.on else "clients"),
+        participation=replace(config.participation, availability=availability),
+    )
+    return RunConfig.from_flat(config.to_flat())
 
 
 class LocalDeployment:
@@ -302,22 +325,20 @@ class LocalDeployment:
     def run(self, config: RunConfig) -> Path:
         """Start a run, or resume ``config.resume``; wait until it ends and return its run folder.
 
-        Clients test the global model, whatever ``evaluate.by`` says; in runs with differential
-        privacy the server tests it.
+        The settings are those of `deployable`, whatever ``evaluate.by`` says.
 
         Raises
         ------
         TrialError
             If the run does not complete.
         """
+        config = deployable(config)
         self._num_runs += 1
         place = self.folder / "runs" / str(self._num_runs)
         if config.resume:
             place = Path(config.resume).parent
         place.mkdir(parents=True, exist_ok=True)
-        by = "server" if config.privacy.on else "clients"
-        evaluate = replace(config.evaluate, by=by)
-        config = replace(config, evaluate=evaluate, output_dir=str(place))
+        config = replace(config, output_dir=str(place))
         app = self.folder / "apps" / str(self._num_runs)
         app.mkdir(parents=True)
         text = APP + config.to_toml("tool.flwr.app.config")
@@ -385,9 +406,12 @@ class LocalDeployment:
 
     def _answers(self) -> bool:
         trusted = ssl.create_default_context(cafile=str(self.certificates.authority))
-        url = f"https://{HOST}:{self.port}/health"
+        # A proxy, which the environment may name, cannot reach this machine's loopback interface.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+        )
         try:
-            with urllib.request.urlopen(url, timeout=5, context=trusted):
+            with opener.open(f"https://{HOST}:{self.port}/health", timeout=5):
                 return True
         except OSError:
             return False

@@ -36,10 +36,16 @@ def nodes_with_shares(
     Raises
     ------
     ConfigError
-        If the sites cannot be divided equally among the domains.
+        If the sites cannot be divided equally among the domains, or ``data.imbalance-factor``
+        determines their number.
     """
     if sites is not None:
-        domains = len(prepare(data).domains)
+        if data.imbalance_factor > 1:
+            raise ConfigError(
+                f"--sites {sites}: data.imbalance-factor = {data.imbalance_factor} determines the "
+                "number of sites. Remove --sites or data.imbalance-factor."
+            )
+        domains = len(make_data_set(data).client_domains)
         if sites % domains:
             raise ConfigError(
                 f"--sites {sites}: each of the {domains} domains of {data.name} gets the same "

@@ -9,6 +9,7 @@ import numpy as np
 from fairflower.aggregation.bounds import clip_factors
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
+from fairflower.aggregation.records import length
 
 
 class ControlVariates(Exchange):
@@ -29,10 +30,7 @@ class ControlVariates(Exchange):
         return self.c
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        squares = [
-            sum(np.sum(np.square(a, dtype=np.float64)) for a in r.values()) for r in returned
-        ]
-        factors = clip_factors(np.sqrt(squares), median=median)
+        factors = clip_factors(np.array([length(r) for r in returned]), median=median)
         return [
             {name: np.asarray(f * array, array.dtype) for name, array in changes.items()}
             for f, changes in zip(factors, returned, strict=True)

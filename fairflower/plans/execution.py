@@ -123,12 +123,12 @@ def _masks(config: RunConfig, clients: int) -> str:
     if not config.secure_aggregation:
         return ""
     from fairflower.config.secure import check_secure_cohort
-    from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
+    from fairflower.secure.protocol import SMALLEST_SUM
     from fairflower.secure.rounds import described
     from fairflower.server.setup import num_selected
 
     selected = num_selected(config, clients)
-    check_secure_cohort(selected, SMALLEST_SUM, LARGEST_SUM)
+    check_secure_cohort(selected, SMALLEST_SUM)
     masks = described(selected)
     return (
         f"\n  secure    sums over {masks['clients']} clients, of which up to "

@@ -312,11 +312,10 @@ class Plan:
         that `participation.availability` names has changed.
         """
         planned = [(run_key(config.to_flat()), config) for config in self.runs]
-        keys = {key for key, _ in planned}
         earlier = [(run_key(run.config), run) for run in made]
         for key, run in earlier:
             check_same_data(run.path, run.info, run.config)
-            if key in keys:
+            if key in dict(planned):
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)
         completed = {key: run for key, run in earlier if run.status == "completed"}

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client.mod import secaggplus_mod
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.secure import KEY
+from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.vectors import Told, encode
 from fairflower.seeds import derive_seed
 
@@ -31,7 +32,8 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
     """Mask the reply to a train message that belongs to Flower's SecAgg+ protocol.
 
     Other train messages go directly to the app. If the run or the node config requires secure
-    aggregation, ``ValueError`` is raised instead, so that no unmasked model leaves the client.
+    aggregation, ``ValueError`` is raised instead, so that no unmasked model leaves the client. It
+    is also raised if the server would accept a sum over fewer than `SMALLEST_SUM` clients.
     """
     records = message.content.config_records
     config = records.get("config", ConfigRecord())
@@ -42,6 +44,14 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
                 "this run or in this site's node config. Nothing was sent"
             )
         return call_next(message, context)
+    setup = records[RECORD_KEY_CONFIGS]
+    if setup.get(Key.STAGE) == Stage.SETUP:
+        for key in (Key.SHARE_NUMBER, Key.THRESHOLD):
+            if not (isinstance(number := setup.get(key), int) and number >= SMALLEST_SUM):
+                raise ValueError(
+                    f"the server set {key} = {number!r} for secure aggregation, but fewer than "
+                    f"{SMALLEST_SUM} do not hide this client's model. Nothing was sent"
+                )
 
     def masked(request: Message, _: Context) -> Message:
         reply = _as_classic(request, call_next(request, context))

@@ -31,9 +31,6 @@ Send = Callable[[list[Message]], list[Message]]
 #: Smallest number of clients in a sum: with two, each would know the other's model.
 SMALLEST_SUM = 3
 
-#: Largest number of clients in a round: with more, Flower's integers would exceed 2**32.
-LARGEST_SUM = 1023
-
 #: Largest number of clients among which a client's keys are shared, including this client.
 MAX_SHARES = 33
 
@@ -98,7 +95,16 @@ def masked_mean(
     )
     grid = _StageGrid(send, contents, usable)
     receiver = _Receiver(contents)
-    workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
+    try:
+        workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
+    except Exception as error:
+        if error is grid.failure:
+            raise
+        raise Halted(
+            f"a client's reply does not follow Flower's protocol ({type(error).__name__}: {error})."
+            " All sites must have this version of fairflower, and versions of Flower that work "
+            "together"
+        ) from error
     if receiver.mean is None:
         raise Halted(
             f"{grid.answered} of {count} clients {grid.task}. Removing the masks requires "
@@ -130,11 +136,19 @@ class _StageGrid:
     def __init__(self, send: Send, contents: Mapping[int, RecordDict], usable: Any) -> None:
         self._send, self._contents, self._usable = send, contents, usable
         self.answered, self.task = len(contents), "answered"
+        #: Exception of an exchange; all others come from Flower's handling of the replies.
+        self.failure: Exception | None = None
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        messages = list(messages)
+        try:
+            return self._exchange(list(messages))
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _exchange(self, messages: list[Message]) -> list[Message]:
         stage = {str(m.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]) for m in messages}
         trains = stage == {Stage.COLLECT_MASKED_VECTORS}
         if trains:

@@ -108,7 +108,7 @@ class SecureAggregation:
         weights = cohort.cap(weights)
         factors = self.strategy.square_factors(cohort)
         total, clients = self._sum(now, cohort, weights, factors)
-        return self._conclude(now, self._cohort(now, clients, total), weights, cohort.client_ids)
+        return self._conclude(now, self._cohort(now, clients, total), cohort.client_ids)
 
     def _measure(self, now: _Round) -> SumCohort:
         """Run the first exchange and return the clients' numbers as a cohort."""
@@ -256,13 +256,7 @@ class SecureAggregation:
             raise InvalidReply(f"its masked arrays have {sizes} numbers, expected {[1, size]}")
         return numbers
 
-    def _conclude(
-        self,
-        now: _Round,
-        cohort: SumCohort,
-        weights: NDArray[np.float64],
-        measured: tuple[int, ...],
-    ) -> Arrays:
+    def _conclude(self, now: _Round, cohort: SumCohort, measured: tuple[int, ...]) -> Arrays:
         """Return the next global model from the sum, and record the merge in the strategy."""
         strategy = self.strategy
         assert cohort.total is not None

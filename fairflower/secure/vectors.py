@@ -264,6 +264,8 @@ class SumCohort(Cohort):
                 if name.endswith("running_var"):
                     values = np.maximum(values, 0)
             else:  # rounded down, as without secure aggregation
-                values = np.floor(received + step + 1e-6 + self.total.error * INTEGERS)
+                # Above 0.5 the sum would be raised instead of rounded to the nearest number.
+                margin = min(0.5, 1e-6 + self.total.error * INTEGERS)
+                values = np.floor(received + step + margin)
             moved[name] = np.asarray(values, received.dtype)
         return moved

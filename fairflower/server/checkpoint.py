@@ -101,7 +101,8 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     ------
     ConfigError
         If ``run`` is not a run folder, the run is completed or was pruned, its clients would get
-        different data, or a setting that may not change is different in ``given`` or in ``config.toml``.
+        different data, or a setting that may not change is different in ``given`` or in
+        ``config.toml``.
     """
     run = run.expanduser().absolute()
     try:

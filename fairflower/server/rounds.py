@@ -66,7 +66,6 @@ class RoundLoop:
             self._secure = SecureAggregation(self.strategy, self._exchange)
         numbers = len(self.strategy.measurements)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, folder)
-        # The user's metrics that failed, and where.
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
         self._groups = GroupMetrics(folder, self.federation)
         self._released = time.monotonic()
@@ -91,6 +90,7 @@ class RoundLoop:
         is saved.
         """
         model = saved.model if saved else self.setup.evaluator.arrays()
+        self.folder.model(model)
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and saved.server_round == last and not self.folder.is_tested(last):
@@ -104,8 +104,6 @@ class RoundLoop:
             with _timed(seconds, "seconds"):
                 if server_round > 0:
                     arrays = self._train(server_round, arrays, seconds)
-                else:
-                    self.folder.model(model)
                 if ending := server_round == last or self._ends_early():
                     self._check_summed(server_round)
                 if server_round % self.config.evaluate.every == 0 or ending:

@@ -196,7 +196,6 @@ class Session:
             sizes=saved.sizes,
             seconds=saved.seconds,
         )
-        folder.model(saved.model)
         return folder, saved
 
 

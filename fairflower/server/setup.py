@@ -23,7 +23,7 @@ from fairflower.models import frozen_digest, initial_local_arrays
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
-from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
+from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
@@ -213,7 +213,7 @@ def _check_client_settings(config: RunConfig, num_clients: int) -> None:
             f"{asked} clients of a round cannot sum to 1. Set it to at least 1/{asked}."
         )
     if config.secure_aggregation:
-        check_secure_cohort(asked, SMALLEST_SUM, LARGEST_SUM)
+        check_secure_cohort(asked, SMALLEST_SUM)
 
 
 def _check_privacy(

@@ -10,7 +10,7 @@ import numpy as np
 
 from fairflower.config import DataConfig
 from fairflower.data import DataError, DataSet
-from fairflower.data.federation import Ints
+from fairflower.data.data_set import labels_of
 
 
 def check_data(
@@ -46,7 +46,7 @@ def check_data(
         f"{name}: the fingerprint differs between calls."
     )
     for scale in (first.mean, first.std) if first.kind == "features" else ():
-        count = _examples(first, first.domains[0], "train", np.array([0])).shape[1]
+        count = _read(first.examples, first.domains[0], "train", np.array([0])).shape[1]
         assert len(scale) in (0, count), (
             f"{name}: {count} features, but {len(scale)} values in mean or std."
         )
@@ -62,23 +62,14 @@ def check_data(
 
 def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> None:
     where = f"{type(first).__name__}: {domain}, {split}"
-    y = first.labels(domain, split)
-    fits = y.ndim == 1 and y.dtype == np.int64
-    assert fits, f"{where}: labels are {y.dtype} {y.shape}, expected int64 [N]."
+    y = _read(labels_of, first, domain, split)
     assert len(y), f"{where}: there are no {first.kind}."
-    fits = y.min() >= 0 and (first.num_classes is None or y.max() < first.num_classes)
-    assert fits, f"{where}: labels from {y.min()} to {y.max()}, expected 0 to num_classes - 1."
     assert np.array_equal(y, second.labels(domain, split)), f"{where}: labels differ between calls."
 
     if first.config.groups:
         _check_groups(first, second, domain, split, len(y))
     rows = np.unique(np.linspace(0, len(y) - 1, 5).astype(np.int64))
-    x = _examples(first, domain, split, rows)
-    fits = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3))
-    assert fits or first.kind != "images", (
-        f"{where}: images are {x.dtype} {x.shape}, expected uint8 [N, H, W] or [N, H, W, 3]."
-    )
-    assert len(x) == len(rows), f"{where}: {len(x)} {first.kind} for {len(rows)} rows."
+    x = _read(first.examples, domain, split, rows)
     for k, row in enumerate(rows):
         (alone,) = second.examples(domain, split, np.array([row]))
         assert np.array_equal(alone, x[k]), (
@@ -88,7 +79,7 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
 
 def _check_groups(first: DataSet, second: DataSet, domain: str, split: str, count: int) -> None:
     where = f"{type(first).__name__}: {domain}, {split}"
-    g, names = first.group_of(domain, split), first.group_names
+    g, names = np.asarray(first.group_of(domain, split)), first.group_names
     fits = g.dtype == np.int64 and g.shape == (count,)
     assert fits, f"{where}: groups are {g.dtype} {g.shape}, expected int64 {(count,)}."
     fits = g.min() >= 0 and g.max() < len(names)
@@ -98,9 +89,9 @@ def _check_groups(first: DataSet, second: DataSet, domain: str, split: str, coun
     )
 
 
-def _examples(data_set: DataSet, domain: str, split: str, rows: Ints) -> Any:
-    """Read examples; the data set itself checks features and token ids."""
+def _read(read: Callable[..., Any], *arguments: Any) -> Any:
+    """Read labels or examples, which are checked as for a run."""
     try:
-        return data_set.examples(domain, split, rows)
+        return read(*arguments)
     except DataError as error:
         raise AssertionError(str(error)) from error

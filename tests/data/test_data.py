@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from fairflower.data.federation import Ints, Pixels
 from fairflower.data.own_folder import DomainNpzFolder
 from fairflower.data.partition import divide
 from fairflower.data.uci_digits import UCIDigits
-from fairflower.errors import DataError
+from fairflower.errors import DataError, UserError
 from fairflower.testing import check_data
 
 UCI = DataConfig(name="uci-digits")
@@ -84,8 +85,8 @@ class Restless(DomainNpzFolder):
     ("kind", "message"),
     [
         (Fickle, "a, train: images of row 0 differ between calls"),
-        (FromMinusOne, "labels from -1 to 1, expected 0 to num_classes - 1"),
-        (Scaled, "images are float64"),
+        (FromMinusOne, "FromMinusOne: a: train: labels: found -1 to 1; expected 0 to 65535"),
+        (Scaled, r"a: train: images: found float64 \[5, 4, 4\]; expected uint8 \[5, H, W\]"),
         (Restless, "the fingerprint differs between calls"),
     ],
 )
@@ -94,6 +95,58 @@ def test_a_data_set_that_breaks_a_rule_is_told_so(
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         check_data(kind, small)
+
+
+class Listed(DomainNpzFolder):
+    def labels(self, domain: str, split: str) -> Any:
+        return super().labels(domain, split).tolist()
+
+
+class Whole(Listed):
+    def labels(self, domain: str, split: str) -> Any:
+        return [*super().labels(domain, split), 0.5]
+
+
+class FromOne(DomainNpzFolder):
+    classes = ("one", "two", "three")
+
+    def labels(self, domain: str, split: str) -> Ints:
+        return super().labels(domain, split) + 1
+
+
+class ChannelsFirst(DomainNpzFolder):
+    def images(self, domain: str, split: str, rows: Ints) -> Any:
+        return np.repeat(super().images(domain, split, rows)[:, None], 3, axis=1)
+
+
+class Everything(DomainNpzFolder):
+    def images(self, domain: str, split: str, rows: Ints) -> Any:
+        return super().images(domain, split, np.arange(20))
+
+
+class NoRows(DomainNpzFolder):
+    def images(self, domain: str, split: str) -> Any:  # type: ignore[override]
+        return super().images(domain, split, np.arange(20))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (FromMinusOne, "FromMinusOne: a: train: labels: found -1 to 1; expected 0 to 65535"),
+        (Whole, r"a: train: labels: found float64 \[41\]; expected int64 \[N\]"),
+        (FromOne, "a: train: labels: found 1 to 3; expected 0 to 2, the class numbers"),
+        (Scaled, r"a: train: images: found float64 \[40, 4, 4\]; expected uint8 \[40, H, W\]"),
+        (ChannelsFirst, r"a: train: images: found uint8 \[40, 3, 4, 4\]; expected"),
+        (Everything, r"a: train: images: found uint8 \[20, 4, 4\]; expected uint8 \[40, H, W\]"),
+        (NoRows, r"data\.name = 'test_data:NoRows': it failed with TypeError: .*images\(\)"),
+    ],
+)
+def test_what_a_data_set_returns_is_checked_before_it_is_divided(
+    kind: type[DomainNpzFolder], message: str, small: DataConfig
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare(replace(small, name=f"test_data:{kind.__name__}"))
+    assert prepare(replace(small, name="test_data:Listed")).num_classes == 3
 
 
 # --- the federation ---------------------------------------------------------------------
@@ -311,11 +364,14 @@ def test_domains_are_taken_in_the_order_given() -> None:
     assert select_domains("", "abc") == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("wanted", ["", "AVG"])
-def test_a_domain_is_not_called_as_a_figure_over_all_of_them(wanted: str) -> None:
+@pytest.mark.parametrize("chosen", [{}, {"domains": "AVG"}, {"domains": "a", "held_out": "AVG"}])
+def test_a_domain_is_not_called_as_a_figure_over_all_of_them(
+    chosen: dict[str, Any], small: DataConfig
+) -> None:
+    shutil.copy(Path(small.dir, "a.npz"), Path(small.dir, "AVG.npz"))
     with pytest.raises(DataError, match="The domain name 'AVG' is reserved"):
-        select_domains(wanted, ["a", "AVG"])
-    assert select_domains("a", ["a", "AVG"]) == ("a",)
+        prepare(replace(small, **chosen))
+    assert prepare(replace(small, domains="a")).domains == ("a",)
 
 
 # --- the draw ---------------------------------------------------------------------------
@@ -427,6 +483,17 @@ def test_changed_files_are_prepared_anew(small: DataConfig) -> None:
     after = prepare(small)
     assert after.folder != before.folder
     assert after.test_sizes == (39, 20)
+
+
+def test_changed_attributes_are_prepared_anew(
+    small: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(small, name="test_data:Listed")
+    before = prepare(config)
+    monkeypatch.setattr(Listed, "mean", (0.1, 0.2, 0.3))
+    assert prepare(config).mean == (0.1,)
+    monkeypatch.setattr(Listed, "mean", DomainNpzFolder.mean)
+    assert prepare(config) is before
 
 
 def test_an_interrupted_write_leaves_nothing_behind(

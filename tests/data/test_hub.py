@@ -160,6 +160,7 @@ def test_of_more_partitions_some_are_drawn(config: DataConfig) -> None:
         {"dirichlet_alpha": 1.0},
         {"corrupted_clients": 1},
         {"imbalance_factor": 5},
+        {"validation_examples": 2},
     ],
 )
 def test_a_partitioner_and_a_setting_do_not_both_divide(

@@ -385,8 +385,10 @@ def test_classes_without_images_are_warned_of(
 
 @pytest.mark.parametrize("label", [3_000_000_000, 5_000_000, 65_536])
 def test_labels_that_number_no_classes_are_refused(label: int, tmp_path: Path) -> None:
+    config = npz(tmp_path, [0, label], [0])
+    (tmp_path / "._a.npz").write_bytes(b"a resource fork of macOS")
     with pytest.raises(DataError, match=rf"labels from 0 to {label}; expected 0 to 65535"):
-        prepare(npz(tmp_path, [0, label], [0]))
+        prepare(config)
 
 
 def test_more_clients_than_images_are_refused_in_a_line(tmp_path: Path) -> None:

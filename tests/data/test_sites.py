@@ -8,6 +8,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,8 @@ def test_images_of_different_sizes_are_refused_with_the_remedy(tmp_path: Path) -
     with pytest.raises(DataError, match=r"s8 8x8, s16 16x16.*data\.image-size"):
         merge_sites(sites())
     assert merge_sites(sites(image_size=8)).shape == (1, 8, 8)
+    unseen = [replace(site, held_out="c", held_out_size=1) for site in sites(image_size=8)]
+    assert merge_sites(unseen) == merge_sites(sites(image_size=8))  # no site has a server's data
 
 
 def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> None:
@@ -600,6 +603,12 @@ WRONG: dict[str, Any] = {
     "domains = (3,)": {"domains": [3]},
     "domains = 'b'": {"domains": "b"},
     "domains = ('',)": {"domains": [""]},
+    r"domains = ('b\r',)": {"domains": ["b\r"], "client": {"domain": "b\r"}},
+    r"domains = ('\udc80',)": {"domains": ["\udc80"], "client": {"domain": "\udc80"}},
+    "held_out = 'b'": {"held_out": "b", "held_out_size": 3},
+    "held_out = 'AVG'": {"held_out": "AVG", "held_out_size": 3},
+    "held_out_size = 0": {"held_out": "unseen", "held_out_size": 0},
+    "held_out_size = 5": {"held_out_size": 5},
     "domains = ('b', 'b')": {"domains": ["b", "b"], "sources": ["", ""], "test_sizes": [3, 3]},
     "class_counts = (4, 4, 4)": {"num_classes": 4},
     "num_classes = '3'": {"num_classes": "3"},

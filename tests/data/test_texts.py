@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def opened(folder: Path, **options: Any) -> DomainTextFolder:
 
 
 def test_a_folder_of_texts_is_a_data_set(folder: Path) -> None:
+    (folder / "._books.csv").write_bytes(b"\0\5\x16\7 of macOS")
     check_data(DomainTextFolder, DataConfig(name="texts", dir=str(folder)))
     data = opened(folder, length=4)
     assert (data.domains, data.classes) == (("books", "shoes", "tools"), ("no", "yes"))
@@ -66,13 +68,15 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
         (b"text,label\nhello,\n", "row 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
         (b"text,label,label\nhello,a,b\n", "found several columns named label. Rename all but one"),
+        (b"text,label\ngood, cheap,a\n", "row 2 has more values than the header. Quote texts"),
         (b"text,label\n\xff\xfe,a\n", "cannot be read as a CSV file in UTF-8"),
     ],
 )
 def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: str) -> None:
     (folder / "books.csv").write_bytes(content)
+    data = opened(folder)  # reads no table
     with pytest.raises(DataError, match=rf"books\.csv.*{message}"):
-        opened(folder)
+        data.labels("books", "train")
 
 
 def test_texts_longer_than_the_memory_are_refused(
@@ -104,6 +108,19 @@ def test_a_tokenizer_that_is_missing_is_named(folder: Path) -> None:
     data = opened(folder, tokenizer="no-one/nothing")
     with pytest.raises(DataError, match=r"not on this machine.*hf download no-one/nothing"):
         data.tokens("books", "test", np.array([0]))
+
+
+def test_a_tokenizer_runs_no_code_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason="needs fairflower[hf]")
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    (tmp_path / "own.py").write_text("raise SystemExit(3)")
+    own = {"auto_map": {"AutoTokenizer": ["own.Mine", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(DataError, match=r"ValueError: .*contains custom code"):
+        opened(folder, tokenizer=str(tmp_path)).tokens("books", "test", np.array([0]))
 
 
 @pytest.mark.slow

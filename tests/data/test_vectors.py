@@ -18,7 +18,7 @@ from fairflower.data import DataSet, FeatureSet, Federation, TokenSet, prepare
 from fairflower.data.randhie import RandHIE, _table
 from fairflower.data.show import clients_table, examples_table
 from fairflower.data.sites import as_in, fits, merge_sites, open_site
-from fairflower.errors import DataError
+from fairflower.errors import DataError, UserError
 from fairflower.registry import KINDS
 from fairflower.testing import check_data
 from fairflower.training.batches import examples_of
@@ -155,6 +155,11 @@ class Doubled(Table):
         return super().features(domain, split, rows).astype(np.float64)
 
 
+class Half(Table):
+    def features(self, domain: str, split: str, rows: Any) -> Any:
+        return super().features(domain, split, rows[1:])
+
+
 class Unscaled(Table):
     mean = (0.0,)
 
@@ -187,7 +192,7 @@ class Nothing(Plain, DataSet):
     ("kind", "message"),
     [
         (Missing, "a: train: features: found NaN or infinity; expected finite numbers"),
-        (Doubled, r"a: train: features: found float64 \[\d+, 3\]; expected float32 \[N, D\]"),
+        (Doubled, r"a: train: features: found float64 \[\d+, 3\]; expected float32 \[\d+, D\]"),
         (Unscaled, "features, .* in mean or std|3 channels or features, but 1 means"),
         (
             Beyond,
@@ -195,6 +200,7 @@ class Nothing(Plain, DataSet):
         ),
         (Unbounded, r"Unbounded\.vocabulary is missing\. Set it to the number"),
         (Words, "expected whole numbers"),
+        (Half, r"a: train: features: found float32 \[\d+, 3\]; expected float32 \[\d+, D\]"),
     ],
 )
 def test_a_set_that_breaks_a_rule_is_told_so(kind: type[Any], message: str) -> None:
@@ -234,7 +240,7 @@ def test_domains_have_the_same_features() -> None:
 
 
 def test_a_set_of_nothing_is_told_what_to_define() -> None:
-    with pytest.raises(NotImplementedError, match=r"Nothing\.images.*FeatureSet or TokenSet"):
+    with pytest.raises(UserError, match=r"Nothing\.images.*FeatureSet or TokenSet"):
         prepare(replace(TABLE, name="test_vectors:Nothing"))
 
 

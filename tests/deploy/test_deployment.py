@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import stat
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +33,17 @@ from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig, Scalar
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.credentials import make_certificates, make_key_pair
-from fairflower.deploy.local import LINK, LocalDeployment, Process, free_port
+from fairflower.deploy.local import (
+    HOST,
+    LINK,
+    LocalDeployment,
+    Process,
+    environment,
+    free_port,
+)
+from fairflower.deploy.nodes import nodes_with_shares
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import TrialError
+from fairflower.errors import ConfigError, TrialError
 from fairflower.report import Run, read_run, terminal_table
 from fairflower.server.folder import LOCK, read_facts
 from fairflower.server.session import Session
@@ -177,6 +187,43 @@ def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None
     assert not (tmp_path / "trial").exists()
 
 
+def test_sites_are_counted_by_domain_whatever_groups_the_clients_form() -> None:
+    data = DataConfig(examples_per_client=10, test_examples=10, corrupted_clients=1)
+    divided, nodes = nodes_with_shares(data, sites=8)
+    assert (divided.clients_per_domain, len(nodes)) == (2, 8)
+    assert len(nodes_with_shares(replace(data, held_out="plain"), sites=6)[1]) == 6
+    with pytest.raises(ConfigError, match=r"--sites 8: data\.imbalance-factor = 5 determines"):
+        nodes_with_shares(DataConfig(imbalance_factor=5), sites=8)
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_no_proxy_is_asked_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no one listens there
+    made = make_certificates(tmp_path, [HOST])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made.certificate, made.key)
+    with HTTPServer((HOST, 0), Healthy) as server:
+        server.timeout = 10
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        trial = SimpleNamespace(certificates=made, port=server.server_port)
+        with ThreadPoolExecutor() as pool:
+            pool.submit(server.handle_request)
+            assert LocalDeployment._answers(cast(LocalDeployment, trial))
+    monkeypatch.delenv("no_proxy", raising=False)
+    for given, expected in (("", HOST), ("a.org", f"a.org,{HOST}"), ("*", "*")):
+        monkeypatch.setenv("NO_PROXY", given)
+        found = environment(tmp_path)
+        assert found["no_proxy"] == found["NO_PROXY"] == expected
+
+
 def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) -> None:
     out, key = tmp_path / "certificates", tmp_path / "keys" / "site"
     call("deploy", "certificates", "localhost", f"--out={out}")
@@ -262,6 +309,42 @@ def test_a_trial_takes_the_arguments_of_a_config_that_is_the_methods_own(
     )
     ((_, config),) = trials
     assert config.label == label
+
+
+def test_a_trial_takes_numbers_and_files_from_a_config(
+    tmp_path: Path, trials: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text("round,client\n1,0\n")
+    Path("own.toml").write_text(
+        'num-server-rounds = 7\ndata.clients-per-domain = 2\nmodel.name = "resnet18"\n'
+        'model.weights = "w.pth"\nparticipation.availability = "trace.csv"\n'
+    )
+    assert "There is none" in try_sites(tmp_path, "--config=own.toml").output
+    assert "There is none" in try_sites(tmp_path).output
+    (nodes, config), (_, plain) = trials
+    assert (config.num_server_rounds, config.evaluate.by, len(nodes)) == (7, "clients", 8)
+    assert (plain.num_server_rounds, plain.data.clients_per_domain) == (3, 1)
+    # The ServerApp has another working directory.
+    assert config.model.weights == str(tmp_path / "w.pth")
+    assert config.participation.availability == str(tmp_path / "trace.csv")
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("data.held-out=plain", "no client has this domain"),
+        ("resume=runs/1", "a trial starts new runs. Remove this setting"),
+        ("participation.availability=gone.csv", "gone.csv"),
+    ],
+)
+def test_settings_that_a_trial_cannot_have_are_refused_before_anything_starts(
+    setting: str, error: str, tmp_path: Path, trials: list[Any]
+) -> None:
+    result = try_sites(tmp_path, f"--set={setting}")
+    assert result.exit_code == 2
+    assert error in result.output
+    assert not trials
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
     file.write_text("round,client\n1,0\n1,1\n2,2\n")
     folder = stopped(config(tmp_path / "run", **{"participation.availability": str(file)}), 2)
     file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,3\r\n")
-    with pytest.raises(ConfigError, match="availabilities have changed"):
+    with pytest.raises(ConfigError, match="its availabilities changed"):
         resume(folder)
     file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,2\r\n")  # the same again
     facts = folder / "run.json"

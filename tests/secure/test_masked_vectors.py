@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,12 +56,11 @@ def summed(vectors: list[np.ndarray], by: list[Told]) -> np.ndarray:
     return (total * step - len(by) * CLIPPING) / (sum(t.weight for t in by) / Q)
 
 
-@pytest.mark.parametrize("clients", [3, 4, 7, 8, 100, 1023])
+@pytest.mark.parametrize("clients", [3, 4, 7, 8, 100, 1023, 5000])
 def test_no_sum_passes_the_modulus(clients: int) -> None:
     Q = quantization_range(clients)
     assert clients * Q < 2**32
-    assert Q >= 2**22
-    assert Q <= 2**30
+    assert Q == 2**30 or 2 * clients * Q >= 2**32, "no more bits are lost than needed"
 
 
 @given(st.lists(st.integers(0, 1000), min_size=3, max_size=6), st.integers(0, 99))
@@ -112,6 +113,9 @@ def test_counters_are_those_of_the_plain_mean() -> None:
         assert model["batches"].dtype == np.int64
         assert model["batches"] == 7 + sum(counts) // 3
         assert model["running_var"].min() >= 0
+        # Where the error is above half a step, as among very many clients, they are rounded.
+        coarse = replace(cohort, total=replace(total, error=5e-5)).average(total.weights)
+        assert coarse["batches"] == 7 + round(sum(counts) / 3)
 
 
 def test_another_weight_shows_even_if_weights_are_equal() -> None:

@@ -22,12 +22,10 @@ from safetensors.numpy import load_file
 
 from fairflower.client_app import app as client_app
 from fairflower.config import DataConfig, RunConfig
-from fairflower.config.secure import check_secure_cohort
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.local import LocalDeployment
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted
-from fairflower.secure.protocol import LARGEST_SUM, SMALLEST_SUM
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -83,14 +81,6 @@ def test_two_clients_are_too_few(tmp_path: Path) -> None:
     made = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
     with pytest.raises(ConfigError, match=r"per round is 2, .* needs at least 3"):
         runs.run(made)
-
-
-def test_more_clients_than_whole_numbers_hold_are_refused() -> None:
-    check_secure_cohort(1023, SMALLEST_SUM, LARGEST_SUM)
-    with pytest.raises(
-        ConfigError, match="per round is 1024, but secure aggregation allows at most 1023"
-    ):
-        check_secure_cohort(1024, SMALLEST_SUM, LARGEST_SUM)
 
 
 UNIFORM = {"strategy.name": "uniform"}

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from masked import STAGES, Federation, failing
+from masked import STAGES, Federation, failing, stage_of
 from plain import batch_normed, linear, trainer
 
 from fairflower.arrays import arrays_of, record_of
@@ -409,6 +409,49 @@ def test_an_update_out_of_range_is_never_clipped_but_refused_by_its_client() -> 
     federation.train()
     reason = federation.strategy.dropped[1]
     assert "has a value of 100, but secure aggregation allows at most 8" in reason
+
+
+@pytest.mark.parametrize("stage", ["setup", "share_keys", "unmask"])
+def test_a_reply_that_flower_cannot_read_stops_the_round_and_not_the_run(stage: str) -> None:
+    federation = Federation(Uniform())
+
+    def empty(now: str, client: int, reply: Message) -> None:
+        if (now, client) == (stage, 2):
+            reply.content.config_records[RECORD_KEY_CONFIGS].clear()
+
+    federation.after = empty
+    with pytest.raises(Halted, match=r"does not follow Flower's protocol \(KeyError: "):
+        federation.train()
+    federation.after = lambda stage, client, reply: None
+    federation.train()
+    assert federation.strategy.client_ids == (0, 1, 2, 3, 4)
+
+
+def test_an_exchange_that_fails_is_no_fault_of_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, send = Federation(Uniform()), Federation._send
+
+    def fail(self: Federation, messages: list[Message]) -> list[Message]:
+        if stage_of(messages[0]) == "share_keys":
+            raise OSError("no connection")
+        return send(self, messages)
+
+    monkeypatch.setattr(Federation, "_send", fail)
+    with pytest.raises(OSError, match="no connection"):
+        federation.train()
+
+
+@pytest.mark.parametrize("key", ["share_num", "threshold"])
+def test_a_site_refuses_a_sum_that_would_hide_too_little(key: str) -> None:
+    federation = Federation(Uniform())
+
+    def weaken(stage: str, client: int, message: Message) -> None:
+        if (stage, client) == ("setup", 1):
+            message.content.config_records[RECORD_KEY_CONFIGS][key] = 2
+
+    federation.disturb = weaken
+    federation.train()
+    assert f"the server set {key} = 2" in federation.strategy.dropped[1]
+    assert federation.strategy.client_ids == (0, 2, 3, 4)
 
 
 def test_another_number_of_steps_than_announced_is_named() -> None:
