@@ -220,6 +220,31 @@ def test_bfloat16_itself_is_what_flower_refuses() -> None:
         ArrayRecord({"w": torch.zeros(2, dtype=torch.bfloat16)})
 
 
+class PictureNet(nn.Sequential):
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Flatten(), nn.Linear(16, 10))
+
+
+def load_arrays(number: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(number)
+    images, labels = (rng.integers(0, most, size) for most, size in ((256, (9, 1, 4, 4)), (10, 9)))
+    return [images.astype(np.uint8), labels, images.astype(np.uint8), labels]
+
+
+def test_the_trainers_of_the_page_share_control_variates(
+    programs: Any, merged: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = sys.modules["task"]
+    monkeypatch.setattr(task, "Net", PictureNet)
+    monkeypatch.setattr(task, "load_arrays", load_arrays, raising=False)
+    server, client = programs("scaffold-server")["app"], programs("scaffold-client")["app"]
+    server(Grid(client, CLIENTS), Context(1, 1, {}, RecordDict(), {}))
+    assert len(merged) == 3
+    (variates,) = merged[-1].exchanges
+    assert any(np.abs(array).max() > 0 for array in variates.c.values())
+
+
 def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
     found = programs("helpers")
     trained = dict(Net().named_parameters())

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from fairflower.config import (
-    METHOD_TABLES,
     ClientConfig,
     StrategyConfig,
     argument_to_key,
@@ -33,6 +32,9 @@ SettingsLike = Mapping[str, Any] | str | PathLike[str]
 MethodLike = str | type | Mapping[str, Any]
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
+
+#: Tables with arguments, which may be None.
+_ARGUMENTS = ("strategy.", "client.")
 
 _REGISTRIES = {"strategy": STRATEGIES, "client": CLIENTS, "data": DATA_SETS, "model": MODELS}
 
@@ -61,11 +63,7 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
         return {}
     if isinstance(settings, Mapping):
         try:
-            flat = {
-                argument_to_key(key): _plain(value)
-                for key, value in flatten_tables(settings).items()
-                if value is not None or argument_to_key(key).startswith(METHOD_TABLES)
-            }
+            flat = {argument_to_key(k): v for k, v in flatten_tables(settings).items()}
         except RecursionError:
             raise ConfigError(
                 "settings: expected run config keys, or tables of keys; the given tables are "
@@ -76,10 +74,15 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
     for table in _REGISTRIES:
         if isinstance(flat.get(f"{table}.name"), type):
             flat[f"{table}.name"] = name_of(table, flat[f"{table}.name"])
-    named = methods_of(flat)
+    given = {
+        key: _plain(value)
+        for key, value in flat.items()
+        if value is not None or (key.startswith(_ARGUMENTS) and not key.endswith(".name"))
+    }
+    named = methods_of(given)
     for key in flat:
         check_key(key, named)
-    return flat
+    return given
 
 
 def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class ConfigOverrides:
         }
 
 
-def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Any]:
+def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds options in `SHORT_NAMES`, ``--config`` and ``--set``.
 
     The command receives the values in its argument ``overrides``; ``--help`` lists the options at
@@ -86,8 +86,6 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
     ----------
     *names : str
         Names of the options, in the order of ``--help``.
-    **defaults
-        Default values of options; the default of other options is None.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -110,7 +108,7 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
                 option: Any = Annotated[
                     kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
                 ]
-                parameters.append(_parameter(name, option, defaults.get(name)))
+                parameters.append(_parameter(name, option))
         parameters += [_parameter("config", _Config), _parameter("set_", _Set)]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return call
@@ -118,9 +116,9 @@ def with_settings(*names: str, **defaults: Any) -> Callable[[Callable[..., None]
     return decorate
 
 
-def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
 def single_choice(choices: list[_Choice]) -> _Choice:

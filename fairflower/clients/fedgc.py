@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from fairflower.arguments import Range, Search
 from fairflower.errors import ConfigError
 from fairflower.exchanges.centers import ClusterCenters
+from fairflower.models import to_numpy
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.training.features import FeatureTrainer
 from fairflower.training.measurements import representation, requested
-from fairflower.training.modes import at_least_float32, eval_mode
+from fairflower.training.modes import at_least_float32
 from fairflower.training.trainer import Arrays
 
 Variant = Literal["adapted", "paper", "released"]
@@ -198,7 +199,7 @@ class FedGC(FeatureTrainer):
         self.state["h"] = self.represented or self._representation()
         self.state["previous"] = self.send()
         if self.variant == "released":
-            self.state["anchor"] = {k: a.cpu().numpy() for k, a in self.received.items()}
+            self.state["anchor"] = {k: to_numpy(a) for k, a in self.received.items()}
 
     def _similarity(self, a: Tensor, b: Tensor) -> Tensor:
         if self.similarity == "dot":
@@ -206,5 +207,4 @@ class FedGC(FeatureTrainer):
         return F.cosine_similarity(a, b, dim=-1)
 
     def _representation(self) -> Arrays:
-        with eval_mode(self.model):
-            return {name: h.cpu().numpy() for name, h in representation(self).items()}
+        return {name: to_numpy(h) for name, h in representation(self).items()}

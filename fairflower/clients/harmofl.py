@@ -81,6 +81,7 @@ class HarmoFL(Trainer):
         x, mean, std = self.data.train.x, self.data.mean, self.data.std
         _normalise(self.model, x.shape[1:], mean, std, momentum, band)
         self.model.to(self.device)
+        self.end(0)  # trainers of other clients may have used the same model
 
     @classmethod
     def adapt(cls, model: nn.Module, federation: Federation, **arguments: Any) -> None:
@@ -94,6 +95,12 @@ class HarmoFL(Trainer):
         assert isinstance(layer, AmplitudeNorm)
         layer.track_running_stats = not bool(layer.running_mean.any())
         layer.batches = 0
+
+    def end(self, server_round: int) -> None:
+        """Keep the mean: only training changes it."""
+        layer = self.model.amplitude_norm
+        assert isinstance(layer, AmplitudeNorm)
+        layer.track_running_stats = False
 
 
 class AmplitudeNorm(nn.Module):

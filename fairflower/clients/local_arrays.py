@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflower.exchanges.personal import PersonalArrays
-from fairflower.models import initial_local_arrays, keep_local, local_tensors
+from fairflower.models import initial_local_arrays, keep_local, local_tensors, to_numpy
 from fairflower.training.trainer import Arrays, Trainer
 
 #: Key of `Trainer.state` for the client's values of these arrays.
@@ -53,8 +53,7 @@ class LocalArraysTrainer(Trainer):
         self.recall()
         metrics = super().train(server_round)
         own = {
-            name: tensor.to("cpu", copy=True).numpy()
-            for name, tensor in local_tensors(self.model).items()
+            name: to_numpy(tensor, copy=True) for name, tensor in local_tensors(self.model).items()
         }
         if self.keep == "server":
             self.returns[PersonalArrays.name] = own

@@ -1,10 +1,10 @@
 """Preparation of a data set on disk, once for all runs with the same federation.
 
 A prepared data set is a folder ``<home>/cache/data/<name>-<hash>`` with ``meta.json`` and a file
-per client. The hash covers all settings that affect the content, and the paths, sizes and
-modification times of the source files. The folder is written under a temporary name and then moved
-into place, so it is always either complete or absent, and several processes may prepare the same
-data set at once.
+per client. The hash covers all settings that affect the content, the paths, sizes and modification
+times of the source files, and the declared attributes of a user's own data set. The folder is
+written under a temporary name and then moved into place, so it is always either complete or absent,
+and several processes may prepare the same data set at once.
 """
 
 from __future__ import annotations

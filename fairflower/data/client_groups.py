@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import argument_to_key
-from fairflower.data.data_set import DataSet, too_few
+from fairflower.data.data_set import DataSet, labels_of, too_few
 from fairflower.data.federation import Ints
 from fairflower.data.partition import apply_partitioner
 from fairflower.errors import DataError
@@ -160,7 +160,9 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
         usable = [k for k, rows in enumerate(trained_on) if len(rows) > 1]
         if data_set.columns(domain, "test"):
             _refuse(config.name, "test_examples", config.test_examples)
-            tested_on = apply_partitioner(data_set, domain, "test", data_set.labels(domain, "test"))
+            tested_on = apply_partitioner(
+                data_set, domain, "test", labels_of(data_set, domain, "test")
+            )
             usable = [k for k in usable if k < len(tested_on) and len(tested_on[k])]
         if len(usable) < config.clients_per_domain:
             raise DataError(

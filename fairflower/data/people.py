@@ -98,7 +98,7 @@ def groups_by_client(
 
 
 def _checked(data_set: DataSet, domain: str, split: str, labels: Ints) -> Ints:
-    count, values = len(data_set.group_names), data_set.group_of(domain, split)
+    count, values = len(data_set.group_names), np.asarray(data_set.group_of(domain, split))
     where = f"{type(data_set).__name__}: {domain}: {split}: groups"
     found: Any = f"{values.dtype} {list(values.shape)}"
     if values.dtype != np.int64 or values.shape != labels.shape:

@@ -205,7 +205,7 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         table = _Table(*empty)
         seen: dict[str, int] = {}
         for number, row in enumerate(rows, start=2):
-            if None in row:  # the reader's key for values without a column
+            if any(row.get(None) or ()):  # values without a column
                 raise DataError(
                     f"{path}: row {number} has more values than the header. Quote texts that "
                     "contain commas."

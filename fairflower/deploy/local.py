@@ -124,6 +124,8 @@ def environment(home: Path) -> dict[str, str]:
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if direct != "*":  # with other entries, it would not mean all hosts
         direct = ",".join(filter(None, (direct, HOST)))
+    # For gRPC, "*" has no meaning.
+    grpc = os.environ.get("no_grpc_proxy", "")  # noqa: SIM112
     return {
         **os.environ,
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
@@ -133,6 +135,7 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONUTF8": "1",
         "no_proxy": direct,
         "NO_PROXY": direct,
+        "no_grpc_proxy": ",".join(filter(None, (grpc, direct.strip("*"), HOST))),
     }
 
 

@@ -72,12 +72,9 @@ class _Task:
     """A message that has not been answered yet."""
 
     message: Message
-    #: Records of the message that are in the object store.
-    stored: dict[str, Any]
-    #: Number of workers that died while processing the message.
-    deaths: int = 0
-    #: Whether the client has run out of GPU memory.
-    lacked_memory: bool = False
+    stored: dict[str, Any]  # records of the message that are in the object store
+    deaths: int = 0  # of workers that processed the message
+    lacked_memory: bool = False  # whether the client has run out of GPU memory
 
 
 @dataclass
@@ -155,6 +152,7 @@ class RayGrid(InlineGrid):
         arguments = ray.put(ray.cloudpickle.dumps(client_app)), sys.path, shared
         self._here = ray.get_runtime_context().get_node_id()
         self._tasks: deque[_Task] = deque()  # not sent yet
+        self._discarded: set[str] = set()  # ids of messages that nobody waits for
         # Node -> its pickled state, or a reference if the state is large.
         self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
         # Node and type -> duration of its last message.
@@ -228,10 +226,14 @@ class RayGrid(InlineGrid):
         return [replies[i] for i in ids if i in replies]
 
     def discard(self, message_ids: Collection[str]) -> None:
-        """Forget those of the messages that no worker has received."""
-        self._tasks = deque(
-            task for task in self._tasks if task.message.metadata.message_id not in message_ids
-        )
+        """Forget those of the messages that no worker has received; the others are not retried."""
+        self._discarded |= set(message_ids)
+        waiting, self._tasks = self._tasks, deque()
+        self._queue_first(waiting)
+
+    def _queue_first(self, tasks: Iterable[_Task]) -> None:
+        wanted = [t for t in tasks if t.message.metadata.message_id not in self._discarded]
+        self._tasks.extendleft(reversed(wanted))
 
     def close(self) -> None:
         """Stop the workers, and also Ray unless it is a cluster."""
@@ -341,7 +343,7 @@ class RayGrid(InlineGrid):
     def _replace_dead_worker(self, worker: Worker, error: Exception) -> list[Message]:
         """Replace a dead worker and queue its tasks again."""
         at_work, *queued = worker.batches.values()
-        self._tasks.extendleft(task for batch in reversed(queued) for task in reversed(batch.tasks))
+        self._queue_first(task for batch in queued for task in batch.tasks)
         worker.batches = {}
         self._workers.replace(worker)
         return self._try_again(at_work, error)
@@ -362,15 +364,14 @@ class RayGrid(InlineGrid):
             *(reason, left),
         )
         task.lacked_memory = True
-        self._tasks.extendleft(other for other in reversed(at_work) if other is not task)
-        self._tasks.appendleft(task)
+        self._queue_first([task, *(other for other in at_work if other is not task)])
         return []
 
     def _try_again(self, batch: _Batch, error: Exception) -> list[Message]:
         """Queue the tasks of a dead worker again; return error replies after a second death."""
         for task in batch.tasks:
             task.deaths += 1
-        self._tasks.extendleft(task for task in reversed(batch.tasks) if task.deaths == 1)
+        self._queue_first(task for task in batch.tasks if task.deaths == 1)
         return [failed(task.message, error) for task in batch.tasks if task.deaths > 1]
 
 

@@ -76,12 +76,12 @@ class SemanticAnchors(Exchange):
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
         try:
             weight = merged[f"{self.head}.weight"].astype(np.float64)
-            bias = merged[f"{self.head}.bias"].astype(np.float64)
         except KeyError as missing:
             raise ValueError(
                 f"The model has no array {missing}: anchors need the last linear layer. Pass its "
                 "name as SemanticAnchors(head=...)."
             ) from None
+        bias = np.asarray(merged.get(f"{self.head}.bias", np.zeros(len(weight))), np.float64)
         learned = self.parameters or initial(weight.shape, self.hidden, self.seed)
         with one_thread():  # results must not depend on the number of cores
             for _ in range(self.epochs):

@@ -147,6 +147,9 @@ def _torchscript(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
 def _state_dict(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
     from safetensors.torch import save
 
-    arrays = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}
+    arrays = {
+        name: tensor.clone(memory_format=torch.contiguous_format)  # all that safetensors stores
+        for name, tensor in whole.model.state_dict().items()
+    }
     # `save_file` would create a file that other users cannot read.
     path.write_bytes(save(arrays, dict(facts)))

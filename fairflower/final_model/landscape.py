@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split, prepare
 from fairflower.errors import ConfigError, RunFolderError
@@ -159,7 +160,10 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
         raise RunFolderError(
             f"{run.path} has no model.safetensors, because the run did not complete any round."
         )
-    model = build_model(config.model.to_receive(), config.client, federation, seed=0)
+    # As the clients build it: arrays that stay with them have their initial values.
+    keeps = issubclass(config.client.factory, LocalArraysTrainer)
+    spec, seed = (config.model, config.seed) if keeps else (config.model.to_receive(), 0)
+    model = build_model(spec, config.client, federation, seed=seed)
     try:
         set_arrays(model, load_file(path), config.model.name)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -108,7 +108,11 @@ def local_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _arrays(model: nn.Module) -> dict[str, Tensor]:
-    return model.travelling() if isinstance(model, Classifier) else model.state_dict()
+    """Return the arrays that may travel; a parameter with several names only by the first."""
+    arrays = model.travelling() if isinstance(model, Classifier) else model.state_dict()
+    first = {name for name, _ in model.named_parameters()}
+    again = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first
+    return {name: tensor for name, tensor in arrays.items() if name not in again}
 
 
 def frozen_digest(model: nn.Module) -> str:
@@ -141,12 +145,13 @@ def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     >>> {name: array.shape for name, array in copy_arrays(nn.Linear(3, 2)).items()}
     {'weight': (2, 3), 'bias': (2,)}
     """
-    return {
-        name: tensor.to(
-            "cpu", _sent_as(tensor), copy=True, memory_format=torch.contiguous_format
-        ).numpy()
-        for name, tensor in travelling(model).items()
-    }
+    return {name: to_numpy(tensor, copy=True) for name, tensor in travelling(model).items()}
+
+
+def to_numpy(tensor: Tensor, copy: bool = False) -> NDArray[Any]:
+    """Return a tensor as an array on the CPU; bfloat16 becomes float32."""
+    dense = torch.contiguous_format
+    return tensor.detach().to("cpu", _sent_as(tensor), copy=copy, memory_format=dense).numpy()
 
 
 def _sent_as(tensor: Tensor) -> torch.dtype:
@@ -175,7 +180,8 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
     if missing or excess:
         raise ValueError(
             f"{owner}: expected {len(tensors)} arrays, as in the model, but got {len(arrays)}. "
-            f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}."
+            f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}. (Of a tied parameter only "
+            "the first name is sent: send fairflower.models.copy_arrays(model).)"
         )
     for name, tensor in tensors.items():
         got = (arrays[name].dtype, arrays[name].shape)

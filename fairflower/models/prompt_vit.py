@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier, cached_first_stage
+from fairflower.models.bodies import as_rgb, resized
 
 if TYPE_CHECKING:  # two seconds to import, and every command reads FedGC's arguments
     from torchvision.models import VisionTransformer
@@ -134,11 +134,7 @@ class PromptViT(Classifier):
 
     def _class_token(self, x: Tensor, prompts: Tensor | None = None) -> Tensor:
         vit = self.vit
-        if x.shape[1] == 1:
-            x = x.expand(-1, 3, -1, -1)
-        size = (vit.image_size, vit.image_size)
-        if x.shape[2:] != size:
-            x = F.interpolate(x, size, mode="bilinear", antialias=True)
+        x = resized(as_rgb(x, "A ViT"), (vit.image_size, vit.image_size))
         patches = vit.conv_proj(x).flatten(2).transpose(1, 2)
         tokens = torch.cat([vit.class_token.expand(x.shape[0], -1, -1), patches], 1)
         tokens = tokens + vit.encoder.pos_embedding

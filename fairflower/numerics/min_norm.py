@@ -100,7 +100,7 @@ def min_norm_weights(
 
     g = (g + g.T) / 2
     start = _initial_weights(g.diagonal(), low, high)
-    values = np.einsum("mi,ij,mj->m", start, g, start)
+    values = ((start @ g) * start).sum(axis=1)
     simple, scale = start[values.argmin()], float(values.min())
     if scale <= 1e-24 * float(np.abs(g).max()):
         return MinNorm(simple, 0.0, 0.0, "closed form")

@@ -14,7 +14,6 @@ from rich.markup import escape
 
 from fairflower.config import (
     ClientConfig,
-    ModelConfig,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -23,15 +22,16 @@ from fairflower.config import (
 )
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, installed
 from fairflower.numerics.threads import cpus
-from fairflower.participation.availability import absolute_trace, check_same_trace
+from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
-from fairflower.server.checkpoint import check_same_data
+from fairflower.server.checkpoint import check_same_data, with_absolute_paths
 from fairflower.server.folder import runs_home
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
     from flwr.serverapp import Grid
     from rich.console import Console
 
+    from fairflower.config import DataConfig
     from fairflower.report import Run
     from fairflower.server.callbacks import OnRound
 
@@ -312,17 +312,16 @@ class Plan:
         that `participation.availability` names has changed.
         """
         planned = [(run_key(config.to_flat()), config) for config in self.runs]
+        keys = {key for key, _ in planned}
         earlier = [(run_key(run.config), run) for run in made]
         for key, run in earlier:
             check_same_data(run.path, run.info, run.config)
-            if key in dict(planned):
+            if key in keys:
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)
         completed = {key: run for key, run in earlier if run.status == "completed"}
         left = [config for key, config in planned if key not in completed]
-        for key, config in planned if left else ():
-            if key in completed:
-                _check_same_examples(completed[key], config)
+        _check_same_examples((completed[k], c) for k, c in planned if left and k in completed)
         return Plan(left)
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
@@ -387,20 +386,21 @@ def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
 
     Paths become absolute, as they are in run folders.
     """
-    model = ModelConfig(flat["model.name"], flat["model.weights"]).resolve()
-    absolute = {"model.name": model.name, "model.weights": model.weights}
-    absolute["participation.availability"] = absolute_trace(flat["participation.availability"])
-    return method_key({**flat, **absolute}), int(flat.get("seed", 0))
+    return method_key(with_absolute_paths(flat)), int(flat.get("seed", 0))
 
 
-def _check_same_examples(run: Run, config: RunConfig) -> None:
+def _check_same_examples(pairs: Iterable[tuple[Run, RunConfig]]) -> None:
     from fairflower.data import prepare  # slow to import
 
-    if run.info.get("digest", digest := prepare(config.data).digest) != digest:
-        raise ConfigError(
-            f"{run.path} is complete, but its clients had other examples than data.dir has now. "
-            "Restore the data, or choose another folder for the runs."
-        )
+    digests: dict[DataConfig, str] = {}
+    for run, config in pairs:
+        if (earlier := run.info.get("digest")) and config.data not in digests:
+            digests[config.data] = prepare(config.data).digest
+        if earlier and earlier != digests[config.data]:
+            raise ConfigError(
+                f"{run.path} is complete, but its clients had other examples than data.dir has "
+                "now. Restore the data, or choose another folder for the runs."
+            )
 
 
 def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:

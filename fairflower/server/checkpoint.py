@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import RunConfig, check_key, execution, keys, methods_of
+from fairflower.config import ModelConfig, RunConfig, check_key, execution, keys, methods_of
 from fairflower.config.methods import DEFAULT
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
+from fairflower.participation.availability import absolute_trace
 from fairflower.server.contents import read_config, read_facts
 
 #: Settings that may change when a run is resumed: execution settings except the folder, and the
@@ -114,7 +115,8 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     methods = methods_of(flat)
     for key, value in given.items():
         check_key(key, methods)
-        if key not in CHANGEABLE and value != flat.get(key):
+        before = with_absolute_paths(flat).get(key)
+        if key not in CHANGEABLE and with_absolute_paths({**flat, key: value}).get(key) != before:
             raise ConfigError(
                 f"{key} = {value!r} was given, but {run} is resumed with its settings ({key} = "
                 f"{flat.get(key)!r}). Only these may change: {', '.join(sorted(CHANGEABLE))}."
@@ -166,7 +168,7 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
         return  # without a checkpoint the run begins again
     if not begun:  # of an earlier version
         return
-    begun = keys() | begun
+    begun, flat = with_absolute_paths(keys() | begun), with_absolute_paths(flat)
     changed = [
         f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(flat.get(key, DEFAULT))}"
         for key in dict.fromkeys([*begun, *flat])
@@ -177,6 +179,14 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
             f"{run / 'config.toml'} has been changed since the run began: {'; '.join(changed)}. "
             "Undo the change, or start a new run with this file as --config."
         )
+
+
+def with_absolute_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all keys of a config with absolute paths, as in the config of a new run."""
+    model = ModelConfig(flat["model.name"], flat["model.weights"]).resolve()
+    trace = absolute_trace(flat["participation.availability"])
+    paths = {"model.name": model.name, "model.weights": model.weights}
+    return {**flat, **paths, "participation.availability": trace}
 
 
 def check_same_data(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -209,7 +219,7 @@ def resumable_configs(folder: Path) -> Iterator[RunConfig]:
 
 def _paths(run: Path) -> list[Path]:
     """Return the checkpoint files of a run folder, newest first."""
-    return sorted(run.glob("checkpoints/round-*.safetensors"), reverse=True)
+    return sorted(run.glob(f"checkpoints/round-{6 * '[0-9]'}.safetensors"), reverse=True)
 
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:

@@ -61,6 +61,11 @@ def check_place(folder: Path) -> None:
         pass
 
 
+#: Largest diagnostic that is stored, such as the cosines between 100 clients: those between 1,000
+#: are 20 MB of text in every round.
+MAX_DIAGNOSTIC = 10_000
+
+
 class RunFolder:
     """Writes a run's folder after every round, so that a killed run keeps its rounds.
 
@@ -207,9 +212,10 @@ class RunFolder:
         values: Mapping[str, NDArray[np.float64] | float],
         dropped: Mapping[int, str],
     ) -> None:
-        """Append the strategy's diagnostics of a round."""
+        """Append the diagnostics of a round, except those of more than `MAX_DIAGNOSTIC` numbers."""
         line: dict[str, Any] = {"round": server_round, "client_ids": list(client_ids)}
-        line |= {name: np.asarray(value).tolist() for name, value in values.items()}
+        small = {name: v for name, v in values.items() if np.size(v) <= MAX_DIAGNOSTIC}
+        line |= {name: np.asarray(value).tolist() for name, value in small.items()}
         if dropped:
             line["dropped"] = dict(dropped)
         self._add_diagnostics(line)
@@ -267,7 +273,8 @@ class RunFolder:
 #: Facts of a run -> what has changed if they differ on resuming, and where it comes from.
 _SOURCES = {
     **dict.fromkeys(
-        ("num_parameters", "model_bytes", "local_arrays"), ("model", "model.name or its class")
+        ("num_parameters", "model_bytes", "local_arrays", "local_part"),
+        ("model", "model.name, its class or client.name"),
     ),
     "metrics": ("metrics", "evaluate.metrics"),
     "digest": ("examples", "data.dir, or exactly the same sites"),

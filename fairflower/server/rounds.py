@@ -90,7 +90,6 @@ class RoundLoop:
         is saved.
         """
         model = saved.model if saved else self.setup.evaluator.arrays()
-        self.folder.model(model)
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and saved.server_round == last and not self.folder.is_tested(last):

@@ -196,6 +196,7 @@ class Session:
             sizes=saved.sizes,
             seconds=saved.seconds,
         )
+        folder.model(saved.model)
         return folder, saved
 
 

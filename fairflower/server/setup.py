@@ -19,7 +19,7 @@ from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, prepare
 from fairflower.data.people import check_comparable
 from fairflower.errors import ConfigError
-from fairflower.models import frozen_digest, initial_local_arrays
+from fairflower.models import frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
@@ -235,7 +235,7 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
     exchanges = config.client.factory.make_exchanges(config.client.args)
     local = initial_local_arrays(evaluator.model)
     for exchange in exchanges:
-        exchange.prepare({name: array.numpy(force=True) for name, array in local.items()})
+        exchange.prepare({name: to_numpy(array) for name, array in local.items()})
     if privacy.on:
         noise = privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
         exchanges = [*exchanges, NoisySum(*noise)]

@@ -86,7 +86,7 @@ class FedISM(FairStrategy):
         self.w: dict[int, float] = {}  # client -> weight; they sum to 1
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        return self._average(cohort, np.maximum(cohort.metrics["sharpness"], FLOOR))
+        return self._average(cohort, np.maximum(cohort.metrics[self.needs[0]], FLOOR))
 
     def _average(self, cohort: Cohort, S: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weights w of Eq. 14 for positive S, shape (K,)."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.strategy import Options
 from fairflower.arguments import Range, Search
-from fairflower.strategies.fedism import FLOOR, FedISM
+from fairflower.strategies.fedism import FedISM
 
 
 class FedISMPlus(FedISM):
@@ -108,4 +108,4 @@ class FedISMPlus(FedISM):
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         self.diagnostics["rho"] = self.radius(cohort.server_round)
-        return self._average(cohort, np.maximum(cohort.metrics[self.state], FLOOR))
+        return super().weigh(cohort)

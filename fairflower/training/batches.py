@@ -196,7 +196,8 @@ class Images(Examples):
         self.augment = Augment() if self.model or augment is None else augment
         _, _, height, width = x.shape
         pad = self.augment.crop_padding
-        padded = F.pad(torch.tensor(x, device=device), (pad, pad, pad, pad))
+        images = torch.tensor(x, device=device)
+        padded = F.pad(images, (pad, pad, pad, pad)) if pad else images  # F.pad would copy them
         # A view: crops[n, :, top, left] is image n cut at this corner, [C, H, W].
         self._crops = padded.unfold(2, height, 1).unfold(3, width, 1)
         self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)

@@ -148,5 +148,8 @@ def _delete_old_states(current: Path) -> None:
     oldest = time.time() - DAYS * 24 * 3600
     for run in current.parent.iterdir():
         with suppress(OSError):  # another client may delete it, too
-            if run != current and max(p.stat().st_mtime for p in (run, *run.iterdir())) < oldest:
+            # Its clients' folders are looked at only if it is old: there may be thousands.
+            if run == current or run.stat().st_mtime >= oldest:
+                continue
+            if max(path.stat().st_mtime for path in (run, *run.iterdir())) < oldest:
                 shutil.rmtree(run)

@@ -4,16 +4,17 @@ A strategy that needs more than the trained model sends names of `MEASUREMENTS` 
 one string: ``config["measure"] = "fisher,received_loss"``. Every trainer computes them in eval mode
 on its training examples, without augmentation. Measurements do not change the trained model.
 
-Measured arrays are sent as an ArrayRecord with the measurement's name. It has a float32 array for
-each trainable parameter, under the parameter's name, except for parameters that stay with the
-client. A representation is a single array named ``h``; the model determines its length.
+Measured arrays are sent as an ArrayRecord with the measurement's name. It has an array for each
+trainable parameter, under the parameter's name and with the type in which it is sent, except for
+parameters that stay with the client. A representation is a single array named ``h``; the model
+determines its length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from fairflower.config import unknown
 from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
-from fairflower.models import initial_local_arrays
+from fairflower.models import initial_local_arrays, to_numpy
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.training.batches import batch_sizes
@@ -277,10 +278,10 @@ def train_and_measure(
     names = requested(config)
     if WEIGHT_KEY in config:  # under secure aggregation `measure_received` has measured the others
         names = [n for n in names if MEASUREMENTS[n].model == "trained" or MEASUREMENTS[n].cached]
-    _read_round(trainer, config)
-    metrics, arrays = _measure(trainer, config, names, "received")
-    metrics |= trainer.train(server_round(config))
-    numbers, more = _measure(trainer, config, names, "trained")
+    with _radius_of(trainer, config):
+        metrics, arrays = _measure(trainer, config, names, "received")
+        metrics |= trainer.train(server_round(config))
+        numbers, more = _measure(trainer, config, names, "trained")
     if any(MEASUREMENTS[name].keeps for name in names):
         trainer.state[KEPT] = trainer.send()
     return metrics | numbers, arrays | more
@@ -292,8 +293,8 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
     ``steps`` is the number of steps that training will take. Raises ``ConfigError`` if a
     measurement is not a number.
     """
-    _read_round(trainer, config)
-    numbers, arrays = _measure(trainer, config, requested(config), "received")
+    with _radius_of(trainer, config):
+        numbers, arrays = _measure(trainer, config, requested(config), "received")
     if arrays:
         raise ConfigError(
             f"Secure aggregation does not support the measurement {next(iter(arrays))!r}, which is "
@@ -305,10 +306,17 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
     return numbers
 
 
-def _read_round(trainer: Trainer, config: Mapping[str, Any]) -> None:
+@contextmanager
+def _radius_of(trainer: Trainer, config: Mapping[str, Any]) -> Iterator[None]:
+    """Give the trainer the server's config, and for this message the server's radius, if any."""
     trainer.round_config = config
+    before = trainer.measure_rho, trainer.settings
     if "rho" in config:
         _set_radius(trainer, float(config["rho"]))
+    try:
+        yield
+    finally:
+        trainer.measure_rho, trainer.settings = before
 
 
 def _measure(
@@ -324,7 +332,7 @@ def _measure(
                 value = MEASUREMENTS[name].compute(trainer)
             if isinstance(value, Mapping):
                 kept = value.keys() - initial_local_arrays(trainer.model).keys()
-                arrays[name] = {k: t.cpu().numpy() for k, t in value.items() if k in kept}
+                arrays[name] = {k: to_numpy(t) for k, t in value.items() if k in kept}
             else:
                 numbers[name] = value
     return numbers, arrays

@@ -17,7 +17,7 @@ from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
 from fairflower.data import Split
 from fairflower.errors import ConfigError
-from fairflower.models import copy_arrays, set_arrays, trainable, travelling
+from fairflower.models import copy_arrays, set_arrays, to_numpy, trainable, travelling
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
@@ -124,8 +124,8 @@ class Trainer(TrainerSpec, Configurable):
     ----------
     model
         The network, which is moved to ``device``. Server and clients exchange the arrays of its
-        state dict (parameters and buffers), as float32 or int64; a `Classifier` may exclude some
-        (``Classifier.travelling``).
+        state dict (parameters and buffers), with their types (bfloat16 as float32); a `Classifier`
+        may exclude some (``Classifier.travelling``).
     data
         The client's examples. Raises ``ConfigError`` if the method cannot train on their kind.
     settings
@@ -273,7 +273,7 @@ class Trainer(TrainerSpec, Configurable):
     def to_named(self, values: Sequence[Tensor]) -> Arrays:
         """Return values, one per trainable parameter, as arrays on the CPU, by parameter name."""
         named = zip(trainable(self.model), values, strict=True)
-        return {name: value.cpu().numpy() for name, value in named}
+        return {name: to_numpy(value) for name, value in named}
 
     def from_named(self, arrays: Mapping[str, NDArray]) -> list[Tensor]:
         """Return one tensor per trainable parameter from named arrays; zeros if one is missing."""
@@ -351,6 +351,7 @@ class Trainer(TrainerSpec, Configurable):
                     f"{self}: the training loss became {total.item()} in epoch {epoch} of "
                     f"round {server_round}. Lower train.lr (now {self.settings.lr})."
                 )
+        optimizer.zero_grad()  # frees as much memory as the model has
         return total.item() / (epochs * len(self.train_examples))
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -395,13 +396,11 @@ class Trainer(TrainerSpec, Configurable):
             split,
             data.mean,
             data.std,
-            data.augment,
+            data.augment if purpose == "training" else None,
             device=self.device,
             model=self.model,
             first_stages=data.first_stages,
         )
-
-    # Names of the last version.
 
     def __str__(self) -> str:
         """Return the client's name for error messages."""

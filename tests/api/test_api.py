@@ -78,7 +78,10 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
     assert type(settings_of(nested)["seed"]) is int
     assert settings_of(None) == {}
     unset = {"data": {"dir": None}, "output-dir": None, "strategy.beta": None}
+    unset |= {"bound.clip-update-norm": None, "strategy.name": None}
     assert settings_of(unset) == {"strategy.beta": "none"}
+    with pytest.raises(ConfigError, match=r"Did you mean 'data\.dir'"):
+        settings_of({"data.dri": None})
 
 
 @pytest.mark.parametrize(

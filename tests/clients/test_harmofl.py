@@ -164,6 +164,23 @@ def test_a_common_amplitude_stays_and_training_is_sams_on_its_images() -> None:
         assert np.array_equal(array, expected)
 
 
+def test_a_trainer_leaves_nothing_in_a_network_that_others_use() -> None:
+    """Clients of a worker share the network, whose running mean only training may change."""
+    network = Net()
+    first = client(model=network)
+    first.train(1)
+    second = client(model=network)
+    before = second.send()[AMPLITUDE]
+    layer = network.amplitude_norm
+    network.train()
+    network(torch.zeros(2, 3, 8, 8))
+    np.testing.assert_array_equal(second.send()[AMPLITUDE], before)
+    assert isinstance(layer, AmplitudeNorm)
+    layer.track_running_stats = True  # as after a round that raised an error
+    client(model=network)
+    assert not layer.track_running_stats
+
+
 def test_the_trainer_tests_and_measures_on_normalised_images() -> None:
     trainer = client()
     assert isinstance(trainer, HarmoFL)

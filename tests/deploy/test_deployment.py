@@ -222,6 +222,7 @@ def test_no_proxy_is_asked_for_this_machine(
         monkeypatch.setenv("NO_PROXY", given)
         found = environment(tmp_path)
         assert found["no_proxy"] == found["NO_PROXY"] == expected
+        assert found["no_grpc_proxy"].endswith(HOST)
 
 
 def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from runs import config, history, run
 from torch import nn
 
 from fairflower.clients import Images
+from fairflower.config import RunConfig
+from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.final_model.contours import draw, levels_of
 from fairflower.final_model.landscape import (
@@ -26,9 +28,12 @@ from fairflower.final_model.landscape import (
     Surface,
     filter_normalized,
     landscape,
+    load_model,
     surfaces,
 )
+from fairflower.models import initial_local_arrays
 from fairflower.report import read_run
+from fairflower.training.build import build_model
 
 # --- directions --------------------------------------------------------------------------
 
@@ -163,6 +168,19 @@ def test_the_centre_is_the_loss_that_the_run_found(tmp_path: Path, client: str) 
         assert surface.center == pytest.approx(told[surface.domain], rel=1e-6)
         assert surface.loss[1, 1] == surface.center
     assert len({surface.center for surface in found.surfaces}) == 8
+
+
+@pytest.mark.parametrize("client", ["fedbn", "fedper"])
+def test_a_model_has_the_local_arrays_that_the_server_tested(tmp_path: Path, client: str) -> None:
+    settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
+    folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))
+    made = read_run(folder)
+    found = RunConfig.from_flat(made.config)
+    model = load_model(made, found, prepare(found.data))
+    like = build_model(found.model, found.client, prepare(found.data), seed=3)
+    assert initial_local_arrays(like)
+    for name, array in initial_local_arrays(like).items():
+        assert torch.equal(model.state_dict()[name], array)
 
 
 def test_seeds_choose_directions_and_images(tmp_path: Path) -> None:

@@ -264,6 +264,7 @@ def test_runs_come_in_stages_and_what_is_chosen_is_the_best_in_validation(file: 
             first = {r.settings: worst_half(r.accuracies) for r in mine if r.stage == SCREENING}
             again = {r.settings: worst_half(r.accuracies) for r in mine if r.stage == FINALISTS}
             assert {*again} == {*sorted(first, key=first.__getitem__)[-2:]}
+            again = {settings: again[settings] for settings in first if settings in again}
             best = max(again, key=lambda settings: first[settings] + again[settings])
             confirmed = [r for r in mine if r.stage == CONFIRMATION]
             assert {r.settings for r in confirmed} == {best}

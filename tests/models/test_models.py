@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -19,7 +20,7 @@ from torchvision.models import ResNet18_Weights
 from fairflower import models
 from fairflower.config import ModelConfig
 from fairflower.errors import ConfigError
-from fairflower.models import Classifier, resnet
+from fairflower.models import Classifier, copy_arrays, resnet, set_arrays
 from fairflower.registry import DATA_SETS, INIT_ONLY_WEIGHTS, MODELS, PRETRAINED
 from fairflower.testing import check_model
 
@@ -332,3 +333,15 @@ def test_the_data_sets_that_suit_imagenets_weights_are_named() -> None:
     text = " ".join((resnet.resnet18.__doc__ or "").split())
     (named,) = re.findall(r"built-in data sets, (.*) are normalized in this way", text)
     assert set(re.split(r", | and ", named)) == suited
+
+
+def test_a_tied_parameter_is_sent_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2, bias=False))
+    model[2].weight = model[0].weight
+    arrays = copy_arrays(model)
+    assert list(arrays) == ["0.weight", "0.bias"]
+    set_arrays(model, {name: array + 1 for name, array in arrays.items()}, "client 0")
+    np.testing.assert_array_equal(model[2].weight.detach(), arrays["0.weight"] + 1)
+    whole = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"Unknown: 2\.weight.*Of a tied parameter only the first"):
+        set_arrays(model, whole, "client 0")

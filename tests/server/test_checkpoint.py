@@ -103,10 +103,13 @@ def test_the_newest_checkpoints_are_kept_and_the_rest_is_swept_away(tmp_path):
     for server_round in range(12):
         checkpoint.save(tmp_path, made_up(server_round), keep=3)
         (tmp_path / "checkpoints" / ".round-9.tmp").write_text("half a file")
+    (tmp_path / "checkpoints" / "round-000009 (copy).safetensors").write_text("of the user")
     checkpoint.save(tmp_path, made_up(12), keep=3)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-        f"round-0000{n}.safetensors" for n in (10, 11, 12)
+        "round-000009 (copy).safetensors",
+        *(f"round-0000{n}.safetensors" for n in (10, 11, 12)),
     ]
+    assert checkpoint.rounds(tmp_path) == [10, 11, 12]
     saved = checkpoint.load(tmp_path)
     assert (saved.server_round, saved.model["w"].tolist()) == (12, [12, 12])
 
@@ -217,6 +220,17 @@ def test_states_are_kept_for_a_checkpoint_that_a_callback_asked_for(tmp_path):
     assert outcome(resume(folder)) == outcome(whole)
 
 
+def test_a_path_may_be_given_again_as_it_was(tmp_path, monkeypatch):
+    (tmp_path / "trace.csv").write_text("round,client\n1,0\n1,1\n1,2\n1,3\n")
+    monkeypatch.chdir(tmp_path)
+    trace = {"participation.availability": "trace.csv"}
+    folder = stopped(config(tmp_path, **trace), 2)
+    resumed = resumed_config(folder, trace)
+    assert resumed.participation.availability == str(tmp_path / "trace.csv")
+    with pytest.raises(ConfigError, match=r"availability = 'other\.csv' was given"):
+        resumed_config(folder, {"participation.availability": "other.csv"})
+
+
 def test_a_run_that_was_pruned_does_not_go_on(tmp_path):
     def prune(*_):
         raise Pruned("worse than others")
@@ -229,11 +243,12 @@ def test_a_run_that_was_pruned_does_not_go_on(tmp_path):
 def test_a_run_whose_end_cannot_be_written_says_how_it_goes_on(tmp_path, monkeypatch):
     whole = session(config(tmp_path / "whole")).run()
     with monkeypatch.context() as full:
-        full.setattr(checkpoint, "prune", lambda run, keep: os.listdir(tmp_path / "gone"))
+        full.setattr("fairflower.server.session._close", lambda *_: os.listdir(tmp_path / "gone"))
         made = session(config(tmp_path))
         with pytest.raises(WriteError, match="fairflower run --resume"):
             made.run()
-    assert json.loads((made.folder.path / "run.json").read_text())["status"] == "failed"
+    facts = json.loads((made.folder.path / "run.json").read_text())
+    assert (facts["status"], facts["rounds"]) == ("failed", 3)
     assert outcome(resume(made.folder.path)) == outcome(whole)
 
 

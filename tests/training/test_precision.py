@@ -9,7 +9,7 @@ import pytest
 import runs
 import torch
 from flwr.app import Context, RecordDict
-from toys import SETTINGS, exchanges, models_equal, run_toy_rounds, trainer
+from toys import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
 from fairflower import config, machine
 from fairflower.registry import CLIENTS
@@ -130,3 +130,18 @@ def test_a_machine_without_units_for_bf16_is_named(monkeypatch, tmp_path):
     log = (runs.run(made) / "log.txt").read_text()
     assert log.count("no known hardware support for bfloat16") == 1
     assert "weights and messages are float32" in log
+
+
+# --- networks whose parameters have 16 bits ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sgd", "scaffold", "feddyn", "fedbn", "fedper"])
+def test_networks_in_bfloat16_measure_and_keep_float32(name):
+    model = tiny_model().to(torch.bfloat16)
+    model.layer.register_forward_pre_hook(lambda layer, inputs: (inputs[0].bfloat16(),))
+    own = trainer(name, model=model)
+    _, arrays = train_and_measure(own, {"server-round": 1, "measure": "gradient"})
+    kept = [a for of in (*own.state.values(), *own.returns.values()) for a in of.values()]
+    assert kept or name == "sgd"
+    for array in (*arrays["gradient"].values(), *own.send().values(), *kept):
+        assert array.dtype in (np.float32, np.int64)
