@@ -6,6 +6,8 @@ import csv
 import html
 import re
 import shlex
+import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from command import call
 from safetensors.numpy import load_file
 from shipped import FOLDER
 
+from fairflower.engines.launch import simulate
 from fairflower.report import read_run
 
 ROOT = FOLDER.parent
@@ -86,3 +89,30 @@ def test_the_lora_example_is_one_command(
         assert sum(array.size for array in arrays.values()) == 20_866
         assert any("lora_" in name for name in arrays)
         assert len(read_run(path).clients) == 12
+
+
+def test_the_app_with_one_strategy_learns_for_its_worst_client(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As `flwr run` does it, but one client after another in this process."""
+    app = ROOT / "examples/one-strategy"
+    monkeypatch.syspath_prepend(str(app))
+    settings = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    server, client = (
+        import_module(f"one_strategy.{name}_app").app for name in ("server", "client")
+    )
+    assert settings["components"] == {
+        f"{name}app": f"one_strategy.{name}_app:app" for name in ("server", "client")
+    }
+    found = []
+    strategy = import_module("one_strategy.server_app").FedHEAL
+    aggregate = strategy.aggregate_evaluate
+
+    def noted(self: Any, *args: Any) -> Any:
+        found.append(aggregate(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(strategy, "aggregate_evaluate", noted)
+    simulate(server, client, 8, engine="inline", run_config=settings["config"])
+    assert len(found) == settings["config"]["num-server-rounds"]
+    assert found[-1]["worst-accuracy"] > found[0]["worst-accuracy"] + 0.1
