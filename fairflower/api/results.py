@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from rich.console import Console
 
 from fairflower.api.overrides import path_of
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.report import Analysis, Run, analyze, terminal_table, write_report, write_summary
 from fairflower.report.pages import html_table
 
@@ -211,10 +211,15 @@ class Result(Results):
 
     @property
     def model(self) -> dict[str, NDArray[np.generic]]:
-        """The arrays of the final global model, by name."""
+        """The arrays of the final global model, by name.
+
+        Raises ``RunFolderError`` if the run did not complete any round.
+        """
         from safetensors.numpy import load_file
 
-        return load_file(self.path / "model.safetensors")
+        if not (path := self.path / "model.safetensors").is_file():
+            raise RunFolderError(f"{path} is missing: the run did not complete any round.")
+        return load_file(path)
 
     def network(self, data_dir: str | PathLike[str] = "") -> Network:
         """Return the final global model as a torch module that accepts raw examples.

@@ -81,7 +81,8 @@ class HarmoFL(Trainer):
         x, mean, std = self.data.train.x, self.data.mean, self.data.std
         _normalise(self.model, x.shape[1:], mean, std, momentum, band)
         self.model.to(self.device)
-        self.end(0)  # trainers of other clients may have used the same model
+        # A trainer of another client may have used this model, and its round may have failed.
+        HarmoFL.end(self, 0)
 
     @classmethod
     def adapt(cls, model: nn.Module, federation: Federation, **arguments: Any) -> None:

@@ -161,7 +161,7 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
             f"{run.path} has no model.safetensors, because the run did not complete any round."
         )
     # As the clients build it: arrays that stay with them have their initial values.
-    keeps = issubclass(config.client.factory, LocalArraysTrainer)
+    keeps = issubclass(config.client.factory, LocalArraysTrainer) and run.info.get("local_arrays")
     spec, seed = (config.model, config.seed) if keeps else (config.model.to_receive(), 0)
     model = build_model(spec, config.client, federation, seed=seed)
     try:

@@ -110,8 +110,12 @@ def local_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _arrays(model: nn.Module) -> dict[str, Tensor]:
     """Return the arrays that may travel; a parameter with several names only by the first."""
     arrays = model.travelling() if isinstance(model, Classifier) else model.state_dict()
-    first = {name for name, _ in model.named_parameters()}
-    again = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first
+    first: dict[int, str] = {}
+    again = {
+        name
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if name in arrays and first.setdefault(id(p), name) != name
+    }
     return {name: tensor for name, tensor in arrays.items() if name not in again}
 
 
@@ -178,10 +182,12 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
     missing = ", ".join([name for name in tensors if name not in arrays][:3])
     excess = ", ".join([name for name in arrays if name not in tensors][:3])
     if missing or excess:
+        tied = ""
+        if set(arrays) & dict(model.named_parameters(remove_duplicate=False)).keys() - set(tensors):
+            tied = " Of tied parameters, send only the first: fairflower.models.copy_arrays(model)."
         raise ValueError(
             f"{owner}: expected {len(tensors)} arrays, as in the model, but got {len(arrays)}. "
-            f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}. (Of a tied parameter only "
-            "the first name is sent: send fairflower.models.copy_arrays(model).)"
+            f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}.{tied}"
         )
     for name, tensor in tensors.items():
         got = (arrays[name].dtype, arrays[name].shape)

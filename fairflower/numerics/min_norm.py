@@ -100,14 +100,15 @@ def min_norm_weights(
 
     g = (g + g.T) / 2
     start = _initial_weights(g.diagonal(), low, high)
-    values = ((start @ g) * start).sum(axis=1)
+    with one_thread():  # the same bits on any number of cores
+        values = ((start @ g) * start).sum(axis=1)
     simple, scale = start[values.argmin()], float(values.min())
     if scale <= 1e-24 * float(np.abs(g).max()):
         return MinNorm(simple, 0.0, 0.0, "closed form")
     scaled = g / scale
     solution = MinNorm(simple, sqrt(scale), _residual(scaled, simple, low, high), "uniform")
     for solver in SOLVERS:
-        with one_thread():  # the same bits on any number of cores
+        with one_thread():
             weights = _solve(scaled, low, high, solver)
         if weights is None:
             continue

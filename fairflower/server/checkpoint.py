@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import ModelConfig, RunConfig, check_key, execution, keys, methods_of
+from fairflower.config import (
+    ModelConfig,
+    RunConfig,
+    check_key,
+    check_values,
+    execution,
+    keys,
+    methods_of,
+)
 from fairflower.config.methods import DEFAULT
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
@@ -115,6 +123,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     methods = methods_of(flat)
     for key, value in given.items():
         check_key(key, methods)
+        check_values({key: value})
         before = with_absolute_paths(flat).get(key)
         if key not in CHANGEABLE and with_absolute_paths({**flat, key: value}).get(key) != before:
             raise ConfigError(

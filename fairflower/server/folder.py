@@ -214,8 +214,8 @@ class RunFolder:
     ) -> None:
         """Append the diagnostics of a round, except those of more than `MAX_DIAGNOSTIC` numbers."""
         line: dict[str, Any] = {"round": server_round, "client_ids": list(client_ids)}
-        small = {name: v for name, v in values.items() if np.size(v) <= MAX_DIAGNOSTIC}
-        line |= {name: np.asarray(value).tolist() for name, value in small.items()}
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        line |= {name: a.tolist() for name, a in arrays.items() if a.size <= MAX_DIAGNOSTIC}
         if dropped:
             line["dropped"] = dict(dropped)
         self._add_diagnostics(line)

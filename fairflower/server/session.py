@@ -123,6 +123,8 @@ class Session:
             try:
                 self._warn(setup)
                 progress.start(folder.path, saved.server_round if saved else 0)
+                if saved:
+                    folder.model(saved.model)
                 callbacks.begin(saved.server_round if saved else -1)
                 rounds = RoundLoop(self.grid, setup, folder, self.stop)
                 rounds.run(saved, progress, callbacks.round)
@@ -196,7 +198,6 @@ class Session:
             sizes=saved.sizes,
             seconds=saved.seconds,
         )
-        folder.model(saved.model)
         return folder, saved
 
 

@@ -68,7 +68,10 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
         (b"text,label\nhello,\n", "row 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
         (b"text,label,label\nhello,a,b\n", "found several columns named label. Rename all but one"),
-        (b"text,label\ngood, cheap,a\n", "row 2 has more values than the header. Quote texts"),
+        (
+            b"text,label\na,b,\ngood, cheap,a\n",
+            "row 3 has more values than the header. Quote texts",
+        ),
         (b"text,label\n\xff\xfe,a\n", "cannot be read as a CSV file in UTF-8"),
     ],
 )

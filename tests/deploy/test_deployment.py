@@ -218,11 +218,13 @@ def test_no_proxy_is_asked_for_this_machine(
             pool.submit(server.handle_request)
             assert LocalDeployment._answers(cast(LocalDeployment, trial))
     monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("no_grpc_proxy", "b.org")
     for given, expected in (("", HOST), ("a.org", f"a.org,{HOST}"), ("*", "*")):
         monkeypatch.setenv("NO_PROXY", given)
         found = environment(tmp_path)
         assert found["no_proxy"] == found["NO_PROXY"] == expected
-        assert found["no_grpc_proxy"].endswith(HOST)
+        others = {"*": ""}.get(expected, f"{expected},")
+        assert found["no_grpc_proxy"] == f"b.org,{others}{HOST}"
 
 
 def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) -> None:

@@ -275,6 +275,18 @@ def test_anchors_start_from_the_runs_seed():
     assert not np.array_equal(anchors(1), anchors(2))
 
 
+def test_a_head_without_bias_has_the_anchors_of_one_whose_bias_is_zero():
+    def anchors(model):
+        exchange = SemanticAnchors(head="fc", epochs=5)
+        rounds = Rounds(Uniform(exchanges=[exchange]), model, range(1))
+        rounds.step({0: {name: np.zeros_like(array) for name, array in model.items()}})
+        return exchange.anchors
+
+    weight = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    zero = {"fc.weight": weight, "fc.bias": np.zeros(3, np.float32)}
+    np.testing.assert_array_equal(anchors({"fc.weight": weight}), anchors(zero))
+
+
 def test_a_model_without_the_named_head_is_refused_with_the_remedy():
     rounds = Rounds(Uniform(exchanges=[SemanticAnchors(head="fc")]), MODEL, range(1))
     with pytest.raises(ValueError, match=r"'fc\.weight'.*SemanticAnchors\(head=\.\.\.\)"):

@@ -170,7 +170,7 @@ def test_the_centre_is_the_loss_that_the_run_found(tmp_path: Path, client: str) 
     assert len({surface.center for surface in found.surfaces}) == 8
 
 
-@pytest.mark.parametrize("client", ["fedbn", "fedper"])
+@pytest.mark.parametrize("client", ["lg-fedavg", "fedper"])
 def test_a_model_has_the_local_arrays_that_the_server_tested(tmp_path: Path, client: str) -> None:
     settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
     folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))

@@ -227,6 +227,8 @@ def test_a_path_may_be_given_again_as_it_was(tmp_path, monkeypatch):
     folder = stopped(config(tmp_path, **trace), 2)
     resumed = resumed_config(folder, trace)
     assert resumed.participation.availability == str(tmp_path / "trace.csv")
+    with pytest.raises(ConfigError, match=r"availability = 3: expected text"):
+        resumed_config(folder, {"participation.availability": 3})
     with pytest.raises(ConfigError, match=r"availability = 'other\.csv' was given"):
         resumed_config(folder, {"participation.availability": "other.csv"})
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 import torchvision
 from apps import replacing
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -354,6 +355,19 @@ def test_an_error_in_a_rule_is_told_in_short_and_the_log_has_its_traceback(tmp_p
 class TooMuch(FedAvg):
     def weigh(self, cohort):
         return 2 * super().weigh(cohort)
+
+
+class Verbose(FedAvg):
+    def weigh(self, cohort):
+        self.diagnostics |= {"small": torch.arange(3.0), "large": np.zeros((101, 101))}
+        return super().weigh(cohort)
+
+
+def test_diagnostics_of_too_many_numbers_are_not_stored(tmp_path):
+    folder = run(config(tmp_path, **{"strategy.name": f"{__name__}:Verbose"}))
+    lines = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+    assert [line["small"] for line in lines] == [[0.0, 1.0, 2.0]] * 2
+    assert not any("large" in line for line in lines)
 
 
 def test_invalid_weights_name_rule_and_round(tmp_path):
