@@ -219,7 +219,9 @@ def test_what_no_worker_has_received_is_forgotten_after_the_timeout():
     """As long as a worker is at work on an earlier message."""
 
     class Busy(RayGrid):
-        __init__ = InlineGrid.__init__
+        def __init__(self):
+            InlineGrid.__init__(self, ClientApp(), 2)
+            self._discarded = set()
 
         def push_messages(self, messages):
             ids = list(InlineGrid.push_messages(self, messages))
@@ -229,10 +231,13 @@ def test_what_no_worker_has_received_is_forgotten_after_the_timeout():
         def pull_messages(self, message_ids):
             return []
 
-    grid = Busy(ClientApp(), 2)
+    grid = Busy()
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
     assert send_and_receive(grid, messages, 0.0, threading.Event()) == []
     assert not grid._tasks
+    (task, *_) = (_Task(message, {}) for message in messages)
+    grid._queue_first([task])  # its worker died
+    assert not grid._tasks, "nobody waits for it any more"
 
 
 def test_waiting_ends_in_time():
