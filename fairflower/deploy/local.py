@@ -29,7 +29,8 @@ from fairflower.config import RunConfig, Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.errors import ConfigError, TrialError
 from fairflower.numerics.threads import cpus
-from fairflower.participation.availability import absolute_trace, read_availability
+from fairflower.participation.availability import read_availability
+from fairflower.server.checkpoint import with_absolute_paths
 
 HOST = "127.0.0.1"
 
@@ -184,15 +185,9 @@ def deployable(config: RunConfig) -> RunConfig:
     In runs with differential privacy the server tests it. Raises ``ConfigError`` if the settings
     do not allow this, or if the file of ``participation.availability`` cannot be read.
     """
-    availability = absolute_trace(config.participation.availability)
-    read_availability(availability, config.seed)
-    config = replace(
-        config,
-        model=config.model.resolve(),
-        evaluate=replace(config.evaluate, by="server" if config.privacy.on else "clients"),
-        participation=replace(config.participation, availability=availability),
-    )
-    return RunConfig.from_flat(config.to_flat())
+    read_availability(config.participation.availability, config.seed)
+    by = "server" if config.privacy.on else "clients"
+    return RunConfig.from_flat(with_absolute_paths(config.to_flat()) | {"evaluate.by": by})
 
 
 class LocalDeployment:
