@@ -25,8 +25,9 @@ from flwr.serverapp import strategy as flower
 from rich.console import Console
 
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.options import Options
 from fairflower.aggregation.records import decode_record
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range
 from fairflower.arrays import record_of
 from fairflower.config import RunConfig

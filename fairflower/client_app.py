@@ -20,10 +20,11 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.config import DataConfig, ModelConfig, RunConfig, is_setting
+from fairflower.config import DataConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
 from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import DataError, UserError
+from fairflower.registry.user_metrics import load_function
 from fairflower.secure.client import secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
@@ -47,8 +48,13 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     keeps = issubclass(run.client.factory, LocalArraysTrainer)
     trainer = build_trainer(
         run.client,
-        # The server sends all arrays except those that stay on the client.
-        _model(_network(run, keeps), run.client, federation, run.seed if keeps else 0),
+        # The server sends all arrays except those that stay on the client: no pretrained weights.
+        _model(
+            run.model if keeps else run.model.to_receive(),
+            run.client,
+            federation,
+            run.seed if keeps else 0,
+        ),
         data,
         run.train,
         client_id=client_id,
@@ -106,11 +112,6 @@ def _place(
     return client_id, federation, _data(federation, client_id, site)
 
 
-def _network(run: RunConfig, keeps: bool) -> ModelConfig:
-    """Return the network's config, without pretrained weights if the server sends all arrays."""
-    return run.model if keeps else run.model.to_receive()
-
-
 def _settings(config: Mapping[str, Any]) -> RunConfig:
     return _run_config(tuple((key, value) for key, value in config.items() if is_setting(key)))
 
@@ -141,6 +142,12 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 
 _model = lru_cache(maxsize=2)(build_model)
+
+
+def forget_code() -> None:
+    """Forget networks and metrics, whose code may have been reloaded in a notebook."""
+    _model.cache_clear()
+    load_function.cache_clear()
 
 
 @lru_cache(maxsize=2)

@@ -321,7 +321,7 @@ def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
 def test_the_partitioner_of_the_page_gives_a_client_two_classes(programs: Any) -> None:
     data_set = programs("pathological.py")["TwoClasses"](DataConfig(clients_per_domain=5))
     labels = np.arange(100) % 10
-    parts = apply_partitioner(data_set, "cifar10", "train", labels)
+    parts, _ = apply_partitioner(data_set, "cifar10", labels)
     assert [len(set(labels[part])) for part in parts] == [2] * 5
     rows = np.concatenate(parts)
     assert len(rows) == len(set(rows)) > 0

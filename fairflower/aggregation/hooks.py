@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import is_buffer
+from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
 
 Diagnostic = NDArray[np.float64] | float
@@ -135,7 +136,14 @@ class StrategyHooks:
         return tuple(dict.fromkeys((*self.needs, *others)))
 
     def buffers_of(self, model: Arrays) -> frozenset[str]:
-        """Return the names of the model's arrays that are not trained."""
-        if self.buffers is not None:
-            return self.buffers
-        return frozenset(name for name, array in model.items() if is_buffer(name, array))
+        """Return the names of the model's arrays that are not trained.
+
+        Raises ``ConfigError`` if ``buffers`` has a name that the model lacks.
+        """
+        given = self.buffers or frozenset()
+        if unknown := sorted(given - model.keys()):
+            raise ConfigError(
+                f"buffers: the model has no array {unknown[0]!r}; its arrays are "
+                f"{', '.join(list(model)[:5])}, ..."
+            )
+        return given.union(name for name, array in model.items() if is_buffer(name, array))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import strategy_utils
 
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
@@ -32,18 +34,39 @@ class EnrolledClients:
         node = message.metadata.dst_node_id
         return self.clients.get(node, node)
 
+    def connected(self, grid: Grid, at_least: int) -> dict[int, int]:
+        """Return node ids by client id: of all clients, or of those connected if none is enrolled.
+
+        Waits for ``at_least`` connected nodes, since Flower's ``FedAvg`` counts them before it
+        waits: in round 1 it would select among the first that connected.
+        """
+        if self.nodes is not None:
+            return self.nodes
+        nodes = strategy_utils.sample_nodes(grid, at_least, 0)[1]
+        return {self.clients.get(node, node): node for node in nodes}
+
+    def merged_round(self, rounds: Mapping[int, int], client: int) -> dict[str, int]:
+        """Return the client's last merged round; the client discards its state from later rounds.
+
+        Without enrolled clients, nothing is sent to an unknown client, because the server may have
+        merged it before a restart.
+        """
+        last = rounds.get(client, None if self.nodes is None else 0)
+        return {} if last is None else {"merged-round": last}
+
     def draw(
         self,
         server_round: int,
         seed: int,
         size: tuple[float, int],
+        nodes: Mapping[int, int],
         availability: Callable[[int, Collection[int]], list[int]] | None = None,
     ) -> Draw:
         """Return the draw of a round; raise ``RoundFailed`` if no client is available.
 
-        ``size`` is the share of all clients to select, and the smallest number to select.
+        ``size`` is the share of the clients in ``nodes`` to select, and the smallest number.
         """
-        clients = sorted(self.nodes or ())
+        clients = sorted(nodes)
         fraction, at_least = size
         wanted = max(int(len(clients) * fraction + 1e-9), at_least)
         if availability is not None and not (clients := availability(server_round, clients)):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy import strategy_utils
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, partial_squared_sums
@@ -178,6 +179,41 @@ def scalar_metrics(content: RecordDict) -> MetricRecord:
         except OverflowError:  # Python cannot even print every integer of this size
             raise InvalidReply(f"{name}: an integer too large for a float") from None
     return MetricRecord(scalars)
+
+
+def stack_common_metrics(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics that all records have, shape (K,) each."""
+    keys = [key for key in records[0] if all(key in record for record in records)]
+    return {key: np.array([record[key] for record in records], float) for key in keys}
+
+
+def aggregate_metrics(
+    metrics: Mapping[str, NDArray[np.float64]],
+    examples_key: str,
+    function: Callable[[list[RecordDict], str], MetricRecord],
+    contents: list[RecordDict],
+) -> MetricRecord:
+    """Average the clients' metrics, except ids, over examples, or call the user's function."""
+    if function is not strategy_utils.aggregate_metricrecords:
+        return function(contents, examples_key)
+    weights = metrics[examples_key] / metrics[examples_key].sum()
+    skip = {examples_key, "client-id", "state-round"}
+    means = {k: float(weights @ v) for k, v in metrics.items() if k not in skip}
+    lists = {k: (weights @ v).tolist() for k, v in _common_lists(contents).items()}
+    return MetricRecord({**lists, **means})
+
+
+def _common_lists(contents: Sequence[RecordDict]) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics that are lists of the same length for all clients, shape (K, N) each."""
+    lists = [
+        {k: v for record in c.metric_records.values() for k, v in record.items()} for c in contents
+    ]
+    shapes = [{k: np.shape(v) for k, v in every.items()} for every in lists]
+    return {
+        key: np.array([every[key] for every in lists], float)
+        for key, shape in shapes[0].items()
+        if shape and key.isprintable() and all(other.get(key) == shape for other in shapes)
+    }
 
 
 def is_buffer(name: str, array: NDArray[Any]) -> bool:

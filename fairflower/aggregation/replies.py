@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import strategy as flower
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
@@ -35,6 +32,7 @@ from fairflower.aggregation.records import (
     length,
     measured_arrays,
     scalar_metrics,
+    stack_common_metrics,
 )
 from fairflower.errors import ConfigError, Diverged, RoundFailed, logger
 
@@ -82,7 +80,7 @@ class ReplyFilter:
             # An error reply for a dead node comes from the SuperLink, not from the node.
             question = reply.metadata.reply_to_message_id
             node = asked.get(question, reply.metadata.src_node_id)
-            client = client_at.get(node, node)
+            client = self.enrolled.clients.get(node, node)
             if (asked and question not in asked) or node not in waiting:
                 logger.warning(
                     "Round %d ignores a reply from client %d, because it is late or the client has "
@@ -114,7 +112,7 @@ class ReplyFilter:
         for node in waiting:
             away = (asked or client_at) and node not in asked.values()
             why = "its SuperNode is not connected" if away else "no reply before the timeout"
-            self.dropped[client_at.get(node, node)] = why
+            self.dropped[self.enrolled.clients.get(node, node)] = why
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)
         return answers
@@ -303,6 +301,8 @@ class ReplyParser:
     ) -> Cohort:
         """Return the replies as a cohort, in the order of client ids."""
         ordered = [members[i] for i in sorted(members)]
+        if server_round == 1:
+            self._warn_of_unread(ordered[0].content)
         metrics = stack_common_metrics([member.metrics for member in ordered])
         return Cohort(
             server_round=server_round,
@@ -340,6 +340,22 @@ class ReplyParser:
                 "started. Restore its data, or start a new run"
             )
 
+    def _warn_of_unread(self, content: RecordDict) -> None:
+        read = {
+            self.strategy.arrayrecord_key,
+            *(*self.strategy.measurements, *self.strategy.reads),
+            *(exchange.name for exchange in self.strategy.exchanges),
+        }
+        unread = sorted(content.array_records.keys() - read)
+        if unread and len(content.array_records) > 1:
+            logger.warning(
+                "Clients send the ArrayRecord %r, which %s does not read. A trainer that shares "
+                "more than the model, such as SCAFFOLD, learns nothing without its exchange: pass "
+                "the strategy exchanges=[ControlVariates()].",
+                unread[0],
+                type(self.strategy).__name__,
+            )
+
     def _model_in(self, content: RecordDict) -> ArrayRecord:
         records, key = content.array_records, self.strategy.arrayrecord_key
         if key in records:
@@ -373,10 +389,20 @@ class ReplyParser:
             if name in self.strategy.REPRESENTATIONS:
                 arrays = check_representation(arrays)
             else:
-                arrays = check_arrays(arrays, self.trained)
+                arrays = self._trained(arrays)
             if name in self.strategy.NON_NEGATIVE:
                 check_non_negative(arrays)
         return arrays
+
+    def _trained(self, arrays: Arrays) -> Arrays:
+        """Return arrays for the trained parameters; ``InvalidReply`` says which should be named."""
+        try:
+            return check_arrays(arrays, self.trained)
+        except InvalidReply as problem:
+            if absent := next((name for name in self.trained if name not in arrays), ""):
+                remedy = f"If {absent!r} is not trained, add it to the strategy's buffers=[...]"
+                problem.args = (f"{problem}. {remedy}",)
+            raise
 
     def _returned(self, exchange: Exchange, content: RecordDict, metrics: MetricRecord) -> Arrays:
         """Return a client's arrays for an exchange."""
@@ -389,28 +415,6 @@ class ReplyParser:
             arrays = decode_record(content.array_records[exchange.name])
             examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
             return exchange.check(arrays, self.trained, examples)
-
-
-def stack_common_metrics(records: Sequence[MetricRecord]) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics that all records have, shape (K,) each."""
-    keys = [key for key in records[0] if all(key in record for record in records)]
-    return {key: np.array([record[key] for record in records], float) for key in keys}
-
-
-def aggregate_metrics(
-    metrics: Mapping[str, NDArray[np.float64]],
-    examples_key: str,
-    function: Callable[[list[RecordDict], str], MetricRecord],
-    contents: list[RecordDict],
-) -> MetricRecord:
-    """Average the clients' metrics, except ids, over examples, or call the user's function."""
-    if function is not flower.strategy_utils.aggregate_metricrecords:
-        return function(contents, examples_key)
-    sizes = metrics[examples_key]
-    skip = {examples_key, "client-id", "state-round"}
-    return MetricRecord(
-        {k: float(sizes / sizes.sum() @ v) for k, v in metrics.items() if k not in skip}
-    )
 
 
 def shorten_error(reason: str) -> str:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -68,11 +69,20 @@ def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any
 def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
     """Return nested dicts of numbers, None and arrays as named arrays.
 
-    Keys are text or whole numbers. A ``TypeError`` names the path of any other value.
+    Keys are text or whole numbers. A ``TypeError`` names any other key, and the path of any other
+    value.
     """
     flat: Arrays = {}
     for key, value in state.items():
-        path = parent + (f"#{key}" if isinstance(key, int) else key.translate(_ESCAPES))
+        if isinstance(key, Integral):
+            path = f"{parent}#{int(key)}"
+        elif isinstance(key, str):
+            path = parent + key.translate(_ESCAPES)
+        else:
+            raise TypeError(
+                f"{parent}{key!r}: a key of type {type(key).__name__} cannot be kept from round to "
+                "round. Use text or whole numbers."
+            )
         if isinstance(value, Mapping) and value:
             flat |= flatten_state(value, path + "/")
         elif isinstance(value, Mapping):

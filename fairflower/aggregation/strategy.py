@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -14,14 +14,15 @@ from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.exchange import Exchange, clip_cohort
-from fairflower.aggregation.hooks import Diagnostic, StrategyHooks
+from fairflower.aggregation.exchange import clip_cohort
+from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import (
     EnrolledClients,
     add_client_arrays,
     add_client_config,
     check_dp_compatible,
 )
+from fairflower.aggregation.options import Observer, Options, checked_options
 from fairflower.aggregation.participation import (
     Draw,
     Participation,
@@ -30,62 +31,19 @@ from fairflower.aggregation.participation import (
     checked_choice,
     note_merged,
 )
-from fairflower.aggregation.records import check_finite, check_test, decode_record, is_finite
-from fairflower.aggregation.replies import (
-    ReplyFilter,
-    ReplyParser,
+from fairflower.aggregation.records import (
     aggregate_metrics,
+    check_finite,
+    check_test,
+    decode_record,
+    is_finite,
     stack_common_metrics,
 )
+from fairflower.aggregation.replies import ReplyFilter, ReplyParser
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, require
-
-#: Called with each merged cohort; the result is added to the round's diagnostics.
-Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
-
-
-class Options(TypedDict, total=False):
-    """Arguments that every strategy accepts in addition to those of its paper.
-
-    The first ten are those of ``flwr.serverapp.strategy.FedAvg``, unchanged.
-    """
-
-    fraction_train: float
-    fraction_evaluate: float
-    min_train_nodes: int
-    min_evaluate_nodes: int
-    min_available_nodes: int
-    weighted_by_key: str
-    arrayrecord_key: str
-    configrecord_key: str
-    train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
-    evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
-    #: Names of arrays that are not trained. By default integer arrays and names ending in
-    #: ``running_mean``, ``running_var``, ``num_batches_tracked``.
-    buffers: Collection[str] | None
-    #: Smallest number of usable replies in a round; with fewer, ``RoundFailed`` is raised. By
-    #: default half of the selected clients, rounded up.
-    min_clients: int | None
-    #: Shared state that the clients' training method needs in addition to the model.
-    exchanges: Sequence[Exchange]
-    #: Functions that are called with every merged cohort; their results are added to
-    #: ``diagnostics``. Checkpoints include the ``STATE`` of an observer.
-    observers: Sequence[Observer]
-    #: Cap on a client's weight, at least 1/K; the excess goes to the others in proportion to
-    #: their weights. 1, the default, means no cap.
-    max_client_weight: float
-    #: Cap on an update's norm, absolute and as a multiple of the round's median norm; larger
-    #: updates are scaled down. The second cap also applies to clients' arrays for exchanges.
-    #: None, the default, means no cap.
-    clip_update_norm: float | None
-    clip_update_median: float | None
-    #: Policy that selects the clients of a round. By default `Uniform`.
-    participation: Participation
-    #: Function of the round and all client ids that returns the ids of available clients. By
-    #: default all clients are available.
-    availability: Callable[[int, Collection[int]], list[int]] | None
 
 
 class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
@@ -114,26 +72,17 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def __init__(self, **options: Unpack[Options]) -> None:
         if self.extra:
             require(self.extra, type(self).__name__)
-        buffers = options.pop("buffers", None)
-        self.buffers = None if buffers is None else frozenset(buffers)
-        self.min_clients = options.pop("min_clients", None)
-        if self.min_clients is not None and self.min_clients < 1:
-            raise ValueError(f"min_clients = {self.min_clients}: expected at least 1.")
-        self.exchanges = tuple(options.pop("exchanges", ()))
-        self.observers = tuple(options.pop("observers", ()))
-        self.max_client_weight = options.pop("max_client_weight", 1.0)
-        self.clip_update_norm = options.pop("clip_update_norm", None)
-        self.clip_update_median = options.pop("clip_update_median", None)
-        self.participation = options.pop("participation", Uniform())
-        self.availability = options.pop("availability", None)
-        if not 0 < self.max_client_weight <= 1:
-            raise ValueError(
-                f"max_client_weight = {self.max_client_weight}: expected a number in (0, 1]."
-            )
-        for name in ("clip_update_norm", "clip_update_median"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ValueError(f"{name} = {value}: expected a positive number, or None.")
-        super().__init__(**options)  # type: ignore[misc]
+        values = checked_options(options)
+        self.buffers = values.pop("buffers")
+        self.min_clients: int | None = values.pop("min_clients")
+        self.exchanges = values.pop("exchanges")
+        self.observers: Sequence[Observer] = values.pop("observers")
+        self.max_client_weight: float = values.pop("max_client_weight")
+        self.clip_update_norm: float | None = values.pop("clip_update_norm")
+        self.clip_update_median: float | None = values.pop("clip_update_median")
+        self.participation: Participation = values.pop("participation")
+        self.availability = values.pop("availability")
+        super().__init__(**values)
         self.diagnostics = {}
         self.client_ids: tuple[int, ...] = ()
         self.client_metrics: dict[str, NDArray[np.float64]] = {}
@@ -188,6 +137,19 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         for exchange in self.exchanges:
             exchange.seed = seed
 
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        **options: Any,
+    ) -> flower.Result:
+        """Run rounds (see Flower's ``FedAvg``), from the state of earlier ones, if there is any."""
+        config = ConfigRecord({"num-server-rounds": num_rounds, **(train_config or {})})
+        return super().start(grid, initial_arrays, num_rounds, timeout, config, **options)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -200,24 +162,26 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.read_config(config)
         if self.measurements:
             config["measure"] = ",".join(self.measurements)
-        if self.enrolled.nodes is None:
+        nodes = self.enrolled.connected(grid, self.min_available_nodes)
+        self.population = len(nodes)
+        uniform = type(self.participation) is Uniform and self.availability is None
+        if self.enrolled.nodes is None and uniform:
             messages = list(super().configure_train(server_round, arrays, config, grid))
-            self.population = len(list(grid.get_node_ids()))
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            draw = self._draw(server_round)
+            draw = self._draw(server_round, nodes)
             chosen = checked_choice(self.participation, draw, self._candidate_losses)
-            nodes = [self.enrolled.nodes[client] for client in chosen]
-            messages = list(self._construct_messages(content, nodes, MessageType.TRAIN))
-            self.population = len(self.enrolled.nodes)
+            asked = [nodes[client] for client in chosen]
+            messages = list(self._construct_messages(content, asked, MessageType.TRAIN))
         for exchange in self.exchanges:
             if shared := exchange.broadcast(server_round):
                 for message in messages:
                     message.content[exchange.name] = record_of(shared)
         for message in messages:
             client = self.enrolled.client_of(message)
-            values = {**self._last_merged(client), **self.tell(client)}
+            merged_round = self.enrolled.merged_round(self.merged_rounds, client)
+            values: dict[str, float | str] = {**merged_round, **self.tell(client)}
             for exchange in self.exchanges:
                 values |= exchange.tell(client)
             add_client_config(message, self.configrecord_key, values)
@@ -234,8 +198,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         `note_candidates` reads the replies. The list is empty if the policy has no candidates.
         """
         self._candidate_losses = {}
-        candidates = checked_candidates(self.participation, self._draw(server_round))
-        if not candidates or self.enrolled.nodes is None:
+        if self.enrolled.nodes is None:
+            return []
+        draw = self._draw(server_round, self.enrolled.nodes)
+        if not (candidates := checked_candidates(self.participation, draw)):
             return []
         config["server-round"], config["split"] = server_round, "train"
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
@@ -264,12 +230,13 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             size = (self.fraction_evaluate, self.min_evaluate_nodes)
-            draw = self.enrolled.draw(server_round, self.seed, size)
+            draw = self.enrolled.draw(server_round, self.seed, size, self.enrolled.nodes)
             nodes = [self.enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:
             client = self.enrolled.client_of(message)
-            add_client_config(message, self.configrecord_key, self._last_merged(client))
+            merged_round = self.enrolled.merged_round(self.merged_rounds, client)
+            add_client_config(message, self.configrecord_key, merged_round)
             add_client_arrays(message, self.exchanges, client)
         self._asked_to_test = messages
         return messages
@@ -362,19 +329,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     # --- internals -------------------------------------------------------------------
 
-    def _draw(self, server_round: int) -> Draw:
+    def _draw(self, server_round: int, nodes: Mapping[int, int]) -> Draw:
         size = (self.fraction_train, self.min_train_nodes)
-        return self.enrolled.draw(server_round, self.seed, size, self.availability)
-
-    def _last_merged(self, client: int) -> dict[str, float | str]:
-        """Return the client's last merged round; the client discards its state from later rounds.
-
-        Without enrolled clients, nothing is sent to an unknown client, because the server may have
-        merged it before a restart.
-        """
-        default = None if self.enrolled.nodes is None else 0
-        last = self.merged_rounds.get(client, default)
-        return {} if last is None else {"merged-round": last}
+        return self.enrolled.draw(server_round, self.seed, size, nodes, self.availability)
 
     def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
         """Return a filter for the replies to these messages, which fills ``self.dropped``."""

@@ -47,14 +47,14 @@ def pack(
         Arrays of the model.
     measured
         Named arrays for each kind, such as ``fisher``, with a value for each trained parameter, in
-        the order of the model. CPU tensors are accepted.
+        the order of the model. Tensors are accepted, on any device; bfloat16 becomes float32.
 
     Returns
     -------
     list of arrays, dict
         All arrays, and the metric; the dict is empty if ``measured`` is empty.
     """
-    extra = [np.asarray(array) for arrays in measured.values() for array in arrays.values()]
+    extra = [_array(value) for arrays in measured.values() for value in arrays.values()]
     names = {name: list(arrays) for name, arrays in measured.items()}
     return [*model, *extra], {MEASURED: json.dumps(names)} if names else {}
 
@@ -99,6 +99,14 @@ def split(
     count = sum(map(len, _names(note, SHARED).values()))
     place = max(0, len(parameters) - count)
     return list(parameters[:place]), unpack(note, parameters[place:], SHARED)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if hasattr(value, "detach"):  # a tensor; PyTorch may be absent
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # NumPy has none
+            value = value.float()
+    return np.asarray(value)
 
 
 def _names(note: str, name: str) -> dict[str, list[str]]:

@@ -26,6 +26,7 @@ from fairflower.aggregation.records import decode_record
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.classic.packing import MEASURED, SHARED, unpack
+from fairflower.errors import ConfigError
 from fairflower.flower_compat import ensure_task_identity, proxy_node_id, set_message_id
 from fairflower.strategies.fedavg import FedAvg
 
@@ -40,9 +41,10 @@ class LegacyStrategy(Strategy):
     """A ``flwr.server.strategy.Strategy`` that uses a fairflower strategy.
 
     The strategy gets the same messages as with Flower's message API and computes exactly the same
-    results. Each client must be a `flwr.client.NumPyClient` that appends measured arrays to its
-    parameters (`fairflower.classic.packing.pack`) and reports measured numbers in its metrics. In
-    both directions, arrays of exchanges follow the model's arrays
+    results. It selects among all clients of the client manager; a manager's own ``sample`` and
+    ``Criterion`` are not called. Each client must be a `flwr.client.NumPyClient` that appends
+    measured arrays to its parameters (`fairflower.classic.packing.pack`) and reports measured
+    numbers in its metrics. In both directions, arrays of exchanges follow the model's arrays
     (`fairflower.classic.packing.split`). `fairflower.classic.client.NumPyTrainer` is a client that
     does this.
 
@@ -56,6 +58,9 @@ class LegacyStrategy(Strategy):
         statistics and are required by exchanges. By default a random client sends the model. In
         this case, and for ``Parameters``, arrays are named "0", "1", ..., and only integer arrays
         are treated as not trained unless the strategy's ``buffers`` names more.
+    fit_metrics_aggregation_fn, evaluate_metrics_aggregation_fn : callable, optional
+        Maps a list of (number of examples, metrics) of the clients to metrics, as in Flower. By
+        default numbers are averaged.
     on_fit_config_fn, on_evaluate_config_fn : callable, optional
         Maps the round number to additional values for the clients' config.
     evaluate_fn : callable, optional
@@ -90,10 +95,24 @@ class LegacyStrategy(Strategy):
         strategy: FairStrategy,
         initial_parameters: Mapping[str, NDArray[Any]] | Parameters | None = None,
         *,
+        fit_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics] | None = None,
+        evaluate_metrics_aggregation_fn: (
+            Callable[[list[tuple[int, Metrics]]], Metrics] | None
+        ) = None,
         on_fit_config_fn: Callable[[int], Metrics] | None = None,
         on_evaluate_config_fn: Callable[[int], Metrics] | None = None,
         evaluate_fn: Callable[[int, NDArrays, Metrics], tuple[float, Metrics] | None] | None = None,
     ) -> None:
+        if not isinstance(strategy, FairStrategy):
+            raise ConfigError(
+                f"strategy = {strategy!r}: expected fairflower's, such as FedHEAL(tau=0.4)."
+            )
+        if not isinstance(initial_parameters, Mapping | Parameters | None):
+            raise ConfigError(
+                f"initial_parameters has type {type(initial_parameters).__name__}: expected a dict "
+                "{name: array}, Flower's Parameters (ndarrays_to_parameters makes them of a list), "
+                "or None."
+            )
         if strategy.exchanges and not isinstance(initial_parameters, Mapping):
             names = ", ".join(type(exchange).__name__ for exchange in strategy.exchanges)
             raise ValueError(
@@ -101,6 +120,8 @@ class LegacyStrategy(Strategy):
                 f"of initial parameters: {{k: v.numpy() for k, v in net.state_dict().items()}}."
             )
         self.strategy = strategy
+        self.fit_metrics_aggregation_fn = fit_metrics_aggregation_fn
+        self.evaluate_metrics_aggregation_fn = evaluate_metrics_aggregation_fn
         self.on_fit_config_fn = on_fit_config_fn
         self.on_evaluate_config_fn = on_evaluate_config_fn
         self.evaluate_fn = evaluate_fn
@@ -149,7 +170,10 @@ class LegacyStrategy(Strategy):
             self._check_secure_aggregation()
         replies = _replies(self._asked, results, failures, self._fit_content)
         merged, metrics = self.strategy.aggregate_train(server_round, replies)
-        return (None if merged is None else _parameters(merged)), _plain(metrics)
+        means = _plain(metrics)
+        if self.fit_metrics_aggregation_fn:
+            means = self.fit_metrics_aggregation_fn(self._sent_metrics(results, self._asked))
+        return (None if merged is None else _parameters(merged)), means
 
     def _check_secure_aggregation(self) -> None:
         """Raise ``ValueError`` if the strategy needs more than the mean of the models."""
@@ -218,12 +242,26 @@ class LegacyStrategy(Strategy):
         replies = _replies(self._asked_to_test, results, failures, content)
         means = _plain(self.strategy.aggregate_evaluate(server_round, replies))
         loss = means.pop("eval_loss", None)
+        if self.evaluate_metrics_aggregation_fn:
+            sent = self._sent_metrics(results, self._asked_to_test)
+            means = self.evaluate_metrics_aggregation_fn(sent)
         return (None if loss is None else float(loss)), means
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, Metrics] | None:
         if self.evaluate_fn is None:
             return None
         return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
+
+    def _sent_metrics(
+        self, results: Sequence[tuple[ClientProxy, Any]], asked: Mapping[int, Message]
+    ) -> list[tuple[int, Metrics]]:
+        """Return numbers of examples and metrics of the clients that were not dropped."""
+        client_of = self.strategy.enrolled.client_of
+        return [
+            (result.num_examples, result.metrics)
+            for proxy, result in results
+            if client_of(asked[proxy_node_id(proxy)]) not in self.strategy.dropped
+        ]
 
     # --- from and to classic Flower's types --------------------------------------------------
 

@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from fairflower.exchanges.personal import PersonalArrays
-from fairflower.models import initial_local_arrays, keep_local, local_tensors, to_numpy
+from fairflower.models import (
+    copy_arrays,
+    initial_local_arrays,
+    keep_local,
+    local_tensors,
+    to_numpy,
+)
 from fairflower.training.trainer import Arrays, Trainer
 
 #: Key of `Trainer.state` for the client's values of these arrays.
@@ -42,6 +50,18 @@ class LocalArraysTrainer(Trainer):
         super().__init__(*args, **options)
         self.keep = keep
         keep_local(self.model, self.local_arrays(self.model))
+
+    @classmethod
+    def shared_arrays(cls, model: nn.Module) -> dict[str, NDArray[Any]]:
+        """Copy the arrays that the server sends in a Flower app of your own: those not kept.
+
+        >>> from fairflower.clients.fedbn import FedBN
+        >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        >>> list(FedBN.shared_arrays(net))
+        ['0.weight', '0.bias']
+        """
+        local = set(cls.local_arrays(model))
+        return {name: array for name, array in copy_arrays(model).items() if name not in local}
 
     def recall(self) -> None:
         """Set the local arrays to the client's values, or to the initial values if it has none."""

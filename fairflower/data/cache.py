@@ -145,7 +145,7 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     settings = {**vars(config), "domains": data_set.domains}
     for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
         del settings[key]
-    # Unknown to earlier versions.
+    # Left out while unset, so that folders prepared by earlier versions are still found.
     for since in ("validation_fraction", "validation_examples", "held_out", "groups"):
         if not settings[since]:
             del settings[since]

@@ -155,15 +155,16 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     _refuse(config.name, "imbalance_factor", config.imbalance_factor - 1)
     groups = []
     for domain, values in labels.items():
-        trained_on = apply_partitioner(data_set, domain, "train", values)
-        tested_on: list[Ints] = []
-        usable = [k for k, rows in enumerate(trained_on) if len(rows) > 1]
+        test = None
         if data_set.columns(domain, "test"):
             _refuse(config.name, "test_examples", config.test_examples)
-            tested_on = apply_partitioner(
-                data_set, domain, "test", labels_of(data_set, domain, "test")
-            )
-            usable = [k for k in usable if k < len(tested_on) and len(tested_on[k])]
+            test = labels_of(data_set, domain, "test")
+        trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
+        usable = [
+            k
+            for k, rows in enumerate(trained_on)
+            if len(rows) > 1 and (test is None or len(tested_on[k]))
+        ]
         if len(usable) < config.clients_per_domain:
             raise DataError(
                 f"Domain {domain!r} has only {len(usable)} partitions with at least two training "
@@ -172,9 +173,9 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
             )
         rng = np.random.default_rng(derive_seed(config.seed, domain, "parts"))
         drawn = sorted(rng.permutation(usable)[: config.clients_per_domain].tolist())
-        train, test = (tuple(parts[k] for k in drawn if parts) for parts in (trained_on, tested_on))
-        sizes, rows = tuple(map(len, train)), np.concatenate(train)
-        groups.append(ClientGroup(domain, domain, rows, sizes, trained_on=train, tested_on=test))
+        own, tests = (tuple(parts[k] for k in drawn if parts) for parts in (trained_on, tested_on))
+        sizes, pool = tuple(map(len, own)), np.concatenate(own)
+        groups.append(ClientGroup(domain, domain, pool, sizes, trained_on=own, tested_on=tests))
     return groups
 
 

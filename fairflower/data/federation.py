@@ -69,8 +69,8 @@ class Federation:
 
     Opening a federation reads only a small JSON file. ``train`` and ``client_test`` read the file
     of a single client. Every call reads the file again, so the caller may change the arrays. The
-    argument ``split`` is ``"test"`` or ``"validation"``. Validation examples exist if a setting
-    holds them out of the training examples, for tuning hyper-parameters.
+    argument ``split`` is ``"train"``, ``"test"`` or ``"validation"``. Validation examples exist if
+    a setting holds them out of the training examples, for tuning hyper-parameters.
 
     See Also
     --------

@@ -158,22 +158,38 @@ def _drawn(
     return np.split(order[:needed], np.cumsum(sizes)[:-1])
 
 
-def apply_partitioner(data_set: DataSet, domain: str, split: str, labels: Ints) -> list[Ints]:
-    """Divide a domain with the data set's partitioner, and return the rows of each partition.
+def apply_partitioner(
+    data_set: DataSet, domain: str, train: Ints, test: Ints | None = None
+) -> tuple[list[Ints], list[Ints]]:
+    """Divide a domain with the data set's partitioner; return each partition's rows.
 
-    Raises ``DataError`` if the partitioner fails.
+    ``train`` and ``test`` are labels. Training and test examples are divided together, because a
+    partitioner numbers the partitions of each call anew: client k would be tested on the examples
+    of another one. Without ``test`` the second list is empty.
+
+    Raises ``DataError`` if the partitioner fails or columns differ between the splits.
     """
     require("sim", f"The partitioner of data.name = {data_set.config.name!r}", "datasets")
     from datasets import Dataset  # seconds to import, hence only here
 
     partitioner = data_set.partitioner()
-    columns = {"label": labels, **data_set.columns(domain, split)}
-    partitioner.dataset = Dataset.from_dict({**columns, "row": np.arange(len(labels))})
+    columns = {"label": train, **data_set.columns(domain, "train")}
+    if test is not None:
+        tested = {"label": test, **data_set.columns(domain, "test")}
+        if odd := sorted(columns.keys() ^ tested.keys()):
+            raise DataError(
+                f"Domain {domain!r}: only one of the splits has the column {odd[0]!r}. Return the "
+                f"same columns for both from {type(data_set).__name__}.columns."
+            )
+        columns = {name: np.concatenate([columns[name], tested[name]]) for name in columns}
+    partitioner.dataset = Dataset.from_dict({**columns, "row": np.arange(len(columns["label"]))})
     kind = type(partitioner).__name__
-    problem = f"{kind} cannot divide the {split} examples of {domain!r} by {', '.join(columns)}"
-    with explained(problem):
+    with explained(f"{kind} cannot divide the examples of {domain!r} by {', '.join(columns)}"):
         parts = [partitioner.load_partition(k) for k in range(partitioner.num_partitions)]
-    return [np.asarray(part["row"][:], np.int64) for part in parts]
+    rows = [np.asarray(part["row"][:], np.int64) for part in parts]
+    if test is None:
+        return rows, []
+    return [r[r < len(train)] for r in rows], [r[r >= len(train)] - len(train) for r in rows]
 
 
 def cover_every_class(

@@ -13,11 +13,13 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fairflower.client_app import app as client_app
+from fairflower.client_app import forget_code
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare as prepare_data
 from fairflower.data import with_absolute_dir
@@ -144,7 +146,12 @@ def simulate(
         granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
         _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted)
     elif engine == "inline":
-        server_app(InlineGrid(client_app, num_supernodes, settings), context)
+        forget_code()
+        threads = torch.get_num_threads()
+        try:
+            server_app(InlineGrid(client_app, num_supernodes, settings), context)
+        finally:
+            torch.set_num_threads(threads)
     else:
         if not ray_address:
             workers = min(num_cpus // client_cpus, num_supernodes)

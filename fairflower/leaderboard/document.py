@@ -44,9 +44,7 @@ def write(findings: Findings) -> Path:
 
 def differences(findings: Findings) -> FigureDraft:
     """Draw every method's difference with its simultaneous interval, and the margin as a band."""
-    by_benchmark = {
-        difference.name: findings.judged(difference) for difference in findings.benchmarks
-    }
+    by_benchmark = {benchmark.name: findings.judged(benchmark) for benchmark in findings.benchmarks}
     longest = max(map(len, by_benchmark.values()))
     sheet, axes = canvas.panel_grid(len(by_benchmark), 2, 0.21 * longest + 0.9, 0.2)
     margin, reference = primary(findings.design).margin, findings.design.reference

@@ -182,12 +182,17 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
     missing = ", ".join([name for name in tensors if name not in arrays][:3])
     excess = ", ".join([name for name in arrays if name not in tensors][:3])
     if missing or excess:
-        tied = ""
-        if set(arrays) & dict(model.named_parameters(remove_duplicate=False)).keys() - set(tensors):
-            tied = " Of tied parameters, send only the first: fairflower.models.copy_arrays(model)."
+        hint, once = "", dict(model.named_parameters())
+        if set(arrays) & dict(model.named_parameters(remove_duplicate=False)).keys() - once.keys():
+            hint = " Of tied parameters, send only the first: fairflower.models.copy_arrays(model)."
+        elif set(arrays) & local_tensors(model).keys():
+            hint = (
+                " Of clients that keep arrays, the server sends only the others: "
+                "shared_arrays(model) of the client's class, for example FedBN.shared_arrays(net)."
+            )
         raise ValueError(
             f"{owner}: expected {len(tensors)} arrays, as in the model, but got {len(arrays)}. "
-            f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}.{tied}"
+            f"Missing: {missing or 'none'}. Unknown: {excess or 'none'}.{hint}"
         )
     for name, tensor in tensors.items():
         got = (arrays[name].dtype, arrays[name].shape)

@@ -73,12 +73,9 @@ class BodyClassifier(Classifier):
 @contextmanager
 def same_for_every_seed() -> Iterator[None]:
     """Draw random weights from a fixed seed, because all clients need the same frozen weights."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(0)
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
         yield
-    finally:
-        torch.set_rng_state(state)
 
 
 def as_rgb(x: Tensor, name: str) -> Tensor:

@@ -194,8 +194,6 @@ class Summary:
     (0.1414, 'STD ddof 1', -1)
     """
 
-    #: Key in `summary`.
-    name: str
     #: Title in tables, and in names of metrics for callbacks and trackers: ``accuracy/AVG``.
     title: str
     #: Name in sentences.
@@ -234,28 +232,26 @@ def _std_gradient(a: Vector) -> Vector:
     return (a - a.mean()) / ((len(a) - 1) * spread) if spread > 0 else np.zeros(len(a))
 
 
-AVG = Summary("mean", "AVG", "average", 1, mean, gradient=lambda a: np.full(len(a), 1 / len(a)))
+AVG = Summary("AVG", "average", 1, mean, gradient=lambda a: np.full(len(a), 1 / len(a)))
 STD, STD0 = (
     Summary(
-        *(f"std_ddof{ddof}", "STD", "STD", -1, partial(std, ddof=ddof), ddof),
+        *("STD", "STD", -1, partial(std, ddof=ddof), ddof),
         compares=True,
         gradient=_std_gradient if ddof else None,
     )
     for ddof in (1, 0)
 )
-MIN = Summary(
-    *("worst", "MIN", "worst domain", 1, worst), gradient=lambda a: np.eye(len(a))[a.argmin()]
-)
-GAP = Summary("gap", "GAP", "best minus worst", -1, gap, compares=True)
-MAX = Summary("best", "MAX", "best domain", 0, best)
+MIN = Summary("MIN", "worst domain", 1, worst, gradient=lambda a: np.eye(len(a))[a.argmin()])
+GAP = Summary("GAP", "best minus worst", -1, gap, compares=True)
+MAX = Summary("MAX", "best domain", 0, best)
 SUMMARIES = (
     *(AVG, STD0, STD, MIN),
     MAX,
     GAP,
-    Summary("worst10", "worst 10 %", "mean of the worst tenth", 1, worst_fraction),
-    Summary("jain", "Jain", "Jain's index", 1, jain, relative=True, compares=True),
-    Summary("gini", "Gini", "Gini coefficient", -1, gini, relative=True, compares=True),
-    Summary("entropy", "entropy", "entropy", 1, entropy, relative=True, compares=True),
+    Summary("worst 10 %", "mean of the worst tenth", 1, worst_fraction),
+    Summary("Jain", "Jain's index", 1, jain, relative=True, compares=True),
+    Summary("Gini", "Gini coefficient", -1, gini, relative=True, compares=True),
+    Summary("entropy", "entropy", 1, entropy, relative=True, compares=True),
 )
 
 
@@ -270,29 +266,6 @@ def average_and_worst(better: int) -> tuple[Summary, Summary]:
     if better > 0:
         return AVG, MIN
     return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase, gradient=None)
-
-
-def summary(a: ArrayLike) -> dict[str, float]:
-    """Return all `SUMMARIES` of the values by name. The names contain the ddof.
-
-    ``std_ddof1`` is NaN for a single value. ``worst10`` is `worst_fraction`.
-
-    Examples
-    --------
-    >>> for name, value in summary([0.9027, 0.9569, 0.7994, 0.4645]).items():
-    ...     print(f"{name:9} {value:.4f}")
-    mean      0.7809
-    std_ddof0 0.1912
-    std_ddof1 0.2208
-    worst     0.4645
-    best      0.9569
-    gap       0.4924
-    worst10   0.4645
-    jain      0.9434
-    gini      0.1265
-    entropy   1.3534
-    """
-    return {row.name: row(a) for row in SUMMARIES}
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:

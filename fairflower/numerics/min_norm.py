@@ -46,7 +46,8 @@ class MinNorm(NamedTuple):
     #: best initial mixture (a single client as far as the bounds allow, or all clients equally). It
     #: is zero at the optimum.
     residual: float
-    #: Name of the solver, or ``"uniform"`` if all solvers failed.
+    #: Name of the solver; ``"closed form"`` if an initial mixture is already zero; ``"uniform"`` if
+    #: all solvers failed, so that the weights are the best initial mixture.
     solver: str
 
 

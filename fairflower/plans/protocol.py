@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.errors import ConfigError, Pruned
+from fairflower.errors import Pruned
 from fairflower.numerics.metrics import AVG, MIN
 
 #: Name of a study's file.
@@ -64,15 +64,6 @@ class TuningProtocol:
     defaults: bool = False
     prune: bool = True
     federations: bool = False
-
-
-def check_disjoint_seeds(option: str, seeds: Sequence[int], seed: int, remedy: str) -> None:
-    """Raise ``ConfigError`` if a test would have the same seed as the trials."""
-    if seed in seeds:
-        raise ConfigError(
-            f"{option}: {seed} is the seed for the trials, but tests need different seeds. "
-            f"{remedy}."
-        )
 
 
 def selection_score(select: str, accuracies: Iterable[float]) -> float:

@@ -29,7 +29,6 @@ from fairflower.plans.protocol import (
     STUDY,
     BaselinePruner,
     TuningProtocol,
-    check_disjoint_seeds,
     effective_sample_size,
     selection_score,
 )
@@ -256,7 +255,7 @@ class MethodStudy:
         """Smallest `effective_sample_size` of the validation images of any domain."""
         federation = prepare(self.config.data)
         labels = (federation.test(domain, "validation").y for domain in federation.domains)
-        return min(effective_sample_size(domain, self.protocol.metric) for domain in labels)
+        return min(effective_sample_size(y, self.protocol.metric) for y in labels)
 
 
 class TuningStudies:
@@ -290,7 +289,11 @@ class TuningStudies:
             )
         remedy = "Choose different seeds, or change the seed for the trials with --seed N"
         option = "--federations" if protocol.federations else "--seeds"
-        check_disjoint_seeds(option, protocol.seeds, configs[0].seed, remedy)
+        if (seed := configs[0].seed) in protocol.seeds:
+            raise ConfigError(
+                f"{option}: {seed} is the seed for the trials, but tests need different seeds. "
+                f"{remedy}."
+            )
         if protocol.federations and configs[0].data.seed in protocol.seeds:
             raise ConfigError(
                 f"--federations: {configs[0].data.seed} is the federation used for the trials, but "

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, on_simplex
 from fairflower.aggregation.messages import add_client_config
 from fairflower.aggregation.participation import note_merged
-from fairflower.aggregation.records import InvalidReply, check_finite, decode_record, is_finite
-from fairflower.aggregation.replies import ReplyFilter, ReplyParser, stack_common_metrics
+from fairflower.aggregation.records import (
+    InvalidReply,
+    check_finite,
+    decode_record,
+    is_finite,
+    stack_common_metrics,
+)
+from fairflower.aggregation.replies import ReplyFilter, ReplyParser
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, logger

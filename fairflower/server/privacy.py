@@ -54,18 +54,6 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     return float(accountant.get_epsilon(privacy.delta))
 
 
-def affordable_rounds(privacy: PrivacyConfig, numbers: int, wanted: int) -> int:
-    """Return how many of the planned rounds ``privacy.max_epsilon`` allows."""
-    if not privacy.max_epsilon or epsilon(privacy, numbers, wanted) <= privacy.max_epsilon:
-        return wanted
-    low, high = 0, wanted  # low fits, high does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = epsilon(privacy, numbers, middle) <= privacy.max_epsilon
-        low, high = (middle, high) if fits else (low, middle)
-    return low
-
-
 def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: int) -> None:
     """Raise ``ConfigError`` if ``max_epsilon`` allows no round, or delta is too large."""
     if privacy.delta * clients >= 1:
@@ -73,7 +61,8 @@ def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: 
             f"privacy.delta = {privacy.delta}: with {clients} clients it must be below "
             f"1/{clients}. A larger delta would allow publishing the data of one client."
         )
-    if rounds and affordable_rounds(privacy, numbers, 1) == 0:
+    limit = privacy.max_epsilon
+    if rounds and limit and epsilon(privacy, numbers, 1) > limit:
         raise ConfigError(
             f"privacy.max-epsilon = {privacy.max_epsilon} cannot be met: the first round alone "
             f"has epsilon {epsilon(privacy, numbers, 1):.3g} at delta = {privacy.delta:g}. "

@@ -9,6 +9,7 @@ distribution of s, which is exact for any df, even with few replicates.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -64,8 +65,8 @@ def power(effect: float, error: float, df: float, level: float = LEVEL) -> float
     return float(weights @ tails)
 
 
-def detectable(error: float, df: float, level: float = LEVEL, wanted: float = POWER) -> float:
-    """Return the smallest true difference that a two-sided t test detects with the given power.
+def detectable(error: float, df: float, level: float = LEVEL) -> float:
+    """Return the smallest true difference that a two-sided t test detects with power `POWER`.
 
     >>> round(detectable(2.4 / 5 ** 0.5, 4, 0.05 / 40), 1)
     10.8
@@ -73,16 +74,16 @@ def detectable(error: float, df: float, level: float = LEVEL, wanted: float = PO
     if not error > 0 or not df > 0:
         return 0.0 if error == 0 else math.nan
     low, high = 0.0, 1.0
-    while power(high, 1.0, df, level) < wanted:
+    while power(high, 1.0, df, level) < POWER:
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if power(middle, 1.0, df, level) < wanted else (low, middle)
+        low, high = (middle, high) if power(middle, 1.0, df, level) < POWER else (low, middle)
     return high * error
 
 
-def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER) -> int:
-    """Return the number of pairs that a t test needs to detect a difference.
+def needed(sd: float, effect: float, level: float = LEVEL) -> int:
+    """Return the number of pairs that a t test needs to detect a difference with power `POWER`.
 
     Parameters
     ----------
@@ -90,8 +91,8 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
         Standard deviation of paired differences, at least 0.
     effect : float
         True difference, above 0.
-    level, wanted : float
-        Level of the test and its power.
+    level : float
+        Level of the test.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def needed(sd: float, effect: float, level: float = LEVEL, wanted: float = POWER
     >>> needed(2.4, 2.0), needed(2.4, 2.0, level=0.05 / 40)
     (14, 30)
     """
-    return _fewest(sd, lambda error, df: power(effect, error, df, level) >= wanted)
+    return _fewest(sd, lambda error, df: power(effect, error, df, level) >= POWER)
 
 
 def equivalence_power(margin: float, error: float, df: float, level: float = LEVEL) -> float:
@@ -118,11 +119,9 @@ def equivalence_power(margin: float, error: float, df: float, level: float = LEV
     return float(weights @ (2 * ndtr(room) - 1))
 
 
-def needed_for_equivalence(
-    sd: float, margin: float, level: float = LEVEL, wanted: float = POWER
-) -> int:
+def needed_for_equivalence(sd: float, margin: float, level: float = LEVEL) -> int:
     """Return the number of pairs needed to show equivalence of equal methods (see `needed`)."""
-    return _fewest(sd, lambda error, df: equivalence_power(margin, error, df, level) >= wanted)
+    return _fewest(sd, lambda error, df: equivalence_power(margin, error, df, level) >= POWER)
 
 
 def _fewest(sd: float, suffices: Callable[[float, float], bool]) -> int:
@@ -131,10 +130,4 @@ def _fewest(sd: float, suffices: Callable[[float, float], bool]) -> int:
     def enough(n: int) -> bool:
         return sd == 0 or suffices(sd / math.sqrt(n), n - 1)
 
-    low, high = 1, 2
-    while high < MOST and not enough(high):
-        low, high = high, min(MOST, 2 * high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return 2 + bisect_left(range(2, MOST), True, key=enough)

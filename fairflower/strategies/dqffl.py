@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.strategy import Options
+from fairflower.aggregation.options import Options
 from fairflower.arguments import Range, Search
 from fairflower.strategies.fairrfl import Vector, add_median, recover
 from fairflower.strategies.qffl import QFFL, losses_of

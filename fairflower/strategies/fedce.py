@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import inequality_angle
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 
 

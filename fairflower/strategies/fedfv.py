@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import rescale_to_length, store_updates, with_absent_clients
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 from fairflower.numerics.min_norm import cosines
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.clusters import ClusteringMixin
 from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 

@@ -17,7 +17,8 @@ from fairflower.aggregation.cohort import (
     partial_squared_sums,
     sum_in_order,
 )
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range
 
 Mask = NDArray[np.bool_]

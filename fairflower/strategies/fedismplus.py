@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.strategy import Options
+from fairflower.aggregation.options import Options
 from fairflower.arguments import Range, Search
 from fairflower.strategies.fedism import FedISM
 

@@ -16,7 +16,8 @@ from fairflower.aggregation.directions import (
     store_updates,
     with_absent_clients,
 )
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 Vector = NDArray[np.float64]

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 from fairflower.numerics.min_norm import cosines, min_norm_weights
 

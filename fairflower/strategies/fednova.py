@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.carried_weights import current_weights, store_weights
 from fairflower.aggregation.cohort import BLOCK, THREADS, Arrays, Block, Cohort
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 
 Vector = NDArray[np.float64]

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.strategy import FairStrategy, Options
+from fairflower.aggregation.options import Options
+from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 
 

@@ -51,6 +51,7 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     ------
     ValueError
         If there are no samples.
+        If logits are not [B, classes] with at least two classes, or labels not integers [B].
     TypeError
         If a batch is neither a pair of tensors nor a dict of this form.
 
@@ -138,7 +139,7 @@ def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]
     """Return the mean cross entropy over a data set."""
     total, n = _zero(model), 0
     for x, y in batches_of(model, data):
-        total += F.cross_entropy(logits_of(x), y, reduction="sum")
+        total += summed_cross_entropy(logits_of(x), y)
         n += len(y)
     if n == 0:
         raise ValueError("There are no samples, so the loss is undefined. Pass at least one.")
@@ -151,7 +152,7 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
     total = zeros_like(parameters)
     losses, n = _zero(model), 0
     for x, y in batches_of(model, data):
-        loss = F.cross_entropy(model(x), y, reduction="sum")
+        loss = summed_cross_entropy(model(x), y)
         for name, gradient in gradients_of(loss, parameters).items():
             total[name] += gradient
         losses += loss.detach()
@@ -160,11 +161,29 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
     return losses.item() / n, mean
 
 
+def summed_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of the cross entropies of logits [B, classes] and labels [B].
+
+    Raises ``ValueError`` for logits of other shapes: with a single one, the sum would be 0.
+    """
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"The network returns logits of shape {tuple(logits.shape)}: expected [B, classes] "
+            "with at least two classes. For two classes, return two logits."
+        )
+    return F.cross_entropy(logits, y, reduction="sum")
+
+
 def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches on the model's device."""
     device = next(model.parameters()).device
     for batch in data.eval_batches(_BATCH_SIZE) if isinstance(data, Examples) else data:
         x, y = _pair(batch)
+        if y.ndim != 1 or y.is_floating_point():
+            raise ValueError(
+                f"A batch has labels of shape {tuple(y.shape)} and type {y.dtype}: expected class "
+                "numbers [B], integers."
+            )
         yield x.to(device), y.to(device)
 
 

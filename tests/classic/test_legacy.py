@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import toys
 from classic_server import OK, manager, result
 from flwr.app import Context, RecordDict
@@ -32,6 +33,7 @@ from hypothesis import strategies as st
 from plain import data, linear, trainer
 from products import thinned
 from rounds import MODEL, Rounds, every_strategy, updates
+from torch import nn
 
 from fairflower.arrays import record_of
 from fairflower.classic.client import NumPyTrainer
@@ -39,9 +41,9 @@ from fairflower.classic.packing import pack, split, unpack
 from fairflower.classic.strategy import LegacyStrategy
 from fairflower.clients import Trainer, make_client_app
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import RoundFailed
+from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates
-from fairflower.flower_compat import set_task_identity
+from fairflower.flower_compat import proxy_node_id, set_task_identity
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, FedEquilibria
 
@@ -380,3 +382,49 @@ def test_tensors_can_be_packed() -> None:
     fisher = {name: p.detach() for name, p in model.named_parameters()}
     parameters, _ = pack([], {"fisher": fisher})
     assert [array.dtype for array in parameters] == [np.float32] * 2
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"strategy = <class .*FedAvg'>: expected fairflower's"):
+        LegacyStrategy(FedAvg)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"initial_parameters has type list: expected a dict"):
+        LegacyStrategy(FedAvg(), list(MODEL.values()))  # type: ignore[arg-type]
+
+
+def test_functions_of_the_users_aggregate_the_metrics_of_clients_that_were_merged() -> None:
+    """Client 1 sends NaN in round 1, so its metrics are not passed."""
+    seen: list[Any] = []
+
+    def best(sent: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        seen.append(sorted(n for n, _ in sent))
+        return {"best": max(metrics["skill"] for _, metrics in sent)}
+
+    set_task_identity()
+    functions = {"fit_metrics_aggregation_fn": best, "evaluate_metrics_aggregation_fn": best}
+    legacy = LegacyStrategy(FedAvg(), MODEL, **functions)  # type: ignore[arg-type]
+    clients, start = manager(3), legacy._initial
+    assert isinstance(start, Parameters)
+    broken = ndarrays_to_parameters([np.full(a.shape, np.nan, np.float32) for a in MODEL.values()])
+    results = []
+    for proxy, _ in legacy.configure_fit(1, start, clients):
+        k = proxy_node_id(proxy) - 1000
+        sent = broken if k == 1 else start
+        results.append((proxy, FitRes(OK, sent, 10 + k, {"skill": float(k)})))
+    _, metrics = legacy.aggregate_fit(1, results, [])
+    assert (seen.pop(), metrics) == ([10, 12], {"best": 2.0})
+
+    tests = [
+        (proxy, EvaluateRes(OK, 0.5, 20 + proxy_node_id(proxy) - 1000, {"skill": 1.0}))
+        for proxy, _ in legacy.configure_evaluate(1, start, clients)
+    ]
+    loss, metrics = legacy.aggregate_evaluate(1, tests, [])
+    assert (seen.pop(), metrics) == ([20, 21, 22], {"best": 1.0})
+    assert loss == pytest.approx(0.5)
+
+
+def test_tensors_that_need_gradients_or_are_bfloat16_are_packed() -> None:
+    tensor = torch.tensor([0.5, 2.0])
+    for value in (nn.Parameter(tensor), tensor.bfloat16()):
+        parameters, _ = pack([], {"fisher": {"w": value}})
+        assert parameters[0].dtype == np.float32
+        assert parameters[0].tolist() == [0.5, 2.0]

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
-from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
+from flwr_datasets.partitioner import (
+    DirichletPartitioner,
+    NaturalIdPartitioner,
+    ShardPartitioner,
+)
 from PIL import Image as Picture
 from runs import SMALL, run
 
@@ -176,7 +180,7 @@ class Skewed(CIFAR10):
 
 
 def test_a_partitioner_that_finds_nothing_to_go_by_is_told_so(config: DataConfig) -> None:
-    message = "DirichletPartitioner cannot divide the train examples of 'cifar10' by label"
+    message = "DirichletPartitioner cannot divide the examples of 'cifar10' by label"
     with pytest.raises(DataError, match=message):
         prepare(changed(config, name="test_hub:Skewed"))
 
@@ -249,3 +253,37 @@ def test_a_copy_that_tells_no_writers_is_refused(config: DataConfig, tmp_path: P
     np.savez(arrays / "femnist.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     with pytest.raises(DataError, match=r"femnist.npz does not name the writers. Use"):
         prepare(changed(config, name="femnist", dir=str(arrays)))
+
+
+class Writers(CIFAR10):
+    """Test examples whose writers come in another order than in training, and one more."""
+
+    def partitioner(self) -> Any:
+        return NaturalIdPartitioner("writer")
+
+    def columns(self, domain: str, split: str) -> dict[str, np.ndarray]:
+        names = list("abcd") if split == "train" else list("edcb")
+        rows = 40 if split == "train" else 20
+        return {"writer": np.array([names[i % len(names)] for i in range(rows)])}
+
+
+def test_a_client_is_tested_on_its_own_writers_examples(config: DataConfig) -> None:
+    """The first of the writers a to d has no test example, and e none to train on."""
+    federation = prepare(changed(config, name="test_hub:Writers", clients_per_domain=3))
+    for client in range(3):
+        trained, tested = numbers(federation, client), numbers(federation, client, "test")
+        (writer,) = {"abcd"[i % 4] for i in trained}
+        assert {"edcb"[i % 4] for i in tested} == {writer}
+    with pytest.raises(DataError, match="has only 3 partitions with at least two"):
+        prepare(changed(config, name="test_hub:Writers", clients_per_domain=4))
+
+
+class OneSided(Writers):
+    def columns(self, domain: str, split: str) -> dict[str, np.ndarray]:
+        found = super().columns(domain, split)
+        return found if split == "train" else {"author": found["writer"]}
+
+
+def test_columns_that_only_one_split_has_are_named(config: DataConfig) -> None:
+    with pytest.raises(DataError, match="only one of the splits has the column 'author'"):
+        prepare(changed(config, name="test_hub:OneSided", clients_per_domain=2))

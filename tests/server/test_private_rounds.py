@@ -19,7 +19,7 @@ from fairflower.registry import STRATEGIES
 from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
 from fairflower.server.checkpoint import resumed_config
-from fairflower.server.privacy import affordable_rounds, check_reachable, epsilon
+from fairflower.server.privacy import check_reachable, epsilon
 from fairflower.strategies import FairStrategy
 from fairflower.testing import make_cohort
 from fairflower.training.privacy import clipped_update, noised_numbers, protected
@@ -188,13 +188,6 @@ def test_epsilon_is_that_of_flowers_accountant(accountant: None) -> None:
     # A number with the same multiplier costs as much as a sum.
     assert epsilon(one, 1, 1) == pytest.approx(epsilon(one, 0, 2))
     assert epsilon(one, 2, 5) == pytest.approx(epsilon(one, 0, 15))
-
-
-def test_the_limit_allows_as_many_rounds_as_fit(accountant: None) -> None:
-    privacy = PrivacyConfig(noise_multiplier=2.0, number_noise_multiplier=4.0, max_epsilon=8.0)
-    rounds = affordable_rounds(privacy, 1, 30)
-    assert epsilon(privacy, 1, rounds) <= 8.0 < epsilon(privacy, 1, rounds + 1)
-    assert affordable_rounds(PrivacyConfig(noise_multiplier=2.0), 1, 30) == 30
 
 
 def test_a_limit_that_cannot_be_reached_is_named_with_the_noise_that_reaches_it(

@@ -1,0 +1,203 @@
+"""Options of every strategy, as a Flower app of one's own passes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fairflower.arrays import record_of
+from fairflower.clients.scaffold import SCAFFOLD
+from fairflower.engines.inline import FIRST_NODE, InlineGrid
+from fairflower.errors import ConfigError, RoundFailed
+from fairflower.exchanges import ControlVariates
+from fairflower.participation.power_of_choice import PowerOfChoice
+from fairflower.participation.round_robin import RoundRobin
+from fairflower.strategies import FedAvg, FedEquilibria, FedGA, FedHEAL
+from fairflower.testing.federations import SETTINGS, data, run_toy_rounds, tiny_model
+
+MODEL = {
+    "w": np.zeros(3, np.float32),
+    "frozen": np.ones(2, np.float32),
+    "norm.running_mean": np.zeros(2, np.float32),
+    "norm.num_batches_tracked": np.zeros((), np.int64),
+}
+
+
+def grid(reply: Callable[[Message, int], dict[str, Any]], clients: int = 6) -> InlineGrid:
+    """A Flower app's nodes, which reply to training with these records."""
+    app = ClientApp()
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        return Message(RecordDict(reply(message, number)), reply_to=message)
+
+    @app.evaluate()
+    def test(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 1, "eval_loss": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return InlineGrid(app, clients, raise_errors=True)
+
+
+def plain(message: Message, client: int) -> dict[str, Any]:
+    metrics = {"num-examples": client + 1, "train_loss": 1.0 + client}
+    return {"arrays": message.content["arrays"], "metrics": MetricRecord(metrics)}
+
+
+def rounds(strategy: Any, nodes: InlineGrid, number: int) -> list[list[int]]:
+    """Train, and return the places of the nodes that were asked in each round."""
+    asked = []
+    push = nodes.push_messages
+
+    def noted(messages: Any) -> Any:
+        messages = list(messages)
+        trained = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+        asked.append([m.metadata.dst_node_id - FIRST_NODE for m in trained])
+        return push(messages)
+
+    nodes.push_messages = noted  # type: ignore[method-assign]
+    strategy.start(nodes, record_of(MODEL), num_rounds=number)
+    return [sorted(places) for places in asked if places]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("fraction_train", 1.5),
+        ("fraction_train", "0.5"),
+        ("fraction_evaluate", -0.1),
+        ("min_available_nodes", 2.5),
+        ("min_train_nodes", True),
+        ("min_clients", "2"),
+        ("min_clients", 0),
+        ("max_client_weight", "0.5"),
+        ("max_client_weight", 0),
+        ("clip_update_norm", "1"),
+        ("clip_update_median", float("nan")),
+        ("exchanges", 1),
+        ("exchanges", [ControlVariates]),
+        ("observers", print),
+        ("participation", "round-robin"),
+        ("availability", [0, 1]),
+        ("buffers", "norm.running_mean"),
+    ],
+)
+def test_a_wrong_option_is_named(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option} = .*: expected "):
+        FedAvg(**{option: value})
+
+
+def test_buffers_are_added_to_those_that_names_and_types_tell() -> None:
+    told = {"norm.running_mean", "norm.num_batches_tracked"}
+    assert FedAvg().buffers_of(MODEL) == told
+    assert FedAvg(buffers=["frozen"]).buffers_of(MODEL) == told | {"frozen"}
+    with pytest.raises(ConfigError, match=r"buffers: the model has no array 'frosen'"):
+        FedAvg(buffers=["frosen"]).buffers_of(MODEL)
+
+
+def test_a_frozen_array_without_a_fisher_diagonal_is_told_how_to_be_named() -> None:
+    pytest.importorskip("cvxpy")
+
+    def reply(message: Message, client: int) -> dict[str, Any]:
+        fisher = {"w": np.full(3, 1.0 + client, np.float32)}
+        return {**plain(message, client), "fisher": record_of(fisher)}
+
+    with pytest.raises(RoundFailed, match=r"If 'frozen' is not trained, add it to .*buffers="):
+        FedEquilibria().start(grid(reply), record_of(MODEL), num_rounds=1)
+    FedEquilibria(buffers=["frozen"]).start(grid(reply), record_of(MODEL), num_rounds=1)
+
+
+def test_a_policy_selects_among_the_nodes_of_a_users_app() -> None:
+    asked = rounds(FedHEAL(participation=RoundRobin(), fraction_train=1 / 3), grid(plain), 3)
+    assert sorted(node for places in asked for node in places) == list(range(6))
+
+
+def test_a_policy_sees_losses_by_client_id_in_a_users_app() -> None:
+    """After round 1 each node is known by its client's id, 100 and more here.
+
+    Replies to tests have no ``client-id`` and do not change that.
+    """
+
+    def reply(message: Message, client: int) -> dict[str, Any]:
+        found = plain(message, client)
+        found["metrics"]["client-id"] = 100 + client
+        return found
+
+    policy = PowerOfChoice(loss="train", d=6)
+    asked = rounds(FedAvg(participation=policy, fraction_train=0.5), grid(reply), 3)
+    assert sorted([*asked[0], *asked[1]]) == list(range(6))  # unknown losses come first
+    assert asked[2] == [3, 4, 5]  # then the largest
+    assert set(policy.train_losses) == {100, 101, 102, 103, 104, 105}
+
+
+def test_availability_holds_in_a_users_app() -> None:
+    def odd(server_round: int, clients: Any) -> list[int]:
+        return [client for client in clients if client % 2]
+
+    asked = rounds(FedAvg(availability=odd), grid(plain), 2)
+    assert asked == [[1, 3, 5]] * 2
+
+
+def test_the_first_round_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of eight nodes are connected when the first round begins."""
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
+    connected = iter([[1, 2], [1, 2, 3, 4, 5]])
+    late = SimpleNamespace(get_node_ids=lambda: next(connected, list(range(1, 9))))
+    strategy = FedHEAL(min_available_nodes=8)
+    asked = strategy.configure_train(1, record_of(MODEL), ConfigRecord(), late)  # type: ignore[arg-type]
+    assert sorted(m.metadata.dst_node_id for m in asked) == list(range(1, 9))
+    assert strategy.population == 8
+
+
+def test_lists_are_averaged_like_numbers() -> None:
+    def reply(message: Message, client: int) -> dict[str, Any]:
+        found = plain(message, client)
+        found["metrics"]["per_class"] = [float(client), 1.0]
+        found["metrics"]["ragged"] = [0.0] * (client + 1)
+        return found
+
+    result = FedAvg().start(grid(reply, 3), record_of(MODEL), num_rounds=1)
+    (metrics,) = result.train_metrics_clientapp.values()
+    mean = (1 * 0 + 2 * 1 + 3 * 2) / 6
+    assert metrics["per_class"] == pytest.approx([mean, 1.0])
+    assert metrics["train_loss"] == pytest.approx(1 + mean)
+    assert "ragged" not in metrics
+
+
+def test_start_says_how_many_rounds_there_are() -> None:
+    strategy = FedGA()
+
+    def reply(message: Message, client: int) -> dict[str, Any]:
+        found = plain(message, client)
+        found["metrics"].update({"received_loss": 1.0 + client, "trained_loss": 1.0})
+        return found
+
+    strategy.start(grid(reply), record_of(MODEL), num_rounds=2)
+    assert strategy.rounds == 2
+    given = FedGA()
+    config = ConfigRecord({"num-server-rounds": 9})
+    given.start(grid(reply), record_of(MODEL), num_rounds=1, train_config=config)
+    assert given.rounds == 9
+
+
+@pytest.mark.parametrize("exchanges", [(), (ControlVariates(),)])
+def test_arrays_that_nothing_reads_are_told(
+    exchanges: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SCAFFOLD without its exchange trains, but with corrections that cancel its steps."""
+
+    def make(client: int) -> SCAFFOLD:
+        return SCAFFOLD(tiny_model(), data(client), SETTINGS, client_id=client, seed=0)
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run_toy_rounds(FedAvg(exchanges=exchanges), make, clients=2, rounds=2)
+    told = [r.getMessage() for r in caplog.records if "'control'" in r.getMessage()]
+    assert len(told) == (0 if exchanges else 1)
