@@ -23,7 +23,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.models import trainable
-from fairflower.training.gradients import Batches, batches_of, divide_sums, gradients_of, zeros_like
+from fairflower.training.gradients import (
+    Batches,
+    batches_of,
+    checked,
+    divide_sums,
+    gradients_of,
+    zeros_like,
+)
 from fairflower.training.modes import eval_mode
 
 #: Number of elements of a layer's per-sample gradients in memory: 1 MB fits in a CPU's cache.
@@ -102,7 +109,7 @@ def chunk_size(
 
     x, y = x.clone(), y.clone()  # views would count their whole storage
     with saved_tensors_hooks(count, lambda tensor: tensor):
-        F.cross_entropy(model(x), y)
+        F.cross_entropy(checked(model(x)), y)
     per_sample = sum(kept.values()) / len(y)
     if gradients:
         per_sample += sum(p.numel() * p.element_size() for p in trainable(model).values())
@@ -209,7 +216,7 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     parameters = trainable(model)
     truth, by_layer = zeros_like(parameters), zeros_like(parameters)
     _add_by_layer(by_layer, model, x, y)
-    for loss in F.cross_entropy(model(x), y, reduction="none"):
+    for loss in F.cross_entropy(checked(model(x)), y, reduction="none"):
         for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
             truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items() if square.numel()}

@@ -139,7 +139,7 @@ def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]
     """Return the mean cross entropy over a data set."""
     total, n = _zero(model), 0
     for x, y in batches_of(model, data):
-        total += summed_cross_entropy(logits_of(x), y)
+        total += F.cross_entropy(checked(logits_of(x)), y, reduction="sum")
         n += len(y)
     if n == 0:
         raise ValueError("There are no samples, so the loss is undefined. Pass at least one.")
@@ -152,7 +152,7 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
     total = zeros_like(parameters)
     losses, n = _zero(model), 0
     for x, y in batches_of(model, data):
-        loss = summed_cross_entropy(model(x), y)
+        loss = F.cross_entropy(checked(model(x)), y, reduction="sum")
         for name, gradient in gradients_of(loss, parameters).items():
             total[name] += gradient
         losses += loss.detach()
@@ -161,17 +161,17 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
     return losses.item() / n, mean
 
 
-def summed_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the sum of the cross entropies of logits [B, classes] and labels [B].
+def checked(logits: Tensor) -> Tensor:
+    """Return logits [B, classes]; raise ``ValueError`` for other shapes.
 
-    Raises ``ValueError`` for logits of other shapes: with a single one, the sum would be 0.
+    With a single logit the cross entropy would always be 0.
     """
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(
             f"The network returns logits of shape {tuple(logits.shape)}: expected [B, classes] "
             "with at least two classes. For two classes, return two logits."
         )
-    return F.cross_entropy(logits, y, reduction="sum")
+    return logits
 
 
 def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:

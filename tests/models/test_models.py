@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from torchvision.models import ResNet18_Weights
 
 from fairflower import models
+from fairflower.clients.fedbn import FedBN
 from fairflower.config import ModelConfig
 from fairflower.errors import ConfigError
-from fairflower.models import Classifier, copy_arrays, resnet, set_arrays
+from fairflower.models import Classifier, copy_arrays, keep_local, resnet, set_arrays
 from fairflower.registry import DATA_SETS, INIT_ONLY_WEIGHTS, MODELS, PRETRAINED
 from fairflower.testing import check_model
 
@@ -344,4 +345,14 @@ def test_a_tied_parameter_is_sent_once() -> None:
     np.testing.assert_array_equal(model[2].weight.detach(), arrays["0.weight"] + 1)
     whole = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"Unknown: 2\.weight\. Of tied parameters, send only"):
+        set_arrays(model, whole, "client 0")
+
+
+def test_arrays_that_stay_with_clients_are_told_from_tied_ones() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    shared, whole = FedBN.shared_arrays(model), copy_arrays(model)
+    keep_local(model, FedBN.local_arrays(model))
+    assert set(shared) == set(copy_arrays(model)) == {"0.weight", "0.bias"}
+    set_arrays(model, shared, "client 0")
+    with pytest.raises(ValueError, match=r"Unknown: 1\.\w+, .*FedBN\.shared_arrays\(net\)"):
         set_arrays(model, whole, "client 0")

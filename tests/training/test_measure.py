@@ -28,6 +28,7 @@ from fairflower.clients import (
     fisher_diagonal,
     make_client_app,
     mean_gradient,
+    mean_loss,
     sharpness,
 )
 from fairflower.config import RunConfig, TrainConfig
@@ -344,6 +345,24 @@ def test_images_and_a_data_loader_give_the_same() -> None:
 def test_no_samples_is_an_error(measure: Any) -> None:
     with pytest.raises(ValueError, match="no samples"):
         measure(make("norms"), [])
+
+
+@pytest.mark.parametrize("measure", [mean_loss, mean_gradient, sharpness, fisher_diagonal])
+@pytest.mark.parametrize(
+    ("outputs", "labels", "problem"),
+    [
+        (1, torch.tensor([0, 0]), r"shape \(2, 1\): expected \[B, classes\] with at least two"),
+        (1, torch.tensor([[0.0], [1.0]]), r"labels of shape \(2, 1\) and type torch.float32"),
+        (3, torch.tensor([[0.0, 1, 0], [1, 0, 0]]), r"labels of shape \(2, 3\)"),
+    ],
+)
+def test_a_loss_that_would_have_another_meaning_is_refused(
+    measure: Any, outputs: int, labels: Tensor, problem: str
+) -> None:
+    """A single logit has cross entropy 0, whatever the labels."""
+    batch = torch.tensor([[0.5, 1.0], [2.0, -1.0]]), labels
+    with pytest.raises(ValueError, match=problem):
+        measure(nn.Linear(2, outputs), [batch])
 
 
 @pytest.mark.parametrize("name", ["norms", "attention"])

@@ -14,7 +14,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for the rounds of the run config."""
-    strategy = FedHEAL(evaluate_metrics_aggr_fn=mean_and_worst)
+    strategy = FedHEAL(min_available_nodes=8, evaluate_metrics_aggr_fn=mean_and_worst)
     rounds = int(context.run_config["num-server-rounds"])
     strategy.start(grid, ArrayRecord(Net().state_dict()), num_rounds=rounds)
 
