@@ -280,9 +280,12 @@ def test_the_readme_counts_what_the_leaderboard_shows(found: Findings, readme: s
 
 def test_the_readme_says_what_the_leaderboard_says(found: Findings, readme: str) -> None:
     named = {benchmark.name: benchmark for benchmark in found.benchmarks}
-    health, site, digits, hospitals, images = (
+    health, site, digits, hospitals, images, five = (
         found.judged(named[name])
-        for name in ("randhie", "randhie-site", "uci-digits", "heart-disease", "digits")
+        for name in (
+            *("randhie", "randhie-site", "uci-digits", "heart-disease", "digits"),
+            "digit-five",
+        )
     )
     both = [*health.values(), *site.values()]
     assert all(max(-one.low, one.high) < 2 for one in both)
@@ -303,23 +306,28 @@ def test_the_readme_says_what_the_leaderboard_says(found: Findings, readme: str)
     assert f"FedISM gains {interval(hospitals['fedism'])}; {gains}." in readme
     scaffold, gsam = interval(images["scaffold+uniform"]), interval(images["gsam+fedism"], unit="")
     assert f"uniform weights gains {scaffold} and FedISM with GSAM {gsam}" in readme
-    accuracies = found.figures(named["digits"])["fedavg"].values()
-    assert f"FedAvg averages {number(mean(map(mean, accuracies)))} %" in readme
+    for name in ("digits", "digit-five"):
+        accuracies = found.figures(named[name])["fedavg"].values()
+        assert f"FedAvg averages {number(mean(map(mean, accuracies)))} %" in readme
+    outcomes = [outcome(one) for one in five.values()]
+    assert (outcomes.count("better"), outcomes.count("equivalent")) == (0, 9)
+    assert f"FedGA loses {interval(five['fedga'], -1)}" in readme
 
 
 def test_the_readme_says_what_holds_over_benchmarks(found: Findings, readme: str) -> None:
     judged = over_benchmarks(found.on_benchmarks(), primary(found.design).margin)
     equivalent = {method for method, one in judged.items() if one.equivalent}
-    assert equivalent == {"afl", "qffl:rule=weights", "fedgcr"}
+    assert equivalent == {"fedavg", "fedheal", "fedgcr", "afl", "qffl:rule=weights"}
     assert not any(one.sign for one in judged.values())
-    assert "AFL, q-FFL's weights and FedGCR are equivalent to uniform weights. No other" in readme
+    named = "FedAvg, FedHEAL, FedGCR, AFL and q-FFL's weights"
+    assert f"{named} are equivalent to uniform weights. No other" in readme
     rest = {m: one.detectable for m, one in judged.items() if m not in equivalent}
     assert (min(rest, key=rest.__getitem__), max(rest, key=rest.__getitem__)) == (
-        "fedavg",
-        "fedism",
+        "aaggff",
+        "fedga",
     )
-    low, high = number(rest["fedavg"]), number(rest["fedism"])
-    assert f"differences from {low} (FedAvg) to {high} points (FedISM) would have been" in readme
+    low, high = number(rest["aaggff"]), number(rest["fedga"])
+    assert f"differences from {low} (AAggFF) to {high} points (FedGA) would have been" in readme
 
 
 def test_the_readme_says_what_one_learning_rate_gives(readme: str) -> None:
