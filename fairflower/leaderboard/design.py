@@ -17,6 +17,7 @@ from fairflower.config import (
     unknown,
 )
 from fairflower.errors import ConfigError, quoted
+from fairflower.leaderboard.points import LR
 from fairflower.plans.plan import grid_configs, parse_seeds
 from fairflower.server.contents import Count, conform
 
@@ -29,6 +30,7 @@ _PROTOCOL: Mapping[str, Any] = {
     **{"points": _TRIED, "again": _TRIED, "scrambling": Count},
     **{"tuned-on": _NUMBERS, "federations": _NUMBERS},
     **{"margin": _POINTS, "margin-average": _POINTS, "margin-std": _POINTS},
+    "arguments-tuned": str,
 }
 _BENCHMARK: Mapping[str, Any] = {
     **{"federations": _NUMBERS, "confirmed": str},
@@ -106,6 +108,8 @@ class Design:
     tuned_on: tuple[int, ...]  # federations; all points are tried on the first
     margins: Margins
     results: Path
+    #: Methods whose arguments are tuned; of others only the learning rate is. None: all methods.
+    arguments_tuned: tuple[str, ...] | None = None
 
     @classmethod
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Design:
@@ -166,6 +170,7 @@ class Design:
                 )
             ),
             path.parent / protocol["results"],
+            _methods(path, protocol["arguments-tuned"]) if "arguments-tuned" in protocol else None,
         )
         design._check()
         return design
@@ -173,11 +178,19 @@ class Design:
     def config(
         self, benchmark: Benchmark, method: str, federation: int, **settings: Any
     ) -> RunConfig:
-        """Return the config of a run without tuned arguments; ``settings`` are run config keys."""
+        """Return the config of a run; ``settings`` are run config keys, arguments among them."""
         client, rule = parse_method(method)
         flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
-        (config,) = grid_configs({**flat, **settings}, [rule], None, [client])
+        # `grid_configs` gives the arguments in its first mapping only to the method named there.
+        arguments = {k: v for k, v in settings.items() if k.startswith(("strategy.", "client."))}
+        others = {k: v for k, v in settings.items() if k not in arguments}
+        (config,) = grid_configs({**flat, **others}, [rule], arguments, [client])
         return config
+
+    def tuned(self, method: str, point: Mapping[str, float]) -> dict[str, float]:
+        """Return what of a point is applied to a method (`arguments_tuned`)."""
+        every = self.arguments_tuned is None or method in self.arguments_tuned
+        return {key: value for key, value in point.items() if every or key == LR}
 
     def _check(self) -> None:
         if not self.benchmarks:

@@ -207,7 +207,8 @@ class Stages:
         number: int,
         varied: tuple[tuple[str, Any], ...] = (),
     ) -> Planned:
-        settings: Mapping[str, Any] = {**self.points(benchmark, method)[number], **dict(varied)}
+        point = self.design.tuned(method, self.points(benchmark, method)[number])
+        settings: Mapping[str, Any] = {**point, **dict(varied)}
         on_test = stage in (CONFIRMATION, SWEEP)
         chosen = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
         config = self.design.config(benchmark, method, federation, **chosen)

@@ -441,3 +441,44 @@ def test_a_damaged_ledger_is_named(tmp_path: Path, old: str, new: str) -> None:
             continue
         with pytest.raises(RunFolderError, match=r"rows\.csv"):
             Ledger(path)
+
+
+@pytest.mark.parametrize("method", ["afl", "fedheal", "gsam+fedism", "qffl:rule=weights"])
+def test_a_run_has_all_settings_of_its_point(file: Path, method: str) -> None:
+    """Arguments reach every strategy, and not only the one that the settings name."""
+    design = Design.read(file)
+    for benchmark in design.benchmarks:
+        config = design.config(benchmark, method, 0)
+        for point in points(ranges(config), 4, 31)[1:]:
+            assert len(point) > 1
+            flat = design.config(benchmark, method, 0, **point).to_flat()
+            assert {key: flat[key] for key in point} == pytest.approx(point)
+
+
+def test_arguments_may_be_tuned_for_named_methods_alone(file: Path) -> None:
+    """Another method's rows neither show arguments nor have them."""
+    file.write_text(file.read_text().replace("margin = 3.0", 'arguments-tuned = "fedheal"'))
+    stages = stages_of(file)
+    benchmark = stages.benchmarks[0]
+    for method, tuned in (("fedheal", True), ("afl", False)):
+        for number in range(1, 4):
+            planned = stages.screened(benchmark, method, number)
+            assert ("strategy." in planned.settings) == tuned
+            assert bool(planned.config.strategy.args) == tuned
+            assert f"train.lr={planned.config.train.lr:.3g}" in planned.settings
+
+
+def test_the_shipped_rows_say_what_their_runs_were() -> None:
+    """Every finished run's row has the digest and the settings of the config it was made with."""
+    design = Design.read(LEADERBOARD)
+    stages = Stages(design, Ledger(design.results))
+    made = [(planned, row) for planned in stages.planned() if (row := stages.row(planned))]
+    assert len(made) > 3000
+    for planned, row in made:
+        assert row.settings == planned.settings
+        told = dict(text.split("=") for text in row.settings.split())
+        arguments = {k for k in told if k.startswith("strategy.")}
+        rule = parse_method(planned.method)[1]
+        assert arguments == {
+            f"strategy.{k}" for k in planned.config.strategy.args.keys() - rule.args
+        }
