@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from classic_server import manager, result
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import strategy as classic
@@ -74,7 +74,9 @@ def train(strategy: Any, mods: Any = (), net: Any = linear, rounds: int = 1) -> 
         return trainer(net(), data=data(train=10 + 4 * k, seed=k), client_id=k)
 
     app = make_client_app(client, mods=mods)
-    outcome = strategy.start(InlineGrid(app, CLIENTS), record_of(trainer(net()).send()), rounds)
+    start = record_of(trainer(net()).send())
+    config = ConfigRecord({"num-server-rounds": rounds})  # a wrapper does not say it
+    outcome = strategy.start(InlineGrid(app, CLIENTS), start, rounds, train_config=config)
     return {name: array.numpy() for name, array in outcome.arrays.items()}
 
 
