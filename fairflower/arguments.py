@@ -52,8 +52,9 @@ class Range:
 
     def __str__(self) -> str:
         if self.above > -math.inf:
-            most = f", at most {self.high}" if self.high not in (None, math.inf) else ""
-            return f"a number above {self.above}{most}"
+            bounded = self.high not in (None, math.inf)
+            over = f"in ({self.above}, {self.high}]" if bounded else f"above {self.above}"
+            return f"a number {over}"
         if self.high not in (None, math.inf):
             return f"a number in [{self.low}, {self.high}]"
         return f"a number >= {self.low}" if self.low > -math.inf else "a finite number"

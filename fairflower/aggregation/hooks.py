@@ -135,6 +135,11 @@ class StrategyHooks:
         others = (name for exchange in self.exchanges for name in exchange.needs)
         return tuple(dict.fromkeys((*self.needs, *others)))
 
+    @property
+    def beside_model(self) -> set[str]:
+        """Names of the metrics and records that are read from replies beside the model."""
+        return {*self.measurements, *self.reads, *(exchange.name for exchange in self.exchanges)}
+
     def buffers_of(self, model: Arrays) -> frozenset[str]:
         """Return the names of the model's arrays that are not trained.
 

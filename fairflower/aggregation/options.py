@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from numbers import Integral, Real
-from typing import Any, TypedDict
+from numbers import Real
+from typing import Annotated, Any, TypedDict, get_origin, get_type_hints
 
 from flwr.app import MetricRecord, RecordDict
 
@@ -12,6 +12,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import Diagnostic
 from fairflower.aggregation.participation import Participation, Uniform
+from fairflower.arguments import ArgumentSpec, Range
 from fairflower.errors import ConfigError
 
 #: Called with each merged cohort; the result is added to the round's diagnostics.
@@ -24,11 +25,11 @@ class Options(TypedDict, total=False):
     The first ten are those of ``flwr.serverapp.strategy.FedAvg``.
     """
 
-    fraction_train: float
-    fraction_evaluate: float
-    min_train_nodes: int
-    min_evaluate_nodes: int
-    min_available_nodes: int
+    fraction_train: Annotated[float, Range(0, 1)]
+    fraction_evaluate: Annotated[float, Range(0, 1)]
+    min_train_nodes: Annotated[int, Range(0)]
+    min_evaluate_nodes: Annotated[int, Range(0)]
+    min_available_nodes: Annotated[int, Range(0)]
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
@@ -39,7 +40,7 @@ class Options(TypedDict, total=False):
     buffers: Collection[str] | None
     #: Smallest number of usable replies in a round; with fewer, ``RoundFailed`` is raised. By
     #: default half of the selected clients, rounded up.
-    min_clients: int | None
+    min_clients: Annotated[int | None, Range(1)]
     #: Shared state that the clients' training method needs in addition to the model.
     exchanges: Sequence[Exchange]
     #: Functions that are called with every merged cohort; their results are added to
@@ -47,7 +48,7 @@ class Options(TypedDict, total=False):
     observers: Sequence[Observer]
     #: Cap on a client's weight, at least 1/K; the excess goes to the others in proportion to
     #: their weights. 1, the default, means no cap.
-    max_client_weight: float
+    max_client_weight: Annotated[float, Range(above=0, high=1)]
     #: Cap on an update's norm, absolute and as a multiple of the round's median norm; larger
     #: updates are scaled down. The second cap also applies to clients' arrays for exchanges.
     #: None, the default, means no cap.
@@ -78,14 +79,9 @@ def checked_options(options: Options) -> dict[str, Any]:
         **options,
     }
     values.setdefault("participation", Uniform())
-    for name in ("fraction_train", "fraction_evaluate"):
-        _check(name, values.get(name, 1.0), Real, "a number from 0 to 1", lambda v: 0 <= v <= 1)
-    for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
-        _check(name, values.get(name, 0), Integral, "an integer, at least 0", lambda v: v >= 0)
-    if values["min_clients"] is not None:
-        _check("min_clients", values["min_clients"], Integral, "at least 1", lambda v: v >= 1)
-    weight = values["max_client_weight"]
-    _check("max_client_weight", weight, Real, "a number in (0, 1]", lambda v: 0 < v <= 1)
+    for name, hint in get_type_hints(Options, include_extras=True).items():
+        if get_origin(hint) is Annotated and name in options:
+            ArgumentSpec.of(None, hint).check(name, values[name])
     for name in ("clip_update_norm", "clip_update_median"):
         if (value := values[name]) is not None:
             _check(name, value, Real, "a positive number, or None", lambda v: v > 0)

@@ -341,13 +341,9 @@ class ReplyParser:
             )
 
     def _warn_of_unread(self, content: RecordDict) -> None:
-        read = {
-            self.strategy.arrayrecord_key,
-            *(*self.strategy.measurements, *self.strategy.reads),
-            *(exchange.name for exchange in self.strategy.exchanges),
-        }
-        unread = sorted(content.array_records.keys() - read)
-        if unread and len(content.array_records) > 1:
+        key = self.strategy.arrayrecord_key
+        unread = sorted(content.array_records.keys() - self.strategy.beside_model - {key})
+        if unread and key in content.array_records:  # else the unread one is the model
             logger.warning(
                 "Clients send the ArrayRecord %r, which %s does not read. A trainer that shares "
                 "more than the model, such as SCAFFOLD, learns nothing without its exchange: pass "
@@ -360,10 +356,7 @@ class ReplyParser:
         records, key = content.array_records, self.strategy.arrayrecord_key
         if key in records:
             return records[key]
-        beside = {
-            *self.strategy.measurements,
-            *(exchange.name for exchange in self.strategy.exchanges),
-        }
+        beside = self.strategy.beside_model
         others = [record for name, record in records.items() if name not in beside]
         if len(others) == 1:
             return others[0]

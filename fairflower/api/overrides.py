@@ -15,6 +15,7 @@ from fairflower.config import (
     argument_to_key,
     check_key,
     flatten_tables,
+    is_argument,
     key_to_argument,
     methods_of,
     read_toml,
@@ -32,9 +33,6 @@ SettingsLike = Mapping[str, Any] | str | PathLike[str]
 MethodLike = str | type | Mapping[str, Any]
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
-
-#: Tables with arguments, which may be None.
-_ARGUMENTS = ("strategy.", "client.")
 
 _REGISTRIES = {"strategy": STRATEGIES, "client": CLIENTS, "data": DATA_SETS, "model": MODELS}
 
@@ -77,7 +75,7 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
     given = {
         key: _plain(value)
         for key, value in flat.items()
-        if value is not None or (key.startswith(_ARGUMENTS) and not key.endswith(".name"))
+        if value is not None or is_argument(key)  # arguments may be None
     }
     named = methods_of(given)
     for key in flat:

@@ -197,8 +197,7 @@ class LegacyStrategy(Strategy):
             }
         )
         measured = unpack(str(result.metrics.get(MEASURED, "{}")), tensors[size:])
-        exchanges = (exchange.name for exchange in self.strategy.exchanges)
-        wanted = {*self.strategy.measurements, *exchanges}
+        wanted = self.strategy.beside_model
         for kind, vectors in measured.items():
             named = self._names or kind in self.strategy.REPRESENTATIONS
             names = list(vectors) if named else self._trained(kind, len(vectors))

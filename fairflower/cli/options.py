@@ -15,7 +15,7 @@ from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.short_names import SHORT_NAMES
-from fairflower.config.text import parse_float
+from fairflower.config.text import is_argument, parse_float
 from fairflower.errors import ConfigError
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
@@ -69,11 +69,7 @@ class ConfigOverrides:
     @property
     def shared(self) -> dict[str, Any]:
         """Arguments of methods from ``--set``; they apply to every method that has them."""
-        return {
-            k: v
-            for k, v in self.assigned.items()
-            if k.startswith(("strategy.", "client.")) and not k.endswith(".name")
-        }
+        return {key: value for key, value in self.assigned.items() if is_argument(key)}
 
 
 def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:

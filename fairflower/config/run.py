@@ -38,7 +38,7 @@ from fairflower.config.settings import (
     checked,
     setting,
 )
-from fairflower.config.text import Scalar, argument_to_key, shown, toml_value, unknown
+from fairflower.config.text import METHOD_KEYS, Scalar, argument_to_key, shown, toml_value, unknown
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import (
     ADAPTABLE,
@@ -170,7 +170,7 @@ class RunConfig:
         strategy stays a name: only the server imports it, in `from_flat`.
         """
         settings = {k: checked(k, flat[k], spec) for k, spec in _schema().items() if k in flat}
-        methods = {k: v for k, v in flat.items() if k.startswith(_METHOD_KEYS)}
+        methods = {k: v for k, v in flat.items() if k.startswith(METHOD_KEYS)}
         return _build(settings | methods)
 
     def to_flat(self) -> dict[str, Scalar]:
@@ -232,7 +232,7 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
 
 def is_setting(key: str) -> bool:
     """Return whether a key of a message is a setting or an argument of a method."""
-    return key in _schema() or key.startswith(_METHOD_KEYS)
+    return key in _schema() or key.startswith(METHOD_KEYS)
 
 
 def key_help() -> dict[str, str]:
@@ -274,7 +274,6 @@ def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
-_METHOD_KEYS = ("client.", "strategy.")
 
 #: Tables in which a key with the value `default` is treated as missing.
 METHOD_TABLES = ("strategy.", "client.", "bound.")

@@ -14,6 +14,9 @@ from typing import Any
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.paths import read_text
 
+#: Tables of strategies and clients.
+METHOD_KEYS = ("client.", "strategy.")
+
 Scalar = bool | int | float | str
 
 #: Reason in errors for text that `is_text` rejects.
@@ -168,7 +171,7 @@ def unknown(
     else:
         leaf, written = name, {key.lower(): key for key in valid}
     same_leaf = [key for key in reversed(valid) if key.endswith(f".{name}")]
-    near = [key for key in same_leaf if not key.startswith(("strategy.", "client."))]
+    near = [key for key in same_leaf if not key.startswith(METHOD_KEYS)]
     near += _nearest(leaf, written, 0.8)
     words = name.rpartition(".")[2].replace("-", " ").replace("_", " ").lower()
     spoken = re.compile(rf"(?<![\w.-]){re.escape(words)}(?![\w-])")
@@ -180,6 +183,11 @@ def unknown(
     if not listing and not near:
         listing = " `fairflower list settings` lists all settings."
     return f"Unknown {kind} {quoted(name)}.{hint}{listing}"
+
+
+def is_argument(key: str) -> bool:
+    """Return whether a run config key is an argument of a strategy or client, by its table."""
+    return key.startswith(METHOD_KEYS) and not key.endswith(".name")
 
 
 def _nearest(name: str, valid: Mapping[str, str], cutoff: float) -> list[str]:

@@ -13,6 +13,7 @@ from fairflower.config import (
     RunConfig,
     StrategyConfig,
     flatten_tables,
+    is_argument,
     read_tables,
     unknown,
 )
@@ -182,7 +183,7 @@ class Design:
         client, rule = parse_method(method)
         flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
         # `grid_configs` gives the arguments in its first mapping only to the method named there.
-        arguments = {k: v for k, v in settings.items() if k.startswith(("strategy.", "client."))}
+        arguments = {k: v for k, v in settings.items() if is_argument(k)}
         others = {k: v for k, v in settings.items() if k not in arguments}
         (config,) = grid_configs({**flat, **others}, [rule], arguments, [client])
         return config

@@ -21,6 +21,7 @@ from fairflower.config import (
     METHOD_TABLES,
     ClientConfig,
     StrategyConfig,
+    is_argument,
     key_to_argument,
     method_key,
 )
@@ -369,12 +370,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
 
     Methods that were not tested on every domain are left out.
     """
-    keys = {
-        key
-        for method in comparison.methods
-        for key, _ in method.identity
-        if key.startswith(("strategy.", "client.")) and not key.endswith(".name")
-    }
+    keys = {key for method in comparison.methods for key, _ in method.identity if is_argument(key)}
     by_argument = []
     for key in sorted(keys):
         groups: dict[Any, dict[Any, Method]] = {}

@@ -26,7 +26,7 @@ from fairflower.models import trainable
 from fairflower.training.gradients import (
     Batches,
     batches_of,
-    checked,
+    checked_logits,
     divide_sums,
     gradients_of,
     zeros_like,
@@ -109,7 +109,7 @@ def chunk_size(
 
     x, y = x.clone(), y.clone()  # views would count their whole storage
     with saved_tensors_hooks(count, lambda tensor: tensor):
-        F.cross_entropy(checked(model(x)), y)
+        F.cross_entropy(checked_logits(model(x)), y)
     per_sample = sum(kept.values()) / len(y)
     if gradients:
         per_sample += sum(p.numel() * p.element_size() for p in trainable(model).values())
@@ -216,7 +216,7 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     parameters = trainable(model)
     truth, by_layer = zeros_like(parameters), zeros_like(parameters)
     _add_by_layer(by_layer, model, x, y)
-    for loss in F.cross_entropy(checked(model(x)), y, reduction="none"):
+    for loss in F.cross_entropy(checked_logits(model(x)), y, reduction="none"):
         for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
             truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items() if square.numel()}

@@ -50,8 +50,8 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     Raises
     ------
     ValueError
-        If there are no samples.
-        If logits are not [B, classes] with at least two classes, or labels not integers [B].
+        If there are no samples, logits are not [B, classes] with at least two classes, or labels
+        are not integers [B].
     TypeError
         If a batch is neither a pair of tensors nor a dict of this form.
 
@@ -139,7 +139,7 @@ def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]
     """Return the mean cross entropy over a data set."""
     total, n = _zero(model), 0
     for x, y in batches_of(model, data):
-        total += F.cross_entropy(checked(logits_of(x)), y, reduction="sum")
+        total += F.cross_entropy(checked_logits(logits_of(x)), y, reduction="sum")
         n += len(y)
     if n == 0:
         raise ValueError("There are no samples, so the loss is undefined. Pass at least one.")
@@ -152,7 +152,7 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
     total = zeros_like(parameters)
     losses, n = _zero(model), 0
     for x, y in batches_of(model, data):
-        loss = F.cross_entropy(checked(model(x)), y, reduction="sum")
+        loss = F.cross_entropy(checked_logits(model(x)), y, reduction="sum")
         for name, gradient in gradients_of(loss, parameters).items():
             total[name] += gradient
         losses += loss.detach()
@@ -161,7 +161,7 @@ def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str
     return losses.item() / n, mean
 
 
-def checked(logits: Tensor) -> Tensor:
+def checked_logits(logits: Tensor) -> Tensor:
     """Return logits [B, classes]; raise ``ValueError`` for other shapes.
 
     With a single logit the cross entropy would always be 0.

@@ -201,3 +201,19 @@ def test_arrays_that_nothing_reads_are_told(
         run_toy_rounds(FedAvg(exchanges=exchanges), make, clients=2, rounds=2)
     told = [r.getMessage() for r in caplog.records if "'control'" in r.getMessage()]
     assert len(told) == (0 if exchanges else 1)
+
+
+def test_a_model_under_another_name_is_read_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Beside a Fisher diagonal, the only other record is the model."""
+    pytest.importorskip("cvxpy")
+    strategy = FedEquilibria(buffers=["frozen"])
+
+    def reply(message: Message, client: int) -> dict[str, Any]:
+        found = plain(message, client)
+        found["weights"] = found.pop("arrays")
+        return {**found, "fisher": record_of({"w": np.full(3, 1.0 + client, np.float32)})}
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        result = strategy.start(grid(reply), record_of(MODEL), num_rounds=1)
+    assert set(result.arrays) == set(MODEL)
+    assert "does not read" not in caplog.text
