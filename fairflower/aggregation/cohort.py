@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.bounds import cap_weights
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
-from fairflower.numerics.threads import cpus, one_thread
+from fairflower.numerics.threads import cpus
 
 #: Number of coordinates summed in the array's precision; these sums are added in double precision.
 BLOCK = 32_768
@@ -157,8 +157,7 @@ class Cohort:
         """Return the inner products of the clients' vectors, shape (K, K).
 
         The vectors are the updates Delta_k or, if given, the clients' measurement ``measured``,
-        over all parameters or over the arrays ``names``. Products are computed in double precision,
-        each block by one thread, so that results do not depend on the number of cores.
+        over all parameters or over the arrays ``names``. Products are computed in double precision.
         """
 
         def multiply(block: Block) -> NDArray[np.float64]:
@@ -170,9 +169,8 @@ class Cohort:
             return np.asarray(rows @ rows.T)
 
         total = np.zeros((len(self), len(self)))
-        with one_thread():
-            for products in self.each(self.parameters if names is None else names, multiply, BLOCK):
-                total += products
+        for products in self.each(self.parameters if names is None else names, multiply, BLOCK):
+            total += products
         return total
 
     def average(

@@ -44,6 +44,7 @@ from fairflower.aggregation.state import StatefulPart, collect_state, restore_st
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, require
+from fairflower.numerics.threads import one_thread
 
 
 class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
@@ -267,17 +268,18 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
         if factors is not None:
             self.diagnostics["clipped"] = factors
-        merged = self.merge(cohort)
-        cohort = replace(cohort, clusters=self.clusters)
-        if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
-            self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
-        for exchange in self.exchanges:
-            exchange.collect(cohort)
-            merged = exchange.correct(cohort, merged)
-            self.diagnostics.update(exchange.diagnostics)
-        _check_merged(cohort, merged)
-        for observer in self.observers:
-            self.diagnostics.update(observer(cohort))
+        with one_thread():  # the same bits on any number of cores
+            merged = self.merge(cohort)
+            cohort = replace(cohort, clusters=self.clusters)
+            if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
+                self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
+            for exchange in self.exchanges:
+                exchange.collect(cohort)
+                merged = exchange.correct(cohort, merged)
+                self.diagnostics.update(exchange.diagnostics)
+            _check_merged(cohort, merged)
+            for observer in self.observers:
+                self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         note_merged(self.participation, cohort)
         contents = [members[client].content for client in cohort.client_ids]

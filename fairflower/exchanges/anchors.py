@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.arguments import Range, Search
-from fairflower.numerics.threads import one_thread
 
 Array = NDArray[np.float64]
 
@@ -83,11 +82,10 @@ class SemanticAnchors(Exchange):
             ) from None
         bias = np.asarray(merged.get(f"{self.head}.bias", np.zeros(len(weight))), np.float64)
         learned = self.parameters or initial(weight.shape, self.hidden, self.seed)
-        with one_thread():  # results must not depend on the number of cores
-            for _ in range(self.epochs):
-                _, gradients = anchor_loss(learned, weight, bias, self.alpha, self.tau)
-                learned = {name: p - self.lr * gradients[name] for name, p in learned.items()}
-            self.anchors = unit_anchors(learned).astype(np.float32)
+        for _ in range(self.epochs):
+            _, gradients = anchor_loss(learned, weight, bias, self.alpha, self.tau)
+            learned = {name: p - self.lr * gradients[name] for name, p in learned.items()}
+        self.anchors = unit_anchors(learned).astype(np.float32)
         self.parameters = learned
         return merged
 

@@ -160,14 +160,14 @@ class Stages:
             yield from self.screening(benchmark, benchmark.confirmed)
             yield from self.again(benchmark, benchmark.confirmed)
             yield from self.confirmation(benchmark)
+        for _, planned in chain.from_iterable(map(self.swept, self.sweeps)):
+            yield planned
         for benchmark in self.benchmarks:
             others = [
                 method for method in self.design.screened if method not in benchmark.confirmed
             ]
             yield from self.screening(benchmark, others)
             yield from self.again(benchmark, others)
-        for _, planned in chain.from_iterable(map(self.swept, self.sweeps)):
-            yield planned
 
     def left(self) -> Iterator[Planned]:
         """Return the planned runs that have no row yet."""

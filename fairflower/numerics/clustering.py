@@ -231,10 +231,9 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     """
     centred = h - np.average(h, axis=0, weights=weights)
     pull = 1 if weights is None else np.sqrt(weights / weights.mean())[:, None]
-    with one_thread():  # the bits do not depend on cores
-        right = np.linalg.svd(pull * centred, full_matrices=False)[2]
-        signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
-        coordinates = centred @ (right * signs[:, None])[:axes].T
+    right = np.linalg.svd(pull * centred, full_matrices=False)[2]
+    signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
+    coordinates = centred @ (right * signs[:, None])[:axes].T
     missing = axes - coordinates.shape[1]
     return np.asarray(np.pad(coordinates, ((0, 0), (0, missing))))
 
@@ -269,7 +268,7 @@ def _mixture(h: Vectors, T: int, seed: int) -> Labels:
     while True:
         fitted = GaussianMixture(T, reg_covar=reg, random_state=seed)
         try:
-            with one_thread(None):  # sums must not depend on the cores
+            with one_thread():  # scikit-learn brings libraries of its own
                 return np.asarray(fitted.fit_predict(x), np.int64)
         except ValueError as error:
             if "covariance" not in str(error) or not np.isfinite(reg):
@@ -282,7 +281,7 @@ def _k_means(h: Vectors, weights: Vectors, T: int, seed: int) -> Labels:
     from sklearn.cluster import KMeans
 
     x = principal(h, T - 1, weights)
-    with one_thread(None):  # sums must not depend on the cores
+    with one_thread():  # scikit-learn brings libraries of its own
         fitted = KMeans(T, n_init=_STARTS, random_state=seed).fit(x, sample_weight=weights)
     return np.asarray(fitted.labels_, np.int64)
 

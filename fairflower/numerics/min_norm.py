@@ -101,16 +101,14 @@ def min_norm_weights(
 
     g = (g + g.T) / 2
     start = _initial_weights(g.diagonal(), low, high)
-    with one_thread():  # the same bits on any number of cores
-        values = ((start @ g) * start).sum(axis=1)
+    values = ((start @ g) * start).sum(axis=1)
     simple, scale = start[values.argmin()], float(values.min())
     if scale <= 1e-24 * float(np.abs(g).max()):
         return MinNorm(simple, 0.0, 0.0, "closed form")
     scaled = g / scale
     solution = MinNorm(simple, sqrt(scale), _residual(scaled, simple, low, high), "uniform")
     for solver in SOLVERS:
-        with one_thread():
-            weights = _solve(scaled, low, high, solver)
+        weights = _solve(scaled, low, high, solver)
         if weights is None:
             continue
         residual = _residual(scaled, weights, low, high)
@@ -187,9 +185,8 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     # Use unit vectors, in units of the shortest vector, so that no square overflows or underflows.
     ratio = lengths[moved].min() / lengths[moved]
     target = ratio * f[moved]
-    with one_thread():
-        values, vectors = np.linalg.eigh(cosines(g)[np.ix_(moved, moved)])
-        a = vectors @ ((target @ vectors) / np.maximum(values, RANK))
+    values, vectors = np.linalg.eigh(cosines(g)[np.ix_(moved, moved)])
+    a = vectors @ ((target @ vectors) / np.maximum(values, RANK))
     coefficients[moved] = ratio * a / (target @ a)
     return coefficients
 
@@ -264,7 +261,8 @@ def _nnls(factor: Matrix, s: Vector) -> Vector | None:
     system = np.vstack([factor, 1 / s])
     goal = np.append(np.zeros(len(s)), 1.0)
     try:
-        v, _ = nnls(system, goal, maxiter=100 * len(s))
+        with one_thread():  # scipy brings libraries of its own
+            v, _ = nnls(system, goal, maxiter=100 * len(s))
     except RuntimeError:
         return None
     weights = v / s
@@ -279,7 +277,7 @@ def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) ->
     for name, values in data.items():
         problem.param_dict[name].value = values
     try:
-        with warnings.catch_warnings():
+        with one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate solutions are judged by their residual
             # With a warm start, the last bits would depend on the previous problem.
             problem.solve(solver=solver, warm_start=False, **_OPTIONS[solver])

@@ -17,11 +17,11 @@ def cpus() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def one_thread(user_api: str | None = "blas") -> AbstractContextManager[Any]:
-    """Limit BLAS (with None, also OpenMP) to a single thread in a ``with`` block.
+def one_thread() -> AbstractContextManager[Any]:
+    """Limit BLAS and OpenMP to a single thread in a ``with`` block.
 
     Results are then identical, bit for bit, on any number of cores. The libraries must already be
-    imported.
+    imported: `FairStrategy` merges in such a block, and what is imported later needs its own.
 
     Examples
     --------
@@ -31,10 +31,8 @@ def one_thread(user_api: str | None = "blas") -> AbstractContextManager[Any]:
     ...     float(np.ones(3) @ np.ones(3))
     3.0
     """
-    controller: AbstractContextManager[Any] = _libraries(len(sys.modules)).limit(
-        limits=1, user_api=user_api
-    )
-    return controller
+    limited: AbstractContextManager[Any] = _libraries(len(sys.modules)).limit(limits=1)
+    return limited
 
 
 @lru_cache(maxsize=1)

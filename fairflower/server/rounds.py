@@ -92,10 +92,11 @@ class RoundLoop:
         model = saved.model if saved else self.setup.evaluator.arrays()
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
-        if saved and saved.server_round == last and not self.folder.is_tested(last):
-            self._evaluate(last, arrays)  # when trained, it was not the last round
         if saved and (saved.server_round == last or self._ends_early()):
             self._check_summed(saved.server_round)
+            if not self.folder.is_tested(saved.server_round):
+                self._evaluate(saved.server_round, arrays)  # it was not known to be the last round
+            _warn_if_diverged(self.folder, saved.server_round, self.federation.num_classes)
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 from rounds import MODEL, Rounds, every_strategy, failure, good, reply
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, RoundFailed
+from fairflower.exchanges.anchors import SemanticAnchors
 from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import STRATEGIES, FedAvg, FedEquilibria
 
@@ -92,6 +94,29 @@ def test_a_bad_reply_is_dropped_by_name_and_the_rest_go_on(kind, caplog):
     assert np.all(model["conv.weight"] == MODEL["conv.weight"] + 1)
     assert caplog.records
     assert re.search(reason, caplog.text)
+
+
+def test_all_of_a_merge_is_computed_by_one_thread():
+    """Sums of several threads would depend on how many there are."""
+    threads: list[int] = []
+
+    class Spy(FedAvg):
+        def merge(self, cohort):
+            threads.extend(pool["num_threads"] for pool in threadpool_info())
+            return super().merge(cohort)
+
+    class Anchor(SemanticAnchors):
+        def correct(self, cohort, merged):
+            threads.extend(pool["num_threads"] for pool in threadpool_info())
+            return merged
+
+    rounds = Rounds(Spy(exchanges=[Anchor()]), MODEL, range(2))
+    with threadpool_limits(2):
+        before = threadpool_info()
+        rounds.finish([good(message, k) for k, message in enumerate(rounds.ask())])
+        assert threadpool_info() == before
+    assert len(threads) >= 2
+    assert set(threads) == {1}
 
 
 def test_missing_replies_are_named():

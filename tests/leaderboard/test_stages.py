@@ -443,6 +443,15 @@ def test_a_damaged_ledger_is_named(tmp_path: Path, old: str, new: str) -> None:
             Ledger(path)
 
 
+def test_claims_come_before_the_screening_of_other_methods(file: Path) -> None:
+    make(file)
+    planned = [(run.stage, run.method) for run in stages_of(file).planned()]
+    last = max(i for i, (stage, _) in enumerate(planned) if stage in (CONFIRMATION, SWEEP))
+    others = [i for i, (_, method) in enumerate(planned) if method == "afl"]
+    assert last < others[0]
+    assert all(method in ("fedavg", "afl") for _, method in planned[last + 1 :])
+
+
 @pytest.mark.parametrize("method", ["afl", "fedheal", "gsam+fedism", "qffl:rule=weights"])
 def test_a_run_has_all_settings_of_its_point(file: Path, method: str) -> None:
     """Arguments reach every strategy, and not only the one that the settings name."""

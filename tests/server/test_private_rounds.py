@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from resuming import config, resume, stopped
 
 import fairflower as ff
 from fairflower.aggregation.noise import MARGIN, NoisySum
@@ -240,16 +241,17 @@ def test_a_run_ends_before_its_limit_and_a_repeated_round_counts_again(
     assert facts["rounds"] == facts["privacy"]["rounds"] < 5
     with pytest.raises(ConfigError, match=r"larger privacy\.max-epsilon, or with"):
         resumed_config(result.path, {"num-server-rounds": 6})
-    # As if the server had been killed in a round that had begun.
-    facts["privacy"]["rounds"] -= 1
-    facts |= {"status": "running"}
-    (result.path / "run.json").write_text(json.dumps(facts))
-    config = resumed_config(result.path, {})
-    assert config.privacy.on
-    ff.run(resume=result.path, progress=False)
-    after = json.loads((result.path / "run.json").read_text())
-    assert after["privacy"]["rounds"] == facts["privacy"]["rounds"] + 1
-    assert after["privacy"]["epsilon"] <= 9.5
+    # Stopped in the last round that the limit allows, which counts and is not repeated.
+    last = facts["rounds"]
+    settings = {**SMALL, **PRIVATE, **limit, "fraction-train": 1.0, "strategy.name": "uniform"}
+    folder = stopped(config(tmp_path, **settings, **{"evaluate.every": 5}), last)
+    assert resumed_config(folder, {}).privacy.on
+    resume(folder)
+    after = json.loads((folder / "run.json").read_text())
+    assert (after["status"], after["rounds"]) == ("completed", last - 1)
+    assert "above privacy.max-epsilon = 9.5" in after["ended_early"]
+    assert after["privacy"] == facts["privacy"]
+    assert list(read_run(folder).rounds) == [0, last - 1], "the final model is tested"
 
 
 def test_models_with_statistics_are_refused(tmp_path: Path, accountant: None) -> None:

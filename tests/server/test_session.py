@@ -18,6 +18,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.exit import exit_handler
 from products import ONE_FOR_EACH_NEED, thinned
+from resuming import resume
 from rich.console import Console
 from runs import config, history, run
 from safetensors.numpy import load_file
@@ -393,6 +394,13 @@ def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
     losses = [float(r["value"]) for r in history(folder) if r["metric"] == "loss"]
     assert facts.get("diverged") == (max(losses[-4:]) if diverged else None)
     note = f"training diverged: the last model's loss is {max(losses[-4:]):.3g}. Lower train.lr."
+    assert (note in run_notes(read_run(folder))) is diverged
+    # Killed between the last checkpoint and its warning.
+    caplog.clear()
+    facts.pop("diverged", None)
+    (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+    resume(folder)
+    assert ("training has diverged. Decrease train.lr" in caplog.text) is diverged
     assert (note in run_notes(read_run(folder))) is diverged
 
 
