@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 #: Child of Flower's logger, so that messages appear wherever Flower's do.
 logger = logging.getLogger("flwr").getChild("fairflower")
@@ -31,6 +32,9 @@ class NotInstalled(UserError, ImportError):
 
 class RoundFailed(UserError, RuntimeError):
     """A round had too few valid replies; the message lists the missing clients and the reasons."""
+
+    #: The last model, an ``ArrayRecord``, if a strategy's ``start`` was called.
+    arrays: Any = None
 
 
 class Diverged(RoundFailed):

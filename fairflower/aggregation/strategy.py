@@ -43,7 +43,7 @@ from fairflower.aggregation.replies import ReplyFilter, ReplyParser
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
-from fairflower.errors import Diverged, require
+from fairflower.errors import Diverged, RoundFailed, require
 from fairflower.numerics.threads import one_thread
 
 
@@ -147,9 +147,13 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         train_config: ConfigRecord | None = None,
         **options: Any,
     ) -> flower.Result:
-        """Run rounds (see Flower's ``FedAvg``), from the state of earlier ones, if there is any."""
+        """Run rounds, from the state of earlier ones; ``RoundFailed`` has the last ``arrays``."""
         config = ConfigRecord({"num-server-rounds": num_rounds, **(train_config or {})})
-        return super().start(grid, initial_arrays, num_rounds, timeout, config, **options)
+        try:
+            return super().start(grid, initial_arrays, num_rounds, timeout, config, **options)
+        except RoundFailed as failed:
+            failed.arrays = self._sent
+            raise
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -159,6 +163,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Raises ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that
         are not parameters, or if the strategy does not support the config (`read_config`).
         """
+        self._sent = arrays
         check_dp_compatible(self, arrays)
         self.read_config(config)
         if self.measurements:
@@ -187,7 +192,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 values |= exchange.tell(client)
             add_client_config(message, self.configrecord_key, values)
             add_client_arrays(message, self.exchanges, client)
-        self._sent, self._asked = arrays, messages
+        self._asked = messages
         return messages
 
     def configure_candidates(
@@ -337,14 +342,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
         """Return a filter for the replies to these messages, which fills ``self.dropped``."""
-        reply_filter = ReplyFilter(
-            server_round,
-            asked,
-            self.enrolled,
-            self.weighted_by_key,
-            self.min_clients,
-            striking=self._striking,
-        )
+        wanted = self.enrolled, self.weighted_by_key, self.min_clients
+        reply_filter = ReplyFilter(server_round, asked, *wanted, striking=self._striking)
         self.dropped = reply_filter.dropped
         return reply_filter
 

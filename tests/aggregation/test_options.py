@@ -12,7 +12,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairflower.arrays import record_of
+from fairflower.arrays import arrays_of, record_of
 from fairflower.clients.scaffold import SCAFFOLD
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.errors import ConfigError, RoundFailed
@@ -217,3 +217,28 @@ def test_a_model_under_another_name_is_read_and_not_told(caplog: pytest.LogCaptu
         result = strategy.start(grid(reply), record_of(MODEL), num_rounds=1)
     assert set(result.arrays) == set(MODEL)
     assert "does not read" not in caplog.text
+
+
+@pytest.mark.parametrize("cause", ["replies", "selection"])
+def test_a_failed_round_leaves_the_last_model_and_start_goes_on_from_it(cause: str) -> None:
+    def reply(message: Message, client: int) -> dict[str, Any]:
+        moved = {name: a + 1 for name, a in arrays_of(message.content["arrays"]).items()}
+        metrics = MetricRecord({"num-examples": 0 if failing else 1})
+        return {"arrays": record_of(moved), "metrics": metrics}
+
+    class Failing(FedAvg):
+        def configure_train(self, server_round: int, *given: Any) -> Any:
+            nonlocal failing
+            failing = cause == "replies" and server_round == 3
+            return super().configure_train(server_round, *given)
+
+    failing = False
+    online = {"replies": None, "selection": lambda number, ids: ids if number < 3 else []}
+    strategy = Failing(availability=online[cause])
+    nodes = grid(reply, 3)
+    with pytest.raises(RoundFailed) as failed:
+        strategy.start(nodes, record_of(MODEL), num_rounds=5)
+    assert np.all(arrays_of(failed.value.arrays)["w"] == MODEL["w"] + 2)
+    strategy.availability = None
+    result = strategy.start(nodes, failed.value.arrays, num_rounds=2)
+    assert np.all(arrays_of(result.arrays)["w"] == MODEL["w"] + 4)
