@@ -31,10 +31,9 @@ _PROTOCOL: Mapping[str, Any] = {
     **{"points": _TRIED, "again": _TRIED, "scrambling": Count},
     **{"tuned-on": _NUMBERS, "federations": _NUMBERS},
     **{"margin": _POINTS, "margin-average": _POINTS, "margin-std": _POINTS},
-    "arguments-tuned": str,
 }
 _BENCHMARK: Mapping[str, Any] = {
-    **{"federations": _NUMBERS, "confirmed": str},
+    **{"federations": _NUMBERS, "confirmed": str, "arguments-tuned": str},
     "overlap": Annotated[float, Range(0, 1e6)],
 }
 _SWEEP: Mapping[str, Any] = {
@@ -74,6 +73,13 @@ class Benchmark:
     #: the same examples (Nadeau and Bengio 2003). 0 if federations hardly overlap, or if claims are
     #: about these examples only.
     overlap: float = 0.0
+    #: Methods whose arguments are tuned; of others only the learning rate is. None: all methods.
+    arguments_tuned: tuple[str, ...] | None = None
+
+    def tuned(self, method: str, point: Mapping[str, float]) -> dict[str, float]:
+        """Return what of a point is applied to a method (`arguments_tuned`)."""
+        every = self.arguments_tuned is None or method in self.arguments_tuned
+        return {key: value for key, value in point.items() if every or key == LR}
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,6 @@ class Design:
     tuned_on: tuple[int, ...]  # federations; all points are tried on the first
     margins: Margins
     results: Path
-    #: Methods whose arguments are tuned; of others only the learning rate is. None: all methods.
-    arguments_tuned: tuple[str, ...] | None = None
 
     @classmethod
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Design:
@@ -148,6 +152,7 @@ class Design:
                     _methods(path, about.get("confirmed", protocol["confirmed"])),
                     _federations(path, name, federations),
                     float(about.get("overlap", 0.0)),
+                    _methods(path, tuned) if (tuned := about.get("arguments-tuned")) else None,
                 )
             )
         design = cls(
@@ -171,7 +176,6 @@ class Design:
                 )
             ),
             path.parent / protocol["results"],
-            _methods(path, protocol["arguments-tuned"]) if "arguments-tuned" in protocol else None,
         )
         design._check()
         return design
@@ -187,11 +191,6 @@ class Design:
         others = {k: v for k, v in settings.items() if k not in arguments}
         (config,) = grid_configs({**flat, **others}, [rule], arguments, [client])
         return config
-
-    def tuned(self, method: str, point: Mapping[str, float]) -> dict[str, float]:
-        """Return what of a point is applied to a method (`arguments_tuned`)."""
-        every = self.arguments_tuned is None or method in self.arguments_tuned
-        return {key: value for key, value in point.items() if every or key == LR}
 
     def _check(self) -> None:
         if not self.benchmarks:

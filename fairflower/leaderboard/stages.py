@@ -207,7 +207,7 @@ class Stages:
         number: int,
         varied: tuple[tuple[str, Any], ...] = (),
     ) -> Planned:
-        point = self.design.tuned(method, self.points(benchmark, method)[number])
+        point = benchmark.tuned(method, self.points(benchmark, method)[number])
         settings: Mapping[str, Any] = {**point, **dict(varied)}
         on_test = stage in (CONFIRMATION, SWEEP)
         chosen = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}

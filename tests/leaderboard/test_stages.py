@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -466,10 +467,11 @@ def test_a_run_has_all_settings_of_its_point(file: Path, method: str) -> None:
 
 def test_arguments_may_be_tuned_for_named_methods_alone(file: Path) -> None:
     """Another method's rows neither show arguments nor have them."""
-    file.write_text(file.read_text().replace("margin = 3.0", 'arguments-tuned = "fedheal"'))
+    limited = '[benchmarks.noisy]\narguments-tuned = "fedheal"'
+    file.write_text(file.read_text().replace("[benchmarks.noisy]", limited))
     stages = stages_of(file)
-    benchmark = stages.benchmarks[0]
-    for method, tuned in (("fedheal", True), ("afl", False)):
+    for benchmark, method in itertools.product(stages.benchmarks, ("fedheal", "afl")):
+        tuned = benchmark.name == "plain" or method == "fedheal"
         for number in range(1, 4):
             planned = stages.screened(benchmark, method, number)
             assert ("strategy." in planned.settings) == tuned
