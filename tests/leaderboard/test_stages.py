@@ -14,6 +14,7 @@ from command import call
 from shipped import LEADERBOARD
 
 from fairflower.config import RunConfig
+from fairflower.data import DataError, prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.leaderboard.design import Design, parse_method
 from fairflower.leaderboard.ledger import COLUMNS, Ledger, Row, key_of
@@ -24,6 +25,7 @@ from fairflower.leaderboard.stages import (
     FINALISTS,
     SCREENING,
     SWEEP,
+    Planned,
     Stages,
     worst_half,
 )
@@ -479,11 +481,15 @@ def test_arguments_may_be_tuned_for_named_methods_alone(file: Path) -> None:
             assert f"train.lr={planned.config.train.lr:.3g}" in planned.settings
 
 
+def finished(stages: Stages) -> list[tuple[Planned, Row]]:
+    return [(planned, row) for planned in stages.planned() if (row := stages.row(planned))]
+
+
 def test_the_shipped_rows_say_what_their_runs_were() -> None:
     """Every finished run's row has the digest and the settings of the config it was made with."""
     design = Design.read(LEADERBOARD)
     stages = Stages(design, Ledger(design.results))
-    made = [(planned, row) for planned in stages.planned() if (row := stages.row(planned))]
+    made = finished(stages)
     assert len(made) > 3000
     for planned, row in made:
         assert row.settings == planned.settings
@@ -493,3 +499,19 @@ def test_the_shipped_rows_say_what_their_runs_were() -> None:
         assert arguments == {
             f"strategy.{k}" for k in planned.config.strategy.args.keys() - rule.args
         }
+
+
+@pytest.mark.parametrize("name", [b.name for b in Design.read(LEADERBOARD).benchmarks])
+def test_federations_are_still_those_of_the_shipped_rows(name: str) -> None:
+    """The same seed divides the same examples among the same clients as when the runs were made."""
+    design = Design.read(LEADERBOARD)
+    stages = Stages(design, Ledger(design.results), [name])
+    rows = {planned.federation: (planned, row) for planned, row in finished(stages)}
+    if not rows:
+        pytest.skip(f"no run on {name} is finished")
+    for federation in sorted(rows)[:2]:
+        planned, row = rows[federation]
+        try:
+            assert prepare(planned.config.data).digest == row.data
+        except DataError as error:
+            pytest.skip(str(error))

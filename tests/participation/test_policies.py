@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from apps import replacing
+from flwr.app import Context, Message
 from resuming import config, outcome, resume, session, stopped
 from runs import history
 
 from fairflower.aggregation.participation import checked_choice
+from fairflower.client_app import app as client_app
 from fairflower.errors import ConfigError, RoundFailed, StrategyError
 from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
 from fairflower.participation.availability import read_availability, trace_digest
@@ -75,6 +78,43 @@ def test_power_of_choice_by_training_losses_takes_who_never_trained_first() -> N
     assert policy.candidates(draw) == ()
     policy.merged(1, {0: 0.5, 1: 2.0, 2: 1.0})
     assert policy.choose(draw, {}) == [1, 3]
+
+
+def test_a_candidate_that_sent_no_loss_trains_last() -> None:
+    draw = Draw(1, (0, 1, 2, 3), 2, sizes=dict.fromkeys(range(4), 10))
+    assert PowerOfChoice(d=4).choose(draw, {1: 0.1, 3: 0.2}) == [1, 3]
+    assert PowerOfChoice(d=4).choose(draw, {1: 0.1}) == [0, 1]
+
+
+def test_clients_of_unknown_size_are_drawn_only_where_too_few_are_known() -> None:
+    draws = [Draw(r, (0, 1, 2, 3), 2, sizes={1: 5, 2: 10, 3: 15}) for r in range(200)]
+    assert {k for draw in draws for k in draw.weighted(2)} == {1, 2, 3}
+    one = [Draw(r, (0, 1, 2, 3), 3, sizes={3: 5}).weighted(3) for r in range(20)]
+    assert one == [[0, 1, 3]] * 20
+
+
+@pytest.mark.parametrize("answers", [3, 1])
+def test_a_candidate_that_fails_is_named_and_the_others_are_chosen_from(
+    tmp_path: Path, answers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def test(message: Message, context: Context) -> Message:
+        client = message.content["config"]["client-id"]
+        if message.content["config"]["split"] == "train" and client >= answers:
+            raise ValueError("the disk is gone")
+        return client_app(message, context)
+
+    settings = {"participation.policy": "power-of-choice:d=4", "fraction-train": 0.5}
+    made = session(config(tmp_path, **settings), replacing(evaluate=test))
+    if answers == 1:  # fewer than half of four
+        with pytest.raises(
+            RoundFailed, match=r"(?s)1 of 4 clients.*clients 1, 2, 3: the disk is gone"
+        ):
+            made.run()
+        return
+    folder = made.run()
+    assert "client 3" in caplog.text
+    assert "the disk is gone" in caplog.text
+    assert all(3 not in clients for clients in trained(folder).values())
 
 
 def test_more_clients_than_candidates_is_an_error() -> None:
