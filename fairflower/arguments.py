@@ -105,11 +105,12 @@ class ArgumentSpec:
     search: Search | None = None  # interval that `fairflower tune` searches
     words: tuple[str, ...] = ()  # allowed words
     text: bool = False  # whether any string is allowed
+    truth: bool = False  # whether True and False are allowed
     optional: bool = False  # whether None is allowed
 
     @classmethod
     def of(cls, default: Any, hint: Any) -> ArgumentSpec:
-        """Parse an annotation of numbers, words and None; values of other types are not checked."""
+        """Parse an annotation of numbers, words, bool and None; other types are not checked."""
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         number = int in members or float in members
@@ -126,13 +127,14 @@ class ArgumentSpec:
             search=search,
             words=tuple(words),
             text=str in members,
+            truth=bool in members,
             optional=NoneType in members,
         )
 
     @property
     def bounded(self) -> bool:
-        """Whether the annotation limits the values, by a range or a list of words."""
-        return self.range is not None or bool(self.words)
+        """Whether the annotation limits the values, by a range, a list of words or ``bool``."""
+        return self.range is not None or bool(self.words) or self.truth
 
     def check(self, key: str, value: Any) -> None:
         """Raise ``ConfigError`` if a value is not allowed; the error lists the allowed values."""
@@ -142,9 +144,13 @@ class ArgumentSpec:
 
     def _allowed_instead(self, value: Any) -> str | None:
         """Describe the allowed values; return None if the value is allowed."""
-        if not (self.number or self.words or self.text) or (value is None and self.optional):
+        kinds = self.number or self.words or self.text or self.truth
+        if not kinds or (value is None and self.optional):
             return None
-        words, range_ = " or ".join(self.words), "a number" if self.range is None else self.range
+        if isinstance(value, bool) and self.truth:
+            return None
+        words = " or ".join((*self.words, *["true", "false"] * self.truth))
+        range_ = "a number" if self.range is None else self.range
         if isinstance(value, str):
             if self.text or value in self.words:
                 return None
@@ -162,8 +168,15 @@ class ArgumentSpec:
         return "a whole number" if self.whole and not isinstance(value, Integral) else None
 
 
+#: Class attributes that are tuples, for which a single entry is easily written instead.
+_TUPLES = ("STATE", "needs", "reads", "learns", "exchanges")
+
+
 class Configurable:
     """A class whose constructor checks its keyword arguments against their annotations.
+
+    ``STATE``, the names of the attributes that are kept from round to round, includes those of the
+    base classes.
 
     A direct subclass is a base class of methods. All methods share the arguments of its
     constructor, which therefore do not count as a method's arguments.
@@ -171,6 +184,12 @@ class Configurable:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for name in _TUPLES:
+            if isinstance(value := vars(cls).get(name), (str, type)):
+                what = getattr(value, "__name__", repr(value))
+                raise TypeError(f"{cls.__name__}.{name} = {what}: write a tuple, ({what},).")
+        if kept := [name for kind in (*cls.__bases__, cls) for name in getattr(kind, "STATE", ())]:
+            setattr(cls, "STATE", tuple(dict.fromkeys(kept)))  # noqa: B010
         if "__init__" in vars(cls) and Configurable not in cls.__bases__:
             setattr(cls, "__init__", _checked(vars(cls)["__init__"]))  # noqa: B010
 

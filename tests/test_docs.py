@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -271,6 +272,24 @@ def test_the_arrays_of_the_page_are_each_clients_own(
         assert read_facts(folder)["local_arrays"] == ["tokens.weight"]
         models.append((folder / "model.safetensors").read_bytes())
     assert models[0] == models[1]
+
+
+def test_the_measurement_of_the_page_reaches_its_strategy(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "entropy.py").write_text(programs.texts["entropy.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = {"client.name": "entropy:WithEntropy", "strategy.name": "entropy:Unsure"}
+    folder = runs.run(runs.config(tmp_path, **chosen))
+    last = json.loads((folder / "diagnostics.jsonl").read_text().splitlines()[-1])
+    entropy = [
+        float(row["value"])
+        for row in runs.history(folder)
+        if row["metric"] == "entropy" and int(row["round"]) == last["round"]
+    ]
+    assert 0 < min(entropy) <= max(entropy) <= np.log(10)
+    assert last["weights"] == pytest.approx(np.array(entropy) / sum(entropy))
+    check_strategy(programs("entropy.py")["Unsure"])
 
 
 def test_every_field_of_a_cohort_is_told_of() -> None:

@@ -82,7 +82,7 @@ class Participation(Configurable):
 
         ``losses`` contains the losses of the candidates that answered, by client id.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: define the method choose.")
 
     def merged(self, server_round: int, train_losses: Mapping[int, float]) -> None:
         """Store the mean training losses of a round's merged clients, by client id, if needed."""

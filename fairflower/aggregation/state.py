@@ -89,14 +89,14 @@ def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
             flat[path + "{"] = np.zeros((), np.int8)
         elif value is None:
             flat[path + "?"] = np.zeros((), np.int8)
-        elif isinstance(value, (np.ndarray, np.generic)):
+        elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
             flat[path] = np.asarray(value)
         elif isinstance(value, (bool, int, float)):
             flat[path + "!"] = np.asarray(value)
         else:
             raise TypeError(
-                f"{path}: cannot keep {value!r} from round to round. Use numbers, None, arrays, or "
-                "dicts of these."
+                f"{path}: cannot keep {value!r} from round to round. Use numbers, None, arrays "
+                "of numbers, or dicts of these."
             )
     return flat
 

@@ -14,7 +14,7 @@ from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.exchange import clip_cohort
+from fairflower.aggregation.exchange import Exchange, clip_cohort
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import (
     EnrolledClients,
@@ -43,7 +43,7 @@ from fairflower.aggregation.replies import ReplyFilter, ReplyParser
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
-from fairflower.errors import Diverged, RoundFailed, require
+from fairflower.errors import Diverged, RoundFailed, StrategyError, naming_failures, require
 from fairflower.numerics.threads import one_thread
 
 
@@ -275,14 +275,12 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             self.diagnostics["clipped"] = factors
         with one_thread():  # the same bits on any number of cores
             merged = self.merge(cohort)
+            _check_arrays(type(self).__name__, merged, cohort.received)
             cohort = replace(cohort, clusters=self.clusters)
             if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
                 self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
-            for exchange in self.exchanges:
-                exchange.collect(cohort)
-                merged = exchange.correct(cohort, merged)
-                self.diagnostics.update(exchange.diagnostics)
-            _check_merged(cohort, merged)
+            merged = _corrected(cohort, merged, self.exchanges, self.diagnostics)
+            _check_finite(type(self).__name__, merged, cohort)
             for observer in self.observers:
                 self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
@@ -348,15 +346,49 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return reply_filter
 
 
-def _check_merged(cohort: Cohort, merged: Arrays) -> None:
+def _check_arrays(name: str, merged: Any, received: Arrays) -> None:
+    """Raise ``StrategyError`` if a strategy's `merge` did not return the arrays of a model."""
+    remedy = "Return a dict with the names, shapes and types of `cohort.received`."
+    if not isinstance(merged, Mapping):
+        raise StrategyError(f"{name}.merge returned {type(merged).__name__}. {remedy}")
+    for key in (*received, *merged):
+        texts = [
+            f"{array.dtype} {array.shape}"
+            if isinstance(array, (np.ndarray, np.generic))
+            else "no array"
+            for array in (merged.get(key), received.get(key))
+        ]
+        if texts[0] != texts[1]:
+            raise StrategyError(
+                f"{name}.merge returned {texts[0]} as {key!r}, expected {texts[1]}. {remedy}"
+            )
+
+
+def _corrected(
+    cohort: Cohort,
+    merged: Arrays,
+    exchanges: Sequence[Exchange],
+    diagnostics: dict[str, NDArray[np.float64] | float],
+) -> Arrays:
+    """Return the merged model as the exchanges correct it, and add their diagnostics."""
+    for exchange in exchanges:
+        kind = type(exchange)
+        with naming_failures(StrategyError, f"The exchange {kind.__name__}", kind.__module__):
+            exchange.collect(cohort)
+            merged = exchange.correct(cohort, merged)
+        diagnostics.update(exchange.diagnostics)
+    return merged
+
+
+def _check_finite(name: str, merged: Arrays, cohort: Cohort) -> None:
     """Raise ``Diverged`` if the merged model has NaN or infinite values."""
-    lost = next((name for name, array in merged.items() if not is_finite(array)), None)
+    lost = next((key for key, array in merged.items() if not is_finite(array)), None)
     if lost is not None:
         squares = cohort.squared_norms()
         k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
         raise Diverged(
-            f"Round {cohort.server_round}: the merged model holds NaN or infinite values in "
-            f"{lost!r}. The longest update, of length {np.sqrt(squares[k]):.3g}, is that of client "
-            f"{cohort.client_ids[k]}. Exclude this client, or bound updates with clip-update-norm "
-            "or clip-update-median, and resume."
+            f"Round {cohort.server_round}: the model that {name} merged holds NaN or infinite "
+            f"values in {lost!r}, and the clients' models do not. The longest update, of length "
+            f"{np.sqrt(squares[k]):.3g}, is that of client {cohort.client_ids[k]}. Exclude this "
+            "client, or bound updates with clip-update-norm or clip-update-median, and resume."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from fairflower.config.text import (
     argument_to_key,
     key_to_argument,
     parse_assignments,
+    shown,
     split_spec,
     unknown,
 )
@@ -56,6 +58,7 @@ class ComponentSpec:
     TABLE: ClassVar[str]
     KEY: ClassVar[str] = "name"
     REGISTRY: ClassVar[Registry]
+    REMEDY: ClassVar[str] = "Correct its arguments or its code."
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -78,7 +81,7 @@ class ComponentSpec:
         """The class or function; raises ``ConfigError`` if it is unknown or not importable."""
         if self.name not in self.REGISTRY:
             form = " Write a class that is not in this list as my_package.module:Class."
-            hint = form if "." in self.name else ""
+            hint = form if re.search("[.:/]", self.name) else ""
             raise ConfigError(unknown(self.REGISTRY.kind, self.name, self.REGISTRY.names()) + hint)
         if ":" in self.name:
             add_cwd_to_path()
@@ -98,8 +101,7 @@ class ComponentSpec:
         if self.name in self.REGISTRY.data:
             return nullcontext()
         subject = f"{self.TABLE}.{self.KEY} = {self.name!r}: it"
-        module, remedy = self.factory.__module__, "Correct its arguments or its code."
-        return naming_failures(UserError, subject, module, remedy)
+        return naming_failures(UserError, subject, self.factory.__module__, self.REMEDY)
 
     def check(self) -> None:
         """Raise ``ConfigError`` if an argument is unknown or its value is not allowed."""
@@ -253,12 +255,12 @@ class MethodSpec(ComponentSpec):
         """
         defaults = self.defaults() if self.args else {}
         ordered = {arg: self.args[arg] for arg in defaults if arg in self.args} | dict(self.args)
-        shown = [
-            f"{argument_to_key(arg)}={'none' if value is None else value}"
+        changed = [
+            f"{argument_to_key(arg)}={'none' if value is None else shown(value)}"
             for arg, value in ordered.items()
             if arg not in defaults or value != defaults[arg]
         ]
-        return ":".join([self.name, *shown])
+        return ":".join([self.name, *changed])
 
     def to_flat(self) -> dict[str, Scalar]:
         """Return the method as run config keys."""
@@ -297,6 +299,10 @@ class StrategyConfig(MethodSpec):
     TABLE: ClassVar[str] = "strategy"
     HELP: ClassVar[str] = "Strategy: a name from `fairflower list strategies`, or module:Class."
     REGISTRY: ClassVar[MethodRegistry] = STRATEGIES
+    REMEDY: ClassVar[str] = (
+        "Correct its arguments or its code: a constructor accepts **options and calls "
+        "super().__init__(**options)."
+    )
 
 
 @dataclass(frozen=True)
@@ -313,3 +319,7 @@ class ClientConfig(MethodSpec):
         "Method of local training: a name from `fairflower list clients`, or module:Class."
     )
     REGISTRY: ClassVar[MethodRegistry] = CLIENTS
+    REMEDY: ClassVar[str] = (
+        "Correct its arguments or its code: a constructor accepts *args and **options and calls "
+        "super().__init__(*args, **options)."
+    )

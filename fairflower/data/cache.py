@@ -30,6 +30,8 @@ from fairflower.data.data_set import (
     attributes_of,
     client_count_key,
     labels_of,
+    mean_and_std,
+    source_of,
     too_few,
 )
 from fairflower.data.federation import (
@@ -222,7 +224,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         sources=tuple(_source(data_set, group, shape) for group in groups),
         num_classes=num_classes,
         shape=shape,
-        **_mean_and_std(data_set, shape),
+        **mean_and_std(data_set, shape),
         augment=data_set.augment,
         test_sizes=_sizes(rows["test"]),
         clients=tuple(clients),
@@ -397,24 +399,6 @@ def _sizes_in(examples: Mapping[str, Examples]) -> str:
     return ", ".join(texts)
 
 
-def _mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
-    """Return the data set's declared mean and standard deviation per channel or feature."""
-    if data_set.kind == "tokens":
-        return {"mean": (), "std": ()}
-    mean, std = data_set.mean, data_set.std
-    if data_set.kind == "images":
-        mean, std = mean[: shape[0]], std[: shape[0]]
-    elif not (mean or std):
-        mean, std = (0.0,) * shape[0], (1.0,) * shape[0]
-    if not len(mean) == len(std) == shape[0]:
-        raise DataError(
-            f"{data_set.config.name}: {shape[0]} channels or features, but {len(mean)} means and "
-            f"{len(std)} standard deviations. Declare one mean and one standard deviation per "
-            f"channel or feature in {type(data_set).__name__}."
-        )
-    return {"mean": mean, "std": std}
-
-
 def _to_training_layout(
     config: DataConfig,
     group: ClientGroup,
@@ -442,7 +426,7 @@ def _to_training_layout(
 
 def _source(data_set: DataSet, group: ClientGroup, shape: tuple[int, ...]) -> str:
     """Describe the source of a group's examples and, if they are corrupted, the corruption."""
-    source = data_set.source(group.domain)
+    source = source_of(data_set, group.domain)
     if not group.corrupted:
         return source
     config = data_set.config

@@ -252,6 +252,40 @@ def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
     return y  # type: ignore[no-any-return]
 
 
+def mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
+    """Return the data set's declared mean and standard deviation per channel or feature."""
+    if data_set.kind == "tokens":
+        return {"mean": (), "std": ()}
+    mean, std = tuple(data_set.mean), tuple(data_set.std)
+    if data_set.kind == "images":
+        mean, std = mean[: shape[0]], std[: shape[0]]
+    elif not (mean or std):
+        mean, std = (0.0,) * shape[0], (1.0,) * shape[0]
+    if not len(mean) == len(std) == shape[0]:
+        raise DataError(
+            f"{data_set.config.name}: {shape[0]} channels or features, but {len(mean)} means and "
+            f"{len(std)} standard deviations. Declare one mean and one standard deviation per "
+            f"channel or feature in {type(data_set).__name__}."
+        )
+    if not (np.isfinite((*mean, *std)).all() and min(std) > 0):
+        raise DataError(
+            f"{data_set.config.name}: mean = {mean}, std = {std}: expected finite numbers, and "
+            "positive ones for std. For a constant column declare std = 1."
+        )
+    return {"mean": mean, "std": std}
+
+
+def source_of(data_set: DataSet, domain: str) -> str:
+    """Return a text that says where a domain's examples come from; raise ``DataError`` if none."""
+    source = data_set.source(domain)
+    if not isinstance(source, str) or not source:
+        raise DataError(
+            f"{data_set.config.name}: source({domain!r}) returned {source!r}. Return a text "
+            "that says where the domain's examples come from."
+        )
+    return source
+
+
 def wrong(
     data_set: DataSet, domain: str, split: str, what: str, found: object, expected: str
 ) -> DataError:

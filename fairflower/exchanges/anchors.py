@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.arguments import Range, Search
+from fairflower.errors import ConfigError
 
 Array = NDArray[np.float64]
 
@@ -76,7 +77,7 @@ class SemanticAnchors(Exchange):
         try:
             weight = merged[f"{self.head}.weight"].astype(np.float64)
         except KeyError as missing:
-            raise ValueError(
+            raise ConfigError(
                 f"The model has no array {missing}: anchors need the last linear layer. Pass its "
                 "name as SemanticAnchors(head=...)."
             ) from None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairflower.config import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
-from fairflower.registry import KINDS
+from fairflower.registry import KINDS, MODELS
 
 
 class Classifier(nn.Module):
@@ -52,7 +52,7 @@ class Classifier(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Map examples, such as normalized images [N, C, H, W], to the head's inputs [N, D]."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: define the method features.")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map examples to logits [N, classes]."""
@@ -65,7 +65,7 @@ class Classifier(nn.Module):
 
     def first_stage(self, x: Tensor) -> Tensor:
         """Return the output of the frozen stage of ``features``, without gradients."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: define the method first_stage.")
 
     def travelling(self) -> dict[str, Tensor]:
         """Return the arrays that server and clients exchange; by default, the state dict.
@@ -293,7 +293,37 @@ def build(
             _adapt(model, adapter)
     if not isinstance(model, Classifier):
         raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
+    if chosen.name not in MODELS.data and not chosen.family:
+        _check_model(chosen, model, num_classes, shape)
     return model
+
+
+def _check_model(
+    chosen: ModelSpec, model: Classifier, num_classes: int, shape: tuple[int, ...]
+) -> None:
+    """Raise ``ConfigError`` or ``UserError`` if a user's model does not classify two examples."""
+    start = f"model.name = {chosen.name!r}: {type(model).__name__}"
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
+                raise ConfigError(
+                    f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
+                    f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."
+                )
+    tokens = KINDS[len(shape)] == "tokens"
+    x = torch.zeros((2, shape[1]), dtype=torch.int64) if tokens else torch.zeros((2, *shape))
+    with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        logits = model.eval()(x)
+        model.train()
+        head = getattr(model, "head", None)
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(f"{start}.head is {head!r}, expected a torch.nn.Linear.")
+    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if got != (2, num_classes):
+        raise ConfigError(
+            f"{start} maps two examples of shape {shape} to {got}, expected logits of shape "
+            f"{(2, num_classes)}."
+        )
 
 
 def _adapt(model: Any, adapter: str) -> None:

@@ -111,8 +111,9 @@ class Registry(UserDict[str, Any]):
         except AttributeError:
             fit = [n for n, value in vars(imported).items() if self._fits(value, base)]
             near = difflib.get_close_matches(attribute, fit, n=1, cutoff=0.5) or fit
-            hint = f" Did you mean {' or '.join(near)}?" if near else f" {remedy}."
-            raise ConfigError(f"{start}: {module} has no {attribute!r}.{hint}") from None
+            where = f"{remedy} ({getattr(imported, '__file__', None)})"
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"{where}."
+            raise ConfigError(f"{start}: {module} has no {attribute!r}. {hint}") from None
         self._check_entry(start, entry, base)
         return entry
 

@@ -26,6 +26,7 @@ from fairflower.errors import (
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
+from fairflower.registry import MEASUREMENTS
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
@@ -392,14 +393,16 @@ def _named(loop: RoundLoop, server_round: int) -> Iterator[None]:
         with naming_failures(StrategyError, f"Round {server_round}: {name}", module, remedy):
             yield
     except StrategyError as error:
-        raise _with_local_array(error, loop.setup, loop.config.client.name) from error.__cause__
+        raise _with_remedy(error, loop.setup, loop.config.client.name) from error.__cause__
     except ConfigError as error:  # for example, weights that are not on the simplex
         raise ConfigError(f"Round {server_round}, {name}: {error}") from error
 
 
-def _with_local_array(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
-    """If an array is missing because it stays on the clients, add this to the error."""
+def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
+    """If a measurement or an array that stays on the clients is missing, add this to the error."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
+    if missing and missing[0] in MEASUREMENTS:
+        return StrategyError(f"{error} Clients send {missing[0]!r} if the class has it in `needs`.")
     if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
         return error
     return StrategyError(

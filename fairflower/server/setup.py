@@ -239,11 +239,10 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
     if privacy.on:
         noise = privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
         exchanges = [*exchanges, NoisySum(*noise)]
-    return config.strategy.make(  # type: ignore[no-any-return]
+    nodes = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
+    strategy: FairStrategy = config.strategy.make(
+        **nodes,
         fraction_train=config.fraction_train,
-        min_train_nodes=1,
-        min_evaluate_nodes=1,
-        min_available_nodes=1,
         min_clients=config.min_clients or None,
         buffers=evaluator.buffers,
         exchanges=exchanges,
@@ -254,3 +253,10 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         participation=ParticipationSpec.read(config.participation.policy).make(),
         availability=read_availability(config.participation.availability, config.seed),
     )
+    if any(getattr(strategy, option) != value for option, value in nodes.items()):
+        raise ConfigError(
+            f"strategy.name = {config.strategy.name!r}: the constructor of "
+            f"{type(strategy).__name__} does not pass on the run's settings. Accept **options, and "
+            "call super().__init__(**options)."
+        )
+    return strategy

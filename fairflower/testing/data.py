@@ -10,7 +10,8 @@ import numpy as np
 
 from fairflower.config import DataConfig
 from fairflower.data import DataError, DataSet
-from fairflower.data.data_set import labels_of
+from fairflower.data.data_set import labels_of, mean_and_std, source_of
+from fairflower.testing.failures import as_assertions
 
 
 def check_data(
@@ -38,26 +39,28 @@ def check_data(
     >>> check_data(RandHIE, groups="site")
     """
     config = DataConfig() if config is None else config
-    first, second = made_by(config, **arguments), made_by(config, **arguments)
+    with as_assertions(getattr(made_by, "__name__", str(made_by)), made_by.__module__):
+        _check(made_by(config, **arguments), made_by(config, **arguments))
+
+
+def _check(first: DataSet, second: DataSet) -> None:
     name = type(first).__name__
     assert first.domains, f"{name}: the data set has no domains."
     assert len(set(first.domains)) == len(first.domains), f"{name}: two domains have the same name."
     assert json.dumps(first.fingerprint()) == json.dumps(second.fingerprint()), (
         f"{name}: the fingerprint differs between calls."
     )
-    for scale in (first.mean, first.std) if first.kind == "features" else ():
-        count = _read(first.examples, first.domains[0], "train", np.array([0])).shape[1]
-        assert len(scale) in (0, count), (
-            f"{name}: {count} features, but {len(scale)} values in mean or std."
-        )
     if first.classes:
         assert first.num_classes in (None, len(first.classes)), (
             f"{name}: {len(first.classes)} names for {first.num_classes} classes."
         )
     for domain in first.domains:
-        assert first.source(domain), f"{name}: source({domain!r}) is empty."
+        source_of(first, domain)
         for split in ("train", "test"):
             _check_split(first, second, domain, split)
+        (example,) = _read(first.examples, domain, "train", np.array([0]))
+        gray = first.kind == "images" and example.ndim == 2
+        mean_and_std(first, (1,) if gray else (example.shape[-1],))
 
 
 def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fairflower.models import Classifier, copy_arrays, set_arrays, trainable
 from fairflower.registry import KINDS
+from fairflower.testing.failures import as_assertions
 
 _CLASSES, _BATCH = 3, 4
 
@@ -42,6 +43,13 @@ def check_model(
     >>> check_model(CNN, shape=(1, 16, 16))
     """
     name = getattr(made_by, "__name__", str(made_by))
+    with as_assertions(name, made_by.__module__):
+        _check(name, lambda: made_by(_CLASSES, shape, **arguments), made_by, shape)
+
+
+def _check(
+    name: str, build: Callable[[], Classifier], made_by: object, shape: tuple[int, ...]
+) -> None:
     kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
     assert kind in kinds, (
         f"{name}: checked on {kind}, but it takes {' or '.join(kinds)}. Set kinds = ({kind!r},), "
@@ -51,7 +59,7 @@ def check_model(
     def make(seed: int) -> Classifier:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return made_by(_CLASSES, shape, **arguments)
+            return build()
 
     model, again, other = make(0), make(0), make(1)
     assert isinstance(model, Classifier), f"{name}: made {type(model)}, expected a Classifier."

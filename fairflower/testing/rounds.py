@@ -164,7 +164,7 @@ class Rounds:
             if not is_buffer(name, array)
         }
         made_up: dict[str, Any] = {}
-        for need in self.strategy.needs:
+        for need in (*self.strategy.needs, *self.strategy.reads):
             if need in FairStrategy.REPRESENTATIONS:
                 h = random.normal(size=7).astype(np.float32)
                 made_up[need] = {"h": np.abs(h) if need in FairStrategy.NON_NEGATIVE else h}

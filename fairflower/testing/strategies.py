@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from fairflower.config import unknown
 from fairflower.registry import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
+from fairflower.testing.failures import as_assertions
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
 #: Creates a new strategy with the given `fairflower.aggregation.strategy.Options`.
@@ -40,7 +42,7 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     >>> from fairflower.strategies import TERM
     >>> check_strategy(TERM, t=2.0)
     """
-    with _quiet():
+    with _quiet(), as_assertions(rule.__name__, rule.__module__):
         for check in CHECKS:
             check(lambda **options: rule(**arguments, **options))
 
@@ -75,8 +77,12 @@ def check_arguments(make: Make) -> None:
 
 
 def check_measurements(make: Make) -> None:
-    """Check that the measurements in ``needs`` exist."""
-    rule = make()
+    """Check that the measurements in ``needs`` exist, and that no name in ``reads`` is misspelt."""
+    rule, known = make(), [*MEASUREMENTS, "train_loss", "num-examples"]
+    for name in rule.reads:
+        assert name in known or not difflib.get_close_matches(name, known, cutoff=0.8), (
+            f"{type(rule).__name__}: {unknown('metric', name, known)}"
+        )
     for name in rule.measurements:
         assert name in MEASUREMENTS, (
             f"{type(rule).__name__}: {unknown('measurement', name, MEASUREMENTS)}"
@@ -205,7 +211,8 @@ def check_resuming(make: Make) -> None:
             steady.step(moves, examples),
             stopped.step(moves, examples),
             f"{_name(steady)}: resumed before round {steady.round}, the strategy gave a different "
-            "model. List its state in STATE, and read the config in every round",
+            "model. List its state in STATE, and in every round read the config and draw from "
+            "np.random.default_rng([self.seed, cohort.server_round])",
         )
 
 

@@ -250,7 +250,7 @@ class Vectors(Examples):
             self._x.sub_(self._x.new_tensor(mean)).div_(self._x.new_tensor(std))
 
     def _originals(self, rows: slice | Tensor) -> Tensor:
-        return self._x[rows]
+        return self._x[rows].clone()  # a model may change it in place
 
 
 def examples_of(

@@ -1,0 +1,311 @@
+"""What a user's model, data set, exchange or policy may do wrong: the error names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from runs import config, history, run
+from torch import nn
+
+from fairflower.arguments import ArgumentSpec, Range
+from fairflower.clients import SGD
+from fairflower.clients.scaffold import SCAFFOLD
+from fairflower.config import RunConfig, StrategyConfig
+from fairflower.data import DataError, FeatureSet
+from fairflower.errors import ConfigError, StrategyError, UserError
+from fairflower.exchanges import ControlVariates
+from fairflower.models import Classifier
+from fairflower.participation import Participation
+from fairflower.strategies import AFL, FairStrategy, FedAvg
+from fairflower.testing import check_data, check_model, check_strategy, check_trainer
+
+HERE = __name__
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+class Linear(Classifier):
+    kinds = ("features",)
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape[0], num_classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class InPlace(Linear):
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return x
+
+
+class Pair(Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), x
+
+
+class Classes(Linear):
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__(num_classes + 3, shape)
+
+
+class Listed(Linear):
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__(num_classes, shape)
+        self.layers = [nn.Linear(shape[0], shape[0])]
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)
+
+
+class Headless(Classifier):
+    kinds = ("features",)
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.last = nn.Linear(shape[0], num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x)
+
+
+class Misspelt(Classifier):
+    kinds = ("features",)
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape[0], num_classes)
+
+    def feature(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+TABLE = {"data.name": "heart-disease", "data.clients-per-domain": 1}
+
+
+def test_a_model_that_changes_its_input_sees_the_same_examples_in_every_round(
+    tmp_path: Path,
+) -> None:
+    settings = {**TABLE, "model.name": f"{HERE}:InPlace", "train.lr": 1e-30}
+    rows = history(run(config(tmp_path, **settings)))
+    losses: dict[str, set[str]] = {}
+    for row in rows:
+        if row["metric"] == "loss":
+            losses.setdefault(row["name"], set()).add(row["value"])
+    assert losses
+    assert all(len(values) == 1 for values in losses.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Pair", r"Pair maps two examples of shape .* to tuple, expected logits of shape \(2, 2"),
+        ("Classes", r"Classes maps two examples .* to \(2, 5\), expected"),
+        ("Listed", "Listed.layers holds layers in a list.*nn.ModuleList"),
+        ("Headless", "Headless.head is None, expected"),
+        ("Misspelt", "Misspelt: define the method features"),
+    ],
+)
+def test_a_wrong_model_is_named_before_anything_starts(
+    tmp_path: Path, model: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=rf"model.name = .*{HERE}:{model}.*{said}"):
+        run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:{model}"}))
+    with pytest.raises(AssertionError, match=model):
+        check_model(globals()[model], shape=(5,))
+
+
+# --- strategies ----------------------------------------------------------------------------------
+
+
+class DropsOptions(FedAvg):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+
+
+class Doubles(FedAvg):
+    def merge(self, cohort: Any) -> Any:
+        return {name: a.astype(np.float64) for name, a in super().merge(cohort).items()}
+
+
+class Loses(FedAvg):
+    def merge(self, cohort: Any) -> Any:
+        merged = super().merge(cohort)
+        merged.pop("head.bias", None)
+        merged.pop("conv.weight", None)
+        return merged
+
+
+class ReturnsNothing(FedAvg):
+    def merge(self, cohort: Any) -> Any:
+        super().merge(cohort)
+
+
+class Forgets(FairStrategy):
+    def weigh(self, cohort: Any) -> Any:
+        return cohort.metrics["received_loss"]
+
+
+class KeepsTexts(FedAvg):
+    STATE = ("names",)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.names = np.array(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (DropsOptions, r"DropsOptions does not pass on the run's settings. Accept \*\*options"),
+        (Doubles, r"Doubles.merge returned float64 \(.*\) as '.*', expected float32"),
+        (Loses, "Loses.merge returned no array as 'head.bias', expected float32"),
+        (ReturnsNothing, "ReturnsNothing.merge returned NoneType. Return a dict"),
+        (Forgets, "Clients send 'received_loss' if the class has it in `needs`"),
+        (KeepsTexts, "cannot keep array.*Use numbers, None, arrays of numbers"),
+    ],
+)
+def test_a_wrong_strategy_is_told_what_to_do(
+    tmp_path: Path, strategy: type[FedAvg], said: str
+) -> None:
+    name = strategy.__name__
+    with pytest.raises(UserError, match=said):
+        run(config(tmp_path, **{"strategy.name": f"{HERE}:{name}"}))
+    with pytest.raises(AssertionError, match=name):
+        check_strategy(strategy)
+
+
+class Counts(AFL):
+    STATE = ("count",)
+    count = 0
+
+
+def test_a_subclass_keeps_the_state_of_its_base() -> None:
+    assert Counts.STATE == ("lambdas", "count")
+    assert {"rule/own/count!", "rule/own/lambdas{"} <= {*Counts().state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("base", "attribute", "value", "said"),
+    [
+        (FairStrategy, "STATE", "losses", r"X.STATE = 'losses': write a tuple, \('losses',\)"),
+        (FairStrategy, "needs", "received_loss", "X.needs = 'received_loss'"),
+        (Participation, "STATE", "seen", "X.STATE = 'seen'"),
+        (SGD, "exchanges", ControlVariates, r"write a tuple, \(ControlVariates,\)"),
+    ],
+)
+def test_a_forgotten_comma_is_named(base: type, attribute: str, value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        type("X", (base,), {attribute: value})
+
+
+class Flagged(FedAvg):
+    def __init__(
+        self, *, flag: bool = True, p: Annotated[float, Range(0)] = 1.0, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.flag = flag
+
+
+def test_a_truth_value_is_true_or_false() -> None:
+    spec = ArgumentSpec.of(True, bool)
+    assert spec.bounded
+    spec.check("flag", False)
+    for wrong in ("False", "no", 1):
+        with pytest.raises(ConfigError, match=r"flag = .*: expected true or false\."):
+            spec.check("flag", wrong)
+    chosen = StrategyConfig.read(f"{HERE}:Flagged:flag=false")
+    assert chosen.label.endswith("flag=false")
+    assert chosen.make().flag is False
+    with pytest.raises(ConfigError, match="flag = 'False': expected true or false"):
+        RunConfig.from_flat({"strategy.name": f"{HERE}:Flagged:flag=False"})
+    check_strategy(Flagged)
+
+
+# --- exchanges and clients -----------------------------------------------------------------------
+
+
+class Breaks(ControlVariates):
+    def collect(self, cohort: Any) -> None:
+        raise KeyError("w")
+
+
+class WithBreaks(SCAFFOLD):
+    exchanges: ClassVar[Any] = (Breaks,)
+
+
+def test_an_exchange_that_fails_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError, match="The exchange Breaks failed with KeyError: 'w'"):
+        run(config(tmp_path, **{"client.name": f"{HERE}:WithBreaks"}))
+
+
+class LosesItsGraph(SGD):
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return super().loss(x, y).item()
+
+
+def test_a_check_of_a_client_that_fails_names_it() -> None:
+    with pytest.raises(AssertionError, match=r"LosesItsGraph failed with .*backward"):
+        check_trainer(LosesItsGraph)
+
+
+# --- data sets -----------------------------------------------------------------------------------
+
+
+class Tables(FeatureSet):
+    classes = ("no", "yes")
+    mean, std = (0.0, 0.0), (1.0, 1.0)
+
+    def all_domains(self) -> list[str]:
+        return ["here", "there"]
+
+    def labels(self, domain: str, split: str) -> Any:
+        return np.arange(40) % 2
+
+    def features(self, domain: str, split: str, rows: Any) -> Any:
+        return np.stack([np.arange(40) % 2, np.ones(40)], axis=1).astype(np.float32)[rows]
+
+    def fingerprint(self) -> Any:
+        return [type(self).__name__, self.mean, self.std]
+
+    def source(self, domain: str) -> str:
+        return "made up"
+
+
+class Nowhere(Tables):
+    def source(self, domain: str) -> Any:
+        pass
+
+
+class Constant(Tables):
+    std = (1.0, 0.0)
+
+
+class Few(Tables):
+    mean, std = (0.0,), (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Nowhere, r"source\('here'\) returned None. Return a text"),
+        (Constant, "For a constant column declare std = 1"),
+        (Few, "2 channels or features, but 1 means"),
+    ],
+)
+def test_a_wrong_data_set_is_named_before_anything_starts(
+    tmp_path: Path, kind: type[Tables], said: str
+) -> None:
+    check_data(Tables)
+    settings = {"data.name": f"{HERE}:{kind.__name__}", "model.name": "mlp"}
+    with pytest.raises(DataError, match=said):
+        run(config(tmp_path, **settings))
+    with pytest.raises(AssertionError, match=said):
+        check_data(kind)
