@@ -3,6 +3,7 @@
 import errno
 import logging
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,6 +143,13 @@ USER_ERRORS = (UserError, OSError)
 STOPS = (KeyboardInterrupt, GeneratorExit)
 
 
+#: Folders of code that is not a user's, and the name of code without a file.
+_LIBRARIES = (
+    str(Path(__file__).parent),
+    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+    "<",
+)
+
 _PATH = "Check this path."
 _RIGHTS = (
     "Change the permissions, or choose another folder (--output-dir, --out or FAIRFLOWER_HOME)."
@@ -169,10 +177,15 @@ def error_text(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException, module: str = "") -> str:
-    """Return an exception's type, text and location: the last line in ``module`` if possible."""
+    """Return an exception's type, text and location: the last line in ``module`` if possible.
+
+    Otherwise the location is the last line that belongs neither to fairflower nor to a library.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
-    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    of_module = [frame for frame in frames if frame.filename == file]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    last = (of_module or own or frames)[-1]
     try:
         text = str(error)
     except Exception as second:  # str(error) failed, too

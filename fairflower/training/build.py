@@ -28,8 +28,9 @@ def build_model(
         config.weights,
         config.adapter,
     )
-    client.factory.adapt(model, federation, **{**client.defaults(), **client.args})
-    models.keep_local(model, client.factory.local_arrays(model))
+    with client.naming_failures():
+        client.factory.adapt(model, federation, **{**client.defaults(), **client.args})
+        models.keep_local(model, client.factory.local_arrays(model))
     return model
 
 

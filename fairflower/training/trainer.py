@@ -245,6 +245,10 @@ class Trainer(TrainerSpec, Configurable):
         """Take an optimizer step on a batch; return the batch's mean loss before the step."""
         optimizer.zero_grad()
         loss = self.objective(x, y)
+        if not (isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad):
+            got = f"{type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}"
+            name = type(self).__name__
+            raise TypeError(f"{name}.loss returned {got}; expected a scalar with a gradient.")
         loss.backward()  # type: ignore[no-untyped-call]
         sharpness = self.sharpness or self.settings.sharpness
         if sharpness != "none":

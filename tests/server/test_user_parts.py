@@ -16,7 +16,7 @@ from fairflower.clients import SGD
 from fairflower.clients.scaffold import SCAFFOLD
 from fairflower.config import RunConfig, StrategyConfig
 from fairflower.data import DataError, FeatureSet
-from fairflower.errors import ConfigError, StrategyError, UserError
+from fairflower.errors import ConfigError, RoundFailed, StrategyError, UserError
 from fairflower.exchanges import ControlVariates
 from fairflower.models import Classifier
 from fairflower.participation import Participation
@@ -251,8 +251,26 @@ class LosesItsGraph(SGD):
         return super().loss(x, y).item()
 
 
-def test_a_check_of_a_client_that_fails_names_it() -> None:
-    with pytest.raises(AssertionError, match=r"LosesItsGraph failed with .*backward"):
+class Divides(SGD):
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, y])  # of other shapes, which torch says in a line of its own
+
+
+class NoClassMethod(SGD):
+    def local_arrays(self) -> list[str]:  # type: ignore[override]
+        return self.names
+
+
+def test_a_client_that_fails_is_named_with_the_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        RoundFailed, match=r"LosesItsGraph.loss returned float \(\); expected a scalar"
+    ):
+        run(config(tmp_path, **{"client.name": f"{HERE}:LosesItsGraph"}))
+    with pytest.raises(RoundFailed, match=r"\(test_user_parts.py, line \d+, in loss\)"):
+        run(config(tmp_path, **{"client.name": f"{HERE}:Divides"}))
+    with pytest.raises(UserError, match=r"client.name = .*NoClassMethod': it failed with"):
+        run(config(tmp_path, **{"client.name": f"{HERE}:NoClassMethod"}))
+    with pytest.raises(AssertionError, match=r"LosesItsGraph failed with .*expected a scalar"):
         check_trainer(LosesItsGraph)
 
 
