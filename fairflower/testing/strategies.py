@@ -17,7 +17,7 @@ from fairflower.config import unknown
 from fairflower.registry import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
-from fairflower.testing.failures import as_assertions
+from fairflower.testing.failures import as_assertions, check_hooks
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
 #: Creates a new strategy with the given `fairflower.aggregation.strategy.Options`.
@@ -42,6 +42,7 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     >>> from fairflower.strategies import TERM
     >>> check_strategy(TERM, t=2.0)
     """
+    check_hooks(rule, FairStrategy)
     with _quiet(), as_assertions(rule.__name__, rule.__module__):
         for check in CHECKS:
             check(lambda **options: rule(**arguments, **options))

@@ -14,7 +14,7 @@ from fairflower.config import TrainConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.models import Classifier, trainable
 from fairflower.strategies import FairStrategy, FedEquilibria, FedHEAL, Uniform
-from fairflower.testing.failures import as_assertions
+from fairflower.testing.failures import as_assertions, check_hooks
 from fairflower.testing.federations import (
     CLASSES,
     SETTINGS,
@@ -107,6 +107,7 @@ def check_trainer(
     >>> from fairflower.clients.fedprox import FedProx
     >>> check_trainer(FedProx, mu=0.1)
     """
+    check_hooks(kind, Trainer)
     with as_assertions(kind.__name__, kind.__module__):
         for check in CHECKS:
             check(TrainerCase(kind, model, arguments))

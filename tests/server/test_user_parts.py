@@ -274,6 +274,16 @@ def test_a_client_that_fails_is_named_with_the_line(tmp_path: Path) -> None:
         check_trainer(LosesItsGraph)
 
 
+class Misspells(SGD):
+    def los(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().loss(x, y)
+
+
+def test_a_misspelt_hook_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"Misspells.los: .*Did you mean loss"):
+        check_trainer(Misspells)
+
+
 # --- data sets -----------------------------------------------------------------------------------
 
 
