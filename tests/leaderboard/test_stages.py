@@ -13,7 +13,7 @@ import studies
 from command import call
 from shipped import LEADERBOARD
 
-from fairflower.config import RunConfig
+from fairflower.config import RunConfig, argument_to_key
 from fairflower.data import DataError, prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.leaderboard.design import Design, parse_method
@@ -496,9 +496,8 @@ def test_the_shipped_rows_say_what_their_runs_were() -> None:
         told = dict(text.split("=") for text in row.settings.split())
         arguments = {k for k in told if k.startswith("strategy.")}
         rule = parse_method(planned.method)[1]
-        assert arguments == {
-            f"strategy.{k}" for k in planned.config.strategy.args.keys() - rule.args
-        }
+        own = planned.config.strategy.args.keys() - rule.args
+        assert arguments == {f"strategy.{argument_to_key(name)}" for name in own}
 
 
 @pytest.mark.parametrize("name", [b.name for b in Design.read(LEADERBOARD).benchmarks])
