@@ -303,9 +303,12 @@ def _check_model(
 ) -> None:
     """Raise ``ConfigError`` or ``UserError`` if a user's model does not classify two examples."""
     start = f"model.name = {chosen.name!r}: {type(model).__name__}"
+    found = {id(parameter) for parameter in model.parameters()}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
-            if isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
+            layers = value if isinstance(value, (list, tuple)) else ()
+            parameters = [p for v in layers if isinstance(v, nn.Module) for p in v.parameters()]
+            if any(p.requires_grad and id(p) not in found for p in parameters):
                 raise ConfigError(
                     f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
                     f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."

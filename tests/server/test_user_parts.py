@@ -65,6 +65,12 @@ class Listed(Linear):
         return self.layers[0](x)
 
 
+class Hides(Linear):
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__(num_classes, shape)
+        self.hidden = [nn.Linear(2, 2).requires_grad_(False), self.head]
+
+
 class Headless(Classifier):
     kinds = ("features",)
 
@@ -120,6 +126,10 @@ def test_a_wrong_model_is_named_before_anything_starts(
         run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:{model}"}))
     with pytest.raises(AssertionError, match=model):
         check_model(globals()[model], shape=(5,))
+
+
+def test_frozen_layers_may_be_hidden_in_a_list(tmp_path: Path) -> None:
+    run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:Hides"}))
 
 
 # --- strategies ----------------------------------------------------------------------------------
