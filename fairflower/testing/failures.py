@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fairflower.errors import UserError, failure_text
+from fairflower.errors import NotInstalled, UserError, failure_text
 
 
 @contextmanager
@@ -14,7 +14,7 @@ def as_assertions(name: str, module: str) -> Iterator[None]:
     """Turn exceptions into an ``AssertionError`` with the part's name and, in ``module``, place."""
     try:
         yield
-    except AssertionError:
+    except (AssertionError, NotInstalled):
         raise
     except UserError as error:
         raise AssertionError(f"{name}: {error}") from error
