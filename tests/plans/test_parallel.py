@@ -28,7 +28,7 @@ from fairflower.plans.tuning import TuningStudies
 
 pytestmark = [pytest.mark.slow, pytest.mark.linux]  # /proc says who is at work on a folder
 
-ROUNDS = 40  # enough to be killed before the last, on a busy machine, too
+ROUNDS = 30  # enough to be killed before the last, on a busy machine, too
 NAMES = ("fedavg-seed0", "uniform-seed0", "fedheal-seed0")
 
 
