@@ -143,13 +143,6 @@ USER_ERRORS = (UserError, OSError)
 STOPS = (KeyboardInterrupt, GeneratorExit)
 
 
-#: Folders of code that is not a user's, and the name of code without a file.
-_LIBRARIES = (
-    str(Path(__file__).parent),
-    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
-    "<",
-)
-
 _PATH = "Check this path."
 _RIGHTS = (
     "Change the permissions, or choose another folder (--output-dir, --out or FAIRFLOWER_HOME)."
@@ -184,7 +177,9 @@ def failure_text(error: BaseException, module: str = "") -> str:
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
     of_module = [frame for frame in frames if frame.filename == file]
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    others = (str(Path(__file__).parent), "<", *libraries)  # "<": code without a file
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
     last = (of_module or own or frames)[-1]
     try:
         text = str(error)

@@ -47,24 +47,34 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays
 
 def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tuple[Arrays, float]:
     """Return the arrays as `check_arrays` does, and the norm of the floating-point arrays."""
+    check_names(arrays, received)
+    total = 0.0
+    for name, expected in received.items():
+        got = arrays[name]
+        check_type(name, got, expected)
+        total += squared_length(got)
+        # Squares of finite values may overflow, so the values are checked before an error.
+        if not (math.isfinite(total) or np.isfinite(got).all()):
+            raise NotFinite(f"array {name!r} holds NaN or infinite values")
+    return {name: arrays[name] for name in received}, math.sqrt(total)
+
+
+def check_names(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> None:
+    """Raise ``InvalidReply`` unless the arrays have the names of the received model's."""
     missing = [name for name in received if name not in arrays]
     extra = [name for name in arrays if name not in received]
     if missing or extra:
         raise InvalidReply(
             f"its arrays differ from the model's: missing {missing[:3]}, unexpected {extra[:3]}"
         )
-    total = 0.0
-    for name, expected in received.items():
-        got = arrays[name]
-        if got.shape != expected.shape:
-            raise InvalidReply(f"array {name!r} has shape {got.shape}, expected {expected.shape}")
-        if got.dtype != expected.dtype:
-            raise InvalidReply(f"array {name!r} has dtype {got.dtype}, expected {expected.dtype}")
-        total += squared_length(got)
-        # Squares of finite values may overflow, so the values are checked before an error.
-        if not (math.isfinite(total) or np.isfinite(got).all()):
-            raise NotFinite(f"array {name!r} holds NaN or infinite values")
-    return {name: arrays[name] for name in received}, math.sqrt(total)
+
+
+def check_type(name: str, got: NDArray[Any], expected: NDArray[Any]) -> None:
+    """Raise ``InvalidReply`` unless an array has the expected shape and dtype."""
+    if got.shape != expected.shape:
+        raise InvalidReply(f"array {name!r} has shape {got.shape}, expected {expected.shape}")
+    if got.dtype != expected.dtype:
+        raise InvalidReply(f"array {name!r} has dtype {got.dtype}, expected {expected.dtype}")
 
 
 def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:

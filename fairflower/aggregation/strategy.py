@@ -32,9 +32,12 @@ from fairflower.aggregation.participation import (
     note_merged,
 )
 from fairflower.aggregation.records import (
+    InvalidReply,
     aggregate_metrics,
     check_finite,
+    check_names,
     check_test,
+    check_type,
     decode_record,
     is_finite,
     stack_common_metrics,
@@ -349,19 +352,15 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 def _check_arrays(name: str, merged: Any, received: Arrays) -> None:
     """Raise ``StrategyError`` if a strategy's `merge` did not return the arrays of a model."""
     remedy = "Return a dict with the names, shapes and types of `cohort.received`."
-    if not isinstance(merged, Mapping):
-        raise StrategyError(f"{name}.merge returned {type(merged).__name__}. {remedy}")
-    for key in (*received, *merged):
-        texts = [
-            f"{array.dtype} {array.shape}"
-            if isinstance(array, (np.ndarray, np.generic))
-            else "no array"
-            for array in (merged.get(key), received.get(key))
-        ]
-        if texts[0] != texts[1]:
-            raise StrategyError(
-                f"{name}.merge returned {texts[0]} as {key!r}, expected {texts[1]}. {remedy}"
-            )
+    for value in (*merged.values(),) if isinstance(merged, Mapping) else (merged,):
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise StrategyError(f"{name}.merge returned {type(value).__name__}. {remedy}")
+    try:
+        check_names(merged, received)
+        for key, expected in received.items():
+            check_type(key, merged[key], expected)
+    except InvalidReply as wrong:
+        raise StrategyError(f"{name}.merge: {wrong}. {remedy}") from None
 
 
 def _corrected(

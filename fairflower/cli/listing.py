@@ -83,12 +83,10 @@ def _arguments(factory: Any) -> str:
     for name, spec in argument_specs(factory).items():
         words = ", ".join(word for word in spec.words if word != spec.default)
         more = [str(spec.search)] * bool(spec.search) + [f"or {words}"] * bool(words)
-        default = "=none" if spec.default is None else f"={run_config.shown(spec.default)}"
-        if spec.default is inspect.Parameter.empty:
-            default = ""
-        shown.append(
-            f"{run_config.argument_to_key(name)}{default}" + f" ({', '.join(more)})" * bool(more)
-        )
+        text = run_config.argument_to_key(name)
+        if spec.default is not inspect.Parameter.empty:
+            text += "=none" if spec.default is None else f"={run_config.shown(spec.default)}"
+        shown.append(text + f" ({', '.join(more)})" * bool(more))
     return ", ".join(shown) or "none"
 
 

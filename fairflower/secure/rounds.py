@@ -24,6 +24,7 @@ from fairflower.aggregation.replies import ReplyFilter, ReplyParser
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, logger
+from fairflower.numerics.threads import one_thread
 from fairflower.secure.client import MEASURE
 from fairflower.secure.protocol import (
     SMALLEST_SUM,
@@ -110,11 +111,13 @@ class SecureAggregation:
     def _merged(self, now: _Round) -> Arrays:
         """Return the next global model."""
         cohort = self._measure(now)
-        weights = _checked(np.asarray(self.strategy.weigh(cohort)), len(cohort))
-        weights = cohort.cap(weights)
-        factors = self.strategy.square_factors(cohort)
+        with one_thread():  # the same bits on any number of cores
+            weights = _checked(np.asarray(self.strategy.weigh(cohort)), len(cohort))
+            weights = cohort.cap(weights)
+            factors = self.strategy.square_factors(cohort)
         total, clients = self._sum(now, cohort, weights, factors)
-        return self._conclude(now, self._cohort(now, clients, total), cohort.client_ids)
+        with one_thread():
+            return self._conclude(now, self._cohort(now, clients, total), cohort.client_ids)
 
     def _measure(self, now: _Round) -> SumCohort:
         """Run the first exchange and return the clients' numbers as a cohort."""

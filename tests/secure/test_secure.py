@@ -11,6 +11,7 @@ from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from masked import STAGES, Federation, failing, stage_of
 from plain import batch_normed, linear, trainer
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import make_client_app
@@ -495,3 +496,27 @@ def test_a_site_can_insist_on_secure_aggregation() -> None:
     federation.grid.contexts[1002].node_config["secure-aggregation"] = True
     federation.train()
     assert "this site's node config. Nothing was sent" in federation.strategy.dropped[2]
+
+
+def test_weights_and_model_are_computed_by_one_thread() -> None:
+    """As in plain rounds; in between, clients may train in this process by as many as they want."""
+    threads: dict[str, set[int]] = {}
+
+    def note(what: str) -> None:
+        threads.setdefault(what, set()).update(p["num_threads"] for p in threadpool_info())
+
+    class Spy(Uniform):
+        def weigh(self, cohort: Any) -> Any:
+            note("weigh")
+            return super().weigh(cohort)
+
+        def combine(self, cohort: Any, weights: Any) -> Any:
+            note("combine")
+            return super().combine(cohort, weights)
+
+    federation = Federation(Spy())
+    federation.disturb = lambda stage, client, message: note("clients")
+    with threadpool_limits(2):
+        federation.train()
+    assert threads["weigh"] == threads["combine"] == {1}
+    assert 2 in threads["clients"]

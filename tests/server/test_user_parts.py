@@ -71,26 +71,18 @@ class Hides(Linear):
         self.hidden = [nn.Linear(2, 2).requires_grad_(False), self.head]
 
 
-class Headless(Classifier):
-    kinds = ("features",)
-
+class Headless(Linear):
     def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.last = nn.Linear(shape[0], num_classes)
+        super().__init__(num_classes, shape)
+        self.last = self.head
+        del self.head
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(x)
 
 
-class Misspelt(Classifier):
-    kinds = ("features",)
-
-    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.head = nn.Linear(shape[0], num_classes)
-
-    def feature(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+class Misspelt(Linear):
+    features = Classifier.features  # as if the class defined `feature`
 
 
 TABLE = {"data.name": "heart-disease", "data.clients-per-domain": 1}
@@ -175,8 +167,11 @@ class KeepsTexts(FedAvg):
     ("strategy", "said"),
     [
         (DropsOptions, r"DropsOptions does not pass on the run's settings. Accept \*\*options"),
-        (Doubles, r"Doubles.merge returned float64 \(.*\) as '.*', expected float32"),
-        (Loses, "Loses.merge returned no array as 'head.bias', expected float32"),
+        (Doubles, r"Doubles.merge: array '.*' has dtype float64, expected float32\. Return a dict"),
+        (
+            Loses,
+            r"Loses.merge: its arrays .*: missing \['head.bias'\], unexpected \[\]\. Return a dict",
+        ),
         (ReturnsNothing, "ReturnsNothing.merge returned NoneType. Return a dict"),
         (Forgets, "Clients send 'received_loss' if the class has it in `needs`"),
         (KeepsTexts, "cannot keep array.*Use numbers, None, arrays of numbers"),
@@ -261,9 +256,9 @@ class LosesItsGraph(SGD):
         return super().loss(x, y).item()
 
 
-class Divides(SGD):
+class Stacks(SGD):
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x, y])  # of other shapes, which torch says in a line of its own
+        return torch.stack([x, y])  # the shapes differ, so torch raises
 
 
 class NoClassMethod(SGD):
@@ -277,7 +272,7 @@ def test_a_client_that_fails_is_named_with_the_line(tmp_path: Path) -> None:
     ):
         run(config(tmp_path, **{"client.name": f"{HERE}:LosesItsGraph"}))
     with pytest.raises(RoundFailed, match=r"\(test_user_parts.py, line \d+, in loss\)"):
-        run(config(tmp_path, **{"client.name": f"{HERE}:Divides"}))
+        run(config(tmp_path, **{"client.name": f"{HERE}:Stacks"}))
     with pytest.raises(UserError, match=r"client.name = .*NoClassMethod': it failed with"):
         run(config(tmp_path, **{"client.name": f"{HERE}:NoClassMethod"}))
     with pytest.raises(AssertionError, match=r"LosesItsGraph failed with .*expected a scalar"):

@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from rounds import MODEL, Rounds, every_strategy, updates, zero_update
+from rounds import MODEL, Rounds, every_strategy, good, updates, zero_update
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, RoundFailed
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
 from fairflower.testing import check_strategy
 from fairflower.testing.strategies import CHECKS
@@ -118,6 +118,13 @@ class Misreads(FedAvg):
 def test_a_strategy_that_breaks_a_rule_is_told_so(rule, message):
     with pytest.raises(AssertionError, match=f"^{rule.__name__}: .*{message}"):
         check_strategy(rule)
+
+
+def test_a_metric_that_no_client_reports_is_told_in_a_round():
+    rounds = Rounds(Misreads(), MODEL, range(2))
+    replies = [good(message, k) for k, message in enumerate(rounds.ask())]
+    with pytest.raises(RoundFailed, match="it sent no metric 'trian_loss', which Misreads needs"):
+        rounds.finish(replies)
 
 
 def test_a_misspelt_metric_is_told():
