@@ -292,6 +292,17 @@ def test_the_measurement_of_the_page_reaches_its_strategy(
     check_strategy(programs("entropy.py")["Unsure"])
 
 
+def test_the_tracker_of_the_page_writes_a_line_for_every_round(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lines.py").write_text(programs.texts["lines.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = runs.run(runs.config(tmp_path, track="lines:JSONLines:file=log.jsonl"))
+    rounds = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rounds] == [0, 1, 2]
+    assert all(0 <= row["accuracy/AVG"] <= 1 for row in rounds)
+
+
 def test_every_field_of_a_cohort_is_told_of() -> None:
     told = needs.cohort()
     for field in dataclasses.fields(Cohort):

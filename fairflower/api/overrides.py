@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypedDict, TypeVar
 
 from fairflower.config import (
+    AdapterSpec,
     ClientConfig,
+    DataSpec,
+    ModelSpec,
+    ParticipationSpec,
     StrategyConfig,
+    TrackerSpec,
     argument_to_key,
     check_key,
     flatten_tables,
@@ -23,9 +30,11 @@ from fairflower.config import (
 )
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.errors import ConfigError, quoted
-from fairflower.registry import CLIENTS, DATA_SETS, MODELS, STRATEGIES
+from fairflower.registry import METRICS
+from fairflower.registry.named import Registry
 
-#: Run config keys, either dotted or nested in tables, or the path of a TOML file.
+#: Run config keys, either dotted or nested in tables, or the path of a TOML file. Values that name
+#: a class or a function may also be this class or function.
 SettingsLike = Mapping[str, Any] | str | PathLike[str]
 
 #: A method: a name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping with the key
@@ -34,7 +43,16 @@ MethodLike = str | type | Mapping[str, Any]
 
 _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
-_REGISTRIES = {"strategy": STRATEGIES, "client": CLIENTS, "data": DATA_SETS, "model": MODELS}
+_SPECS = (
+    *(StrategyConfig, ClientConfig, DataSpec, ModelSpec),
+    *(AdapterSpec, ParticipationSpec, TrackerSpec),
+)
+
+#: Key whose value names a class or a function -> the registry of names.
+_REGISTRIES: dict[str, Registry] = {
+    **{spec.KEY: spec.REGISTRY for spec in _SPECS},
+    "evaluate.metrics": METRICS,
+}
 
 
 class ShortSettings(TypedDict, total=False):
@@ -69,11 +87,8 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
             ) from None
     else:
         flat = read_toml(str(settings))
-    for table in _REGISTRIES:
-        if isinstance(flat.get(f"{table}.name"), type):
-            flat[f"{table}.name"] = name_of(table, flat[f"{table}.name"])
     given = {
-        key: _plain(value)
+        key: _plain(key, value)
         for key, value in flat.items()
         if value is not None or is_argument(key)  # arguments may be None
     }
@@ -94,8 +109,7 @@ def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
             )
         if value is not None:
             key = SHORT_NAMES[name][0]
-            table = key.partition(".")[0]
-            settings[key] = name_of(table, value) if isinstance(value, type) else _plain(value)
+            settings[key] = _plain(key, value)
     return settings
 
 
@@ -113,10 +127,12 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
             raise ConfigError(f"{kind.TABLE} = {given!r}: expected a single method.")
         return chosen[0]
     if isinstance(given, type):
-        return kind(name_of(kind.TABLE, given))
+        return kind(name_of(kind.KEY, given))
     if isinstance(given, Mapping) and "name" in given and all(isinstance(k, str) for k in given):
         args = {
-            key_to_argument(argument_to_key(k)): _plain(v) for k, v in given.items() if k != "name"
+            key_to_argument(argument_to_key(k)): _plain(f"{kind.TABLE}.{k}", v)
+            for k, v in given.items()
+            if k != "name"
         }
         named = method(kind, given["name"])
         args = {a: None if isinstance(v, str) and v == "none" else v for a, v in args.items()}
@@ -146,18 +162,20 @@ def methods(
     return [method(kind, item) for item in items]
 
 
-def name_of(table: str, given: type) -> str:
-    """Return a class's name in run configs: its registered name, or ``module:Class``."""
-    registry = _REGISTRIES.get(table)
+def name_of(key: str, given: type | FunctionType) -> str:
+    """Return the name of a class or function in run configs: registered, or ``module:Class``."""
+    kind = "class" if isinstance(given, type) else "function"
+    registry = _REGISTRIES.get(key)
     if registry is None:
-        raise ConfigError(f"{table} = {given!r}: expected a name, a number or a word, not a class.")
+        raise ConfigError(f"{key} = {given!r}: expected a name, a number or a word, not a {kind}.")
     for name in registry.data:
-        if registry[name] is given:
+        if registry.module_of(name) in sys.modules and registry[name] is given:
             return name
-    if given.__module__ == "__main__":
+    if given.__module__ == "__main__" or "<" in given.__qualname__:
         raise ConfigError(
-            f"{table}: {given.__qualname__} is defined in a notebook or script, so training "
-            "processes cannot import it. Move the class to a module, and import it from there."
+            f"{key}: {given.__qualname__} is defined in a notebook, a script or a function, so "
+            f"other processes cannot import it. Move the {kind} to a module, and import it from "
+            "there."
         )
     return f"{given.__module__}:{given.__qualname__}"
 
@@ -171,10 +189,14 @@ def path_of(name: str, value: str | PathLike[str]) -> Path:
     raise ConfigError(f"{name} = {quoted(value)}: expected a path.")
 
 
-def _plain(value: Any) -> Any:
+def _plain(key: str, value: Any) -> Any:
     """Convert a value to a run config scalar."""
     if value is None:
         return "none"
-    if hasattr(value, "tolist") and not isinstance(value, type):  # of NumPy, PyTorch or pandas
+    if isinstance(value, type | FunctionType):
+        return name_of(key, value)
+    if key == "evaluate.metrics" and isinstance(value, list | tuple):
+        return ",".join(str(_plain(key, metric)) for metric in value)
+    if hasattr(value, "tolist"):  # of NumPy, PyTorch or pandas
         return value.tolist()
     return str(value) if isinstance(value, PathLike) else value

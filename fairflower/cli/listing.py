@@ -1,4 +1,4 @@
-"""``fairflower list``: list methods, data sets, models and settings."""
+"""``fairflower list``: list methods, data sets, models, settings and more."""
 
 from __future__ import annotations
 
@@ -16,35 +16,51 @@ from fairflower.errors import ConfigError, require
 from fairflower.registry.named import distribution_of
 
 _Methods = type[run_config.ClientConfig | run_config.StrategyConfig]
-_Described = type[run_config.DataSpec | run_config.ModelSpec]
+_Described = type[
+    run_config.DataSpec
+    | run_config.ModelSpec
+    | run_config.AdapterSpec
+    | run_config.ParticipationSpec
+    | run_config.TrackerSpec
+]
+
+_METHODS: dict[str, tuple[str, _Methods]] = {
+    "strategies": ("Strategies", run_config.StrategyConfig),
+    "clients": ("Clients", run_config.ClientConfig),
+}
+_PARTS: dict[str, tuple[str, _Described]] = {
+    "data": ("Data sets", run_config.DataSpec),
+    "models": ("Models", run_config.ModelSpec),
+    "adapters": ("Adapters", run_config.AdapterSpec),
+    "policies": ("Participation policies", run_config.ParticipationSpec),
+    "trackers": ("Experiment trackers", run_config.TrackerSpec),
+}
 
 
 @friendly_errors(extra="")
 def list_(
     what: Annotated[
         str,
-        typer.Argument(help="What to list: strategies, clients, data, models, settings or all."),
+        typer.Argument(help=f"What to list: {', '.join([*_METHODS, *_PARTS])}, settings or all."),
     ] = "all",
 ) -> None:
-    """List strategies, clients, data sets, models or settings, with their papers and arguments.
+    """List methods, data sets, models, settings and more, with their papers and arguments.
 
     Arguments are shown with their defaults and, in parentheses, the search range of `fairflower
     tune` and other accepted words. `all` does not include the settings.
     """
-    tables = {
-        "strategies": lambda: _methods("Strategies", run_config.StrategyConfig),
-        "clients": lambda: _methods("Clients", run_config.ClientConfig),
-        "data": lambda: _described("Data sets", run_config.DataSpec),
-        "models": lambda: _described("Models", run_config.ModelSpec),
-        "settings": _settings,
-    }
-    if what not in {"all", *tables}:
-        raise ConfigError(run_config.unknown("list", what, {"all", *tables}))
-    if what not in ("strategies", "data", "models"):
+    if what not in (words := {*_METHODS, *_PARTS, "settings", "all"}):
+        raise ConfigError(run_config.unknown("list", what, words))
+    if what in ("clients", "settings", "all"):
         require("train", f"`fairflower list {what}`")
-    for name, made in tables.items():
-        if what == name or (what == "all" and name != "settings"):
-            console.print(made())
+    for name, (title, kind) in _METHODS.items():
+        if what in (name, "all"):
+            console.print(_methods(title, kind))
+    for name, (title, part) in _PARTS.items():
+        if what in (name, "all"):
+            console.print(_described(title, part))
+    if what == "settings":
+        console.print(_settings())
 
 
 def _methods(title: str, kind: _Methods) -> Table:
@@ -54,14 +70,14 @@ def _methods(title: str, kind: _Methods) -> Table:
     ]
     rows += _offered(kind)
     columns = ("name", "description", "paper", f"arguments ({kind.TABLE}.*)")
-    return text_table(f"{title} ({kind.TABLE}.name)", columns, rows)
+    return text_table(f"{title} ({kind.KEY})", columns, rows)
 
 
 def _described(title: str, kind: _Described) -> Table:
     rows = [(name, line) for name, line in kind.REGISTRY.lines.items()]
     for name, line, package, arguments in _offered(kind):
         rows.append((name, f"{line} (from {package}; arguments: {arguments})"))
-    return text_table(f"{title} ({kind.TABLE}.name)", ("name", "description"), rows)
+    return text_table(f"{title} ({kind.KEY})", ("name", "description"), rows)
 
 
 def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:

@@ -21,6 +21,7 @@ from fairflower.config.methods import (
     ModelSpec,
     ParticipationSpec,
     StrategyConfig,
+    TrackerSpec,
 )
 from fairflower.config.run import (
     METHOD_TABLES,
@@ -62,6 +63,7 @@ __all__ = [
     "RunConfig",
     "Scalar",
     "StrategyConfig",
+    "TrackerSpec",
     "TrainConfig",
     "argument_to_key",
     "check_key",

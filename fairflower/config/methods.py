@@ -34,6 +34,7 @@ from fairflower.registry import (
     PARTICIPATION,
     PRETRAINED,
     STRATEGIES,
+    TRACKERS,
 )
 from fairflower.registry.named import (
     DescribedRegistry,
@@ -54,9 +55,8 @@ class ComponentSpec:
     name: str = ""
     args: Mapping[str, Scalar | None] = field(default_factory=dict, hash=False)
 
-    #: Table and key of the component's name in a run config, and the registry of names.
-    TABLE: ClassVar[str]
-    KEY: ClassVar[str] = "name"
+    #: Run config key of the component's name, and the registry of names.
+    KEY: ClassVar[str]
     REGISTRY: ClassVar[Registry]
     REMEDY: ClassVar[str] = "Correct its arguments or its code."
 
@@ -100,7 +100,7 @@ class ComponentSpec:
         """Return a context manager that turns exceptions in a user's code into ``UserError``."""
         if self.name in self.REGISTRY.data:
             return nullcontext()
-        subject = f"{self.TABLE}.{self.KEY} = {self.name!r}: it"
+        subject = f"{self.KEY} = {self.name!r}: it"
         return naming_failures(UserError, subject, self.factory.__module__, self.REMEDY)
 
     def check(self) -> None:
@@ -114,7 +114,7 @@ class ComponentSpec:
             specs[arg].check(self._key(arg), value)
 
     def _key(self, arg: str) -> str:
-        return f"{self.TABLE}.{self.KEY} = {self.name!r}: {argument_to_key(arg)}"
+        return f"{self.KEY} = {self.name!r}: {argument_to_key(arg)}"
 
     def _unknown(self, arg: str, valid: Collection[str]) -> ConfigError:
         if valid:
@@ -128,7 +128,7 @@ class ComponentSpec:
 class DataSpec(ComponentSpec):
     """The data set that ``data.name`` selects."""
 
-    TABLE: ClassVar[str] = "data"
+    KEY: ClassVar[str] = "data.name"
     REGISTRY: ClassVar[DescribedRegistry] = DATA_SETS
 
     @property
@@ -140,7 +140,7 @@ class DataSpec(ComponentSpec):
 class ModelSpec(ComponentSpec):
     """The network that ``model.name`` selects."""
 
-    TABLE: ClassVar[str] = "model"
+    KEY: ClassVar[str] = "model.name"
     REGISTRY: ClassVar[FamilyRegistry] = MODELS
 
     @property
@@ -174,23 +174,29 @@ class ModelSpec(ComponentSpec):
 class AdapterSpec(ComponentSpec):
     """The adapter that ``model.adapter`` selects."""
 
-    TABLE: ClassVar[str] = "model"
-    KEY: ClassVar[str] = "adapter"
+    KEY: ClassVar[str] = "model.adapter"
     REGISTRY: ClassVar[DescribedRegistry] = ADAPTERS
 
 
 class ParticipationSpec(ComponentSpec):
     """The participation policy that ``participation.policy`` selects."""
 
-    TABLE: ClassVar[str] = "participation"
-    KEY: ClassVar[str] = "policy"
+    KEY: ClassVar[str] = "participation.policy"
     REGISTRY: ClassVar[DescribedRegistry] = PARTICIPATION
+
+
+class TrackerSpec(ComponentSpec):
+    """The experiment tracker that ``track`` selects."""
+
+    KEY: ClassVar[str] = "track"
+    REGISTRY: ClassVar[DescribedRegistry] = TRACKERS
 
 
 @dataclass(frozen=True)
 class MethodSpec(ComponentSpec):
     """A strategy or a client; its arguments are run config keys."""
 
+    TABLE: ClassVar[str]
     HELP: ClassVar[str]
     REGISTRY: ClassVar[MethodRegistry]
 
@@ -200,15 +206,15 @@ class MethodSpec(ComponentSpec):
 
         Config keys override arguments in the name.
         """
-        table = f"{cls.TABLE}."
-        name = flat.get(f"{table}name", cls.name)
+        name = flat.get(cls.KEY, cls.name)
         if not isinstance(name, str) or not is_text(name):
-            raise ConfigError(f"{table}name = {quoted(name)}: expected the name of a {table[:-1]}.")
+            raise ConfigError(f"{cls.KEY} = {quoted(name)}: expected the name of a {cls.TABLE}.")
+        table = f"{cls.TABLE}."
         named = cls.read(name)
         args = {
             key_to_argument(key.removeprefix(table)): None if value == "none" else value
             for key, value in flat.items()
-            if key.startswith(table) and key != f"{table}name" and value != DEFAULT
+            if key.startswith(table) and key != cls.KEY and value != DEFAULT
         }
         return cls(named.name, {**named.args, **args})
 
@@ -244,7 +250,7 @@ class MethodSpec(ComponentSpec):
             return super()._unknown(arg, valid)
         return ConfigError(
             f"{self._key(arg)} is an argument of {', '.join(owners)}, not of {self.name}. "
-            f"Remove it, or choose another {self.TABLE}.name."
+            f"Remove it, or choose another {self.KEY}."
         )
 
     @property
@@ -268,7 +274,7 @@ class MethodSpec(ComponentSpec):
             f"{self.TABLE}.{argument_to_key(a)}": "none" if v is None else v
             for a, v in self.args.items()
         }
-        return {f"{self.TABLE}.name": self.name, **args}
+        return {self.KEY: self.name, **args}
 
     def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``flat`` with its method replaced by this method.
@@ -297,6 +303,7 @@ class StrategyConfig(MethodSpec):
 
     name: str = "fedheal"
     TABLE: ClassVar[str] = "strategy"
+    KEY: ClassVar[str] = "strategy.name"
     HELP: ClassVar[str] = "Strategy: a name from `fairflower list strategies`, or module:Class."
     REGISTRY: ClassVar[MethodRegistry] = STRATEGIES
     REMEDY: ClassVar[str] = (
@@ -315,6 +322,7 @@ class ClientConfig(MethodSpec):
 
     name: str = "sgd"
     TABLE: ClassVar[str] = "client"
+    KEY: ClassVar[str] = "client.name"
     HELP: ClassVar[str] = (
         "Method of local training: a name from `fairflower list clients`, or module:Class."
     )

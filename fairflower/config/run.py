@@ -20,6 +20,7 @@ from fairflower.config.methods import (
     ModelSpec,
     ParticipationSpec,
     StrategyConfig,
+    TrackerSpec,
 )
 from fairflower.config.privacy import PrivacyConfig, check_privacy
 from fairflower.config.secure import check_secure
@@ -46,7 +47,6 @@ from fairflower.registry import (
     MODEL_OF,
     PLAIN_CLIENTS,
     PRETRAINED,
-    TRACKERS,
 )
 from fairflower.registry.user_metrics import load_metrics
 
@@ -116,8 +116,8 @@ class RunConfig:
     )
     track: str = setting(
         "none",
-        "Experiment tracker that also logs the metrics: none, tensorboard, mlflow or wandb.",
-        choices=("none", *TRACKERS),
+        "Experiment tracker that also logs the metrics: none, tensorboard, mlflow, wandb, or "
+        "module:Class.",
         execution=True,
     )
     data: DataConfig = field(default_factory=DataConfig)
@@ -222,7 +222,7 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     arguments = {f"{m.TABLE}.{argument_to_key(a)}" for m in named for a in m.factory.arguments()}
     if key in arguments:
         return
-    valid = arguments | {f"{m.TABLE}.name" for m in named} or keys()
+    valid = arguments | {m.KEY for m in named} or keys()
     words = unknown("run config key", key, valid, key_help())
     if named and not arguments:
         names = ", ".join(m.name for m in named)
@@ -239,7 +239,7 @@ def key_help() -> dict[str, str]:
     """Return the help text of every key."""
     texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
     for kind in _METHODS:
-        texts[f"{kind.TABLE}.name"] = kind.HELP
+        texts[kind.KEY] = kind.HELP
         for arg, owners in kind.REGISTRY.arguments().items():
             texts[f"{kind.TABLE}.{argument_to_key(arg)}"] = f"Argument of {', '.join(owners)}."
     return texts
@@ -350,6 +350,7 @@ def _check(config: RunConfig) -> None:
         DataSpec.read(config.data.name),
         ModelSpec.read(config.model.name),
         ParticipationSpec.read(config.participation.policy),
+        *([] if config.track == "none" else [TrackerSpec.read(config.track)]),
     ):
         choice.check()
     _check_model(config.model)

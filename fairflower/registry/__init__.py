@@ -180,7 +180,8 @@ ADAPTERS = DescribedRegistry(
     {
         "lora": (
             "adapters:lora",
-            "low-rank adapters parallel to linear layers (Hu et al. 2022), implemented by PEFT",
+            "low-rank adapters parallel to linear layers (lora:r=8; Hu et al. 2022), implemented "
+            "by PEFT",
         )
     },
     kind="adapter",
@@ -203,17 +204,25 @@ PARTICIPATION = DescribedRegistry(
         "round-robin": ("round_robin:RoundRobin", "in turn"),
         "power-of-choice": (
             "power_of_choice:PowerOfChoice",
-            "the clients with the largest losses among d random candidates (Cho, Wang & Joshi "
-            "2022)",
+            "the clients with the largest losses among d random candidates "
+            "(power-of-choice:d=10; Cho, Wang & Joshi 2022)",
         ),
     },
     kind="participation policy",
     base="fairflower.aggregation.participation:Participation",
 )
 
-#: Name of a library, which is also the name of its module and extra -> class in
-#: `fairflower.trackers`.
-TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
+#: Experiment trackers. A built-in name is also the name of a library and of the extra with it.
+TRACKERS = DescribedRegistry(
+    "fairflower.trackers",
+    {
+        "tensorboard": ("tensorboard:TensorBoard", "TensorBoard, in the run folder"),
+        "mlflow": ("mlflow:MLflow", "MLflow, on a server or in a file"),
+        "wandb": ("wandb:WandB", "Weights & Biases"),
+    },
+    kind="tracker",
+    base="fairflower.trackers.tracker:Tracker",
+)
 
 #: Built-in models that support ``model.weights``.
 PRETRAINED = frozenset(

@@ -71,6 +71,10 @@ class Registry(UserDict[str, Any]):
             )
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
 
+    def module_of(self, name: str) -> str:
+        """Return the module of a built-in entry, without importing it."""
+        return f"{self.package}.{self.data[name]}".partition(":")[0]
+
     def names(self) -> list[str]:
         """Return all names: built-in names and entry points of installed packages."""
         return [*self.data, *self.offers()]
@@ -97,7 +101,8 @@ class Registry(UserDict[str, Any]):
                 f"{error.name}."
             )
             if absent and not offer.dist:
-                where = "where the server runs" if self.kind == "strategy" else "on every machine"
+                on_server = ("strategy", "participation policy", "tracker")
+                where = "where the server runs" if self.kind in on_server else "on every machine"
                 remedy = (
                     f"Install its package {where}, or start the command in the folder that "
                     "contains it"

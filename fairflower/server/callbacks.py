@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fairflower.config import RunConfig
+from fairflower.config import RunConfig, TrackerSpec
 from fairflower.errors import StopRun, logger
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import Metrics
-from fairflower.trackers import Tracker, tracker_class
+from fairflower.trackers import Tracker
 
 #: Called with a round's number and metrics; returning True stops the run after the round.
 OnRound = Callable[[int, Metrics], object]
@@ -24,6 +24,7 @@ class CallbackList:
 
     def __init__(self, folder: RunFolder, config: RunConfig, on_round: OnRound | None) -> None:
         self._folder, self._config, self._on_round = folder, config, on_round
+        self._spec = TrackerSpec.read(config.track)
         self._tracker: Tracker | None = None
 
     def begin(self, after: int) -> None:
@@ -33,13 +34,14 @@ class CallbackList:
             return
         keys = self._folder.fact("tracked") or {}
         config = self._config.concise()
-        key = keys.get(track, "")
         try:
-            self._tracker = tracker_class(track)(self._folder.path, config, key, after)
+            tracker = self._spec.make(self._folder.path, config, keys.get(track, ""), after)
+            key = str(tracker.key)
         except Exception as error:
             self._disable(error)
             return
-        self._folder.note("tracked", {**keys, track: self._tracker.key})
+        self._tracker = tracker
+        self._folder.note("tracked", {**keys, track: key})
 
     def round(self, server_round: int, metrics: Metrics) -> bool:
         """Call the tracker and ``on_round`` after a round; return True if the run should stop."""
@@ -60,7 +62,8 @@ class CallbackList:
     def _track(self, call: Callable[[Tracker], None]) -> None:
         if self._tracker is not None:
             try:
-                call(self._tracker)
+                with self._spec.naming_failures():
+                    call(self._tracker)
             except Exception as error:
                 self._disable(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,11 +17,16 @@ import fairflower as ff
 from fairflower.api.overrides import method, methods, name_of, settings_from_options, settings_of
 from fairflower.clients.moon import MOON
 from fairflower.config import StrategyConfig
+from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.models.adapters import lora
 from fairflower.models.cnn import CNN
+from fairflower.models.resnet import resnet10
+from fairflower.participation import RoundRobin
 from fairflower.report import read_run
 from fairflower.server import progress
 from fairflower.strategies import FedHEAL
+from fairflower.trackers import Tracker
 
 SMALL = {
     "engine": "inline",
@@ -51,16 +56,79 @@ def test_a_method_is_a_name_a_class_or_a_dict(given: Any, expected: tuple[str, A
 
 
 def test_classes_have_the_names_by_which_any_process_finds_them(monkeypatch) -> None:
-    assert name_of("client", MOON) == "moon"
-    assert name_of("model", CNN) == "cnn"
-    assert name_of("strategy", Mine) == f"{__name__}:Mine"
+    assert name_of("client.name", MOON) == "moon"
+    assert name_of("model.name", CNN) == "cnn"
+    assert name_of("strategy.name", Mine) == f"{__name__}:Mine"
     assert settings_from_options({"model": CNN, "rounds": 3}) == {
         "model.name": "cnn",
         "num-server-rounds": 3,
     }
     monkeypatch.setattr(Mine, "__module__", "__main__")
-    with pytest.raises(ConfigError, match="Mine is defined in a notebook or script"):
+    with pytest.raises(ConfigError, match="Mine is defined in a notebook, a script or a function"):
         method(StrategyConfig, Mine)
+
+
+def test_policies_trackers_metrics_and_makers_are_given_as_they_are() -> None:
+    given = {
+        "participation.policy": RoundRobin,
+        "track": MyTracker,
+        "evaluate": {"metrics": [errors, "elsewhere:f1"]},
+        "model": {"name": resnet10, "adapter": lora},
+        "data.name": UCIDigits,
+    }
+    assert settings_of(given) == {
+        "participation.policy": "round-robin",
+        "track": f"{__name__}:MyTracker",
+        "evaluate.metrics": f"{__name__}:errors,elsewhere:f1",
+        "model.name": "resnet10",
+        "model.adapter": "lora",
+        "data.name": "uci-digits",
+    }
+
+
+@pytest.mark.parametrize("key", ["evaluate.metrics", "participation.policy"])
+def test_what_no_other_process_can_import_is_refused(key) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: .*<lambda> is defined in .* Move the function"):
+        settings_of({key: lambda logits, labels: 0})
+
+
+def test_a_tracker_and_a_metric_of_ones_own_see_every_round(tmp_path) -> None:
+    MyTracker.seen.clear()
+    result = ff.run(
+        {**SMALL, "track": MyTracker, "evaluate.metrics": errors},
+        rounds=2,
+        output_dir=tmp_path,
+        progress=False,
+    )
+    first, *rounds, last = MyTracker.seen
+    assert first == (result.path, "", -1)
+    assert [number for number, _ in rounds] == [0, 1, 2]
+    assert rounds[-1][1]["errors/plain"] == pytest.approx(1 - result.accuracy["plain"])
+    assert last == "completed"
+    ff.run(resume=result.path, rounds=3, progress=False)
+    assert MyTracker.seen[-3][1:] == ("my-key", 2)
+
+
+def errors(logits, labels):
+    """The share of wrong predictions, as a metric."""
+    return (logits.argmax(axis=1) != labels).mean()
+
+
+class MyTracker(Tracker):
+    """Somebody's own."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def __init__(self, folder, config, key, after) -> None:
+        assert config["data.name"] == "uci-digits"
+        self.key = "my-key"
+        self.seen.append((folder, key, after))
+
+    def round(self, server_round, metrics) -> None:
+        self.seen.append((server_round, metrics))
+
+    def end(self, status, final) -> None:
+        self.seen.append(status)
 
 
 class Mine(FedHEAL):

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from io import BytesIO, StringIO, TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from threading import Event
 
@@ -194,7 +195,9 @@ def test_where_something_was_written_is_told_as_it_is(tmp_path, capsys):
 
 def test_list_shows_everything_that_has_a_name():
     output = call("list")
-    for name in [*STRATEGIES, *registry.CLIENTS, *registry.MODELS, *registry.DATA_SETS]:
+    parts = (registry.ADAPTERS, registry.PARTICIPATION, registry.TRACKERS)
+    methods = (STRATEGIES, registry.CLIENTS, registry.MODELS, registry.DATA_SETS)
+    for name in chain(*methods, *parts):
         assert re.search(rf"\W{re.escape(name)}\W", output), name
     assert "tau=0.3 (0 to 1)" in output
     assert "rule=qfedavg (or weights)" in output

@@ -359,7 +359,6 @@ def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
         ("train.lr-warmup", -1, "at least 0"),
         ("train.lr-factor", 0.0, "more than 0"),
         ("stop.patience", -1, "at least 0"),
-        ("track", "tensorbord", "one of none, tensorboard, mlflow, wandb"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(key, value, message) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import tomllib
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ from fairflower import trackers
 from fairflower.errors import ConfigError
 from fairflower.registry import TRACKERS
 from fairflower.report import read_run
-from fairflower.server import callbacks
 from fairflower.server.contents import read_facts
 from fairflower.trackers import Tracker
 
@@ -201,7 +201,7 @@ class Lost(Tracker):
         self.key = "lost"
 
     def round(self, server_round: int, figures: object) -> None:
-        raise ConnectionError("no route")
+        raise RuntimeError("no route")
 
     def end(self, status: str, final: object) -> None:
         raise AssertionError("it is left out")
@@ -211,20 +211,52 @@ class Unreachable(Tracker):
     """A tracker that does not find its server."""
 
     def __init__(self, *args: object) -> None:
-        raise ConnectionError("no route")
+        raise RuntimeError("no route")
+
+    round = end = Lost.end
+
+
+class Nameless(Tracker):
+    """A tracker that forgot its key."""
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    round = end = Lost.end
 
 
 @pytest.mark.parametrize(
-    ("tracker", "tracked"), [(Lost, {"tensorboard": "lost"}), (Unreachable, None)]
+    ("tracker", "key", "said"),
+    [
+        (Lost, "lost", r"it failed with RuntimeError: no route \(test_trackers.py, line \d+"),
+        (Unreachable, None, r"it failed with RuntimeError: no route \(test_trackers.py, line"),
+        (Nameless, None, "has no attribute 'key'"),
+    ],
 )
 def test_a_tracker_that_fails_or_cannot_start_does_not_end_the_run(
-    tracker, tracked, tmp_path, monkeypatch
+    tracker, key, said, tmp_path
 ) -> None:
-    monkeypatch.setattr(callbacks, "tracker_class", lambda track: tracker)
-    folder = run(config(tmp_path, track="tensorboard"))
+    track = f"{__name__}:{tracker.__name__}"
+    folder = run(config(tmp_path, track=track))
     assert read_run(folder).status == "completed"
-    assert (folder / "log.txt").read_text().count("track = tensorboard failed") == 1
-    assert read_facts(folder).get("tracked") == tracked
+    log = (folder / "log.txt").read_text()
+    assert log.count(f"track = {track} failed") == 1
+    assert re.search(said, log)
+    assert read_facts(folder).get("tracked") == (key and {track: key})
+
+
+@pytest.mark.parametrize(
+    ("track", "said"),
+    [
+        ("tensorbord", "Unknown tracker 'tensorbord'. Did you mean 'tensorboard'"),
+        ("nowhere:Mine", "Install its package where the server runs"),
+        ("fairflower.errors:ConfigError", "expected a subclass of fairflower.trackers.tracker"),
+        ("tensorboard:x=1", "track = 'tensorboard': x: tensorboard has no arguments"),
+    ],
+)
+def test_a_wrong_tracker_is_an_error_before_the_run(track, said, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(tmp_path, track=track)
 
 
 def test_every_tracker_is_an_extra_of_its_name() -> None:
