@@ -110,7 +110,11 @@ class ArgumentSpec:
 
     @classmethod
     def of(cls, default: Any, hint: Any) -> ArgumentSpec:
-        """Parse an annotation of numbers, words, bool and None; other types are not checked."""
+        """Parse an annotation of numbers, words, bool and None; other types are not checked.
+
+        Raises ``ConfigError`` if the word "none", which run configs read as None, is allowed and
+        None is not.
+        """
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         number = int in members or float in members
@@ -119,6 +123,8 @@ class ArgumentSpec:
         if search is None and number and range_ is not None and range_.closed:
             search = Search(range_.low, range_.high or 0)
         words = [word for m in members if get_origin(m) is Literal for word in get_args(m)]
+        if "none" in words and NoneType not in members:
+            raise ConfigError("Literal['none']: in a run config none is None. Allow None, too.")
         return cls(
             default,
             number=number,
@@ -222,6 +228,13 @@ def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
 def constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
     """Return the keyword-only arguments of a constructor and of the base constructors it calls."""
     return dict(_constructor_specs(kind))
+
+
+def shared_arguments(base: type) -> frozenset[str]:
+    """Return the names of the arguments that every method accepts, from the base class."""
+    keywords = get_type_hints(base.__init__, include_extras=True).get("options")  # type: ignore[misc]
+    listed = [] if keywords is None else get_args(keywords)[0].__annotations__
+    return frozenset((*listed, *_keyword_specs(base.__init__)))  # type: ignore[misc]
 
 
 @functools.cache

@@ -107,6 +107,18 @@ class Unreadable(FedAvg):
     def __init__(self, *, power: "Nowhere" = 1.0, **options):
         super().__init__(**options)
 
+class Takes(FedAvg):
+    def __init__(self, *, min_clients: int = 3, **options):
+        super().__init__(**options)
+
+class Named(FedAvg):
+    def __init__(self, *, name: str = "I", **options):
+        super().__init__(**options)
+
+class Words(FedAvg):
+    def __init__(self, *, mode: Literal["none", "all"] = "all", **options):
+        super().__init__(**options)
+
 class Misspells(FedAvg):
     needs = ("received_los",)
 
@@ -350,6 +362,9 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
         ("mine:fairflower", "expected a subclass"),
         ("json:loads", "expected a subclass"),
         ("mine:Unreadable", r"annotations.*cannot be read.*Nowhere"),
+        ("mine:Takes", "has the argument 'min_clients', which every strategy has already"),
+        ("mine:Named", "has the argument 'name', which every strategy has already"),
+        ("mine:Words", r"Literal\['none'\]: in a run config none is None"),
         ("nine:Mine", r"No module named 'nine'\. Install its package where the server runs"),
         ("mine.rules:Mine", r"'mine' is not a package"),
         ("mine.Mine", r"Unknown strategy 'mine\.Mine'.*as my_package\.module:Class"),

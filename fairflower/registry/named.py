@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from fairflower.arguments import argument_specs
+from fairflower.arguments import argument_specs, shared_arguments
 from fairflower.errors import STOPS, ConfigError
 
 
@@ -133,6 +133,8 @@ class Registry(UserDict[str, Any]):
             raise ConfigError(f"{start}: expected a subclass of {base_name}{maker}, got {entry!r}.")
         try:
             argument_specs(entry)
+        except ConfigError as error:
+            raise ConfigError(f"{start}: {error}") from error
         except Exception as error:
             raise ConfigError(
                 f"{start}: the annotations of its arguments cannot be read ({error}). In its "
@@ -183,6 +185,14 @@ def _attribute(place: str) -> Any:
 
 class MethodRegistry(Registry):
     """Registry of strategies or clients; their docstrings and constructors describe them."""
+
+    def _check_entry(self, start: str, entry: Any, base: type) -> None:
+        super()._check_entry(start, entry, base)
+        for name in sorted({"name", *shared_arguments(base)} & {*argument_specs(entry)}):
+            raise ConfigError(
+                f"{start}: its constructor has the argument {name!r}, which every {self.kind} has "
+                "already. Rename the argument."
+            )
 
     def arguments(self) -> dict[str, list[str]]:
         """Return every argument of the built-in methods, with the methods that have it."""
