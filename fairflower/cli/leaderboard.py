@@ -62,9 +62,8 @@ def leaderboard(
     parallel_runs = parse_jobs(jobs)
     design = Design.read(file, {"data.dir": data_dir} if data_dir else {})
     chosen = _named(benchmarks, [benchmark.name for benchmark in design.benchmarks], file)
-    stages = Stages(design, Ledger(design.results), chosen)
     if plan:
-        _show(stages)
+        _show(Stages(design, Ledger(design.results), chosen))
         return
     if report:
         if benchmarks:
@@ -73,10 +72,11 @@ def leaderboard(
         from fairflower.leaderboard.analysis import Findings
         from fairflower.leaderboard.document import write
 
-        say_where("document", write(Findings(stages)))
+        say_where("document", write(Findings(Stages(design, Ledger(design.results)))))
         return
     folder = new_folder("leaderboards", output_dir)
-    with locked_folder(folder):
+    with locked_folder(folder), Ledger.locked(design.results) as ledger:
+        stages = Stages(design, ledger, chosen)
         first = next(stages.left(), None)
         if first is None:
             console.print(f"All runs are in {escape(str(design.results))}.", soft_wrap=True)

@@ -7,21 +7,24 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
 
 from fairflower.leaderboard.design import Benchmark, Design, Sweep
 from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.stages import HALF, SWEEP, Stages, worst_half
-from fairflower.numerics.metrics import AVG, MIN, STD0
+from fairflower.leaderboard.stages import Stages
+from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Vector
 from fairflower.server.history import WINDOW
 from fairflower.statistics.differences import (
+    MIN_PAIRS,
     Difference,
     MeanStd,
     difference_of,
     differences,
     judged_as_family,
+    rounding_std,
 )
 
 #: Method -> federation -> accuracies in percent, by domain.
@@ -39,51 +42,42 @@ class Metric:
     value: Callable[[Sequence[float]], float]
     margin: float
     better: int = 1  # -1 if lower is better
-    #: Function of the accuracies that returns the domains that the metric averages, for its
-    #: sampling error.
-    of: Callable[[Sequence[float]], Sequence[int]] | None = None
-
-
-def worst_places(accuracies: Sequence[float], count: int) -> list[int]:
-    """Return the positions of the ``count`` lowest accuracies."""
-    return [int(place) for place in np.argsort(accuracies, kind="stable")[:count]]
+    #: Gradient with respect to the accuracies; None if unknown.
+    gradient: Callable[[Vector], Vector] | None = None
 
 
 def primary(design: Design) -> Metric:
     """Return the primary metric, from which conclusions are drawn."""
-    return Metric(
-        "worst half",
-        worst_half,
-        design.margins.worst,
-        of=lambda a: worst_places(a, max(1, int(HALF * len(a)))),
-    )
+    margin = design.margins.worst
+    return Metric(WORST_HALF.title, WORST_HALF, margin, gradient=WORST_HALF.gradient)
 
 
 def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
     """Return the other metrics: worst domain, average, STD (ddof 0), and each domain's accuracy."""
     margins = design.margins
-    outcomes = [
-        Metric(MIN.phrase, MIN, margins.worst, of=lambda a: worst_places(a, 1)),
-        Metric(AVG.phrase, AVG, margins.average, of=lambda a: range(len(a))),
+    metrics = [
+        Metric(MIN.phrase, MIN, margins.worst, gradient=MIN.gradient),
+        Metric(AVG.phrase, AVG, margins.average, gradient=AVG.gradient),
         Metric(STD0.heading, STD0, margins.std, better=STD0.better),
     ]
     for place, name in enumerate(domains):
-        outcomes.append(
+        slopes = np.eye(len(domains))[place]
+        metrics.append(
             Metric(
                 name,
                 lambda a, place=place: a[place],  # type: ignore[misc]
                 margins.worst,
-                of=lambda _, place=place: [place],  # type: ignore[misc]
+                gradient=lambda _, slopes=slopes: slopes,  # type: ignore[misc]
             )
         )
-    return outcomes
+    return metrics
 
 
 class Findings:
     """Differences between methods in the confirmation and the sweeps of a design.
 
-    A benchmark or a sweep is judged only when all its runs are finished, because testing a
-    difference after each run would give too many false positives.
+    A benchmark, a sweep, or the mean over benchmarks is judged only when all its runs are finished,
+    because testing a difference after each run would give too many false positives.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -124,15 +118,30 @@ class Findings:
         """Return the names of a benchmark's domains in the order of the accuracies."""
         return self.rows[benchmark.name][0].domain_names
 
-    def figures(self, benchmark: Benchmark) -> Accuracies:
+    def accuracies(self, benchmark: Benchmark) -> Accuracies:
         """Return the accuracies of every confirmed method."""
         return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
 
     def hours(self, benchmark: Benchmark) -> float:
-        """Return the hours that a benchmark's trials and confirmation took."""
-        rows = self.stages.ledger.rows.values()
-        of = (row for row in rows if row.benchmark == benchmark.name and row.stage != SWEEP)
-        return sum(row.seconds for row in of) / 3600
+        """Return the hours of a benchmark's confirmation and of its methods' trials."""
+        stages, methods = self.stages, benchmark.confirmed
+        trials = chain(stages.screening(benchmark, methods), stages.again(benchmark, methods))
+        rows = (row for run in trials if (row := stages.row(run)))
+        return sum(row.seconds for row in chain(rows, self.rows[benchmark.name])) / 3600
+
+    def elsewhere(self, benchmark: Benchmark) -> Counter[str]:
+        """Return how many of a method's runs are on another kind of processor than its pair's."""
+        reference = self.design.reference
+        kinds = {
+            row.federation: row.processor
+            for row in self.rows[benchmark.name]
+            if row.method == reference
+        }
+        return Counter(
+            row.method
+            for row in self.rows[benchmark.name]
+            if row.processor != kinds.get(row.federation, row.processor)
+        )
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
         """Return the confirmation runs that diverged or were not fully tested. Means omit them."""
@@ -148,31 +157,48 @@ class Findings:
         if not self.rows[benchmark.name]:
             return {}
         measure = primary(self.design)
-        judged = self._judged(self.figures(benchmark), [measure], benchmark.overlap)
+        judged = self._judged(self.accuracies(benchmark), [measure], benchmark.overlap)
         return {method: difference for (_, method), difference in judged.items()}
 
     def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
         """Return the family of differences in all other metrics, by metric and method."""
         measures = secondary(self.design, self.domains(benchmark))
-        return self._judged(self.figures(benchmark), measures, benchmark.overlap)
+        return self._judged(self.accuracies(benchmark), measures, benchmark.overlap)
 
     def against(self, benchmark: Benchmark, method: str, other: str) -> Difference | None:
         """Return a method's difference from another in the primary metric, as a single test."""
-        figures = {m: f for m, f in self.figures(benchmark).items() if m in (method, other)}
-        judged = self._judged(figures, [primary(self.design)], benchmark.overlap, other)
+        both = {m: a for m, a in self.accuracies(benchmark).items() if m in (method, other)}
+        judged = self._judged(both, [primary(self.design)], benchmark.overlap, other)
         return next(iter(judged.values()), None)
 
-    def on_benchmarks(self) -> dict[str, list[float]]:
-        """Return each method's mean gains on the finished benchmarks, if it is judged on all."""
-        by_benchmark = [self.judged(benchmark) for benchmark in self.benchmarks]
-        shared = [m for m in by_benchmark[0] if all(m in judged for judged in by_benchmark)]
-        return {method: [judged[method].mean for judged in by_benchmark] for method in shared}
+    @cached_property
+    def sources(self) -> dict[str, list[Benchmark]]:
+        """The finished benchmarks by the people or images that they have in common."""
+        by_source: dict[str, list[Benchmark]] = {}
+        for benchmark in self.benchmarks:
+            by_source.setdefault(benchmark.same_data or benchmark.name, []).append(benchmark)
+        return by_source
+
+    def over_sources(self) -> dict[str, list[float]]:
+        """Return each method's mean gain for each of `sources`, if all benchmarks judge it.
+
+        The gains on benchmarks with the same data are averaged, because they are not independent.
+        """
+        judged = {b.name: self.judged(b) for b in self.benchmarks}
+        methods = dict.fromkeys(chain.from_iterable(judged.values()))
+        return {
+            method: [fmean(judged[b.name][method].mean for b in of) for of in self.sources.values()]
+            for method in methods
+            if all(method in by and by[method].n >= MIN_PAIRS for by in judged.values())
+        }
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
         """Return the differences from the reference by variation and method, as a single family.
 
-        The result is empty if the sweep has remaining runs.
+        The result is empty if the sweep, or the tuning of one of its methods, has remaining runs.
         """
+        if not self.stages.tuned(sweep):
+            return {}
         rows: dict[str, list[tuple[str, int, Row]]] = defaultdict(list)
         for place, planned in self.stages.swept(sweep):
             row = self.stages.row(planned)
@@ -189,23 +215,26 @@ class Findings:
         return judged_as_family(judged)
 
     def _judged(
-        self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str = ""
+        self, accuracies: Accuracies, metrics: Sequence[Metric], overlap: float, other: str = ""
     ) -> dict[tuple[str, str], Difference]:
         return judged_as_family(
-            self._alone(figures, measures, overlap, other or self.design.reference)
+            self._alone(accuracies, metrics, overlap, other or self.design.reference)
         )
 
     def _alone(
-        self, figures: Accuracies, measures: Sequence[Metric], overlap: float, other: str
+        self, accuracies: Accuracies, metrics: Sequence[Metric], overlap: float, other: str
     ) -> dict[tuple[str, str], Difference]:
         """Return differences by metric and method, with variances moderated across methods."""
         alone = {}
-        examples = examples_tested(figures)
-        for measure in measures:
-            pairs = _pairs(figures, measure, other)
-            floors = {method: _floor(figures, measure, examples, method, other) for method in pairs}
-            for method, difference in differences(pairs, measure.margin, floors).items():
-                alone[measure.title, method] = _redrawn(difference, overlap)
+        examples = examples_tested(accuracies)
+        for metric in metrics:
+            pairs = _pairs(accuracies, metric, other)
+            floors = {
+                method: _floor(metric, examples, accuracies[method], accuracies[other])
+                for method in pairs
+            }
+            for method, difference in differences(pairs, metric.margin, floors).items():
+                alone[metric.title, method] = _redrawn(difference, overlap)
         return alone
 
 
@@ -217,13 +246,13 @@ def _accuracies(rows: Iterable[tuple[str, int, Row]]) -> Accuracies:
     return accuracies
 
 
-def _pairs(figures: Accuracies, measure: Metric, other: str) -> dict[str, list[float]]:
-    theirs = {f: measure.value(a) for f, a in figures.get(other, {}).items()}
+def _pairs(accuracies: Accuracies, metric: Metric, other: str) -> dict[str, list[float]]:
+    theirs = {f: metric.value(a) for f, a in accuracies.get(other, {}).items()}
     pairs_by_method = {
         method: [
-            measure.value(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs
+            metric.value(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs
         ]
-        for method, by_federation in figures.items()
+        for method, by_federation in accuracies.items()
         if method != other
     }
     return {method: pairs for method, pairs in pairs_by_method.items() if pairs}
@@ -242,14 +271,15 @@ def _redrawn(difference: Difference, overlap: float) -> Difference:
     )
 
 
-def examples_tested(figures: Accuracies) -> list[int]:
+def examples_tested(by_method: Accuracies) -> list[int]:
     """Return the number n of test examples of each domain, inferred from accuracies; 0 if unknown.
 
     An accuracy is a mean of `WINDOW` tests, stored with six digits, so it is a multiple of 1 / (5
-    n). If a domain's accuracies are all 0 or 1, they tell nothing about n.
+    n). If a domain's accuracies are all 0 or 1, they tell nothing about n. With fewer tests the
+    result is too small, and `_floor` too large.
     """
     rows = [
-        accuracies for by_federation in figures.values() for accuracies in by_federation.values()
+        accuracies for by_federation in by_method.values() for accuracies in by_federation.values()
     ]
     if len(rows) < WINDOW:
         return [0] * (len(rows[0]) if rows else 0)
@@ -264,18 +294,10 @@ def examples_tested(figures: Accuracies) -> list[int]:
 
 
 def _floor(
-    figures: Accuracies, measure: Metric, examples: Sequence[int], method: str, other: str
-) -> tuple[float, float]:
-    """Return a metric's change due to one test example, and its std due to sampling."""
-    if measure.of is None or not examples or not all(examples):
-        return 0.0, 0.0
-    worth, variances = [], []
-    for name in (method, other):
-        for accuracies in figures[name].values():
-            places = measure.of(accuracies)
-            worth.append(fmean(100 / examples[k] for k in places) / len(places))
-            variances.append(
-                sum(accuracies[k] * (100 - accuracies[k]) / examples[k] for k in places)
-                / len(places) ** 2
-            )
-    return fmean(worth), math.sqrt(2 * fmean(variances))
+    metric: Metric, examples: Sequence[int], *by_federation: Mapping[int, Sequence[float]]
+) -> float:
+    """Return a metric's `rounding_std` in points; 0 if it is unknown."""
+    if metric.gradient is None or not examples or not all(examples):
+        return 0.0
+    rows = chain.from_iterable(accuracies.values() for accuracies in by_federation)
+    return fmean(rounding_std(100 * metric.gradient(np.array(row)), examples) for row in rows)

@@ -26,14 +26,17 @@ from fairflower.server.contents import Count, conform
 _TRIED = Annotated[int, Range(1, 4096)]
 _POINTS = Annotated[float, Range(0, 100)]
 _NUMBERS = str | int  # "0-4", or a single number
-_PROTOCOL: Mapping[str, Any] = {
+_REQUIRED: Mapping[str, Any] = {
     **{"results": str, "reference": str, "screened": str, "confirmed": str},
     **{"points": _TRIED, "again": _TRIED, "scrambling": Count},
     **{"tuned-on": _NUMBERS, "federations": _NUMBERS},
+}
+_PROTOCOL: Mapping[str, Any] = {
+    **_REQUIRED,
     **{"margin": _POINTS, "margin-average": _POINTS, "margin-std": _POINTS},
 }
 _BENCHMARK: Mapping[str, Any] = {
-    **{"federations": _NUMBERS, "confirmed": str, "arguments-tuned": str},
+    **{"federations": _NUMBERS, "confirmed": str, "arguments-tuned": str, "same-data": str},
     "overlap": Annotated[float, Range(0, 1e6)],
 }
 _SWEEP: Mapping[str, Any] = {
@@ -75,6 +78,9 @@ class Benchmark:
     overlap: float = 0.0
     #: Methods whose arguments are tuned; of others only the learning rate is. None: all methods.
     arguments_tuned: tuple[str, ...] | None = None
+    #: Name of the benchmark that has the same people or images; empty if none has. Means over
+    #: benchmarks count both as one.
+    same_data: str = ""
 
     def tuned(self, method: str, point: Mapping[str, float]) -> dict[str, float]:
         """Return what of a point is applied to a method (`arguments_tuned`)."""
@@ -133,7 +139,7 @@ class Design:
         _check(f"{path}: table", file, _TABLES)
         protocol, common, tables, sweeps = (file.get(name, {}) for name in _TABLES)
         _check(f"{path}: [protocol]", protocol, _PROTOCOL)
-        if missing := [key for key in [*_PROTOCOL][:9] if key not in protocol]:
+        if missing := [key for key in _REQUIRED if key not in protocol]:
             raise ConfigError(
                 f"{path}: [protocol] lacks {', '.join(missing)}. Add every missing key; "
                 "experiments/leaderboard.toml is an example."
@@ -153,6 +159,7 @@ class Design:
                     _federations(path, name, federations),
                     float(about.get("overlap", 0.0)),
                     _methods(path, tuned) if (tuned := about.get("arguments-tuned")) else None,
+                    about.get("same-data", ""),
                 )
             )
         design = cls(
@@ -203,7 +210,20 @@ class Design:
                     "must not be tested on federations on which they are tuned. Remove it from "
                     "one of the lists."
                 )
+        for sweep in self.sweeps:
+            if both := sorted(set(sweep.federations) & set(sweep.benchmark.federations)):
+                raise ConfigError(
+                    f"{self.path}: sweep {sweep.name}: federation {both[0]} is also one of "
+                    f"{sweep.benchmark.name}, so the same data would support two claims. Remove "
+                    "it from one of the lists."
+                )
+        alone = {benchmark.name for benchmark in self.benchmarks if not benchmark.same_data}
         for benchmark in self.benchmarks:
+            if benchmark.same_data and benchmark.same_data not in alone:
+                raise ConfigError(
+                    f"{self.path}: {benchmark.name}: same-data = {benchmark.same_data!r}: expected "
+                    f"a benchmark without this key ({', '.join(sorted(alone))})."
+                )
             if self.reference not in benchmark.confirmed:
                 raise ConfigError(
                     f"{self.path}: {benchmark.name}: the list 'confirmed' lacks the "

@@ -8,7 +8,8 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from io import StringIO
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any, Literal, Self, get_args
 
 from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
+from fairflower.files import replacing
 from fairflower.participation.availability import trace_digest
 from fairflower.paths import read_text
+from fairflower.server.folder import lock_folder
 
-#: A run is completed or lost. It is lost if it diverged, or if a domain was not tested in every
-#: round.
+#: A run is completed or lost. It is lost if its loss or model became NaN or infinite, or if some
+#: domain was not tested in every round.
 Outcome = Literal["completed", "lost"]
 
 
@@ -37,7 +40,7 @@ class Row:
     validation: str  # accuracy by domain, in this order; empty if not measured
     test: str  # the same on test examples; empty for a trial
     outcome: Outcome
-    reason: str  # why the run is lost
+    reason: str  # why the run is lost; if it is completed, a warning that its loss was very large
     processor: str
     seconds: float
     data: str  # digest of what every client holds
@@ -93,25 +96,29 @@ class Ledger:
     """The rows of the file, by `key_of`. A row is saved to disk when `add` returns."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file if it exists. An incomplete last line is dropped.
+        """Read the file if it exists; ignore a last line that a killed process left incomplete.
 
         Raises
         ------
         RunFolderError
-            If the file is not a ledger, or if one of its rows cannot be read.
+            If the file is not a ledger, one of its rows cannot be read, or two rows of the same run
+            differ in their results.
         """
         self.path = path
         self.rows: dict[str, Row] = {}
+        self._incomplete = False
         if not path.exists():
             return
         try:
             text = read_text(path, "utf-8-sig")
             whole = text[: text.rfind("\n") + 1]
+            self._incomplete = whole != text
             reader = csv.DictReader(StringIO(whole), strict=True)
             lines, columns = list(reader), tuple(reader.fieldnames or ())
         except (csv.Error, UnicodeDecodeError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}.") from error
-        if columns != COLUMNS:
+        header = ",".join(COLUMNS)
+        if columns != COLUMNS and (whole or not header.startswith(text)):
             raise RunFolderError(
                 f"{path} is not a leaderboard's ledger: it has unexpected columns."
             )
@@ -120,12 +127,28 @@ class Ledger:
                 row = Row.read(cells)
             except (TypeError, ValueError) as error:
                 raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
-            self.rows[row.key] = row
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
+            twin = self.rows.setdefault(row.key, row)
+            if (twin.outcome, twin.accuracies) != (row.outcome, row.accuracies):
+                raise RunFolderError(
+                    f"{path}, row {number}: another row of the same run has other results. Delete "
+                    "one of the two."
+                )
+
+    @classmethod
+    @contextmanager
+    def locked(cls, path: Path) -> Iterator[Self]:
+        """Yield the ledger; meanwhile no other process on this machine can lock it.
+
+        Raises ``ConfigError`` if another process has locked it.
+        """
+        held = lock_folder(path.parent, f".{path.name}.lock")
+        try:
+            yield cls(path)
+        finally:
+            held.release()
 
     def add(self, row: Row) -> None:
-        """Append a row.
+        """Append a row, and remove an incomplete line before it.
 
         Raises
         ------
@@ -141,7 +164,12 @@ class Ledger:
                     f"different data than in earlier runs ({row.data} instead of {other.data}). "
                     "Restore the data, or delete the rows of this benchmark."
                 )
-        new = not self.path.exists()
+        if self._incomplete:
+            text = read_text(self.path, "utf-8-sig")
+            with replacing(self.path) as temporary:
+                temporary.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+            self._incomplete = False
+        new = not self.path.exists() or not self.path.stat().st_size
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             if new:

@@ -39,9 +39,8 @@ def points(
     """Return the settings to try: the defaults, then ``count - 1`` points of a Sobol sequence.
 
     The k-th of the `ranges` uses the k-th dimension of a Sobol sequence with Owen scrambling,
-    seeded by ``scrambling``. All methods therefore try the same learning rates. (The first 2^m
-    points of the sequence fill every dimension evenly.) Raises ``ConfigError`` if there are more
-    settings than dimensions, 16.
+    seeded by ``scrambling``. All methods therefore try the same learning rates. Raises
+    ``ConfigError`` if there are more settings than dimensions, 16.
     """
     from scipy.stats import qmc  # late: it takes a second to import
 

@@ -84,6 +84,8 @@ def _row(planned: Planned, run: Run | None, error: Exception | None, margins: Ma
         reason = "at least one domain was not tested in every round"
     on_test = planned.config.evaluate.test
     info = run.info if run else {}
+    if accuracies and info.get("diverged") is not None:
+        reason = f"its training loss was {info['diverged']:.3g} at the end"
     return Row(
         planned.stage,
         planned.benchmark,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
 from fairflower.leaderboard.analysis import Findings, primary, secondary
 from fairflower.leaderboard.design import Benchmark, Sweep
@@ -46,7 +46,7 @@ def outcome(difference: Difference) -> str:
     if math.isnan(difference.detectable):
         return word
     least = format_number(difference.detectable)
-    return f"{word}; a difference of {least} points would have been found"
+    return f"{word}; a difference of {least} points would have been found with 80 % power"
 
 
 def kind(difference: Difference) -> str:
@@ -65,8 +65,14 @@ def kind(difference: Difference) -> str:
 def sentences(findings: Findings) -> list[str]:
     """Return the conclusions for each benchmark, over all benchmarks, and from the sweeps."""
     lines = []
-    for benchmark in findings.benchmarks:
-        lines += list(_of_benchmark(findings, benchmark))
+    for benchmark in findings.stages.benchmarks:
+        if benchmark in findings.benchmarks:
+            lines += list(_of_benchmark(findings, benchmark))
+        elif not findings.left(benchmark):
+            lines.append(
+                f"{benchmark.name}: nothing is compared, because no run of "
+                f"{findings.design.reference} or of the other methods completed."
+            )
     lines += list(_over_all(findings))
     for sweep in findings.stages.sweeps:
         lines += list(_of_sweep(findings, sweep))
@@ -84,6 +90,12 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
             f"{name}: the margins are {findings.design.margins} points and were {margins} when "
             "runs were confirmed, so its equivalences are by margins set afterwards."
         )
+    if benchmark.arguments_tuned is not None:
+        tuned = join_words(list(benchmark.arguments_tuned))
+        yield (
+            f"{name}: the arguments of {tuned} were tuned; of the other methods only the learning "
+            "rate was."
+        )
     for method in findings.never_completed(benchmark):
         yield f"{name}: {method} is not compared, because no finalist completed all its trials."
     for method, count in Counter(row.method for row in findings.lost(benchmark)).items():
@@ -99,16 +111,19 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
         for word, names in kinds.items()
     )
-    least = _largest_detectable(enough.values())
+    largest = _largest_detectable(enough)
     yield (
         f"{name}: {len(enough)} methods were compared with {reference} on the worst half of the "
-        f"domains in {' to '.join(map(str, pairs))} federations: {counts}; the largest detectable "
-        f"difference is {format_number(least)} points."
+        f"domains in {' to '.join(map(str, pairs))} federations: {counts}; the largest "
+        f"difference that is detectable with 80 % power is {largest}."
     )
     for method, other in WITH_ITS_CLIENTS:
-        pair = findings.against(benchmark, method, other)
+        if other == reference:  # in the family above
+            pair, alone = enough.get(method), ","
+        else:
+            pair, alone = findings.against(benchmark, method, other), ", tested alone,"
         if pair and pair.n >= MIN_PAIRS:
-            yield f"{name}: {method}, compared with {other}, is {outcome(pair)}."
+            yield f"{name}: {method}, compared with {other}{alone} is {outcome(pair)}."
 
 
 def _lost(method: str, count: int, federations: int) -> str:
@@ -117,20 +132,29 @@ def _lost(method: str, count: int, federations: int) -> str:
     return f"{method} is lost in {count} of {federations} federations; the others are compared."
 
 
-def _largest_detectable(judged: Iterable[Difference]) -> float:
-    return max((d.detectable for d in judged if d.n >= MIN_PAIRS), default=math.nan)
+def _largest_detectable(judged: Mapping[str, Difference]) -> str:
+    """Return the largest detectable difference that is known, with its method."""
+    known = {m: d.detectable for m, d in judged.items() if not math.isnan(d.detectable)}
+    if not known:
+        return "unknown"
+    method = max(known, key=known.__getitem__)
+    return f"{format_number(known[method])} points ({method})"
 
 
 def _over_all(findings: Findings) -> Iterator[str]:
-    count, planned = len(findings.benchmarks), len(findings.stages.benchmarks)
-    if count < MIN_PAIRS:
+    count, planned = len(findings.benchmarks), len(findings.design.benchmarks)
+    sources, reference = len(findings.sources), findings.design.reference
+    if count < planned or sources < MIN_PAIRS:
         yield (
-            f"{count} of {planned} benchmarks are finished. Conclusions "
-            f"over benchmarks need {MIN_PAIRS}."
+            f"{count} of {planned} benchmarks are finished, with {sources} independent data sets. "
+            f"Conclusions over benchmarks need all of them, and {MIN_PAIRS} data sets."
         )
         return
-    over = f"{count} benchmarks" if count == planned else f"{count} of {planned} benchmarks"
-    gains, reference = findings.on_benchmarks(), findings.design.reference
+    over = f"{count} benchmarks with {sources} independent data sets"
+    gains = findings.over_sources()
+    for method in findings.design.benchmarks[0].confirmed:
+        if method not in gains and method != reference:
+            yield f"Over {over}, {method} is not compared, because a benchmark does not judge it."
     judged = over_benchmarks(gains, primary(findings.design).margin)
     for method, difference in sorted(judged.items(), key=lambda item: -item[1].mean):
         yield (
@@ -140,7 +164,7 @@ def _over_all(findings: Findings) -> Iterator[str]:
         )
     if len(gains) < 2:  # ranks need three methods
         return
-    ranked = ranks({reference: [0.0] * count, **gains})
+    ranked = ranks({reference: [0.0] * sources, **gains})
     best = sorted(ranked.mean, key=ranked.mean.__getitem__)[:3]
     yield (
         f"By ranks over {over}: Friedman's test has p = {format_p_value(ranked.p)}, "
@@ -171,7 +195,9 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
             f"{format_number(difference.low)} points."
         )
     if not gains:
-        place, method = max(judged, key=lambda key: judged[key].high)
+        place, method = max(
+            judged, key=lambda key: (judged[key].high > -math.inf, judged[key].high)
+        )
         yield (
             f"Sweep {sweep.name}: no gain of more than {_GAIN:g} points over "
             f"{findings.design.reference} is shown for any of "
@@ -192,28 +218,30 @@ def summary(findings: Findings) -> Table:
     """Count the conclusions on each finished benchmark."""
     rows = []
     for benchmark in findings.benchmarks:
-        judged = findings.judged(benchmark).values()
-        counts = Counter(kind(difference) for difference in judged)
-        least = format_number(_largest_detectable(judged))
-        numbers = [str(counts[name]) for name in KINDS] + [least]
+        judged = findings.judged(benchmark)
+        counts = Counter(kind(difference) for difference in judged.values())
+        largest = _largest_detectable(judged).replace(" points", "")
+        numbers = [str(counts[name]) for name in KINDS] + [largest]
         title = f"{benchmark.name} ({len(findings.domains(benchmark))} domains)"
         rows.append(Row(title, "", [Cell(number) for number in numbers]))
     return Table(
         "Summary",
         f"Number of methods, compared with {findings.design.reference} on the worst half of the "
-        "domains, and the largest of their detectable differences (80 % power) in points.",
+        "domains, and the largest of their detectable differences (80 % power) in points, with its "
+        "method.",
         [*KINDS, "detectable"],
         [Group("", rows)],
+        heading="benchmark",
     )
 
 
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
-    measure = primary(findings.design)
-    figures, reference = findings.figures(benchmark), findings.design.reference
+    metric, reference = primary(findings.design), findings.design.reference
     first, others = findings.judged(benchmark), findings.secondary(benchmark)
     better = {m.title: m.better for m in secondary(findings.design, findings.domains(benchmark))}
     chosen = {row.method: row.settings for row in findings.rows[benchmark.name]}
-    values = {m: [measure.value(a) for a in by_f.values()] for m, by_f in figures.items()}
+    accuracies = findings.accuracies(benchmark)
+    values = {m: [metric.value(a) for a in by_f.values()] for m, by_f in accuracies.items()}
     rows = []
     for method in sorted(values, key=lambda name: -sum(values[name]) / len(values[name])):
         difference = first.get(method)
@@ -228,6 +256,13 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     made = len(findings.rows[benchmark.name])
     hours = findings.hours(benchmark)
     processors = sorted({row.processor for row in findings.rows[benchmark.name]} - {""})
+    elsewhere = findings.elsewhere(benchmark)
+    mixed = (
+        f" Runs on another kind of processor than the {reference} run of the same federation: "
+        f"{', '.join(f'{method} {runs}' for method, runs in elsewhere.items())}."
+        if elsewhere
+        else ""
+    )
     redrawn = (
         f" Federations are redraws of mostly the same examples, so variances use Nadeau and "
         f"Bengio's factor, 1/n + {benchmark.overlap:g}."
@@ -240,8 +275,8 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
         f"are another). {_MARKS} Below each name: settings chosen on validation examples."
         f"{redrawn} {made} runs on {join_words(processors)}; with all trials they took "
-        f"{format_number(hours, 1)} hours, each on one core beside others.",
-        [measure.title, f"against {reference}", "conclusion", *better],
+        f"{format_number(hours, 1)} hours, each on one core beside others.{mixed}",
+        [metric.title, f"against {reference}", "conclusion", *better],
         [Group("", rows)],
         [
             f"{row.method}, federation {row.federation}, is lost: {row.reason}"
@@ -263,6 +298,7 @@ def _sweep(findings: Findings, sweep: Sweep) -> Table:
         f"points, with simultaneous 95 % intervals for all variations and methods. {_MARKS}",
         methods,
         [Group("", rows)],
+        heading="variation",
     )
 
 

@@ -19,24 +19,12 @@ from fairflower.config import RunConfig, shown
 from fairflower.leaderboard.design import Benchmark, Design, Sweep
 from fairflower.leaderboard.ledger import Ledger, Row, key_of
 from fairflower.leaderboard.points import points, ranges
-from fairflower.numerics.metrics import worst_fraction
+from fairflower.numerics.metrics import WORST_HALF
 from fairflower.plans.protocol import EXAMPLES
 
 #: The stages in their order.
 STAGES = ("screening", "finalists", "confirmation", "sweep")
 SCREENING, FINALISTS, CONFIRMATION, SWEEP = STAGES
-
-#: The primary metric is the mean over this fraction of the domains, the worst ones.
-HALF = 0.5
-
-
-def worst_half(accuracies: Sequence[float]) -> float:
-    """Return the primary metric: the mean accuracy of the worst half of the domains.
-
-    >>> worst_half([0.9, 0.5, 0.7, 0.6]), worst_half([0.9, 0.5, 0.7, 0.6, 0.8])
-    (0.55, 0.55)
-    """
-    return worst_fraction(accuracies, HALF)
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,7 @@ class Stages:
             if row is None:
                 return None
             if row.outcome == "completed":
-                scores[number] = worst_half(row.accuracies)
+                scores[number] = WORST_HALF(row.accuracies)
         return sorted(scores, key=lambda number: -scores[number])[: self.design.again]
 
     def chosen(self, benchmark: Benchmark, method: str) -> int | None:
@@ -113,7 +101,7 @@ class Stages:
             if not all(rows):
                 return None
             made = [row for row in rows if row and row.outcome == "completed"]
-            value = sum(worst_half(row.accuracies) for row in made) / len(rows)
+            value = sum(WORST_HALF(row.accuracies) for row in made) / len(rows)
             if len(made) == len(rows) and value > mean:
                 best, mean = number, value
         return best
@@ -144,8 +132,12 @@ class Stages:
                 if number is not None and number >= 0:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
+    def tuned(self, sweep: Sweep) -> bool:
+        """Return whether all trials of a sweep's methods are finished, so its runs are known."""
+        return all(self.chosen(sweep.benchmark, method) is not None for method in sweep.methods)
+
     def swept(self, sweep: Sweep) -> Iterator[tuple[str, Planned]]:
-        """Yield the runs of a sweep, each with the name of its variation."""
+        """Yield the runs of a sweep that can be planned, each with the name of its variation."""
         for name, place in sweep.places.items():
             for federation in sweep.federations:
                 for method in sweep.methods:
@@ -170,8 +162,8 @@ class Stages:
             yield from self.again(benchmark, others)
 
     def left(self) -> Iterator[Planned]:
-        """Return the planned runs that have no row yet."""
-        return (planned for planned in self.planned() if self.row(planned) is None)
+        """Yield the planned runs that have no row yet."""
+        yield from (planned for planned in self.planned() if self.row(planned) is None)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return the number of runs for each stage and benchmark, as far as it is known.

@@ -117,9 +117,12 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction = {fraction}: expected a number in (0, 1].")
     values = np.sort(_values(a))
+    return float(values[: _count(fraction, values.size)].mean())
+
+
+def _count(fraction: float, size: int) -> int:
     # The small term corrects rounding errors of products, as in 0.29 * 100 = 28.999...
-    count = max(1, math.floor(fraction * values.size + 1e-9))
-    return float(values[:count].mean())
+    return max(1, math.floor(fraction * size + 1e-9))
 
 
 def jain(a: ArrayLike) -> float:
@@ -232,6 +235,14 @@ def _std_gradient(a: Vector) -> Vector:
     return (a - a.mean()) / ((len(a) - 1) * spread) if spread > 0 else np.zeros(len(a))
 
 
+def _worst_fraction_gradient(a: Vector, fraction: float) -> Vector:
+    """Return the gradient of `worst_fraction`; of equal values the first count as the smallest."""
+    count = _count(fraction, len(a))
+    slopes = np.zeros(len(a))
+    slopes[np.argsort(a, kind="stable")[:count]] = 1 / count
+    return slopes
+
+
 AVG = Summary("AVG", "average", 1, mean, gradient=lambda a: np.full(len(a), 1 / len(a)))
 STD, STD0 = (
     Summary(
@@ -242,6 +253,11 @@ STD, STD0 = (
     for ddof in (1, 0)
 )
 MIN = Summary("MIN", "worst domain", 1, worst, gradient=lambda a: np.eye(len(a))[a.argmin()])
+#: The primary metric of leaderboards.
+WORST_HALF = Summary(
+    *("worst half", "worst half of the domains", 1, partial(worst_fraction, fraction=0.5)),
+    gradient=partial(_worst_fraction_gradient, fraction=0.5),
+)
 GAP = Summary("GAP", "best minus worst", -1, gap, compares=True)
 MAX = Summary("MAX", "best domain", 0, best)
 SUMMARIES = (

@@ -66,11 +66,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
         group = fairness(comparison)
         for method in comparison.methods:
             uniform = comparison.baseline(method, "uniform")
-            pairs = (
-                paired_differences(method, uniform, group)
-                if uniform and uniform != method
-                else None
-            )
+            pairs = paired_differences(method, uniform, group) if uniform else None
             if pairs is None or len(pairs.values[0]) < 2:
                 continue
             units.append(pairs.unit)

@@ -1,17 +1,18 @@
 """Comparison of methods: differences paired by federation or seed, judged in families.
 
 A difference is significant if there are at least five pairs and their t test has p < 0.05 after
-Holm's correction over all metrics of a measure and all methods that are compared with the same
-method. Variances are moderated across the methods (`fairflower.statistics.differences`).
+Holm's correction over all metrics of a measure and all methods of a group: those that are compared
+with the same baseline, or one kind of local training under all strategies. Variances are moderated
+across the methods (`fairflower.statistics.differences`).
 `contrasts_of` computes all contrasts of a comparison, from which tables, verdicts, the legend and
 data frames are made.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Pairs:
     #: For each metric, the difference of each pair.
     values: tuple[tuple[float, ...], ...]
     #: For each metric, the argument ``floors`` of `differences`.
-    floors: tuple[tuple[float, float], ...]
+    floors: tuple[float, ...]
     #: What the runs of a pair share: ``"federation"``, or ``"seed of federation 0"``.
     unit: str
 
@@ -171,12 +172,8 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     if not pairs:
         return None
     values = (tuple(f.value(mine) - f.value(its) for mine, its in pairs) for f in measure.figures)
-    floors = []
-    for metric in measure.figures:
-        worth, variance = np.mean(
-            [np.add(metric.sampling(mine), metric.sampling(its)) for mine, its in pairs], axis=0
-        )
-        floors.append((worth / 2, math.sqrt(variance)))
+    runs = [run for pair in pairs for run in pair]
+    floors = (fmean(figure.rounding(run) for run in runs) for figure in measure.figures)
     return Pairs(measure, tuple(values), tuple(floors), method.unit)
 
 
@@ -193,9 +190,7 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
             {name: pairs.floors[i] for name, pairs in family.items()},
         )
         alone |= {(name, i): difference for name, difference in by_method.items()}
-    few = {key: d for key, d in alone.items() if d.n < MIN_PAIRS}  # they get no verdict
-    enough = {key: d for key, d in alone.items() if key not in few}
-    judged = judged_as_family(enough) | judged_as_family(few)
+    judged = judged_as_family(alone)
     return {
         name: Contrast(
             measure, tuple(judged[name, i] for i in range(len(measure.figures))), pairs.unit

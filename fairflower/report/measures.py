@@ -24,6 +24,7 @@ from fairflower.numerics.metrics import (
 from fairflower.report.clusters import methods_with_clusters
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import SCORES, Run
+from fairflower.statistics.differences import rounding_std
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
@@ -51,21 +52,13 @@ class Figure:
         """The name in sentences."""
         return self.said or self.title
 
-    def sampling(self, run: Run) -> tuple[float, float]:
-        """Return the metric's change due to one test example, and its variance due to sampling.
-
-        The change is in percent, and the variance in percent squared; both are 0 if unknown. The
-        variance is binomial in each domain, computed after adding one correct and one wrong
-        example.
-        """
+    def rounding(self, run: Run) -> float:
+        """Return the metric's `rounding_std`, in points; 0 if it is unknown."""
         sizes = np.array(run.info.get("test_sizes") or (), dtype=np.float64)
         accuracy = run.final()
         if self.gradient is None or sizes.shape != accuracy.shape or not (sizes > 0).all():
-            return 0.0, 0.0
-        slopes = np.abs(100 * self.gradient(accuracy))
-        chance = (sizes * accuracy + 1) / (sizes + 2)
-        variance = slopes**2 * chance * (1 - chance) / sizes
-        return float((slopes / sizes).max()), float(variance.sum())
+            return 0.0
+        return rounding_std(100 * self.gradient(accuracy), sizes)
 
 
 @dataclass(frozen=True)

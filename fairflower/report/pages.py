@@ -152,7 +152,7 @@ def _markdown_table(table: Table) -> str:
     lines = [
         f"**{table.title}**",
         "",
-        "| method | " + " | ".join(map(_escaped, table.columns)) + " |",
+        f"| {table.heading} | " + " | ".join(map(_escaped, table.columns)) + " |",
         "|---|" + "---:|" * len(table.columns),
     ]
     for group in table.groups:

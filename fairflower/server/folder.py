@@ -307,13 +307,13 @@ def _command() -> str:
     return name if "--token" in sys.argv else shlex.join([name, *sys.argv[1:]])
 
 
-def lock_folder(path: Path) -> FileLock:
-    """Lock a folder with the file `LOCK`, until this process ends or releases the lock.
+def lock_folder(path: Path, name: str = LOCK) -> FileLock:
+    """Lock a folder with a file in it, until this process ends or releases the lock.
 
     Returns the lock. Raises ``ConfigError`` if another process has locked the folder, or the file
     cannot be written.
     """
-    lock = FileLock(path / LOCK, thread_local=False)
+    lock = FileLock(path / name, thread_local=False)
     try:
         check_folder(path)  # a FileLock would create it
         lock.acquire(timeout=_READERS)

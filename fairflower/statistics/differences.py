@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import digamma, polygamma, stdtr
 
@@ -110,7 +110,7 @@ class Difference(MeanStd):
 def differences(
     values: Mapping[_Key, Sequence[float]],
     margin: float = math.nan,
-    floors: Mapping[_Key, tuple[float, float]] | None = None,
+    floors: Mapping[_Key, float] | None = None,
 ) -> dict[_Key, Difference]:
     """Return each method's mean difference in a metric, with variances moderated across methods.
 
@@ -121,9 +121,8 @@ def differences(
     margin : float
         Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
     floors : mapping, optional
-        Method -> change in a difference due to a single test example, and standard deviation due to
-        the draw of test examples. A standard deviation below the first number results from
-        rounding, and is replaced by the second number.
+        Method -> `rounding_std` of a difference. A smaller standard deviation is raised to it,
+        because accuracies are multiples of one test example: differences can be equal by rounding.
 
     Returns
     -------
@@ -137,9 +136,8 @@ def differences(
         key for key, judged in values.items() if len(judged) > 1 and not np.any(_large(judged))
     }
     kept = {k: MeanStd.of(v) for k, v in values.items() if len(v) > 1 and k not in alike}
-    variances = [
-        _floored(estimate.std, (floors or {}).get(key)) ** 2 for key, estimate in kept.items()
-    ]
+    stds = [max(estimate.std, (floors or {}).get(key, 0.0)) for key, estimate in kept.items()]
+    variances = [0.0 if std < _SAME else std**2 for std in stds]
     spreads = dict(
         zip(
             kept,
@@ -162,8 +160,15 @@ def differences(
 def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     """Return the differences with Holm's p-values, simultaneous intervals and detectable sizes.
 
-    Differences without a p-value are not part of the family.
+    Differences without a p-value are not part of the family. Differences with fewer than
+    `MIN_PAIRS` pairs get no verdict, so they are a family of their own.
     """
+    few = {key: member for key, member in judged.items() if member.n < MIN_PAIRS}
+    enough = {key: member for key, member in judged.items() if key not in few}
+    return {**judged, **_corrected(enough), **_corrected(few)}
+
+
+def _corrected(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     members = {key: member for key, member in judged.items() if not math.isnan(member.p)}
     p, p_same = (
         holm({key: getattr(member, name) for key, member in members.items()})
@@ -181,6 +186,25 @@ def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference
             high = min(high, 0.0)
         new[key] = replace(corrected, low=low, high=high)
     return new
+
+
+def rounding_std(slopes: ArrayLike, sizes: ArrayLike) -> float:
+    """Return the standard deviation of a metric that counting whole test examples causes.
+
+    Parameters
+    ----------
+    slopes : array of shape (K,)
+        Derivatives of the metric with respect to the domains' accuracies.
+    sizes : array of shape (K,)
+        Number of test examples of each domain.
+
+    Returns
+    -------
+    float
+        That of a uniform distribution as wide as the largest change due to one test example, which
+        is 1 / sqrt(12) of this change.
+    """
+    return float((np.abs(slopes) / np.asarray(sizes)).max()) / math.sqrt(12)
 
 
 def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
@@ -266,11 +290,6 @@ def difference_of(
         *(estimate.mean, estimate.std, estimate.n, estimate.mean - width, estimate.mean + width, p),
         *(error, df, margin, same),
     )
-
-
-def _floored(std: float, floor: tuple[float, float] | None) -> float:
-    worth, sampling = floor or (0.0, 0.0)
-    return max(std, sampling) if std < worth else (0.0 if std < _SAME else std)
 
 
 def _large(values: Sequence[float]) -> NDArray[np.bool_]:

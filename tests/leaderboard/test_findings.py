@@ -24,14 +24,18 @@ GAINS = {"uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0}
 
 
 def findings(
-    folder: Path, gains: dict[str, float] = GAINS, federations: int = 24, spread: float = 1.0
+    folder: Path,
+    gains: dict[str, float] = GAINS,
+    federations: int = 24,
+    spread: float = 1.0,
+    file: str = FILE,
 ) -> Findings:
     """Rows of a confirmation; domain "a" is the worst, and methods gain there alone."""
     folder.mkdir(exist_ok=True)
-    file = folder / "board.toml"
+    path = folder / "board.toml"
     numbers = f'federations = "0-{federations - 1}"'
-    file.write_text(re.sub(r'federations = "0-[12]"', numbers, FILE))
-    design = Design.read(file)
+    path.write_text(re.sub(r'federations = "0-[12]"', numbers, file))
+    design = Design.read(path)
     stages = Stages(design, Ledger(design.results))
     rng = np.random.default_rng(7)
     levels: dict[tuple[str, int], float] = {}
@@ -67,9 +71,9 @@ def test_a_gain_is_found_and_its_interval_is_bonferronis_by_scipy(tmp_path: Path
     made = findings(tmp_path)
     plain, noisy = made.design.benchmarks
     judged = made.judged(plain)
-    figures = made.figures(plain)
+    accuracies = made.accuracies(plain)
     pairs = {
-        method: [figures[method][f][0] - figures["uniform"][f][0] for f in range(24)]
+        method: [accuracies[method][f][0] - accuracies["uniform"][f][0] for f in range(24)]
         for method in ("fedheal", "gsam+fedism")
     }
     assert outcome(judged["fedheal"]).startswith("better by at least ")
@@ -85,7 +89,7 @@ def test_a_gain_is_found_and_its_interval_is_bonferronis_by_scipy(tmp_path: Path
         assert (one.low, one.high) == pytest.approx((one.mean - width, one.mean + width))
     # The other benchmark's federations overlap, by half as many test as training examples.
     other = made.judged(noisy)["fedheal"]
-    alone = made._alone(made.figures(noisy), [made_primary(made)], 0.0, "uniform")
+    alone = made._alone(made.accuracies(noisy), [made_primary(made)], 0.0, "uniform")
     once = alone["worst half", "fedheal"]
     assert other.error == pytest.approx(once.error * math.sqrt((1 / 24 + 0.5) * 24))
 
@@ -104,16 +108,21 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     assert said[0].startswith(
         "plain: 2 methods were compared with uniform on the worst half of the domains in 24 "
         "federations: 1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided; "
-        "the largest detectable difference is 0."
+        "the largest difference that is detectable with 80 % power is 0."
     )
-    least = float(said[0].split(" is ")[1].split(" ")[0])
+    least = float(said[0].split(" power is ")[1].split(" ")[0])
     assert least == pytest.approx(
         max(one.detectable for one in made.judged(made.design.benchmarks[0]).values()), abs=0.005
     )
-    assert "2 of 2 benchmarks are finished. Conclusions over benchmarks need 5." in said
+    assert (
+        "2 of 2 benchmarks are finished, with 2 independent data sets. Conclusions over "
+        "benchmarks need all of them, and 5 data sets." in said
+    )
     (counts, _) = tables(made)[0].groups[0].rows
     assert counts.name == "plain (2 domains)"
-    assert [cell.text for cell in counts.cells] == ["1", "1", "0", "0", f"{least:.2f}"]
+    *numbers, largest = (cell.text for cell in counts.cells)
+    assert numbers == ["1", "1", "0", "0"]
+    assert largest.startswith(f"{least:.2f} (")
     assert not any("none" in line.split() for line in said)
 
 
@@ -204,7 +213,8 @@ def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told:
     undecided = dataclasses.replace(one, p=0.3, error=0.5, df=23, p_same=0.4)
     assert (
         outcome(undecided)
-        == f"undecided; a difference of {undecided.detectable:.2f} points would have been found"
+        == f"undecided; a difference of {undecided.detectable:.2f} points would have been found "
+        "with 80 % power"
     )
 
 
@@ -261,35 +271,109 @@ def test_margins_that_were_set_after_the_runs_are_marked(tmp_path: Path) -> None
     )
 
 
-def on_six(folder: Path, gains: dict[str, float]) -> Findings:
-    """The two benchmarks three times."""
-    made = findings(folder, gains)
-    made.stages.benchmarks *= 3
-    return made
+def six(same_data: str = "") -> str:
+    """A design with six benchmarks; the last may have the data of another."""
+    more = [
+        f"[benchmarks.more{i}]\n{same_data * (i == 8)}\nnum-server-rounds = {i}\n"
+        f'[benchmarks.more{i}.data]\ndomains = "plain,rotated"\n'
+        for i in range(5, 9)
+    ]
+    return FILE + "\n".join(more)
 
 
-def test_over_five_benchmarks_there_are_conclusions_and_ranks(tmp_path: Path) -> None:
-    said = sentences(on_six(tmp_path, GAINS | {"fedheal": 9.0}))
-    (line,) = [line for line in said if line.startswith("Over 6 benchmarks, fedheal gains +")]
+def test_over_five_data_sets_there_are_conclusions_and_ranks(tmp_path: Path) -> None:
+    said = sentences(findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six()))
+    start = "Over 6 benchmarks with 6 independent data sets, fedheal gains +"
+    (line,) = [line for line in said if line.startswith(start)]
     assert line.split(": ")[1].startswith("better by at least ")
     assert any(
-        line.startswith("By ranks over 6 benchmarks: Friedman's test has p = ")
+        "By ranks over 6 benchmarks with 6 independent data sets: Friedman's test has p = " in line
         and "The lowest mean ranks: fedheal 1.00" in line
         for line in said
     )
 
 
-def test_what_holds_over_some_of_the_benchmarks_says_so(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    plain, noisy = made.stages.benchmarks
+def test_benchmarks_with_the_same_data_count_once(tmp_path: Path) -> None:
+    made = findings(tmp_path, file=six('same-data = "plain"'))
+    assert [b.name for b in made.sources["plain"]] == ["plain", "more8"]
+    gains = [made.judged(b)["fedheal"].mean for b in made.benchmarks]
+    first, *others, last = gains
+    assert made.over_sources()["fedheal"] == pytest.approx([(first + last) / 2, *others])
+    start = "Over 6 benchmarks with 5 independent data sets, fedheal gains +"
+    assert any(line.startswith(start) for line in sentences(made))
+
+
+def test_nothing_is_concluded_from_some_of_the_benchmarks(tmp_path: Path) -> None:
+    made = findings(tmp_path, file=six())
     del made.stages.ledger.rows[key(made, "noisy", "uniform", 0)]
-    made.stages.benchmarks = [plain] * 5 + [noisy]
-    assert any(line.startswith("Over 5 of 6 benchmarks, fedheal") for line in sentences(made))
+    said = sentences(Findings(made.stages))
+    assert not any(line.startswith(("Over ", "By ranks")) for line in said)
+    assert any(line.startswith("5 of 6 benchmarks are finished, with 5 indep") for line in said)
+
+
+def test_a_method_that_one_benchmark_does_not_judge_is_named(tmp_path: Path) -> None:
+    made = findings(tmp_path, file=six())
+    rows = made.stages.ledger.rows
+    for federation in range(20):  # four are left
+        at = key(made, "plain", "fedheal", federation)
+        rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
+    said = sentences(Findings(made.stages))
+    assert any("fedheal is not compared, because a benchmark does not judge" in s for s in said)
+    assert any("gsam+fedism gains" in line for line in said)
 
 
 def test_a_single_method_and_the_reference_have_no_ranks(tmp_path: Path) -> None:
-    said = sentences(on_six(tmp_path, {"uniform": 0.0, "fedheal": 9.0}))
+    said = sentences(findings(tmp_path, {"uniform": 0.0, "fedheal": 9.0}, file=six()))
     assert not any("By ranks" in line for line in said)
+
+
+def test_a_benchmark_without_the_reference_is_named(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    rows = made.stages.ledger.rows
+    for federation in range(24):
+        at = key(made, "plain", "uniform", federation)
+        rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
+    assert sentences(Findings(made.stages))[0] == (
+        "plain: nothing is compared, because no run of uniform or of the other methods completed."
+    )
+
+
+def test_a_sweep_waits_for_all_its_methods_to_be_tuned(tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    (sweep,) = made.stages.sweeps
+    assert made.swept(sweep)
+    wider = dataclasses.replace(sweep, methods=(*sweep.methods, "afl"))
+    assert not made.stages.tuned(wider)
+    assert made.swept(wider) == {}
+
+
+def test_hours_are_those_of_planned_runs_and_other_processors_are_told(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    plain = made.design.benchmarks[0]
+    planned = sum(run.benchmark == "plain" and run.stage != SWEEP for run in made.stages.planned())
+    others = [m for m in made.design.screened if m not in plain.confirmed]
+    planned -= len([*made.stages.screening(plain, others), *made.stages.again(plain, others)])
+    rows = made.stages.ledger.rows
+    first = next(iter(rows.values()))
+    rows["old"] = dataclasses.replace(first, key="old", seconds=3.6e6)  # of an earlier design
+    assert made.hours(plain) == pytest.approx(planned / 3600)
+    assert not made.elsewhere(plain)
+    for federation in range(3):
+        at = key(made, "plain", "fedheal", federation)
+        rows[at] = dataclasses.replace(rows[at], processor="two")
+    again = Findings(made.stages)
+    assert again.elsewhere(plain) == {"fedheal": 3}
+    assert "the uniform run of the same federation: fedheal 3." in tables(again)[1].caption
+
+
+def test_what_was_not_tuned_is_said(tmp_path: Path) -> None:
+    tuned = FILE.replace("[benchmarks.noisy]", '[benchmarks.noisy]\narguments-tuned = "fedheal"')
+    said = sentences(findings(tmp_path, file=tuned))
+    assert any(
+        line == "noisy: the arguments of fedheal were tuned; of the other methods only the "
+        "learning rate was."
+        for line in said
+    )
 
 
 def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> None:

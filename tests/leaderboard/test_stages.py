@@ -27,8 +27,8 @@ from fairflower.leaderboard.stages import (
     SWEEP,
     Planned,
     Stages,
-    worst_half,
 )
+from fairflower.numerics.metrics import WORST_HALF
 from fairflower.registry import STRATEGIES
 
 FILE = """
@@ -159,6 +159,16 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
             'federations = "101"',
             "skew: federation 101 is also in tuned-on",
         ),
+        (
+            'federations = "50-51"',
+            'federations = "1-3"',
+            "skew: federation 1 is also one of plain",
+        ),
+        (
+            "[benchmarks.noisy]",
+            '[benchmarks.noisy]\nsame-data = "plane"',
+            "noisy: same-data = 'plane': expected a benchmark without this key .plain.",
+        ),
         ('federations = "0-1"', 'federations = "1-0"', "plain: federations '1-0'"),
         (
             "[settings.data]",
@@ -264,8 +274,8 @@ def test_runs_come_in_stages_and_what_is_chosen_is_the_best_in_validation(file: 
     for benchmark in stages.benchmarks:
         for method in benchmark.confirmed:
             mine = [row for row in rows if (row.benchmark, row.method) == (benchmark.name, method)]
-            first = {r.settings: worst_half(r.accuracies) for r in mine if r.stage == SCREENING}
-            again = {r.settings: worst_half(r.accuracies) for r in mine if r.stage == FINALISTS}
+            first = {r.settings: WORST_HALF(r.accuracies) for r in mine if r.stage == SCREENING}
+            again = {r.settings: WORST_HALF(r.accuracies) for r in mine if r.stage == FINALISTS}
             assert {*again} == {*sorted(first, key=first.__getitem__)[-2:]}
             again = {settings: again[settings] for settings in first if settings in again}
             best = max(again, key=lambda settings: first[settings] + again[settings])
@@ -349,11 +359,44 @@ def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Pat
     assert ROW.accuracies == (0.5, 0.25)
     text = path.read_text()
     path.write_text(text + "screening,plain,fedh")
-    assert [*Ledger(path).rows.values()] == rows
-    assert path.read_text() == text
+    ledger = Ledger(path)
+    assert [*ledger.rows.values()] == rows
+    assert path.read_text() == text + "screening,plain,fedh", "reading changes nothing"
+    ledger.add(dataclasses.replace(ROW, key="33ff"))
+    ledger.add(dataclasses.replace(ROW, key="44ff"))
+    assert [row.key for row in Ledger(path).rows.values()] == ["00ff", "11ff", "33ff", "44ff"]
+    assert path.read_text().startswith(text)
     path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())  # by a spreadsheet
     Ledger(path).add(dataclasses.replace(ROW, key="22ff"))
     assert [row.key for row in Ledger(path).rows.values()] == ["00ff", "11ff", "22ff"]
+
+
+def test_a_header_that_a_kill_cut_off_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("stage,bench")
+    Ledger(path).add(ROW)
+    assert [*Ledger(path).rows.values()] == [ROW]
+
+
+def test_two_rows_of_a_run_must_agree(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    Ledger(path).add(ROW)
+    Ledger(path).add(dataclasses.replace(ROW, seconds=99.0))
+    assert Ledger(path).rows == {"00ff": ROW}
+    Ledger(path).add(dataclasses.replace(ROW, validation="0.5 0.75"))
+    with pytest.raises(RunFolderError, match="row 4: another row of the same run has other resul"):
+        Ledger(path)
+
+
+def test_one_process_at_a_time_adds_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    with Ledger.locked(path) as ledger:
+        ledger.add(ROW)
+        with pytest.raises(ConfigError, match="Another process is using"), Ledger.locked(path):
+            pass
+        assert Ledger(path).rows == {"00ff": ROW}, "others may read"
+    with Ledger.locked(path) as ledger:
+        assert ledger.rows == {"00ff": ROW}
 
 
 def test_another_file_is_no_ledger(tmp_path: Path) -> None:

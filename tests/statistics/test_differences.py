@@ -17,6 +17,7 @@ from fairflower.statistics.differences import (
     holm,
     judged_as_family,
     moderated_variances,
+    rounding_std,
 )
 
 SAMPLES = st.lists(st.integers(-50, 50), min_size=3, max_size=9).filter(lambda v: np.ptp(v) > 0)
@@ -97,14 +98,55 @@ def test_methods_that_always_agree_are_the_same() -> None:
     assert not one.sign
 
 
-def test_a_spread_below_one_example_is_taken_for_that_of_the_test_set() -> None:
+def test_a_spread_below_that_of_rounding_is_raised_to_it() -> None:
     values = [2.0, 2.0, 2.1, 2.0, 2.0, 2.0]
-    floored = differences({"a": values}, floors={"a": (0.3, 1.8)})["a"]
-    assert floored.error == pytest.approx(1.8 / math.sqrt(6))
+    floored = differences({"a": values}, floors={"a": 0.3})["a"]
+    assert floored.error == pytest.approx(0.3 / math.sqrt(6))
     assert floored.std == pytest.approx(np.std(values, ddof=1))
-    kept = differences({"a": [0.0, 4.0, 2.0]}, floors={"a": (0.3, 1.8)})["a"]
+    kept = differences({"a": [0.0, 4.0, 2.0]}, floors={"a": 0.3})["a"]
     assert kept.error == pytest.approx(2.0 / math.sqrt(3))
-    assert differences({"a": [2.0] * 5}, floors={"a": (0.3, 1.8)})["a"].p > 0.01
+    equal = differences({"a": [2.0] * 5}, floors={"a": 0.3})["a"]
+    assert equal.p == pytest.approx(2 * stats.t.sf(2.0 / (0.3 / math.sqrt(5)), 4))
+
+
+@given(st.lists(st.floats(0.0, 3.0), min_size=2, max_size=2))
+def test_with_more_spread_nothing_more_is_claimed(scales: list[float]) -> None:
+    """No jump at the floor: of the same values, stretched, the error only grows."""
+    values = np.array([-1.0, 0.5, 0.0, 1.5, -1.0, 0.0])
+    errors = [
+        differences({"a": list(scale * values)}, 2.0, {"a": 0.6})["a"].error
+        for scale in sorted(scales)
+        if scale > 1e-6
+    ]
+    assert errors == sorted(errors)
+
+
+def test_the_rounding_of_a_metric_is_that_of_its_coarsest_domain() -> None:
+    """Against drawn proportions: of 16 examples the average of two domains moves by 50 / 16."""
+    rng = np.random.default_rng(0)
+    real = rng.uniform(0, 1, 100_000)
+    rounded = 50 * (np.rint(real * 16) / 16 - real)
+    assert rounding_std([50.0, 50.0], [16, 100]) == pytest.approx(rounded.std(), rel=0.01)
+
+
+def discrete_false_claims(n: int, changed: float, sims: int) -> float:
+    """Share of claims about one method of which some predictions on 16 examples change by chance.
+
+    ``changed`` is the probability that the difference is one example, to either side.
+    """
+    rng = np.random.default_rng(n)
+    p = [changed / 2, 1 - changed, changed / 2]
+    floors = {"a": rounding_std([100.0], [16])}
+    drawn = 100 / 16 * rng.choice([-1, 0, 1], (sims, n), p=p)
+    return sum(differences({"a": list(d)}, floors=floors)["a"].sign != 0 for d in drawn) / sims
+
+
+@pytest.mark.parametrize("changed", [0.1, 0.3, 0.8])
+@pytest.mark.parametrize("n", [5, 10, 40])
+def test_of_whole_examples_few_make_a_claim(n: int, changed: float) -> None:
+    """At most 7 %: with five pairs and whole numbers, Student's test itself errs in 6.5 %."""
+    sims = 1000
+    assert discrete_false_claims(n, changed, sims) <= 0.07 + 3 * math.sqrt(0.06 / sims)
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), SAMPLES, min_size=1, max_size=6))

@@ -59,6 +59,7 @@ class Table:
     columns: Sequence[str]
     groups: Sequence[Group]
     footers: Sequence[str] = ()
+    heading: str = "method"  # of the rows
 
 
 @dataclass(frozen=True)
