@@ -31,7 +31,7 @@ from fairflower.plans.comparison import run_comparison
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run, write_summary
 from fairflower.report.contrasts import judge_family, paired_differences
-from fairflower.report.measures import Figure, Measure
+from fairflower.report.measures import Measure, Metric
 from fairflower.report.methods import Method
 from fairflower.report.pages import generated_markdown, markdown_board, replace_generated_block
 from fairflower.report.summary import read_summary
@@ -192,10 +192,10 @@ def _worst(run: Run) -> float:
 
 
 #: What is compared. The last says whether the worst domain loses more than the average does.
-FIGURES = (
-    Figure("AVG", _average, 1, "average"),
-    Figure("MIN", _worst, 1, "worst domain"),
-    Figure("MIN minus AVG", lambda run: _worst(run) - _average(run), 1),
+METRICS = (
+    Metric("AVG", _average, 1, "average"),
+    Metric("MIN", _worst, 1, "worst domain"),
+    Metric("MIN minus AVG", lambda run: _worst(run) - _average(run), 1),
 )
 
 
@@ -210,7 +210,7 @@ def methods(runs: Sequence[Run]) -> dict[tuple[str, str], Method]:
 def table(runs: Sequence[Run]) -> Table:
     """Return the differences from the same strategy without privacy, paired by federation."""
     found = methods(runs)
-    measure = Measure("price", FIGURES, ("better", "worse"), tuple(found.values()))
+    measure = Measure("price", METRICS, ("better", "worse"), tuple(found.values()))
     pairs = {}
     for (condition, strategy), method in found.items():
         other = found.get((AGAINST.get(condition, ""), strategy))
@@ -223,7 +223,7 @@ def table(runs: Sequence[Run]) -> Table:
         for strategy in STRATEGIES:
             if (condition, strategy) in pairs:
                 contrast = judged[f"{condition} {strategy}"]
-                before = [found[base, strategy].over_seeds(f.value) for f in FIGURES[:2]]
+                before = [found[base, strategy].over_seeds(f.value) for f in METRICS[:2]]
                 cells = [judged_cell(estimate, 0) for estimate in before]
                 cells += [_cell(d, better) for _, d, better in contrast.by_metric]
                 rows.append(Row(strategy, f"{contrast.n} federations", cells))
@@ -237,7 +237,7 @@ def table(runs: Sequence[Run]) -> Table:
             "column: the worst domain loses more points than the average. ▲ more, ▼ less: "
             "p < 0.05 (Holm over the table), from 5 federations on."
         ),
-        columns=["AVG", "MIN", *(f"{figure.title}: difference" for figure in FIGURES)],
+        columns=["AVG", "MIN", *(f"{metric.title}: difference" for metric in METRICS)],
         groups=groups,
     )
 

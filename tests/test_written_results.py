@@ -22,7 +22,7 @@ from fairflower.leaderboard.sentences import summary as counted
 from fairflower.leaderboard.stages import Stages
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import Contrast
-from fairflower.report.measures import Figure, Measure
+from fairflower.report.measures import Measure, Metric
 from fairflower.report.methods import MeanStd
 from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.summary import read_summary
@@ -121,9 +121,9 @@ def test_no_verdict_is_written_by_hand(path: Path) -> None:
 FAIRNESS = Measure(
     "",
     (
-        Figure("MIN", lambda run: 0.0, 1, "worst domain"),
-        Figure("STD", lambda run: 0.0, -1),
-        Figure("AVG", lambda run: 0.0, 1, "average", judged=False),
+        Metric("MIN", lambda run: 0.0, 1, "worst domain"),
+        Metric("STD", lambda run: 0.0, -1),
+        Metric("AVG", lambda run: 0.0, 1, "average", judged=False),
     ),
     ("fairer", "less fair"),
     (),
@@ -149,7 +149,7 @@ def judgement(one: Contrast) -> tuple[str, str]:
     """In the words of then."""
     if one.n < 3:
         return "too few seeds to tell (3 needed)", "against"
-    pairs = list(zip(one.measure.figures, one.differences, strict=True))
+    pairs = list(zip(one.measure.metrics, one.differences, strict=True))
     judged = [(f.name, f.better * sign(d)) for f, d in pairs if f.judged]
     better, worse = (", ".join(n for n, found in judged if found == s) for s in (1, -1))
     if better and worse:

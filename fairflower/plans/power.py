@@ -70,7 +70,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
             if pairs is None or len(pairs.values[0]) < 2:
                 continue
             units.append(pairs.unit)
-            for metric, values in zip(group.figures, pairs.values, strict=True):
+            for metric, values in zip(group.metrics, pairs.values, strict=True):
                 variances.setdefault(metric.name, []).append(float(np.var(values, ddof=1)))
                 margins[metric.name] = metric.margin
     if not variances:

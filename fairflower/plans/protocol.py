@@ -82,14 +82,14 @@ class BaselinePruner:
     ----------
     select : str
         Criterion.
-    figures : sequence of str
+    metrics : sequence of str
         Names of the metrics, one per domain, from which the score is computed.
     floors : mapping
         Lowest acceptable score for each round.
     """
 
     select: str
-    figures: Sequence[str]
+    metrics: Sequence[str]
     floors: Mapping[int, float]
 
     @classmethod
@@ -108,12 +108,12 @@ class BaselinePruner:
         """
         margin = max(_BEHIND, 2 * math.sqrt(0.5 / images))
         floors = {r: value - margin for r, value in curve.items() if 2 * r >= rounds}
-        figures = [f"validation_{protocol.metric}/{domain}" for domain in domains]
-        return cls(protocol.select, figures, floors)
+        metrics = [f"validation_{protocol.metric}/{domain}" for domain in domains]
+        return cls(protocol.select, metrics, floors)
 
-    def __call__(self, server_round: int, figures: Mapping[str, float]) -> None:
+    def __call__(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Raise ``Pruned`` if a round's score is below its floor."""
-        value = selection_score(self.select, [figures.get(name, math.nan) for name in self.figures])
+        value = selection_score(self.select, [metrics.get(name, math.nan) for name in self.metrics])
         floor = self.floors.get(server_round, 0.0)
         if value < floor - 1e-9:  # tolerance for rounding at the floor
             raise Pruned(

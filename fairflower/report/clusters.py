@@ -34,10 +34,10 @@ class ClusterHistory(NamedTuple):
 
     def metric(self, name: ClusterMetric) -> Vector:
         """Return a metric for each round, [R], over the clients that took part in the round."""
-        figure = METRICS[name]
+        value_of = METRICS[name]
         there = np.isfinite(self.ids)
         rows = zip(there, self.ids, strict=True)
-        return np.array([figure(self.types[t], ids[t].astype(np.int64)) for t, ids in rows])
+        return np.array([value_of(self.types[t], ids[t].astype(np.int64)) for t, ids in rows])
 
 
 METRICS: Mapping[str, Callable[[NDArray[np.str_], NDArray[np.int64]], float]] = {

@@ -17,7 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from fairflower.registry import PLAIN_CLIENTS
-from fairflower.report.measures import Figure, Measure, measures
+from fairflower.report.measures import Measure, Metric, measures
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
@@ -70,9 +70,9 @@ class Contrast:
         return self.differences[0].n
 
     @property
-    def by_metric(self) -> list[tuple[Figure, Difference, int]]:
+    def by_metric(self) -> list[tuple[Metric, Difference, int]]:
         """Each metric, its difference, and its sign: 1 if better, -1 if worse, 0 if neither."""
-        pairs = zip(self.measure.figures, self.differences, strict=True)
+        pairs = zip(self.measure.metrics, self.differences, strict=True)
         return [
             (metric, difference, metric.better * difference.sign) for metric, difference in pairs
         ]
@@ -163,7 +163,7 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     """
 
     def counts(run: Run) -> bool:
-        return run.fully_tested() and all(np.isfinite(f.value(run)) for f in measure.figures)
+        return run.fully_tested() and all(np.isfinite(f.value(run)) for f in measure.metrics)
 
     if not {method.name, other.name} <= {member.name for member in measure.of}:
         return None
@@ -171,9 +171,9 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     pairs = [(r, theirs[r.replicate]) for r in method.runs if counts(r) and r.replicate in theirs]
     if not pairs:
         return None
-    values = (tuple(f.value(mine) - f.value(its) for mine, its in pairs) for f in measure.figures)
+    values = (tuple(f.value(mine) - f.value(its) for mine, its in pairs) for f in measure.metrics)
     runs = [run for pair in pairs for run in pair]
-    floors = (fmean(figure.rounding(run) for run in runs) for figure in measure.figures)
+    floors = (fmean(metric.rounding(run) for run in runs) for metric in measure.metrics)
     return Pairs(measure, tuple(values), tuple(floors), method.unit)
 
 
@@ -183,7 +183,7 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
         return {}
     measure = next(iter(family.values())).measure
     alone: dict[tuple[str, int], Difference] = {}
-    for i, metric in enumerate(measure.figures):
+    for i, metric in enumerate(measure.metrics):
         by_method = differences(
             {name: pairs.values[i] for name, pairs in family.items()},
             metric.margin,
@@ -193,7 +193,7 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
     judged = judged_as_family(alone)
     return {
         name: Contrast(
-            measure, tuple(judged[name, i] for i in range(len(measure.figures))), pairs.unit
+            measure, tuple(judged[name, i] for i in range(len(measure.metrics))), pairs.unit
         )
         for name, pairs in family.items()
     }

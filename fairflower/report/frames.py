@@ -82,7 +82,7 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     The columns are:
 
     - ``method``, and ``against``, the baseline;
-    - ``measure`` and ``figure``, which name the metric;
+    - ``measure``, the name of metrics that are judged together, and ``metric``;
     - ``mean``, ``std`` and ``seeds`` (number of pairs) of the differences;
     - ``low`` and ``high``, the ends of simultaneous 95 % intervals;
     - ``p`` after Holm's correction over all methods and metrics that are compared with the same
@@ -103,7 +103,7 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
         for baseline, contrast in contrasts.items()
         for metric, d, better in contrast.by_metric
     ]
-    names = ["method", "against", "measure", "figure", "mean", "std", "seeds", "low", "high"]
+    names = ["method", "against", "measure", "metric", "mean", "std", "seeds", "low", "high"]
     return pd.DataFrame(rows, columns=[*names, "p", "margin", "least", "verdict"])
 
 

@@ -30,7 +30,7 @@ SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """A metric of a run, in percent.
 
     ``better`` is 1 if higher values are better, and -1 if lower values are. ``title`` is the name
@@ -66,14 +66,14 @@ class Measure:
     """Metrics that are judged together."""
 
     name: str  # for example "accuracy over domains"
-    figures: tuple[Figure, ...]
+    metrics: tuple[Metric, ...]
     #: Adjectives for a better and for a worse method.
     words: tuple[str, str]
     of: tuple[Method, ...]  # the methods that have these metrics
 
-    def __getitem__(self, title: str) -> Figure:
+    def __getitem__(self, title: str) -> Metric:
         """Return the metric with this title."""
-        return next(figure for figure in self.figures if figure.title == title)
+        return next(metric for metric in self.metrics if metric.title == title)
 
 
 def measures(comparison: Comparison) -> list[Measure]:
@@ -107,11 +107,11 @@ def fairness(comparison: Comparison) -> Measure:
     )
 
 
-def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Figure:
+def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Metric:
     def value(run: Run) -> float:
         return 100 * row(run.final())
 
-    return Figure(row.title, value, row.better, row.phrase, judged, margin, row.gradient)
+    return Metric(row.title, value, row.better, row.phrase, judged, margin, row.gradient)
 
 
 def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Method]]]:
@@ -140,15 +140,15 @@ def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
 
     average, worst = average_and_worst(better)
     rows = {worst: 2.0, STD: 1.0, average: 1.0}
-    figures = [
-        Figure(
+    metrics = [
+        Metric(
             *(f"{row.title} {metric}", over(row), row.better, f"{row.phrase} of {metric}"),
             judged=row is not average,
             margin=margin,
         )
         for row, margin in rows.items()
     ]
-    return Measure(f"{metric} over domains", tuple(figures), ("fairer", "less fair"), tuple(of))
+    return Measure(f"{metric} over domains", tuple(metrics), ("fairer", "less fair"), tuple(of))
 
 
 def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
@@ -174,12 +174,12 @@ def of_people(metric: str, place: int) -> Callable[[Run], float]:
 def _of_people(name: str, place: int, words: str, margin: float, of: list[Method]) -> Measure:
     """Return the measure of differences between groups at a ``place``, if they are defined."""
     values = {metric: of_people(metric.name, place) for metric in DIFFERENCES}
-    figures = [
-        Figure(metric.title, value, metric.better, f"{words}{metric.phrase}", margin=margin)
+    metrics = [
+        Metric(metric.title, value, metric.better, f"{words}{metric.phrase}", margin=margin)
         for metric, value in values.items()
         if all(np.isfinite(value(run)) for method in of for run in method.runs)
     ]
-    return Measure(name, tuple(figures), ("fairer", "less fair"), tuple(of if figures else ()))
+    return Measure(name, tuple(metrics), ("fairer", "less fair"), tuple(of if metrics else ()))
 
 
 def rated_methods(comparison: Comparison) -> list[Method]:
@@ -237,23 +237,23 @@ def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
     """Return the measure for a score: the mean over the last rounds by group, average and gap."""
     title, name = SCORES[score]
 
-    def over(figure: Callable[[Vector], float]) -> Callable[[Run], float]:
+    def over(value_of: Callable[[Vector], float]) -> Callable[[Run], float]:
         def value(run: Run) -> float:
             scores = run.final_scores(score).mean(axis=0)
-            return 100 * float(figure(scores)) if np.isfinite(scores).all() else math.nan
+            return 100 * float(value_of(scores)) if np.isfinite(scores).all() else math.nan
 
         return value
 
-    figures = [
-        Figure(f"{group} {title}", over(itemgetter(d)), 1, margin=2.0)
+    metrics = [
+        Metric(f"{group} {title}", over(itemgetter(d)), 1, margin=2.0)
         for d, group in enumerate(comparison.domains)
     ]
-    if len(figures) > 1:
-        figures += [
-            Figure(f"{AVG.phrase} {title}", over(AVG), AVG.better),
-            Figure(f"{title} gap", over(GAP), GAP.better, margin=2.0),
+    if len(metrics) > 1:
+        metrics += [
+            Metric(f"{AVG.phrase} {title}", over(AVG), AVG.better),
+            Metric(f"{title} gap", over(GAP), GAP.better, margin=2.0),
         ]
-    return Measure(name, tuple(figures), ("better", "worse"), tuple(of))
+    return Measure(name, tuple(metrics), ("better", "worse"), tuple(of))
 
 
 def _over_clients(of: list[Method]) -> Measure:
@@ -261,12 +261,12 @@ def _over_clients(of: list[Method]) -> Measure:
     return Measure(
         "client types and clients",
         (
-            Figure(
+            Metric(
                 *("Avg over clients", lambda run: 100 * AVG(of_clients(run)), AVG.better),
                 "average over clients",
             ),
-            Figure(f"{SIGMA} type", lambda run: 100 * STD0(run.final()), STD0.better),
-            Figure(f"{SIGMA} client", lambda run: 100 * STD0(of_clients(run)), STD0.better),
+            Metric(f"{SIGMA} type", lambda run: 100 * STD0(run.final()), STD0.better),
+            Metric(f"{SIGMA} client", lambda run: 100 * STD0(of_clients(run)), STD0.better),
         ),
         ("better", "worse"),
         tuple(of),

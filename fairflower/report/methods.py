@@ -107,20 +107,20 @@ class Method:
         """A key that is equal for all comparable methods."""
         return self.setting, self.runs[0].reach
 
-    def over_seeds(self, figure: Callable[[Run], float]) -> MeanStd:
+    def over_seeds(self, value_of: Callable[[Run], float]) -> MeanStd:
         """Return the mean and std over runs of a metric that has one value per run."""
-        return MeanStd.of([figure(run) for run in self.runs])
+        return MeanStd.of([value_of(run) for run in self.runs])
 
-    def over_rounds(self, figure: Callable[[Run], Vector]) -> MeanStd:
+    def over_rounds(self, value_of: Callable[[Run], Vector]) -> MeanStd:
         """Return the mean and std over runs and rounds of a metric that has one value per round.
 
         The standard deviation has ddof 0, as in FedISM's tables.
         """
-        values = np.concatenate([figure(run) for run in self.runs])
+        values = np.concatenate([value_of(run) for run in self.runs])
         return MeanStd(float(values.mean()), float(values.std()), len(values))
 
     def over_domains(
-        self, accuracies: Callable[[Run], Vector], figure: Callable[[Vector], float]
+        self, accuracies: Callable[[Run], Vector], value_of: Callable[[Vector], float]
     ) -> MeanStd:
         """Return the mean and std over runs of a metric, computed on domains that all runs tested.
 
@@ -128,14 +128,14 @@ class Method:
         values [D], with NaN for untested domains.
         """
         values = np.array([accuracies(run) for run in self.runs])
-        return MeanStd.of([_of_those(row, figure) for row in _in_common(values)])
+        return MeanStd.of([_of_those(row, value_of) for row in _in_common(values)])
 
     def fully_tested(self) -> bool:
         """Return whether all runs were tested on all domains in each of the last rounds."""
         return all(run.fully_tested() for run in self.runs)
 
     def curve(
-        self, figure: Callable[[Vector], float], domains: Sequence[int] | slice = slice(None)
+        self, value_of: Callable[[Vector], float], domains: Sequence[int] | slice = slice(None)
     ) -> Curve:
         """Return a metric of the domains' accuracies over rounds, by default for all domains.
 
@@ -145,7 +145,7 @@ class Method:
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
         accuracies = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
         accuracy = _in_common(np.array(accuracies))
-        values = np.array([[_of_those(row, figure) for row in run] for run in accuracy])
+        values = np.array([[_of_those(row, value_of) for row in run] for run in accuracy])
         return Curve.of(rounds, values)._replace(whole=np.isfinite(accuracy[0]).all(axis=1))
 
 
@@ -287,10 +287,10 @@ def _in_common(values: Vector) -> Vector:
     return np.where(np.isfinite(values).all(axis=0), values, np.nan)
 
 
-def _of_those(values: Vector, figure: Callable[[Vector], float]) -> float:
+def _of_those(values: Vector, value_of: Callable[[Vector], float]) -> float:
     """Return a metric of the finite values; NaN if there are none."""
     there = values[np.isfinite(values)]
-    return figure(there) if there.size else math.nan
+    return value_of(there) if there.size else math.nan
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:

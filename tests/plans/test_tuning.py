@@ -422,7 +422,7 @@ def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() 
     of_many(4, figures({"a": 0.71, "b": 0.9}))
     with pytest.raises(Pruned, match=r"in round 4: 69.0 % .* floor of 70.0 %"):
         of_many(4, figures({"a": 0.69, "b": 0.9}))
-    at_the_floor = BaselinePruner("worst", of_many.figures, {4: 7 / 12 - 0.5})  # more than 1 / 12
+    at_the_floor = BaselinePruner("worst", of_many.metrics, {4: 7 / 12 - 0.5})  # more than 1 / 12
     at_the_floor(4, figures({"a": 1 / 12, "b": 0.9}))
     of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without the paper's values
     of_many(4, figures({"a": math.nan, "b": 0.9}))  # a domain that was not tested

@@ -375,7 +375,7 @@ def test_one_group_has_no_average_beside_it(tmp_path: Path) -> None:
     folder = with_scores(make_run(tmp_path / "r", constant(a=0.5)), auc=constant(a=0.6),
                          balanced_accuracy=constant(a=0.5))  # fmt: skip
     (comparison,) = group_runs([read_run(folder)])
-    assert [[f.title for f in one.figures] for one in measures(comparison)[1:]] == [
+    assert [[f.title for f in one.metrics] for one in measures(comparison)[1:]] == [
         ["a ACC"], ["a AUC"],
     ]  # fmt: skip
     row = tables_of(folder).table("Class-balanced")["fedheal seed 0"]

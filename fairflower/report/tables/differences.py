@@ -22,13 +22,13 @@ def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Tabl
         *(
             _baselines_table(comparison, *pair)
             for pair in zip(measures, contrasts.against_baselines, strict=True)
-            if pair[0].figures  # none if all are undefined, as with one group of people
+            if pair[0].metrics  # none if all are undefined, as with one group of people
         ),
         *(
             _groups_table(comparison, title, *pair)
             for title, groups in contrasts.further.items()
             for pair in zip(measures, groups, strict=True)
-            if pair[0].figures
+            if pair[0].metrics
         ),
     ]
 
@@ -36,11 +36,11 @@ def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Tabl
 def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseline) -> Table:
     """Return a table of differences from the baselines; it has no groups if no baseline ran."""
     baselines = [name for name in TITLES.values() if any(name in row for row in against.values())]
-    kind = "" if measure.figures[0].title == "MIN" else f", {measure.name}"
+    kind = "" if measure.metrics[0].title == "MIN" else f", {measure.name}"
     return Table(
         title=f"Difference from the baselines{kind}, {comparison.span()}",
         caption=_caption(measure),
-        columns=[f"{f.title} vs {name}" for name in baselines for f in measure.figures],
+        columns=[f"{f.title} vs {name}" for name in baselines for f in measure.metrics],
         groups=[
             Group(heading, [_row(name, against[name], measure, baselines) for name in members])
             for heading, members in group_comparable(comparison, measure.of)
@@ -56,7 +56,7 @@ def _groups_table(
     return Table(
         title=f"{title}, {measure.name}, {comparison.span()}",
         caption=_caption(measure),
-        columns=[metric.title for metric in measure.figures],
+        columns=[metric.title for metric in measure.metrics],
         groups=[
             Group(
                 f"{group.heading} against {group.other}",
@@ -78,7 +78,7 @@ def _row(
         if other in contrasts:
             cells += [_cell(d, better) for _, d, better in contrasts[other].by_metric]
         else:
-            cells += [Cell(DASH)] * len(measure.figures)
+            cells += [Cell(DASH)] * len(measure.metrics)
     paired = pairs_text(contrasts.values()) if contrasts else "nothing to compare with"
     return Row(name, paired, cells)
 
@@ -95,8 +95,8 @@ def _cell(difference: Difference, better: int) -> Cell:
 
 
 def _caption(measure: Measure) -> str:
-    std = " STD: ddof 1." if any(f.title.split()[0] == "STD" for f in measure.figures) else ""
-    less = " Lower is better." if all(f.better < 0 for f in measure.figures) else ""
+    std = " STD: ddof 1." if any(f.title.split()[0] == "STD" for f in measure.metrics) else ""
+    less = " Lower is better." if all(f.better < 0 for f in measure.metrics) else ""
     return (
         "In points: mean over pairs, [95 % interval]; difference detectable with 80 % power. ▲ "
         f"better, ▼ worse: p < 0.05 (Holm), with at least {MIN_PAIRS} pairs.{less}{std}"

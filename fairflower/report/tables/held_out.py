@@ -73,7 +73,7 @@ def _table(
 
         return estimate
 
-    def over(figure: Callable[[list[float]], float]) -> Callable[[Method], MeanStd]:
+    def over(value_of: Callable[[list[float]], float]) -> Callable[[Method], MeanStd]:
         def estimate(method: Method) -> MeanStd:
             by_seed = [
                 {run.replicate: accuracy(run) for run in runs[id(method)][domain].runs}
@@ -83,7 +83,7 @@ def _table(
             seeds = [seed for seed in by_seed[0] if all(seed in found for found in by_seed)]
             if len(by_seed) < len(domains) or not seeds:
                 return MeanStd(math.nan, math.nan, 0)
-            return MeanStd.of([figure([found[seed] for found in by_seed]) for seed in seeds])
+            return MeanStd.of([value_of([found[seed] for found in by_seed]) for seed in seeds])
 
         return estimate
 
