@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -15,7 +15,7 @@ import numpy as np
 from fairflower.leaderboard.design import Benchmark, Design, Sweep
 from fairflower.leaderboard.ledger import Row
 from fairflower.leaderboard.stages import Stages
-from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Vector
+from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
 from fairflower.server.history import WINDOW
 from fairflower.statistics.differences import (
     MIN_PAIRS,
@@ -36,41 +36,36 @@ _MOST_EXAMPLES = 4000
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the domains' accuracies, in points, with its equivalence margin."""
+    """A summary of the domains' accuracies, in points, with its title and equivalence margin."""
 
     title: str
-    value: Callable[[Sequence[float]], float]
+    summary: Summary
     margin: float
-    better: int = 1  # -1 if lower is better
-    #: Gradient with respect to the accuracies; None if unknown.
-    gradient: Callable[[Vector], Vector] | None = None
 
 
 def primary(design: Design) -> Metric:
     """Return the primary metric, from which conclusions are drawn."""
-    margin = design.margins.worst
-    return Metric(WORST_HALF.title, WORST_HALF, margin, gradient=WORST_HALF.gradient)
+    return Metric(WORST_HALF.title, WORST_HALF, design.margins.worst)
 
 
 def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
     """Return the other metrics: worst domain, average, STD (ddof 0), and each domain's accuracy."""
     margins = design.margins
-    metrics = [
-        Metric(MIN.phrase, MIN, margins.worst, gradient=MIN.gradient),
-        Metric(AVG.phrase, AVG, margins.average, gradient=AVG.gradient),
-        Metric(STD0.heading, STD0, margins.std, better=STD0.better),
+    return [
+        Metric(MIN.phrase, MIN, margins.worst),
+        Metric(AVG.phrase, AVG, margins.average),
+        Metric(STD0.heading, STD0, margins.std),
+        *(
+            Metric(name, _domain(name, place, len(domains)), margins.worst)
+            for place, name in enumerate(domains)
+        ),
     ]
-    for place, name in enumerate(domains):
-        slopes = np.eye(len(domains))[place]
-        metrics.append(
-            Metric(
-                name,
-                lambda a, place=place: a[place],  # type: ignore[misc]
-                margins.worst,
-                gradient=lambda _, slopes=slopes: slopes,  # type: ignore[misc]
-            )
-        )
-    return metrics
+
+
+def _domain(name: str, place: int, count: int) -> Summary:
+    """Return the accuracy of one of ``count`` domains as a summary."""
+    slopes = np.eye(count)[place]
+    return Summary(name, name, 1, lambda a: float(np.asarray(a)[place]), gradient=lambda _: slopes)
 
 
 class Findings:
@@ -247,10 +242,10 @@ def _accuracies(rows: Iterable[tuple[str, int, Row]]) -> Accuracies:
 
 
 def _pairs(accuracies: Accuracies, metric: Metric, other: str) -> dict[str, list[float]]:
-    theirs = {f: metric.value(a) for f, a in accuracies.get(other, {}).items()}
+    theirs = {f: metric.summary(a) for f, a in accuracies.get(other, {}).items()}
     pairs_by_method = {
         method: [
-            metric.value(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs
+            metric.summary(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs
         ]
         for method, by_federation in accuracies.items()
         if method != other
@@ -297,7 +292,8 @@ def _floor(
     metric: Metric, examples: Sequence[int], *by_federation: Mapping[int, Sequence[float]]
 ) -> float:
     """Return a metric's `rounding_std` in points; 0 if it is unknown."""
-    if metric.gradient is None or not examples or not all(examples):
+    gradient = metric.summary.gradient
+    if gradient is None or not examples or not all(examples):
         return 0.0
     rows = chain.from_iterable(accuracies.values() for accuracies in by_federation)
-    return fmean(rounding_std(100 * metric.gradient(np.array(row)), examples) for row in rows)
+    return fmean(rounding_std(100 * gradient(np.array(row)), examples) for row in rows)

@@ -210,13 +210,6 @@ class Design:
                     "must not be tested on federations on which they are tuned. Remove it from "
                     "one of the lists."
                 )
-        for sweep in self.sweeps:
-            if both := sorted(set(sweep.federations) & set(sweep.benchmark.federations)):
-                raise ConfigError(
-                    f"{self.path}: sweep {sweep.name}: federation {both[0]} is also one of "
-                    f"{sweep.benchmark.name}, so the same data would support two claims. Remove "
-                    "it from one of the lists."
-                )
         alone = {benchmark.name for benchmark in self.benchmarks if not benchmark.same_data}
         for benchmark in self.benchmarks:
             if benchmark.same_data and benchmark.same_data not in alone:
@@ -238,6 +231,12 @@ class Design:
             for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
                 self.config(benchmark, method, 0)
         for sweep in self.sweeps:
+            if both := sorted(set(sweep.federations) & set(sweep.benchmark.federations)):
+                raise ConfigError(
+                    f"{self.path}: sweep {sweep.name}: federation {both[0]} is also one of "
+                    f"{sweep.benchmark.name}, so the same data would support two claims. Remove "
+                    "it from one of the lists."
+                )
             if self.reference not in sweep.methods:
                 raise ConfigError(
                     f"{self.path}: sweep {sweep.name}: the list 'methods' lacks the reference "

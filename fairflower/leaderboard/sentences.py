@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from fairflower.leaderboard.analysis import Findings, primary, secondary
 from fairflower.leaderboard.design import Benchmark, Sweep
@@ -111,7 +112,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
         for word, names in kinds.items()
     )
-    largest = _largest_detectable(enough)
+    largest = _largest_detectable(enough, " points")
     yield (
         f"{name}: {len(enough)} methods were compared with {reference} on the worst half of the "
         f"domains in {' to '.join(map(str, pairs))} federations: {counts}; the largest "
@@ -132,13 +133,14 @@ def _lost(method: str, count: int, federations: int) -> str:
     return f"{method} is lost in {count} of {federations} federations; the others are compared."
 
 
-def _largest_detectable(judged: Mapping[str, Difference]) -> str:
+def _largest_detectable(judged: Mapping[str, Difference], unit: str = "") -> str:
     """Return the largest detectable difference that is known, with its method."""
-    known = {m: d.detectable for m, d in judged.items() if not math.isnan(d.detectable)}
+    enough = {m: d.detectable for m, d in judged.items() if d.n >= MIN_PAIRS}
+    known = {method: value for method, value in enough.items() if not math.isnan(value)}
     if not known:
         return "unknown"
     method = max(known, key=known.__getitem__)
-    return f"{format_number(known[method])} points ({method})"
+    return f"{format_number(known[method])}{unit} ({method})"
 
 
 def _over_all(findings: Findings) -> Iterator[str]:
@@ -152,7 +154,8 @@ def _over_all(findings: Findings) -> Iterator[str]:
         return
     over = f"{count} benchmarks with {sources} independent data sets"
     gains = findings.over_sources()
-    for method in findings.design.benchmarks[0].confirmed:
+    confirmed = chain.from_iterable(b.confirmed for b in findings.design.benchmarks)
+    for method in dict.fromkeys(confirmed):
         if method not in gains and method != reference:
             yield f"Over {over}, {method} is not compared, because a benchmark does not judge it."
     judged = over_benchmarks(gains, primary(findings.design).margin)
@@ -195,9 +198,8 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
             f"{format_number(difference.low)} points."
         )
     if not gains:
-        place, method = max(
-            judged, key=lambda key: (judged[key].high > -math.inf, judged[key].high)
-        )
+        known = {key: d.high for key, d in judged.items() if not math.isnan(d.high)}
+        place, method = max(known or judged, key=lambda key: judged[key].high)
         yield (
             f"Sweep {sweep.name}: no gain of more than {_GAIN:g} points over "
             f"{findings.design.reference} is shown for any of "
@@ -220,8 +222,7 @@ def summary(findings: Findings) -> Table:
     for benchmark in findings.benchmarks:
         judged = findings.judged(benchmark)
         counts = Counter(kind(difference) for difference in judged.values())
-        largest = _largest_detectable(judged).replace(" points", "")
-        numbers = [str(counts[name]) for name in KINDS] + [largest]
+        numbers = [str(counts[name]) for name in KINDS] + [_largest_detectable(judged)]
         title = f"{benchmark.name} ({len(findings.domains(benchmark))} domains)"
         rows.append(Row(title, "", [Cell(number) for number in numbers]))
     return Table(
@@ -238,10 +239,12 @@ def summary(findings: Findings) -> Table:
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     metric, reference = primary(findings.design), findings.design.reference
     first, others = findings.judged(benchmark), findings.secondary(benchmark)
-    better = {m.title: m.better for m in secondary(findings.design, findings.domains(benchmark))}
+    better = {
+        m.title: m.summary.better for m in secondary(findings.design, findings.domains(benchmark))
+    }
     chosen = {row.method: row.settings for row in findings.rows[benchmark.name]}
     accuracies = findings.accuracies(benchmark)
-    values = {m: [metric.value(a) for a in by_f.values()] for m, by_f in accuracies.items()}
+    values = {m: [metric.summary(a) for a in by_f.values()] for m, by_f in accuracies.items()}
     rows = []
     for method in sorted(values, key=lambda name: -sum(values[name]) / len(values[name])):
         difference = first.get(method)

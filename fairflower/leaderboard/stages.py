@@ -162,8 +162,8 @@ class Stages:
             yield from self.again(benchmark, others)
 
     def left(self) -> Iterator[Planned]:
-        """Yield the planned runs that have no row yet."""
-        yield from (planned for planned in self.planned() if self.row(planned) is None)
+        """Return the planned runs that have no row yet."""
+        return (planned for planned in self.planned() if self.row(planned) is None)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return the number of runs for each stage and benchmark, as far as it is known.

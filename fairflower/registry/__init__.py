@@ -47,6 +47,7 @@ STRATEGIES = MethodRegistry(
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",
+    server_only=True,
 )
 
 CLIENTS = MethodRegistry(
@@ -210,6 +211,7 @@ PARTICIPATION = DescribedRegistry(
     },
     kind="participation policy",
     base="fairflower.aggregation.participation:Participation",
+    server_only=True,
 )
 
 #: Experiment trackers. A built-in name is also the name of a library and of the extra with it.
@@ -222,6 +224,7 @@ TRACKERS = DescribedRegistry(
     },
     kind="tracker",
     base="fairflower.trackers.tracker:Tracker",
+    server_only=True,
 )
 
 #: Built-in models that support ``model.weights``.

@@ -36,16 +36,25 @@ class Registry(UserDict[str, Any]):
         ``module:Class`` of the base class of all entries.
     makers : bool, default=False
         Whether functions that return an instance are allowed as entries.
+    server_only : bool, default=False
+        Whether only the server imports entries; clients do not need their packages.
     """
 
     def __init__(
-        self, package: str, places: Mapping[str, str], kind: str, base: str, makers: bool = False
+        self,
+        package: str,
+        places: Mapping[str, str],
+        kind: str,
+        base: str,
+        makers: bool = False,
+        server_only: bool = False,
     ) -> None:
         super().__init__(places)
         self.package = package
         self.kind = kind
         self._base = base
         self._makers = makers
+        self._server_only = server_only
 
     def __contains__(self, name: object) -> bool:
         known = name in self.data or any(o.name == name for o in _entry_points(self.package))
@@ -101,8 +110,7 @@ class Registry(UserDict[str, Any]):
                 f"{error.name}."
             )
             if absent and not offer.dist:
-                on_server = ("strategy", "participation policy", "tracker")
-                where = "where the server runs" if self.kind in on_server else "on every machine"
+                where = "where the server runs" if self._server_only else "on every machine"
                 remedy = (
                     f"Install its package {where}, or start the command in the folder that "
                     "contains it"

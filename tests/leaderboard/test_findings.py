@@ -322,6 +322,22 @@ def test_a_method_that_one_benchmark_does_not_judge_is_named(tmp_path: Path) -> 
     assert any("gsam+fedism gains" in line for line in said)
 
 
+def test_what_few_pairs_can_detect_is_not_the_largest_detectable(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    rows = made.stages.ledger.rows
+    for federation in range(20):  # four are left
+        at = key(made, "plain", "fedheal", federation)
+        rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
+    made = Findings(made.stages)
+    judged = made.judged(made.design.benchmarks[0])
+    assert judged["fedheal"].detectable > judged["gsam+fedism"].detectable
+    (counts, _) = tables(made)[0].groups[0].rows
+    assert counts.cells[-1].text == f"{judged['gsam+fedism'].detectable:.2f} (gsam+fedism)"
+    assert any(
+        f" power is {counts.cells[-1].text.replace(' ', ' points ')}" in s for s in sentences(made)
+    )
+
+
 def test_a_single_method_and_the_reference_have_no_ranks(tmp_path: Path) -> None:
     said = sentences(findings(tmp_path, {"uniform": 0.0, "fedheal": 9.0}, file=six()))
     assert not any("By ranks" in line for line in said)
