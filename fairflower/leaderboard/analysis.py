@@ -23,8 +23,8 @@ from fairflower.statistics.differences import (
     MeanStd,
     difference_of,
     differences,
+    example_worth,
     judged_as_family,
-    rounding_std,
 )
 
 #: Method -> federation -> accuracies in percent, by domain.
@@ -291,9 +291,9 @@ def examples_tested(by_method: Accuracies) -> list[int]:
 def _floor(
     metric: Metric, examples: Sequence[int], *by_federation: Mapping[int, Sequence[float]]
 ) -> float:
-    """Return a metric's `rounding_std` in points; 0 if it is unknown."""
+    """Return a metric's `example_worth` in points; 0 if it is unknown."""
     gradient = metric.summary.gradient
     if gradient is None or not examples or not all(examples):
         return 0.0
     rows = chain.from_iterable(accuracies.values() for accuracies in by_federation)
-    return fmean(rounding_std(100 * gradient(np.array(row)), examples) for row in rows)
+    return fmean(example_worth(100 * gradient(np.array(row)), examples) for row in rows)

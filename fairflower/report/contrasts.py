@@ -173,7 +173,7 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
         return None
     values = (tuple(f.value(mine) - f.value(its) for mine, its in pairs) for f in measure.metrics)
     runs = [run for pair in pairs for run in pair]
-    floors = (fmean(metric.rounding(run) for run in runs) for metric in measure.metrics)
+    floors = (fmean(metric.example_worth(run) for run in runs) for metric in measure.metrics)
     return Pairs(measure, tuple(values), tuple(floors), method.unit)
 
 

@@ -24,7 +24,7 @@ from fairflower.numerics.metrics import (
 from fairflower.report.clusters import methods_with_clusters
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import SCORES, Run
-from fairflower.statistics.differences import rounding_std
+from fairflower.statistics.differences import example_worth
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
@@ -52,13 +52,13 @@ class Metric:
         """The name in sentences."""
         return self.said or self.title
 
-    def rounding(self, run: Run) -> float:
-        """Return the metric's `rounding_std`, in points; 0 if it is unknown."""
+    def example_worth(self, run: Run) -> float:
+        """Return the metric's `example_worth`, in points; 0 if it is unknown."""
         sizes = np.array(run.info.get("test_sizes") or (), dtype=np.float64)
         accuracy = run.final()
         if self.gradient is None or sizes.shape != accuracy.shape or not (sizes > 0).all():
             return 0.0
-        return rounding_std(100 * self.gradient(accuracy), sizes)
+        return example_worth(100 * self.gradient(accuracy), sizes)
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,9 @@ def differences(
     margin : float
         Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
     floors : mapping, optional
-        Method -> `rounding_std` of a difference. A smaller standard deviation is raised to it,
-        because accuracies are multiples of one test example: differences can be equal by rounding.
+        Method -> `example_worth` of a difference. A smaller (moderated) standard deviation is
+        raised to it, because accuracies are multiples of one test example, so differences can be
+        equal by rounding. This does not affect the variances of other methods.
 
     Returns
     -------
@@ -136,8 +137,7 @@ def differences(
         key for key, judged in values.items() if len(judged) > 1 and not np.any(_large(judged))
     }
     kept = {k: MeanStd.of(v) for k, v in values.items() if len(v) > 1 and k not in alike}
-    stds = [max(estimate.std, (floors or {}).get(key, 0.0)) for key, estimate in kept.items()]
-    variances = [0.0 if std < _SAME else std**2 for std in stds]
+    variances = [0.0 if e.std < _SAME else e.std**2 for e in kept.values()]
     spreads = dict(
         zip(
             kept,
@@ -150,7 +150,8 @@ def differences(
         if key in alike:
             judged[key] = difference_of(MeanStd(0.0, 0.0, len(pairs)), 0.0, len(pairs) - 1, margin)
         elif key in spreads:
-            variance, df = spreads[key]
+            moderated, df = spreads[key]
+            variance = max(moderated, (floors or {}).get(key, 0.0) ** 2)
             judged[key] = difference_of(kept[key], math.sqrt(variance / kept[key].n), df, margin)
         else:
             judged[key] = difference_of(MeanStd.of(pairs), math.nan, math.nan, margin)
@@ -188,8 +189,8 @@ def _corrected(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     return new
 
 
-def rounding_std(slopes: ArrayLike, sizes: ArrayLike) -> float:
-    """Return the standard deviation of a metric that counting whole test examples causes.
+def example_worth(slopes: ArrayLike, sizes: ArrayLike) -> float:
+    """Return the largest change of a metric due to a single test example.
 
     Parameters
     ----------
@@ -197,14 +198,8 @@ def rounding_std(slopes: ArrayLike, sizes: ArrayLike) -> float:
         Derivatives of the metric with respect to the domains' accuracies.
     sizes : array of shape (K,)
         Number of test examples of each domain.
-
-    Returns
-    -------
-    float
-        That of a uniform distribution as wide as the largest change due to one test example, which
-        is 1 / sqrt(12) of this change.
     """
-    return float((np.abs(slopes) / np.asarray(sizes)).max()) / math.sqrt(12)
+    return float((np.abs(slopes) / np.asarray(sizes)).max())
 
 
 def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
