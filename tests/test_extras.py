@@ -18,7 +18,7 @@ from fairflower.config import RunConfig
 from fairflower.engines import choice
 from fairflower.errors import EXTRAS, NotInstalled, installed
 from fairflower.exchanges import ClusterCenters
-from fairflower.plans import plan
+from fairflower.plans import jobs, plan
 from fairflower.strategies import STRATEGIES, min_norm_weights
 
 
@@ -130,11 +130,13 @@ def test_auto_is_the_inline_engine_without_ray_and_ray_with_it(
 
 @pytest.mark.usefixtures("training_alone")
 def test_a_few_runs_are_parallel_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "cpus", lambda: 4)
-    monkeypatch.setattr(plan, "installed", lambda library: False)
-    assert [plan.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 3, 4]
-    monkeypatch.setattr(plan, "installed", lambda library: True)
-    assert [plan.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 1, 4]
+    monkeypatch.setattr(jobs, "cpus", lambda: 4)
+    monkeypatch.setattr(jobs, "installed", lambda library: False)
+    assert [jobs.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 3, 4]
+    monkeypatch.setattr(jobs, "installed", lambda library: True)
+    assert [jobs.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 1, 4]
+    studies = [jobs.auto_jobs(plan.Plan([RunConfig()]), count) for count in (0, 1, 3, 9)]
+    assert studies == [1, 1, 3, 4], "their runs are inline anyway"
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, UserError
 from fairflower.report import read_run
-from fairflower.report.methods import group_runs, sweeps
+from fairflower.report.grids import sweeps
+from fairflower.report.methods import group_runs
 from fairflower.server.folder import read_facts
 from fairflower.server.session import Session
 

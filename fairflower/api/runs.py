@@ -24,12 +24,18 @@ from fairflower.api.overrides import (
 )
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
-from fairflower.data.cache import make_data_set
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.comparison import run_comparison
 from fairflower.plans.execution import announce, execute
-from fairflower.plans.plan import Plan, replicates, resolve_jobs, single_run_config
+from fairflower.plans.jobs import resolve_jobs
+from fairflower.plans.plan import (
+    SET_BY_COMPARISONS,
+    Plan,
+    domains_to_hold_out,
+    replicates,
+    single_run_config,
+)
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
@@ -143,7 +149,9 @@ def compare(
     Parameters
     ----------
     settings : mapping or path, optional
-        Settings of all runs, as in `run`.
+        Settings of all runs, as in `run`. Arguments ``strategy.*`` apply only to the strategy that
+        ``settings`` names, or to all strategies that have them if it names none; likewise
+        ``client.*``.
     strategies : str, class, mapping or an iterable of these, optional
         Strategies to compare; uniform averaging is always added. Default: FedAvg and the strategy
         in ``settings``.
@@ -196,11 +204,17 @@ def compare(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
         )
     numbers, federated = replicates(federations, seeds)
-    if federated and isinstance(settings, Mapping) and "data.seed" in settings_of(settings):
-        raise ConfigError(
-            "data.seed: federations set data.seed. Choose them with federations, or use seeds for "
-            "several seeds on a single federation."
-        )
+    given = settings_of(settings)
+    if isinstance(settings, Mapping):  # a file may also be used for single runs
+        if federated and "data.seed" in given:
+            raise ConfigError(
+                "data.seed: federations set data.seed. Choose them with federations, or use seeds "
+                "for several seeds on a single federation."
+            )
+        for key, instead in SET_BY_COMPARISONS.items():
+            if key in given:
+                instead = instead.replace("--", "").replace("output-dir", "output_dir")
+                raise ConfigError(f"{key}: compare does not accept this setting: {instead}.")
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):
         raise ConfigError(
@@ -214,13 +228,14 @@ def compare(
     folder = new_folder(
         "comparisons", None if output_dir is None else path_of("output_dir", output_dir)
     )
-    flat = settings_of(settings) | settings_from_options(options)
+    flat = given | settings_from_options(options)
     parallel_runs = resolve_jobs(flat, jobs)
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
-    plan = Plan.grid(flat, rules, numbers, clients=trainers, federations=federated)
-    if leave_one_domain_out:
-        plan = plan.leaving_each_out(make_data_set(plan.runs[0].data).domains)
+    held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
+    plan = Plan.grid(
+        flat, rules, numbers, clients=trainers, federations=federated, held_out=held_out
+    )
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
 

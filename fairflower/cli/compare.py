@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,14 @@ from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.comparison import run_comparison
 from fairflower.plans.execution import announce
-from fairflower.plans.plan import FEDERATIONS, Plan, replicates, resolve_jobs
+from fairflower.plans.jobs import resolve_jobs
+from fairflower.plans.plan import (
+    FEDERATIONS,
+    SET_BY_COMPARISONS,
+    Plan,
+    domains_to_hold_out,
+    replicates,
+)
 
 
 @with_settings(
@@ -89,7 +97,8 @@ def compare(
 ) -> None:
     """Train every strategy with every client on every federation, and write a report.
 
-    Arguments strategy.* in the config file apply only to the strategy that the config file names.
+    Arguments strategy.* in the config file apply only to the strategy that the config file names,
+    or to all strategies that have them if it names none.
     `--set strategy.tau=0.4` applies to all strategies that have an argument tau. Arguments after
     colons override both; tau=default restores the strategy's default. The same rules hold for
     clients. Before training, the command prints its plan with all arguments that differ from the
@@ -107,11 +116,8 @@ def compare(
             "federations with --federations, or use --seeds for several seeds on a single "
             "federation."
         )
-    grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated)
-    if leave_one_domain_out:
-        from fairflower.data.cache import make_data_set
-
-        grid = grid.leaving_each_out(make_data_set(grid.runs[0].data).domains)
+    held_out = domains_to_hold_out(overrides.settings) if leave_one_domain_out else []
+    grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated, held_out)
     if plan:
         announce(grid, console)
         earlier = [folder / "runs"] if (folder / "runs").exists() else []
@@ -126,16 +132,6 @@ def compare(
         parallel_runs,
         lambda: print_report(run_folders(folder / "runs"), folder / "report"),
     )
-
-
-#: Keys that cannot be set for all runs of a comparison -> what to do instead.
-_OTHERWISE = {
-    "seed": "use --federations or --seeds",
-    "strategy.name": "use --strategies",
-    "run-name": "runs are named after their method and seed",
-    "output-dir": "use --output-dir",
-    "resume": "repeat the command with the --output-dir of the comparison to resume",
-}
 
 
 def parse_jobs(jobs: str) -> int | None:
@@ -154,15 +150,18 @@ def plan_of(
     clients: str | None,
     folder: Path,
     federations: bool = False,
+    held_out: Sequence[str] = (),
 ) -> Plan:
     """Return a plan of runs for all clients, strategies and seeds, with run folders in ``folder``.
 
     Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
     has.
     """
-    for key, instead in _OTHERWISE.items():
+    for key, instead in SET_BY_COMPARISONS.items():
         if key in overrides.assigned:
             raise ConfigError(f"This command does not support --set {key}: {instead}.")
+    if "strategy.name" in overrides.assigned:
+        raise ConfigError("This command does not support --set strategy.name: use --strategies.")
     if clients is not None and "client.name" in overrides.assigned:
         raise ConfigError("--set client.name and --clients both name clients. Remove one of them.")
     settings = overrides.settings | {"output-dir": str(folder)}
@@ -171,7 +170,7 @@ def plan_of(
     named = [*chosen, *trainers, *methods_of(overrides.settings)]
     for key in overrides.settings:
         check_key(key, named)
-    return Plan.grid(settings, chosen, seeds, overrides.shared, trainers, federations)
+    return Plan.grid(settings, chosen, seeds, overrides.shared, trainers, federations, held_out)
 
 
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:

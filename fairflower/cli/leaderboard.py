@@ -9,12 +9,14 @@ import typer
 from rich.markup import escape
 
 from fairflower.cli.compare import parse_jobs
-from fairflower.cli.options import DataDir, Jobs
+from fairflower.cli.options import DataDir, InlineJobs
 from fairflower.cli.terminal import console, friendly_errors, say_where
+from fairflower.config import names_in
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder
-from fairflower.plans.plan import Plan, auto_jobs
+from fairflower.plans.jobs import auto_jobs
+from fairflower.plans.plan import Plan
 
 if TYPE_CHECKING:
     from fairflower.leaderboard.stages import Stages
@@ -41,7 +43,7 @@ def leaderboard(
     report: Annotated[
         bool, typer.Option("--report", help="Only write the report on the finished runs.")
     ] = False,
-    jobs: Jobs = "auto",
+    jobs: InlineJobs = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder for unfinished runs. Default: a new folder.")
     ] = None,
@@ -93,7 +95,7 @@ def leaderboard(
 
 def _named(text: str, known: list[str], file: Path) -> list[str]:
     """Return the benchmarks that ``--benchmarks`` names, or all, in the order of the file."""
-    chosen = [name.strip() for name in text.split(",") if name.strip()]
+    chosen = names_in(text)
     if wrong := set(chosen) - set(known):
         raise ConfigError(
             f"--benchmarks: {file} does not define {', '.join(sorted(wrong))}. Choose from "

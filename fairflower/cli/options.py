@@ -37,6 +37,15 @@ Jobs = Annotated[
         "or if client-gpus is a number above 0.",
     ),
 ]
+#: The same option for commands whose runs always use the inline engine.
+InlineJobs = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|N",
+        help="Number of runs in parallel, each in its own process with the inline engine. auto "
+        "means as many as the CPUs and the GPU memory allow.",
+    ),
+]
 #: Arguments of ``typer.Option`` for floats; numbers that would be rounded to 0 are rejected.
 NUMBER: dict[str, Any] = {"parser": parse_float, "metavar": "FLOAT"}
 _Config = Annotated[

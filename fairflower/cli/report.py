@@ -48,7 +48,7 @@ def report(
             "-f",
             metavar="|".join(FORMATS),
             help="html: a page with tables and figures. latex: all tables, for the booktabs "
-            "package. csv: the accuracy table. md: all tables and verdicts as Markdown.",
+            "package. csv: the accuracy table. md: the printed tables and verdicts as Markdown.",
         ),
     ] = "html",
     summary: Annotated[
@@ -74,6 +74,16 @@ def report(
         raise ConfigError(f"--summary {summary}: expected a file name that ends in .csv.")
     for written in filter(None, (summary, into, out)):
         check_output(written)
+    for written in filter(None, (summary, into, out if format_ != "html" else None)):
+        if written.is_dir():
+            raise ConfigError(f"{written} is a folder. Name a file.")
+        if not written.absolute().parent.is_dir():
+            raise ConfigError(f"{written}: the folder {written.parent} does not exist. Create it.")
+    if format_ == "html" and out and (out.is_file() or out.suffix == ".html"):
+        raise ConfigError(
+            f"--out {out}: expected a folder; the page is written to index.html in it, and the "
+            "figures beside it."
+        )
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into needs a summary. Add --summary FILE.csv.")

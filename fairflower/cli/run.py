@@ -42,7 +42,8 @@ def run(
 
     Settings come from the defaults, --config, other options and --set, in this order; later sources
     override earlier sources. If --strategy or --client names the same method as the config file,
-    the method keeps its other arguments from the file; otherwise these arguments are dropped.
+    or the file names none, the method keeps its other arguments from the file; otherwise these
+    arguments are dropped.
     `fairflower list settings` shows all keys for --set.
 
     --resume continues a stopped or killed run; the result is the same as without the interruption.

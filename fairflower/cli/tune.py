@@ -10,12 +10,13 @@ import typer
 from rich.markup import escape
 
 from fairflower.cli.compare import parse_jobs, plan_of
-from fairflower.cli.options import ConfigOverrides, Jobs, with_settings
+from fairflower.cli.options import ConfigOverrides, InlineJobs, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder
+from fairflower.plans.jobs import for_parallel_clients
 from fairflower.plans.plan import replicates
 from fairflower.plans.protocol import EXAMPLES, SHARE, VALIDATION, TuningProtocol
 
@@ -100,7 +101,7 @@ def tune(
         ),
     ] = None,
     overrides: ConfigOverrides,
-    jobs: Jobs = "auto",
+    jobs: InlineJobs = "auto",
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder for the study. Default: a new folder.")
     ] = None,
@@ -139,14 +140,22 @@ def _make(tuning: TuningStudies, jobs: int | None) -> None:
     finally:
         tests = sorted(info.parent for info in (tuning.folder / "runs").glob("*/run.json"))
         print_report(tests, tuning.folder / "report", tuned=tuning.tuned())
+    if failed := [method.method for method in tuning.tuned() if method.chosen is None]:
+        raise ConfigError(
+            f"No trial of {', '.join(failed)} was completed, so nothing was chosen or tested. The "
+            "reasons are below the table of trials; with a lower train.lr, fewer trials diverge."
+        )
 
 
 def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
     """Add validation images to the settings; raise ``ConfigError`` if a study cannot use them."""
     if "seed" in overrides.assigned:
         raise ConfigError("This command does not support --set seed. Use --seed instead.")
-    if overrides.settings.get("ray-address"):
-        raise ConfigError("ray-address: a study runs only on this machine. Remove this setting.")
+    if key := for_parallel_clients(overrides.settings):
+        raise ConfigError(
+            f"{key} = {overrides.settings[key]!r}: the runs of a study use the inline engine, on "
+            "this machine and with one client at a time. Remove this setting."
+        )
     if not overrides.settings.get("evaluate.test", True):
         raise ConfigError(
             "evaluate.test = false: a study has to test the chosen values. Remove this setting."

@@ -14,6 +14,7 @@ Traceback (most recent call last):
 fairflower.errors.ConfigError: Unknown run config key 'sed'. Did you mean 'seed'?
 """
 
+from fairflower.config.identity import data_key, method_key, tuned_keys
 from fairflower.config.methods import (
     AdapterSpec,
     ClientConfig,
@@ -32,7 +33,6 @@ from fairflower.config.run import (
     is_setting,
     key_help,
     keys,
-    method_key,
     methods_of,
 )
 from fairflower.config.settings import DataConfig, ModelConfig, TrainConfig
@@ -42,6 +42,7 @@ from fairflower.config.text import (
     flatten_tables,
     is_argument,
     key_to_argument,
+    names_in,
     parse_assignment,
     parse_assignments,
     read_tables,
@@ -68,6 +69,7 @@ __all__ = [
     "argument_to_key",
     "check_key",
     "check_values",
+    "data_key",
     "execution",
     "flatten_tables",
     "is_argument",
@@ -77,11 +79,13 @@ __all__ = [
     "keys",
     "method_key",
     "methods_of",
+    "names_in",
     "parse_assignment",
     "parse_assignments",
     "read_tables",
     "read_toml",
     "shown",
     "toml_value",
+    "tuned_keys",
     "unknown",
 ]

@@ -279,18 +279,21 @@ class MethodSpec(ComponentSpec):
     def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``flat`` with its method replaced by this method.
 
-        If both are the same method, arguments in ``flat`` that this method does not set are kept;
-        the value ``"default"`` restores a default.
+        If both are the same method, or ``flat`` names none, arguments in ``flat`` that this method
+        does not set are kept; the value ``"default"`` restores a default.
 
         >>> flat = {"strategy.name": "fedheal", "strategy.tau": 0.4, "strategy.beta": 0.1}
         >>> StrategyConfig("fedheal", {"beta": None}).override(flat)
         {'strategy.name': 'fedheal', 'strategy.tau': 0.4, 'strategy.beta': 'none'}
         >>> StrategyConfig("fedavg").override(flat)
         {'strategy.name': 'fedavg'}
+        >>> StrategyConfig("qffl").override({"strategy.q": 5.0})
+        {'strategy.name': 'qffl', 'strategy.q': 5.0}
         """
         current = self.of(flat)
         others = {k: v for k, v in flat.items() if not k.startswith(f"{self.TABLE}.")}
-        return others | (current.to_flat() if current.name == self.name else {}) | self.to_flat()
+        kept = current.name == self.name or self.KEY not in flat
+        return others | (current.to_flat() if kept else {}) | self.to_flat()
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,14 @@ from fairflower.config.settings import (
     checked,
     setting,
 )
-from fairflower.config.text import METHOD_KEYS, Scalar, argument_to_key, shown, toml_value, unknown
+from fairflower.config.text import (
+    METHOD_KEYS,
+    Scalar,
+    argument_to_key,
+    names_in,
+    toml_value,
+    unknown,
+)
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import (
     ADAPTABLE,
@@ -72,6 +79,11 @@ class RunConfig:
         False,
         "Whether clients mask their models, so that the server learns only a weighted sum "
         "(Flower's SecAgg+). Strategies that need individual models are rejected.",
+    )
+    tuned: str = setting(
+        "",
+        "Training settings that were chosen for each method on validation examples, for example "
+        "train.lr,train.local-epochs. Reports compare methods that differ in these settings.",
     )
     round_timeout: float = setting(
         3600.0, "Time limit for the replies of a round, in seconds.", above=0, execution=True
@@ -251,27 +263,6 @@ def execution() -> frozenset[str]:
     return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
 
 
-def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """Return the settings that identify a run's method: all but seed and execution settings.
-
-    Arguments that equal the method's defaults are left out.
-    """
-    left = {"seed", *execution()}
-    for choice in methods_of(config):
-        defaults = choice.defaults() if choice.args else {}
-        given = choice.args.items()
-        left |= {
-            f"{choice.TABLE}.{argument_to_key(a)}"
-            for a, v in given
-            if v == defaults.get(a, DEFAULT)
-        }
-    return frozenset(
-        (key, shown(value))
-        for key, value in config.items()
-        if key not in left and not (key.startswith(METHOD_TABLES) and value == DEFAULT)
-    )
-
-
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
 
@@ -429,6 +420,10 @@ def _check_amounts(config: RunConfig) -> None:
         raise ConfigError(
             "data.validation-fraction and data.validation-examples are both set. Set one to 0."
         )
+    valid = [key for key in _schema() if key.startswith("train.")]
+    for key in names_in(config.tuned):
+        if key not in valid:
+            raise ConfigError(f"tuned = {quoted(config.tuned)}: {unknown('setting', key, valid)}")
     if config.data.fraction and config.data.examples_per_client:
         raise ConfigError("data.fraction and data.examples-per-client are both set. Set one to 0.")
 

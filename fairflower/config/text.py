@@ -37,6 +37,15 @@ def key_to_argument(key: str) -> str:
     return "lambda_" if key == "lambda" else key.replace("-", "_")
 
 
+def names_in(text: str) -> list[str]:
+    """Return the names in a comma-separated text.
+
+    >>> names_in("mnist, usps,"), names_in("")
+    (['mnist', 'usps'], [])
+    """
+    return [name for name in map(str.strip, text.split(",")) if name]
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file as flat run config keys, without checking names and values."""
     return flatten_tables(read_tables(path))

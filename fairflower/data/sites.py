@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fairflower.config import DataConfig, unknown
+from fairflower.config import DataConfig, names_in, unknown
 from fairflower.data.cache import make_data_set, prepare
 from fairflower.data.federation import ClientInfo, Federation, Ints, Split
 from fairflower.errors import DataError
@@ -36,7 +36,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     DataError
         If the data cannot be used, or if the run excludes this domain.
     """
-    if config.domains and domain not in [name.strip() for name in config.domains.split(",")]:
+    if config.domains and domain not in names_in(config.domains):
         raise DataError(
             f"The run's data.domains = {config.domains!r} does not include {domain!r}. Add it to "
             "data.domains, or change the domain in --node-config."

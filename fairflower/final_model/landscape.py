@@ -31,7 +31,7 @@ from fairflower.numerics.metrics import Vector
 from fairflower.numerics.threads import cpus
 from fairflower.report import Run
 from fairflower.seeds import derive_seed
-from fairflower.server.checkpoint import check_same_data
+from fairflower.server.checkpoint import check_same_data, check_same_examples
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
@@ -140,11 +140,15 @@ def landscape(
 def load_run_model(
     run: Run, data_dir: str, device: str
 ) -> tuple[RunConfig, Federation, nn.Module, torch.device]:
-    """Return a run's config, data, final model and device; see `landscape` and `load_model`."""
+    """Return a run's config, data, final model and device; see `landscape` and `load_model`.
+
+    Raises ``ConfigError`` if the data are not those of the run.
+    """
     place = {"data.dir": data_dir} if data_dir else {}
     config = RunConfig.from_flat({**run.config, **place})
     chosen = choose_device(device, option="--device")
     federation = prepare(config.data)
+    check_same_examples(run.path, run.info, federation)
     return config, federation, load_model(run, config, federation).to(chosen), chosen
 
 

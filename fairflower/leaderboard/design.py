@@ -14,6 +14,7 @@ from fairflower.config import (
     StrategyConfig,
     flatten_tables,
     is_argument,
+    names_in,
     read_tables,
     unknown,
 )
@@ -267,7 +268,7 @@ def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
 
 
 def _methods(path: Path, text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(names_in(text))
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{path}: method {twice[0]!r} is listed twice. Remove the second entry.")
     for name in names:

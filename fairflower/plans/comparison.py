@@ -25,7 +25,7 @@ def run_comparison(
     Parameters
     ----------
     jobs : int or None
-        Number of parallel runs; None means `fairflower.plans.plan.auto_jobs`.
+        Number of parallel runs; None means `fairflower.plans.jobs.auto_jobs`.
     at_end : callable
         Called when the runs have ended, even after a failure or an interruption, provided that some
         run can be read.

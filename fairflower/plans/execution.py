@@ -18,7 +18,8 @@ from rich.status import Status
 from fairflower.config import DataConfig, RunConfig
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
-from fairflower.plans.plan import Plan, auto_jobs
+from fairflower.plans.jobs import auto_jobs
+from fairflower.plans.plan import Plan
 from fairflower.plans.protocol import is_study
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
@@ -168,7 +169,7 @@ def execute(
     folders : list, optional
         Receives each run folder when its run ends, even if a later run fails.
     jobs : int or None
-        Number of parallel runs; None means `fairflower.plans.plan.auto_jobs`.
+        Number of parallel runs; None means `fairflower.plans.jobs.auto_jobs`.
     on_round : callable, optional
         As in `fairflower.server.session.Session`. If given, the runs are executed one after
         another.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -17,14 +17,19 @@ from fairflower.config import (
     RunConfig,
     StrategyConfig,
     argument_to_key,
+    data_key,
+    is_argument,
     key_to_argument,
     method_key,
 )
-from fairflower.errors import USER_ERRORS, ConfigError, error_text, installed
-from fairflower.numerics.threads import cpus
+from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
-from fairflower.server.checkpoint import check_same_data, with_absolute_paths
+from fairflower.server.checkpoint import (
+    check_same_data,
+    check_same_examples,
+    with_absolute_paths,
+)
 from fairflower.server.folder import runs_home
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
@@ -38,6 +43,14 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 
 #: Largest number of federations or seeds; a larger number is assumed to be a typing error.
 MAX_SEEDS = 1000
+
+#: Keys that cannot be set for all runs of a comparison -> what to do instead.
+SET_BY_COMPARISONS = {
+    "seed": "use --federations or --seeds",
+    "run-name": "runs are named after their method and seed",
+    "output-dir": "use --output-dir",
+    "resume": "repeat the command with the --output-dir of the comparison to resume",
+}
 
 #: Default of ``--federations``.
 FEDERATIONS = "0-9"
@@ -57,7 +70,8 @@ def grid_configs(
     ----------
     flat : mapping
         Run config keys for all runs. The arguments ``strategy.*`` and ``client.*`` apply only to
-        the methods that ``flat`` names (`MethodSpec.override`).
+        the methods that ``flat`` names (`MethodSpec.override`), or, like ``shared``, to all methods
+        that have them, if ``flat`` names none.
     strategies, clients : sequence, optional
         Strategies and clients. Their arguments override all others. Default: the methods that
         ``flat`` names.
@@ -76,7 +90,7 @@ def grid_configs(
     >>> [config.label for config in pairs]
     ['fedavg', 'fedheal:tau=0.4']
     """
-    shared = shared or {}
+    shared = {**_of_no_method(flat), **(shared or {})}
     flat = {key: value for key, value in flat.items() if key not in shared}
     pairs = product(
         _share(clients or [ClientConfig(ClientConfig.of(flat).name)], shared),
@@ -95,8 +109,8 @@ def single_run_config(
 ) -> RunConfig:
     """Return a run's config: ``flat`` with the given methods, overridden by ``overrides``.
 
-    If ``flat`` names the same strategy or client, its arguments in ``flat`` are kept unless the
-    given method sets them.
+    If ``flat`` names the same strategy or client, or none, its arguments in ``flat`` are kept
+    unless the given method sets them.
     """
     for choice in filter(None, (strategy, client)):
         flat = choice.override(flat)
@@ -107,6 +121,12 @@ def single_run_config(
             "Python, the argument resume), which also restores the run's settings."
         )
     return config
+
+
+def _of_no_method(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments ``strategy.*`` and ``client.*`` in ``flat`` without a method's name."""
+    tables = [kind.TABLE for kind in (StrategyConfig, ClientConfig) if kind.KEY not in flat]
+    return {k: v for k, v in flat.items() if is_argument(k) and k.partition(".")[0] in tables}
 
 
 def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choice]:
@@ -199,6 +219,7 @@ class Plan:
         shared: Mapping[str, Any] | None = None,
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
+        held_out: Sequence[str] = (),
     ) -> Plan:
         """Return a plan with every combination of client, strategy and seed.
 
@@ -214,6 +235,8 @@ class Plan:
         federations : bool
             Whether each seed also defines a federation, by setting ``data.seed`` to the seed. By
             default all runs share the federation of ``data.seed``.
+        held_out : sequence of str, optional
+            Domains (`domains_to_hold_out`), each held out in turn: all runs are repeated for each.
 
         Raises
         ------
@@ -225,48 +248,21 @@ class Plan:
             strategies = [StrategyConfig(name) for name in dict.fromkeys(("fedavg", named))]
         if not any(strategy.name == "uniform" for strategy in strategies):
             strategies = [*strategies, StrategyConfig("uniform")]
+        parts = [(f"without-{file_name(d)}-", {"data.held-out": d}) for d in held_out]
         runs = []
-        for seed in seeds:
-            drawn = {"seed": seed, "data.seed": seed} if federations else {"seed": seed}
+        for (prefix, without), seed in product(parts or [("", {})], seeds):
+            drawn: dict[str, Any] = {**without, "seed": seed}
+            if federations:
+                drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:
                     raise ConfigError(f"Method {label!r} is given twice. Remove one of them.")
                 unit = "federation" if federations else "seed"
-                name = f"{file_name(label)}-{unit}{seed}"
+                name = f"{prefix}{file_name(label)}-{unit}{seed}"
                 runs.append(dataclasses.replace(config, run_name=name))
         return cls(runs)
-
-    def leaving_each_out(self, domains: Sequence[str]) -> Plan:
-        """Return a plan that repeats the runs with each domain held out in turn.
-
-        Raises ``ConfigError`` for fewer than two domains, or if the plan already holds out a
-        domain.
-        """
-        if len(domains) < 2:
-            raise ConfigError(
-                f"Leaving out {', '.join(domains)} would leave no domain to train on. Choose data "
-                "with several domains."
-            )
-        if held_out := self.runs[0].data.held_out:
-            raise ConfigError(
-                f"data.held-out = {held_out!r}: leaving one domain out sets data.held-out to "
-                "each domain in turn. Remove this setting."
-            )
-        return Plan(
-            [
-                RunConfig.from_flat(
-                    {
-                        **config.concise(),
-                        "data.held-out": domain,
-                        "run-name": f"without-{file_name(domain)}-{config.run_name}",
-                    }
-                )
-                for domain in domains
-                for config in self.runs
-            ]
-        )
 
     def summary(self) -> str:
         """Describe the plan: data, rounds, methods, seeds and output folder.
@@ -281,7 +277,7 @@ class Plan:
           client    sgd
           seed      0
           to        /out
-        Arguments that are not shown have their default values.
+        Arguments of methods that are not shown are at their defaults.
         """
         runs = self.runs
         same_data = len({config.data.seed for config in runs}) == 1
@@ -302,14 +298,14 @@ class Plan:
                 lines.append(f"  {name:<8}  {shown}" if several else f"{name} {shown}")
         if not several:
             return ", ".join(lines)
-        return "\n".join([*lines, "Arguments that are not shown have their default values."])
+        return "\n".join([*lines, "Arguments of methods that are not shown are at their defaults."])
 
     def without(self, made: Iterable[Run]) -> Plan:
         """Return the plan without runs that are already completed.
 
-        Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of an
-        earlier run had different data than the clients of the new run would get, or if the file
-        that `participation.availability` names has changed.
+        Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of any
+        earlier run with the same data settings had different data than the clients of the new runs
+        would get, or if the file that `participation.availability` names has changed.
         """
         planned = [(run_key(config.to_flat()), config) for config in self.runs]
         keys = {key for key, _ in planned}
@@ -319,9 +315,10 @@ class Plan:
             if key in keys:
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)
-        completed = {key: run for key, run in earlier if run.status == "completed"}
+        completed = {key for key, run in earlier if run.status == "completed"}
         left = [config for key, config in planned if key not in completed]
-        _check_same_examples((completed[k], c) for k, c in planned if left and k in completed)
+        if left:
+            _check_same_examples([run for _, run in earlier], [config for _, config in planned])
         return Plan(left)
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
@@ -389,62 +386,34 @@ def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
     return method_key(with_absolute_paths(flat)), int(flat.get("seed", 0))
 
 
-def _check_same_examples(pairs: Iterable[tuple[Run, RunConfig]]) -> None:
+def domains_to_hold_out(flat: Mapping[str, Any]) -> list[str]:
+    """Return the domains of the data, each of which can be held out in turn.
+
+    Raises ``ConfigError`` if there are fewer than two, or if ``flat`` already holds out a domain.
+    """
+    from fairflower.data.cache import make_data_set  # slow to import
+
+    if held_out := flat.get("data.held-out"):
+        raise ConfigError(
+            f"data.held-out = {held_out!r}: leaving one domain out sets data.held-out to each "
+            "domain in turn. Remove this setting."
+        )
+    domains = make_data_set(RunConfig.from_message(flat).data).domains
+    if len(domains) < 2:
+        raise ConfigError(
+            f"Leaving out {', '.join(domains)} would leave no domain to train on. Choose data "
+            "with several domains."
+        )
+    return list(domains)
+
+
+def _check_same_examples(earlier: Sequence[Run], planned: Sequence[RunConfig]) -> None:
+    """Raise ``ConfigError`` if an earlier run with a planned run's data settings had other data."""
     from fairflower.data import prepare  # slow to import
 
-    digests: dict[DataConfig, str] = {}
-    for run, config in pairs:
-        if (earlier := run.info.get("digest")) and config.data not in digests:
-            digests[config.data] = prepare(config.data).digest
-        if earlier and earlier != digests[config.data]:
-            raise ConfigError(
-                f"{run.path} is complete, but its clients had other examples than data.dir has "
-                "now. Restore the data, or choose another folder for the runs."
-            )
-
-
-def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
-    """Return the number of parallel runs; None means that `auto_jobs` decides.
-
-    If ``jobs`` is None, the result is 1 if ``flat`` sets an engine, its workers or a cluster, and
-    None otherwise. Raises ``ConfigError`` for several jobs on a cluster, or on any engine except
-    inline.
-    """
-    if jobs not in (None, 1) and flat.get("ray-address"):
-        raise ConfigError(
-            f"--jobs {jobs}: parallel runs work only on this machine, but ray-address = "
-            f"{flat['ray-address']!r} is set. Remove --jobs or ray-address."
-        )
-    if jobs not in (None, 1) and flat.get("engine", "auto") not in ("auto", "inline"):
-        raise ConfigError(
-            f"--jobs {jobs}: parallel runs need the inline engine, but engine = "
-            f"{flat['engine']!r} is set. Remove --jobs or engine."
-        )
-    chosen = flat.get("ray-address") or flat.get("workers") or flat.get("engine", "auto") != "auto"
-    return 1 if jobs is None and chosen else jobs
-
-
-def auto_jobs(plan: Plan, runs: int | None = None) -> int:
-    """Choose the number of parallel runs for this machine.
-
-    The number is as large as the CPU cores and, on a GPU, its memory allow. If there are fewer
-    runs, it is the number of runs, or 1 with Ray, whose parallel clients use all cores. If
-    ``client-gpus`` is a number, it is 1, because this setting applies to parallel clients.
-
-    Parameters
-    ----------
-    runs : int, optional
-        Expected number of runs. Default: the number of runs in the plan.
-    """
-    # Imported late, because torch is slow to import.
-    from fairflower.plans.devices import runs_that_fit
-
-    if any(config.client_gpus not in ("auto", 0.0) for config in plan.runs):
-        return 1
-    capacity = cpus() // max(config.client_cpus for config in plan.runs)
-    if capacity > 1 and (fitting := runs_that_fit(plan.runs)):
-        capacity = min(capacity, fitting)
-    count = runs or len(plan.runs)
-    if count >= capacity:
-        return max(1, capacity)
-    return 1 if installed("ray") else count
+    configs: dict[Hashable, DataConfig] = {}
+    for config in planned:
+        configs.setdefault(data_key(config.to_flat()), config.data)
+    for run in earlier:
+        if data := configs.get(data_key(run.config)):
+            check_same_examples(run.path, run.info, prepare(data))

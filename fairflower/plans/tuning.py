@@ -186,7 +186,7 @@ class MethodStudy:
             except (ConfigError, RunFolderError):  # it has no run.json, or no readable checkpoint
                 found = None
             if found:
-                return resumed_config(path, {})
+                return resumed_config(path, {"data.dir": self.config.data.dir})
             shutil.rmtree(path)
         return self._trial_config(trial)
 
@@ -214,13 +214,15 @@ class MethodStudy:
         """Yield all planned tests."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
+        trained = [key for key in self.search_space if key.startswith("train.")]
         for run, trial in self._tested().items():
+            own = {"tuned": ",".join(trained)} if run == file_name(self.name) else {}
             for seed in self.protocol.seeds:
                 unit = "federation" if self.protocol.federations else "seed"
                 drawn: dict[str, Any] = {"seed": seed, "run-name": f"{run}-{unit}{seed}"}
                 if self.protocol.federations:
                     drawn["data.seed"] = seed
-                yield RunConfig.from_flat({**flat, **trial.values, **drawn})
+                yield RunConfig.from_flat({**flat, **own, **trial.values, **drawn})
 
     def _made(self) -> list[Run]:
         """Return all tests that can be read, whatever their status."""
@@ -287,19 +289,7 @@ class TuningStudies:
                 f"--metric {protocol.metric}: clients report only accuracies, and evaluate.by = "
                 "clients. Set evaluate.by=server, or choose --metric accuracy."
             )
-        remedy = "Choose different seeds, or change the seed for the trials with --seed N"
-        option = "--federations" if protocol.federations else "--seeds"
-        if (seed := configs[0].seed) in protocol.seeds:
-            raise ConfigError(
-                f"{option}: {seed} is the seed for the trials, but tests need different seeds. "
-                f"{remedy}."
-            )
-        if protocol.federations and configs[0].data.seed in protocol.seeds:
-            raise ConfigError(
-                f"--federations: {configs[0].data.seed} is the federation used for the trials, but "
-                "tests need different federations. Choose different federations, or change the "
-                "federation of the trials with --set data.seed=N."
-            )
+        _check_other_seeds(configs[0], protocol)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
         file = StudyFile(folder / STUDY)
         self.methods = [
@@ -339,6 +329,18 @@ class TuningStudies:
 
     def _of(self, config: RunConfig) -> MethodStudy:
         return next(method for method in self.methods if config.run_name in method.submitted)
+
+
+def _check_other_seeds(config: RunConfig, protocol: TuningProtocol) -> None:
+    """Raise ``ConfigError`` if a test has the seed or the federation of the trials."""
+    of_trials = {config.seed, config.data.seed} if protocol.federations else {config.seed}
+    if shared := sorted(of_trials.intersection(protocol.seeds)):
+        what = "federations" if protocol.federations else "seeds"
+        change = "--seed N --set data.seed=N" if protocol.federations else "--seed N"
+        raise ConfigError(
+            f"--{what}: the trials have {what[:-1]} {shared[0]}, but tests need different {what}. "
+            f"Choose different {what}, or move the trials with {change}."
+        )
 
 
 def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:

@@ -17,14 +17,9 @@ from statistics import fmean
 import numpy as np
 
 from fairflower.registry import PLAIN_CLIENTS
+from fairflower.report.grids import client_strategy_grids, sweeps
 from fairflower.report.measures import Measure, Metric, measures
-from fairflower.report.methods import (
-    BASELINES,
-    Comparison,
-    Method,
-    client_strategy_grids,
-    sweeps,
-)
+from fairflower.report.methods import BASELINES, Comparison, Method
 from fairflower.report.reading import Run
 from fairflower.report.text import format_number
 from fairflower.statistics.differences import (

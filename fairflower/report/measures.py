@@ -208,15 +208,25 @@ def typed_methods(comparison: Comparison) -> list[Method]:
     return [method for method in comparison.methods if several(method)]
 
 
-def of_clients(run: Run) -> Vector:
-    """Return the accuracy of each client, [K].
+def of_clients(methods: Sequence[Method]) -> Callable[[Run], Vector]:
+    """Return a function that returns the accuracy of each client of a run, [K].
 
-    It is the accuracy on the client's test data if all clients tested, else that of its domain.
-    Clients of an untested domain are left out.
+    It is the accuracy on the client's test data if all clients in all runs of the methods tested,
+    else that of its domain, without clients of an untested domain.
     """
-    tested = run.by_client.final()
-    of_domain = run.final()[[run.domains.index(client.domain) for client in run.clients]]
-    return tested if np.isfinite(tested).all() else of_domain[np.isfinite(of_domain)]
+    if all(all_clients_tested(run) for method in methods for run in method.runs):
+        return lambda run: run.by_client.final()
+
+    def of_domains(run: Run) -> Vector:
+        values = run.final()[[run.domains.index(client.domain) for client in run.clients]]
+        return values[np.isfinite(values)]
+
+    return of_domains
+
+
+def all_clients_tested(run: Run) -> bool:
+    """Return whether each client tested the model in some of the last rounds."""
+    return bool(np.isfinite(run.by_client.final()).all())
 
 
 def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float]:
@@ -258,15 +268,16 @@ def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
 
 def _over_clients(of: list[Method]) -> Measure:
     """Return FedGCR's measure: the average over clients, and the spread over types and clients."""
+    clients = of_clients(of)
     return Measure(
         "client types and clients",
         (
             Metric(
-                *("Avg over clients", lambda run: 100 * AVG(of_clients(run)), AVG.better),
+                *("Avg over clients", lambda run: 100 * AVG(clients(run)), AVG.better),
                 "average over clients",
             ),
             Metric(f"{SIGMA} type", lambda run: 100 * STD0(run.final()), STD0.better),
-            Metric(f"{SIGMA} client", lambda run: 100 * STD0(of_clients(run)), STD0.better),
+            Metric(f"{SIGMA} client", lambda run: 100 * STD0(clients(run)), STD0.better),
         ),
         ("better", "worse"),
         tuple(of),

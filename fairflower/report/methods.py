@@ -1,4 +1,4 @@
-"""Runs grouped into methods, and methods into comparisons, grids and sweeps.
+"""Runs grouped into methods, and methods into comparisons.
 
 Runs that differ only in the seed, or only in the seed and the federation drawn with it
 (``data.seed`` = ``seed``), are a *method*. A method's numbers are means and standard deviations
@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from fairflower.config import (
     METHOD_TABLES,
     ClientConfig,
-    StrategyConfig,
-    is_argument,
-    key_to_argument,
+    data_key,
     method_key,
+    tuned_keys,
 )
 from fairflower.numerics.metrics import Vector
 from fairflower.report.reading import WINDOW, Run
 from fairflower.report.text import untested
 from fairflower.statistics.differences import MeanStd as MeanStd
+
+_Settings = frozenset[tuple[str, str]]
 
 BASELINES = ("fedavg", "uniform")
 
@@ -61,6 +62,8 @@ class Method:
     left_out: tuple[tuple[Run, str], ...] = ()
     #: Whether each run has its own federation, drawn with its seed.
     federations: bool = False
+    #: Setting that tells the method's examples from others with equal data settings (`_versions`).
+    examples: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def unit(self) -> str:
@@ -70,7 +73,7 @@ class Method:
     @cached_property
     def identity(self) -> frozenset[tuple[str, str]]:
         """All settings that the runs have in common."""
-        settings = method_key(self.config)
+        settings = method_key(self.config) | self.examples
         return _federated(settings) if self.federations else settings
 
     @property
@@ -95,8 +98,17 @@ class Method:
 
     @cached_property
     def setting(self) -> frozenset[tuple[str, str]]:
-        """The settings that comparable methods share: data, model, training and rounds."""
-        return self.identity - self.settings(*METHOD_TABLES)
+        """The settings that comparable methods share: data, model, training and rounds.
+
+        Settings that were tuned for each method have the value "tuned".
+        """
+        shared = dict(self.identity - self.settings(*METHOD_TABLES))
+        return frozenset((shared | dict.fromkeys(self.tuned, "tuned")).items())
+
+    @property
+    def tuned(self) -> list[str]:
+        """Training settings that were tuned for this method (the setting ``tuned``)."""
+        return tuned_keys(self.config)
 
     def settings(self, *tables: str) -> frozenset[tuple[str, str]]:
         """Return the settings in some tables of the run config, for example in ``"data."``."""
@@ -192,7 +204,7 @@ class Comparison:
         """
         spans = {run.final_rounds(window) for method in self.methods for run in method.runs}
         if len(spans) > 1:
-            return "last round" if window == 1 else f"mean of the last {window} tested rounds"
+            return "last round" if window == 1 else mean_of_last(map(len, spans), window)
         (rounds,) = spans
         if window == 1:
             return f"last round ({rounds[-1]})"
@@ -219,6 +231,13 @@ class Comparison:
         return min(candidates, key=lambda other: other.settings("bound.") != bounds, default=None)
 
 
+def mean_of_last(counts: Iterable[int], window: int = WINDOW) -> str:
+    """Describe means over the last ``window`` tested rounds, of which runs may have fewer."""
+    if min(counts, default=window) < window:
+        return f"mean of the last tested rounds (at most {window})"
+    return f"mean of the last {window} tested rounds"
+
+
 def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     """Group runs by domains, then by method."""
     by_domains: dict[tuple[str, ...], list[Run]] = {}
@@ -236,7 +255,7 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
 
 def method_names(runs: Sequence[Run]) -> list[str]:
     """Return the name of each run's method (`Method.name`)."""
-    names = {id(run): name for name, group, _ in _groups(runs) for run in group}
+    names = {id(run): group.name for group in _groups(runs) for run in group.runs}
     return [names[id(run)] for run in runs]
 
 
@@ -245,39 +264,77 @@ def _federated(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str
     return frozenset(item for item in settings if item[0] != "data.seed") | {("data.seed", "seed")}
 
 
-def _over_federations(runs: Sequence[Run]) -> bool:
-    """Return whether the runs have several federations, each drawn with the seed of its run."""
-    by_seed = all(run.federation == run.seed for run in runs)
-    return by_seed and len({run.federation for run in runs}) > 1
+def _own_federations(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs whose federation was drawn with their seed, if they are several."""
+    drawn = [run for run in runs if run.federation == run.seed]
+    return drawn if len({run.federation for run in drawn}) > 1 else []
 
 
-def _groups(runs: Iterable[Run]) -> list[tuple[str, list[Run], bool]]:
-    """Return the name of each method, its runs, and whether each run has its own federation.
+def _versions(runs: Iterable[Run]) -> dict[int, _Settings]:
+    """Tell runs apart whose clients had different examples under equal data settings.
+
+    Return a setting ``examples`` for each of these runs, by the run's `id`. Version 1 has the most
+    runs. Runs that did not record a digest of their examples have no version.
+    """
+    contents: dict[_Settings, dict[str, list[Run]]] = {}
+    for run in runs:
+        if digest := run.info.get("digest"):
+            contents.setdefault(data_key(run.config), {}).setdefault(str(digest), []).append(run)
+    return {
+        id(run): frozenset({("examples", f"version {number}")})
+        for by_digest in contents.values()
+        if len(by_digest) > 1
+        for number, members in enumerate(sorted(by_digest.values(), key=len, reverse=True), 1)
+        for run in members
+    }
+
+
+class _Group(NamedTuple):
+    """The runs of a method."""
+
+    name: str
+    runs: list[Run]
+    federations: bool
+    examples: _Settings
+
+
+def _groups(runs: Iterable[Run]) -> list[_Group]:
+    """Return the runs of each method.
 
     The name is the label of the runs. If several methods have the same label, their differing
     settings are added.
     """
-    alike: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
-    for run in (runs := list(runs)):
-        alike.setdefault((run.label, _federated(method_key(run.config))), []).append(run)
-    whole = _over_federations(runs)
-    groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Run]] = {}
+    versions = _versions(runs := list(runs))
+    identity = {id(r): method_key(r.config) | versions.get(id(r), frozenset()) for r in runs}
+    alike: dict[tuple[str, _Settings], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.label, _federated(identity[id(run)])), []).append(run)
+    whole = bool(_own_federations(runs))
+    groups: dict[tuple[str, _Settings], list[Run]] = {}
     for (label, settings), members in alike.items():
-        each = whole or _over_federations(members)
+        own = _own_federations(members)
+        if not own and whole and all(run.federation == run.seed for run in members):
+            own = members
+        several = set(map(id, own))
         for run in members:
-            identity = settings if each else method_key(run.config)
-            groups.setdefault((label, identity), []).append(run)
+            here = settings if id(run) in several else identity[id(run)]
+            groups.setdefault((label, here), []).append(run)
     named = []
     for (label, settings), members in groups.items():
         namesakes = [other for name, other in groups if name == label]
         apart = sorted(settings - frozenset.intersection(*namesakes))
         detail = f" ({', '.join(f'{key}={value}' for key, value in apart)})" if apart else ""
-        named.append((label + detail, members, ("data.seed", "seed") in settings))
+        each = ("data.seed", "seed") in settings
+        examples = versions.get(id(members[0]), frozenset())
+        named.append(_Group(label + detail, members, each, examples))
     return named
 
 
 def _methods(runs: Iterable[Run]) -> list[Method]:
-    methods = [Method(name, *_one_per_seed(group), each) for name, group, each in _groups(runs)]
+    methods = [
+        Method(group.name, *_one_per_seed(group.runs), group.federations, group.examples)
+        for group in _groups(runs)
+    ]
     rank = {name: place for place, name in enumerate(BASELINES)}
     return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))
 
@@ -323,83 +380,3 @@ def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     keys = dict.fromkeys(key for mapping in settings for key in mapping)
     values = {key: [mapping.get(key, "not set") for mapping in settings] for key in keys}
     return {key: per_key for key, per_key in values.items() if len(set(per_key)) > 1}
-
-
-#: Minimum number of values in a sweep.
-_FEWEST = 3
-
-
-class Sweep(NamedTuple):
-    """Methods that differ in a run config key, in ascending order of its value.
-
-    ``others`` maps values that are not numbers to methods, as in ``num_clusters=auto``.
-    """
-
-    key: str
-    values: Vector
-    methods: tuple[Method, ...]
-    others: Mapping[str, Method]
-
-
-def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
-    """Return grids of comparable methods by client and strategy, with the largest grid first.
-
-    A grid has at least two clients and two strategies.
-    """
-    sets: dict[Any, list[Method]] = {}
-    for method in comparison.methods:
-        sets.setdefault(method.comparable, []).append(method)
-    grids = []
-    for members in sorted(sets.values(), key=len, reverse=True):
-        grid: dict[str, dict[str, Method]] = {}
-        for method in members:
-            grid.setdefault(method.client, {})[method.aggregation] = method
-        strategies = {strategy for row in grid.values() for strategy in row}
-        if len(grid) > 1 and len(strategies) > 1:
-            grids.append(grid)
-    return grids
-
-
-def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
-    """Return the largest of `client_strategy_grids`; empty without a grid."""
-    return next(iter(client_strategy_grids(comparison)), {})
-
-
-def sweeps(comparison: Comparison) -> list[Sweep]:
-    """Return a sweep for each argument with at least three values and all other settings equal.
-
-    Methods that were not tested on every domain are left out.
-    """
-    keys = {key for method in comparison.methods for key, _ in method.identity if is_argument(key)}
-    by_argument = []
-    for key in sorted(keys):
-        groups: dict[Any, dict[Any, Method]] = {}
-        for method in comparison.methods:
-            value = _value(method, key)
-            rest = frozenset(item for item in method.identity if item[0] != key)
-            if value is not None and method.fully_tested():
-                groups.setdefault((rest, method.comparable), {}).setdefault(value, method)
-        for members in groups.values():
-            values = sorted(value for value in members if isinstance(value, float))
-            if len(values) >= _FEWEST:
-                others = {value: m for value, m in members.items() if isinstance(value, str)}
-                methods = tuple(members[value] for value in values)
-                by_argument.append(Sweep(key, np.array(values), methods, others))
-    return by_argument
-
-
-def _value(method: Method, key: str) -> float | str | None:
-    """Return a method's value for an argument (set or default), as a number if possible.
-
-    The result is None if the method does not have the argument.
-    """
-    table, _, leaf = key.partition(".")
-    value: Any = dict(method.identity).get(key)
-    for kind in (ClientConfig, StrategyConfig):
-        if value is None and table == kind.TABLE:
-            value = kind.of(method.config).defaults().get(key_to_argument(leaf))
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return value if isinstance(value, str) else None
-    return number if math.isfinite(number) else None

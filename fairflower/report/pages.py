@@ -170,7 +170,7 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    return re.sub(r"[\\`*<|]", r"\\\g<0>", text)
 
 
 # --- HTML -----------------------------------------------------------------------------

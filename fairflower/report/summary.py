@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignment, shown
 from fairflower.data import ClientInfo
-from fairflower.errors import RunFolderError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.paths import read_text
 from fairflower.registry.user_metrics import metric_names
@@ -47,6 +47,9 @@ _BY_CLIENT = "accuracy by client"
 #: Column of the numbers of test examples, with which verdicts tell a lucky spread from a real one.
 _TESTED = "test examples by domain"
 
+#: Column of the digest of all examples, by which runs on other data are told apart.
+_EXAMPLES = "examples"
+
 #: Separators: between the sessions of a resumed run, and between remarks or domains.
 _AND, _NEXT = " + ", " | "
 
@@ -67,12 +70,21 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       mean of each client over these rounds. ``held-out``: the accuracy on the ``held-out domain``
       in the ``held-out rounds``, and ``held-out AdaBN``, if it was tested.
     - ``domains`` in the run's order, and in this order ``clients``, their numbers of clients, and
-      ``test examples by domain``. ``participation``: the fraction of rounds in which each client
-      was merged, unless all are 1. ``accuracy by client``: means over the rounds, if clients
-      tested. ``cluster``: for each round, the clients' clusters, separated by dots.
-    - ``parameters`` and ``bytes`` of the model. ``data``: a digest of each client's data.
-      ``processor``, ``versions`` and ``remarks``.
+      ``test examples by domain``. ``participation``: the mean fraction of rounds in which a
+      client of each domain was merged, unless all are 1. ``accuracy by client``: means over the
+      rounds, if clients tested. ``cluster``: for each round, the clients' clusters, separated by
+      dots.
+    - ``parameters`` and ``bytes`` of the model. ``data``: a digest of the partition among clients.
+      ``examples``: a digest of all examples. ``processor``, ``versions`` and ``remarks``.
+
+    Raises
+    ------
+    ConfigError
+        If the file name does not end in ``.csv``.
     """
+    path = Path(path)
+    if path.suffix != ".csv":
+        raise ConfigError(f"{path}: expected a file name that ends in .csv.")
     rows = [_row(run) for run in runs]
     settings = _settings(runs)
     for row, run in zip(rows, runs, strict=True):
@@ -84,7 +96,7 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     writer = csv.DictWriter(text, [*columns, *_LAST], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    Path(path).write_text(text.getvalue(), encoding="utf-8")
+    path.write_text(text.getvalue(), encoding="utf-8")
 
 
 def read_summary(path: str | Path) -> list[Run]:
@@ -166,7 +178,7 @@ def _row(run: Run) -> dict[str, Any]:
         if run.adapted.rounds.size:
             row["held-out AdaBN"] = _fractions(run.adapted.accuracy[late, 0])
     row |= {"domains": _NEXT.join(run.domains), "clients": _listed(counts)}
-    row[_TESTED] = _listed(run.info.get("test_sizes") or ())
+    row |= {_TESTED: _listed(run.info.get("test_sizes") or ()), _EXAMPLES: run.info.get("digest")}
     if shares := participation(run):
         row["participation"] = _fractions(shares)
     tested = run.by_client.final()[order]
@@ -299,6 +311,7 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
         "num_parameters": int(row["parameters"]) if row["parameters"] else None,
         "model_bytes": int(row["bytes"]) if row["bytes"] else None,
         "sources": [row["data"]],
+        "digest": row.get(_EXAMPLES) or "",
         "test_sizes": [int(size) for size in (row.get(_TESTED) or "").split()],
         "remarks": [text for text in row["remarks"].split(_NEXT) if text],
         "participation": [float(share) for share in (row.get("participation") or "").split()],

@@ -115,10 +115,10 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
     return Table(
         title=f"Tuning: {METRICS[first.metric]} on validation images",
         caption=(
-            "In %, mean of the last five tested rounds. Over trials: mean and, below it, ± "
-            f"{SIGMA} (ddof 1) of completed trials. Chosen: {CRITERIA[first.select]}. Every method"
-            " has the same number of trials, including pruned and lost trials; a method without "
-            "tuned arguments has a single trial."
+            "In %, mean of the last five tested rounds (of all, if fewer). Over trials: mean and, "
+            f"below it, ± {SIGMA} (ddof 1) of completed trials. Chosen: {CRITERIA[first.select]}. "
+            "Every method has the same number of trials, including pruned and lost trials; a "
+            "method without tuned arguments has a single trial."
         ),
         columns=[
             *("trials", "pruned", "lost"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflower.config import (
     ModelConfig,
@@ -28,6 +28,9 @@ from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.participation.availability import absolute_trace
 from fairflower.server.contents import read_config, read_facts
+
+if TYPE_CHECKING:
+    from fairflower.data import Federation
 
 #: Settings that may change when a run is resumed: execution settings except the folder, and the
 #: number of rounds. (A new number of rounds changes the result of methods with a schedule over all
@@ -209,6 +212,18 @@ def check_same_data(run: Path, facts: Mapping[str, Any], config: Mapping[str, An
         raise ConfigError(
             f"{run} was started with an earlier version, which chose the images of clean and "
             "corrupted clients and the test images of PACS differently. Start a new run."
+        )
+
+
+def check_same_examples(run: Path, facts: Mapping[str, Any], federation: Federation) -> None:
+    """Raise ``ConfigError`` if the clients of a run had other examples than ``federation``.
+
+    Runs of earlier versions, and runs without data on the server, did not record a digest.
+    """
+    if facts.get("digest") and facts["digest"] != federation.digest:
+        raise ConfigError(
+            f"The clients of {run} had other examples than data.dir has now. Restore the data, or "
+            "name the folder of the run's data (data.dir)."
         )
 
 

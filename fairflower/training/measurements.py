@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflower.config import unknown
+from fairflower.config import names_in, unknown
 from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
 from fairflower.models import initial_local_arrays, to_numpy
@@ -352,8 +352,8 @@ def requested(config: Mapping[str, Any]) -> list[str]:
     >>> requested({"measure": "fisher, received_loss"}), requested({})
     (['fisher', 'received_loss'], [])
     """
-    names = [name.strip() for name in str(config.get("measure", "")).split(",")]
-    for name in filter(None, names):
+    names = names_in(str(config.get("measure", "")))
+    for name in names:
         if name not in MEASUREMENTS:
             raise ConfigError(unknown("measurement", name, MEASUREMENTS))
-    return list(dict.fromkeys(filter(None, names)))
+    return list(dict.fromkeys(names))

@@ -32,7 +32,8 @@ from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.plans import comparison
 from fairflower.plans.execution import locked_folder, setup_summary
-from fairflower.plans.plan import Plan, auto_jobs, parse_seeds
+from fairflower.plans.jobs import auto_jobs
+from fairflower.plans.plan import Plan, parse_seeds
 from fairflower.plans.protocol import STUDY, TuningProtocol
 from fairflower.report import read_run
 from fairflower.server.history import History
@@ -555,7 +556,7 @@ def test_runs_side_by_side_end_in_the_same_bits_and_one_that_fails_is_named(tmp_
     ],
 )
 def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypatch):
-    monkeypatch.setattr("fairflower.plans.plan.cpus", lambda: 4)
+    monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: 4)
     plan = Plan.grid(
         {"train.device": "cpu", **settings}, StrategyConfig.parse("uniform"), [*range(runs)]
     )
@@ -575,7 +576,7 @@ def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypat
     ],
 )
 def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairflower.plans.plan.cpus", lambda: 2)
+    monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: 2)
     asked = []
     monkeypatch.setattr(
         comparison,
@@ -588,7 +589,10 @@ def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
 
 def test_runs_side_by_side_are_inline():
     message = call("compare", "--jobs=2", "--engine=ray", expect=2)
-    assert "need the inline engine, but engine = 'ray' is set" in " ".join(message.split())
+    assert (
+        "use the inline engine, on this machine and with one client at a time, but engine = 'ray'"
+        in " ".join(message.split())
+    )
 
 
 def test_runs_side_by_side_are_not_for_a_cluster():

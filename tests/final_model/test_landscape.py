@@ -23,12 +23,15 @@ from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.final_model.contours import draw, levels_of
+from fairflower.final_model.exporting import network
 from fairflower.final_model.landscape import (
     Landscape,
     Surface,
+    client_sharpness,
     filter_normalized,
     landscape,
     load_model,
+    load_run_model,
     surfaces,
 )
 from fairflower.models import initial_local_arrays
@@ -296,3 +299,12 @@ def test_losses_that_vanish_or_are_no_number_can_be_drawn(tmp_path: Path) -> Non
     draw(odd, levels_of([odd]), tmp_path)
     colors = np.unique(imread(tmp_path / "landscape.png").reshape(-1, 4), axis=0)
     assert len(colors) > 20
+
+
+def test_a_model_is_not_measured_on_other_examples(tmp_path: Path) -> None:
+    made = read_run(run(config(tmp_path)))
+    load_run_model(made, "", "cpu")
+    made.info["digest"] = "of other examples"
+    for use in (landscape, client_sharpness, network):
+        with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
+            use(made)

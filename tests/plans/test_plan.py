@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import call
 from resuming import config, session
 
-from fairflower.config import keys
+from fairflower.config import ClientConfig, StrategyConfig, keys
 from fairflower.errors import ConfigError
 from fairflower.plans import parallel
-from fairflower.plans.plan import Plan, resolve_jobs, run_key
+from fairflower.plans.jobs import resolve_jobs
+from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
 
 
@@ -24,6 +27,12 @@ def test_a_completed_run_on_other_examples_is_not_compared(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
         Plan([made, other]).without([run])
     assert not Plan([made]).without([run]).runs, "nothing is left that could be mixed with it"
+    for earlier in ({"strategy.name": "uniform"}, {"num-server-rounds": 99}, {"train.lr": 0.5}):
+        beside = dataclasses.replace(run, config={**run.config, **earlier})
+        with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
+            Plan([made, other]).without([beside])  # the report would compare it
+    elsewhere = dataclasses.replace(run, config={**run.config, "data.seed": 9})
+    assert len(Plan([made, other]).without([elsewhere]).runs) == 2
 
 
 @pytest.mark.parametrize(
@@ -62,3 +71,43 @@ def test_runs_are_stopped_if_what_waits_for_them_fails(monkeypatch: pytest.Monke
     with pytest.raises(MemoryError), parallel._processes(1):
         raise MemoryError
     assert called == ["stop", "close"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"engine": "ray"}, "engine"),
+        ({"workers": 2}, "workers"),
+        ({"client-gpus": 0.5}, "client-gpus"),
+        ({"ray-address": "auto"}, "ray-address"),
+    ],
+)
+def test_settings_of_parallel_clients_are_refused_beside_parallel_runs(
+    settings: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"--jobs 2: .* but {key} = .* is set"):
+        resolve_jobs({**keys(), **settings}, 2)
+    assert resolve_jobs({**keys(), **settings}, 1) == 1
+    assigned = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
+    said = call("tune", "--strategies", "fedavg", "--output-dir", tmp_path, *assigned, expect=2)
+    assert f"{key} = {settings[key]!r}: the runs of a study use the inline engine" in said
+
+
+def test_arguments_without_the_name_of_a_method_are_for_all_that_have_them() -> None:
+    strategies = StrategyConfig.parse("fedavg,qffl,fedheal:tau=0.1")
+    flat = {"strategy.q": 5.0, "client.mu": 0.5}
+    clients = ClientConfig.parse("sgd,fedprox")
+    labels = [config.label for config in grid_configs(flat, strategies, clients=clients)]
+    assert labels == [
+        *("fedavg", "qffl:q=5.0", "fedheal:tau=0.1"),
+        *("fedprox:mu=0.5+fedavg", "fedprox:mu=0.5+qffl:q=5.0", "fedprox:mu=0.5+fedheal:tau=0.1"),
+    ]
+    named = {"strategy.name": "qffl", **flat, "client.name": "fedprox"}
+    labels = [config.label for config in grid_configs(named, strategies, clients=clients)]
+    assert labels[4] == "fedprox:mu=0.5+qffl:q=5.0"
+    with pytest.raises(ConfigError, match=r"strategy\.q is not an argument of fedavg"):
+        grid_configs(flat, strategies[:1], clients=clients)
+    single = single_run_config({"strategy.q": 5.0}, StrategyConfig("qffl"), None, {})
+    assert single.label == "qffl:q=5.0"
+    with pytest.raises(ConfigError, match=r"strategy\.q is an argument of .*qffl"):
+        single_run_config({"strategy.q": 5.0}, StrategyConfig("fedavg"), None, {})

@@ -52,7 +52,11 @@ def test_every_method_has_its_budget_with_the_papers_values_first(
     tmp_path: Path,
 ) -> None:
     made = tuning(tmp_path, "fedheal,qffl", training=True, seeds=[1])
-    trials = [config for config in make(made) if not config.evaluate.test]
+    runs = make(made)
+    trials = [config for config in runs if not config.evaluate.test]
+    tests = [config for config in runs if config.evaluate.test]
+    assert {config.tuned for config in trials} == {""}
+    assert {config.tuned for config in tests} == {"train.lr,train.local-epochs"}
     assert [len(one.trials) for one in made.tuned()] == [5, 5, 5]  # and Uniform
     assert len(trials) == 15
     assert all(config.seed == 0 for config in trials)
@@ -91,7 +95,7 @@ def test_chosen_values_are_tested_once_with_fresh_seeds(tmp_path: Path) -> None:
             "beta": best.values["strategy.beta"],
         }
     assert made.total == 7 + 6
-    with pytest.raises(ConfigError, match=r"--seeds: 0 is the seed for the trials"):
+    with pytest.raises(ConfigError, match=r"--seeds: the trials have seed 0"):
         tuning(tmp_path / "other", seeds=[0, 1])
 
 
@@ -108,9 +112,9 @@ def test_chosen_values_are_tested_on_other_federations(tmp_path: Path) -> None:
         "fedavg-federation2",
     }
     assert not make(tuning(tmp_path, federations=True)), "nothing is left"
-    with pytest.raises(ConfigError, match="--federations: 0 is the seed for the trials"):
+    with pytest.raises(ConfigError, match="--federations: the trials have federation 0"):
         tuning(tmp_path / "other", federations=True, seeds=[0, 1])
-    with pytest.raises(ConfigError, match="--federations: 2 is the federation used for the trials"):
+    with pytest.raises(ConfigError, match="--federations: the trials have federation 2"):
         tuning(tmp_path / "third", federations=True, settings={"data.seed": 2})
 
 

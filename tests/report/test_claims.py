@@ -33,7 +33,7 @@ from run_folders import (
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from fairflower.errors import RunFolderError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.plans.protocol import STUDY
 from fairflower.report import read_run, read_summary, write_report, write_summary
@@ -726,11 +726,18 @@ def test_wrong_uses_of_the_command_are_named(tmp_path: Path) -> None:
     assert "ends in .csv" in call(folder, "--summary", tmp_path / "x.txt", code=2)
     write_summary([read_run(folder)], tmp_path / "x.csv")
     document.mkdir()
-    assert "Cannot read" in call(tmp_path / "x.csv", "--into", document, code=1)
+    assert "is a folder. Name a file." in call(tmp_path / "x.csv", "--into", document, code=2)
     document.rmdir()
     call(tmp_path / "x.csv", "--into", document)
     assert document.read_text().startswith("<!-- generated from x.csv -->")
     assert "Skipped" in call(tmp_path / "no.csv", code=1)
+    for arguments in (["--summary", "no/x.csv"], ["--format", "md", "--out", "no/x.md"]):
+        assert "the folder no does not exist" in call(folder, *arguments, code=2)
+    assert "is a folder" in call(folder, "--format", "latex", "--out", tmp_path, code=2)
+    for out in (tmp_path / "page.html", tmp_path / "x.csv"):
+        assert "expected a folder" in call(folder, "--out", out, code=2)
+    with pytest.raises(ConfigError, match=r"ends in \.csv"):
+        write_summary([read_run(folder)], tmp_path / "x")
 
 
 @pytest.mark.usefixtures("undrawn")

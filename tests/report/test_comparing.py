@@ -17,7 +17,7 @@ from run_folders import (
     tables_of,
 )
 
-from fairflower.report import methods, read_run, write_report
+from fairflower.report import grids, read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
 from fairflower.report.methods import group_runs
 from fairflower.report.tables.accuracy import (
@@ -87,7 +87,7 @@ def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> No
         edit("config.toml", "[train]", f"t = {t}\n[train]")(folder)
         edit("config.toml", f"rounds = {last}", "rounds = 6")(folder)
         folders.append(folder)
-    assert methods.sweeps(group_runs(map(read_run, folders))[0]) == []
+    assert grids.sweeps(group_runs(map(read_run, folders))[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -215,3 +215,63 @@ def test_uniform_is_missed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
     assert "Uniform averaging is not among the runs" in shown(folder)
     assert "Uniform averaging is not" not in shown(*several(tmp_path, "uniform", [0.5]))
+
+
+def test_runs_on_other_examples_are_named_and_not_compared(tmp_path: Path) -> None:
+    """The data settings are equal, but what is in data.dir had changed in between."""
+    folders = [
+        make_run(tmp_path / f"{label}{seed}", constant(a=a, b=0.9), label=label, seed=seed,
+                 digest=digest)
+        for label, a, digest in (("uniform", 0.5, "one"), ("term", 0.6, "one"), ("x", 0.7, "two"))
+        for seed in range(2)
+    ]  # fmt: skip
+    again = make_run(tmp_path / "again", constant(a=0.1, b=0.9), label="uniform", seed=2,
+                     digest="two")  # fmt: skip
+    runs = [read_run(folder) for folder in [*folders, again]]
+    (comparison,) = group_runs(runs)
+    assert [(method.name, len(method.runs)) for method in comparison.methods] == [
+        ("uniform (examples=version 1)", 2),
+        ("uniform (examples=version 2)", 1),
+        ("term", 2),
+        ("x", 2),
+    ]
+    first, second, term, x = comparison.methods
+    assert comparison.baseline(term, "uniform") is first
+    assert comparison.baseline(x, "uniform") is second
+    note = "The runs differ in examples: version 1 (uniform (examples=version 1), term), version 2"
+    assert note in " ".join(shown(*folders, again).split())
+    write_summary(runs, tmp_path / "x.csv")
+    (summarized,) = group_runs(read_summary(tmp_path / "x.csv"))
+    assert [method.name for method in summarized.methods] == [m.name for m in comparison.methods]
+
+
+def test_runs_on_one_federation_do_not_take_other_federations_apart(tmp_path: Path) -> None:
+    def drawn(name: str, seed: int, federation: int) -> Path:
+        made = make_run(tmp_path / name, constant(a=0.5, b=0.9), label="uniform", seed=seed)
+        edit("config.toml", "[data]\n", f"[data]\nseed = {federation}\n")(made)
+        return made
+
+    folders = [drawn(f"f{number}", number, number) for number in range(3)]
+    folders += [drawn("s3", 3, 0), drawn("s4", 4, 0)]
+    (comparison,) = group_runs(map(read_run, folders))
+    assert [(m.federations, [run.seed for run in m.runs]) for m in comparison.methods] == [
+        (True, [0, 1, 2]),
+        (False, [3, 4]),
+    ]
+
+
+def test_settings_that_were_tuned_for_each_method_are_no_difference(tmp_path: Path) -> None:
+    def made(label: str, lr: float, tuned: str = "train.lr") -> Path:
+        folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
+        edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
+        edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
+        return folder
+
+    folders = [made("uniform", 0.1), made("term", 0.2), made("x", 0.3, "")]
+    (comparison,) = group_runs(map(read_run, folders))
+    uniform, term, x = comparison.methods
+    assert comparison.baseline(term, "uniform") is uniform
+    assert comparison.baseline(x, "uniform") is None, "it was not tuned"
+    assert comparison.differing == {"train.lr": {"uniform": "tuned", "term": "tuned", "x": "0.3"}}
+    text = " ".join(shown(*folders).split())
+    assert "train.lr was tuned for each method: 0.1 (uniform), 0.2 (term)." in text

@@ -15,7 +15,7 @@ from torch import nn
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError
-from fairflower.plans.plan import Plan
+from fairflower.plans.plan import Plan, domains_to_hold_out
 from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.report.frames import table_frame
 from fairflower.report.pages import markdown_tables
@@ -115,12 +115,18 @@ def test_compare_holds_out_each_domain_in_turn(tmp_path, undrawn):
 
 
 def test_what_cannot_be_left_out_is_refused():
-    plan = Plan.grid({}, (), [0])
     with pytest.raises(ConfigError, match="would leave no domain to train on"):
-        plan.leaving_each_out(DOMAINS[:1])
-    held = Plan.grid({"data.held-out": DOMAINS[0]}, (), [0])
+        domains_to_hold_out({"data.domains": DOMAINS[0]})
     with pytest.raises(ConfigError, match="Remove this setting"):
-        held.leaving_each_out(DOMAINS)
+        domains_to_hold_out({"data.held-out": DOMAINS[0]})
+    assert domains_to_hold_out({}) == list(DOMAINS)
+
+
+def test_adabn_is_a_setting_of_a_plan_that_holds_each_domain_out():
+    grid = Plan.grid({"evaluate.adabn": True}, (), [0, 1], held_out=DOMAINS)
+    assert [config.data.held_out for config in grid.runs] == [d for d in DOMAINS for _ in range(6)]
+    assert grid.runs[0].run_name == f"without-{DOMAINS[0]}-fedavg-seed0"
+    assert len({config.run_name for config in grid.runs}) == len(grid.runs)
 
 
 # --- AdaBN ---------------------------------------------------------------------------------------

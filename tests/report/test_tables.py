@@ -63,9 +63,26 @@ def test_client_accuracies_have_their_own_table(tmp_path: Path) -> None:
     page = tables_of(make_run(tmp_path / "r", rising(0.5), clients=clients))
     row = page.table("Fairness over 3 clients")["fedheal seed 0"]
     assert (row["AVG"], row["MIN"], row["MAX"], row["GAP"]) == (
-        "66.67", "50.00", "90.00", "40.00",
+        "66.67†", "50.00†", "90.00†", "40.00†",
     )  # fmt: skip
-    assert row["STD ddof 1"] == f"{100 * np.std([0.5, 0.6, 0.9], ddof=1):.2f}"
+    assert row["STD ddof 1"] == f"{100 * np.std([0.5, 0.6, 0.9], ddof=1):.2f}†"
+
+
+def test_clients_that_some_run_did_not_test_count_with_their_domains(tmp_path: Path) -> None:
+    """Means over clients and over their domains would otherwise be compared."""
+    tests = {r: [0.1, 0.3, 0.7, 0.9] for r in range(7)}
+    values = constant(a=0.4, b=0.8)
+    facts = {"label": "uniform", "clients": tests}
+    folders = [make_run(tmp_path / "u", values, **facts), make_run(tmp_path / "h", values)]
+    for folder in folders:
+        give_clients(folder, a=1, b=3)
+    title = "Client types and clients"
+    both = tables_of(*folders).table(title)
+    assert {row["Avg over clients"] for row in both.values()} == {"70.00"}, "0.4 and three of 0.8"
+    assert "A client counts with its domain's accuracy" in tables_of(*folders).text
+    alone = tables_of(folders[0])
+    assert alone.table(title)["uniform seed 0"]["Avg over clients"] == "50.00"
+    assert "A client counts with its domain's accuracy" not in alone.text
 
 
 def test_quality_table_by_hand(tmp_path: Path) -> None:

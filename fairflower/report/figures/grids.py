@@ -20,8 +20,9 @@ from fairflower.report.figures.canvas import (
     line,
     panels,
 )
+from fairflower.report.grids import largest_grid, sweeps
 from fairflower.report.measures import fairness
-from fairflower.report.methods import BASELINES, Comparison, Method, largest_grid, sweeps
+from fairflower.report.methods import BASELINES, Comparison, Method
 from fairflower.report.reading import Run
 
 Grid = Mapping[str, Mapping[str, Method]]

@@ -20,15 +20,17 @@ from fairflower.numerics.metrics import (
     average_and_worst,
 )
 from fairflower.report import clusters
+from fairflower.report.grids import largest_grid
 from fairflower.report.measures import (
     SIGMA,
+    all_clients_tested,
     by_user_metric,
     of_clients,
     rated_methods,
     summarized,
     typed_methods,
 )
-from fairflower.report.methods import Comparison, MeanStd, Method, largest_grid
+from fairflower.report.methods import Comparison, MeanStd, Method
 from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run
 from fairflower.report.tables.cells import (
     Column,
@@ -234,6 +236,11 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
             return lambda method: method.over_domains(Run.final, value)
         return lambda method: method.over_seeds(lambda run: value(values(run)))
 
+    def whole(method: Method) -> bool:
+        if level == "domains":
+            return method.fully_tested()
+        return all(map(all_clients_tested, method.runs))
+
     methods = [m for m in comparison.methods if all(values(run).size for run in m.runs)]
     sizes = sorted({values(run).size for m in methods for run in m.runs})
     counted = " or ".join(str(size) for size in sizes)
@@ -243,11 +250,17 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         "In %, except Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
         f"(ln K = {highest}: all equal). {how_to_read(comparison)}",
         [
-            Column(row.heading, of(row), row.better, 4 if row.relative else 2, Method.fully_tested)
+            Column(row.heading, of(row), row.better, 4 if row.relative else 2, whole)
             for row in SUMMARIES
         ],
         group_comparable(comparison, methods),
     )
+
+
+#: Caption of a table over clients, some of which did not test.
+_BY_DOMAIN = (
+    "A client counts with its domain's accuracy, because in some runs not all clients tested. "
+)
 
 
 def types_table(comparison: Comparison) -> Table:
@@ -259,10 +272,14 @@ def types_table(comparison: Comparison) -> Table:
     def domains(row: Summary) -> Callable[[Method], MeanStd]:
         return lambda method: method.over_domains(Run.final, summarized(row, comparison.domains))
 
+    methods = typed_methods(comparison)
+    accuracies = of_clients(methods)
+
     def clients(row: Summary) -> Callable[[Method], MeanStd]:
         value = summarized(row, comparison.domains)
-        return lambda method: method.over_seeds(lambda run: value(of_clients(run)))
+        return lambda method: method.over_seeds(lambda run: value(accuracies(run)))
 
+    some = {all_clients_tested(run) for method in methods for run in method.runs}
     columns = (
         ("Avg over domains", domains(AVG), AVG.better),
         ("Avg over clients", clients(AVG), AVG.better),
@@ -272,9 +289,9 @@ def types_table(comparison: Comparison) -> Table:
     return metric_table(
         f"Client types and clients, {comparison.span()}",
         f"In %. {SIGMA} type and {SIGMA} client: standard deviations over domains and over "
-        f"clients (ddof 0). {how_to_read(comparison)}",
+        f"clients (ddof 0). {_BY_DOMAIN if len(some) > 1 else ''}{how_to_read(comparison)}",
         [Column(*column, whole=Method.fully_tested) for column in columns],
-        group_comparable(comparison, typed_methods(comparison)),
+        group_comparable(comparison, methods),
     )
 
 

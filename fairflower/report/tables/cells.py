@@ -116,8 +116,8 @@ def metric_table(
     cells = (cell for group in filled for row in group.rows for cell in row.cells)
     if any(cell.text.endswith(MARK) for cell in cells):
         caption = (
-            f"{caption.rstrip()} {MARK}: some domains were not tested in these rounds, so the "
-            "number is not compared."
+            f"{caption.rstrip()} {MARK}: some domains or clients were not tested in these "
+            "rounds, so the number is not compared."
         )
     return Table(title, caption, [column.title for column in columns], filled)
 

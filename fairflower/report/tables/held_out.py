@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fairflower.report.methods import Comparison, MeanStd, Method, differing
+from fairflower.report.methods import Comparison, MeanStd, Method, differing, mean_of_last
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Column, Table, metric_table
 
@@ -49,12 +49,12 @@ def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
 
 _PLAIN = (
     "Leave one domain out: accuracy on the held-out domain",
-    "Test accuracy of the global model in %, mean of the last 5 tested rounds.",
+    "Test accuracy of the global model in %, {span}.",
 )
 _ADABN = (
     "Leave one domain out, with AdaBN: accuracy on the held-out domain",
-    "Test accuracy in %, mean of the last 5 tested rounds, of the global model with BatchNorm "
-    "statistics that are estimated from the domain's unlabeled test examples.",
+    "Test accuracy in %, {span}, of the global model with BatchNorm statistics that are estimated "
+    "from the domain's unlabeled test examples.",
 )
 
 
@@ -87,11 +87,13 @@ def _table(
 
         return estimate
 
+    held = (run for found in runs.values() for method in found.values() for run in method.runs)
+    span = mean_of_last(len(run.held_out.final_rounds()) for run in held)
     return metric_table(
         texts[0],
-        f"{texts[1]} Each column shows runs without clients of this domain. Mean and minimum over "
-        "the held-out domains are computed per seed. Bold: best comparable method, after "
-        "rounding.",
+        f"{texts[1].format(span=span)} Each column shows runs without clients of this domain. Mean "
+        "and minimum over the held-out domains are computed per seed. Bold: best comparable method,"
+        " after rounding.",
         [
             *(Column(domain, on(domain), 1) for domain in domains),
             Column("mean", over(lambda values: sum(values) / len(values)), 1),

@@ -1,0 +1,47 @@
+"""Keys that tell whether runs have the same method, or the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairflower.config.methods import DEFAULT
+from fairflower.config.run import METHOD_TABLES, execution, methods_of
+from fairflower.config.text import argument_to_key, names_in, shown
+
+
+def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return the settings that identify a run's method: all but seed and execution settings.
+
+    Arguments that equal the method's defaults are left out, as is ``tuned``, which only reports
+    use.
+    """
+    left = {"seed", "tuned", *execution()}
+    for choice in methods_of(config):
+        defaults = choice.defaults() if choice.args else {}
+        given = choice.args.items()
+        left |= {
+            f"{choice.TABLE}.{argument_to_key(a)}"
+            for a, v in given
+            if v == defaults.get(a, DEFAULT)
+        }
+    return frozenset(
+        (key, shown(value))
+        for key, value in config.items()
+        if key not in left and not (key.startswith(METHOD_TABLES) and value == DEFAULT)
+    )
+
+
+def data_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return the settings that determine the clients' data: ``data.*`` but execution settings."""
+    left = execution()
+    return frozenset(
+        (key, shown(value))
+        for key, value in config.items()
+        if key.startswith("data.") and key not in left
+    )
+
+
+def tuned_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the training settings that were tuned for a run's method (the setting ``tuned``)."""
+    return names_in(str(config.get("tuned", "")))
