@@ -11,7 +11,7 @@ import torch
 
 from fairflower import machine
 from fairflower.config import RunConfig
-from fairflower.server.folder import RunFolder
+from fairflower.server.folder import RunFolder, lock_folder
 
 AMD = """\
 processor\t: 0
@@ -81,6 +81,6 @@ def test_a_run_folder_names_the_machine_of_every_session(
     old = first | {"machine": {"system": "Linux", "machine": "x86_64", "cpus": 2}}
     (folder.path / "run.json").write_text(json.dumps(old))
     cpuinfo.write_text(INTEL)
-    again = facts(RunFolder.reopen(folder.path, config, of, server_round=0))
+    again = facts(RunFolder.reopen(folder.path, config, of, lock=lock_folder(folder.path)))
     assert again["machine"] == old["machine"]
     assert again["resumed"][0]["machine"]["instructions"] == "avx2 avx512f amx_tile"

@@ -263,7 +263,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('deploy key {key}', 'key: File exists. Existing files are not overwritten. Choose another name, or move the file.'),
             ('deploy key ""', "'.' is not the name of a file. Give a file name for the private key."),
             ('deploy certificates ""', "'' is neither a host name nor an IP address."),
-            ('deploy certificates localhost --days 9999999', '--days 9999999: expected at most 36500.'),
+            ('deploy certificates localhost --days 9999999', '--days 9999999: expected a number from 1 to 36500.'),
             ('landscape {run} --grid 9999999', '--grid 9999999: expected at most 501.'),
             ('report "~no-such-user/x"', 'A path starts with ~ and a user name, but this user does not exist.'),
             ('report {run} --summary {run}/history.csv', "run/history.csv belongs to a run folder and must not be overwritten. Choose another name."),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
+from fairflower.aggregation.participation import Participation
 from fairflower.aggregation.records import is_buffer
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
@@ -47,6 +48,8 @@ class StrategyHooks:
     )
     #: Measurements and metrics that are counts, at most 2**53.
     COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
+    #: Selects the clients of every round.
+    participation: Participation
     #: Metrics that the strategy uses and that clients always report.
     reads: tuple[str, ...] = ()
 

@@ -84,6 +84,11 @@ class Participation(Configurable):
         """
         raise NotImplementedError(f"{type(self).__name__}: define the method choose.")
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The metrics of train replies that `merged` needs; replies without them are dropped."""
+        return ()
+
     def merged(self, server_round: int, train_losses: Mapping[int, float]) -> None:
         """Store the mean training losses of a round's merged clients, by client id, if needed."""
 

@@ -23,6 +23,7 @@ from fairflower.aggregation.records import (
     InvalidReply,
     NotFinite,
     check_arrays,
+    check_finite,
     check_group_counts,
     check_metric,
     check_non_negative,
@@ -229,6 +230,11 @@ class ReplyParser:
                     check_group_counts(measured[name]["h"], None, examples)
             else:
                 self._check_number(name, metrics)
+        policy = self.strategy.participation
+        for name in policy.reads:
+            self._check_there(name, "metric", metrics, type(policy).__name__)
+        if "train_loss" in metrics:
+            check_finite("train_loss", metrics["train_loss"])
         for exchange in self.strategy.exchanges:
             if exchange.returned:
                 measured[exchange.name] = self._returned(exchange, content, metrics)
@@ -362,16 +368,16 @@ class ReplyParser:
             return others[0]
         raise InvalidReply(f"it has no ArrayRecord {key!r}, only {sorted(records)}")
 
-    def _check_there(self, name: str, kind: str, records: Container[str]) -> None:
+    def _check_there(self, name: str, kind: str, records: Container[str], reader: str = "") -> None:
         if name not in records:
             remedy = (
                 "must compute the measurements that the message's config lists under 'measure'"
                 if name in self.strategy.measurements
                 else "must report it"
             )
+            reader = reader or type(self.strategy).__name__
             raise InvalidReply(
-                f"it sent no {kind} {name!r}, which {type(self.strategy).__name__} needs. "
-                f"The client {remedy}"
+                f"it sent no {kind} {name!r}, which {reader} needs. The client {remedy}"
             )
 
     def _vectors(self, name: str, content: RecordDict) -> Arrays:

@@ -50,9 +50,17 @@ def collect_state(parts: Sequence[StatefulPart]) -> Arrays:
 def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
     """Set the attributes to copies of the values that `collect_state` returned.
 
-    Raises ``ValueError``, before anything is changed, if ``state`` has other attributes.
+    Raises ``ValueError``, before anything is changed, if ``state`` has other parts or attributes.
     """
     saved = unflatten_state({path: np.array(array) for path, array in state.items()})
+    known = {(part.kind, part.name) for part in parts}
+    for kind, named in saved.items():
+        for name in named:
+            if (kind, name) not in known and named[name]:
+                raise ValueError(
+                    f"The saved state has {kind} {name!r}, but the strategy does not. Resume with "
+                    "the strategy, the exchanges and the version of fairflower that saved it."
+                )
     for kind, name, owner, attributes in parts:
         values = saved.get(kind, {}).get(name, {})
         if set(values) != set(attributes):
@@ -91,7 +99,7 @@ def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:
             flat[path + "?"] = np.zeros((), np.int8)
         elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
             flat[path] = np.asarray(value)
-        elif isinstance(value, (bool, int, float)):
+        elif isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**64):
             flat[path + "!"] = np.asarray(value)
         else:
             raise TypeError(

@@ -48,6 +48,7 @@ from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, RoundFailed, StrategyError, naming_failures, require
 from fairflower.numerics.threads import one_thread
+from fairflower.seeds import derive_seed
 
 
 class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
@@ -107,7 +108,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return collect_state(self._stateful_parts())
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a saved state; raise ``ValueError`` if it belongs to another strategy."""
+        """Restore a saved state; raise ``ValueError`` if it has other parts or attributes."""
         restore_state(self._stateful_parts(), state)
 
     def _stateful_parts(self) -> list[StatefulPart]:
@@ -185,8 +186,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             messages = list(self._construct_messages(content, asked, MessageType.TRAIN))
         for exchange in self.exchanges:
             if shared := exchange.broadcast(server_round):
+                record = record_of(shared)
                 for message in messages:
-                    message.content[exchange.name] = record_of(shared)
+                    message.content[exchange.name] = record
         for message in messages:
             client = self.enrolled.client_of(message)
             merged_round = self.enrolled.merged_round(self.merged_rounds, client)
@@ -239,7 +241,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             size = (self.fraction_evaluate, self.min_evaluate_nodes)
-            draw = self.enrolled.draw(server_round, self.seed, size, self.enrolled.nodes)
+            # Another draw than for training, whose clients' data would make tests look better.
+            seed = derive_seed(self.seed, "evaluate")
+            draw = self.enrolled.draw(server_round, seed, size, self.enrolled.nodes)
             nodes = [self.enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         for message in messages:

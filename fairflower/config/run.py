@@ -86,7 +86,10 @@ class RunConfig:
         "train.lr,train.local-epochs. Reports compare methods that differ in these settings.",
     )
     round_timeout: float = setting(
-        3600.0, "Time limit for the replies of a round, in seconds.", above=0, execution=True
+        3600.0,
+        "Time limit for the replies of a round, in seconds. The inline engine has none.",
+        above=0,
+        execution=True,
     )
     output_dir: str = setting(
         "", "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs.", execution=True

@@ -143,8 +143,8 @@ def _certificate(
 ) -> x509.CertificateBuilder:
     # Valid from yesterday, because the clocks of sites may be slow.
     now = datetime.now(UTC)
-    if days > MAX_DAYS:
-        raise ConfigError(f"--days {days}: expected at most {MAX_DAYS}.")
+    if not 1 <= days <= MAX_DAYS:
+        raise ConfigError(f"--days {days}: expected a number from 1 to {MAX_DAYS}.")
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -346,6 +346,8 @@ class LocalDeployment:
         row = self._follow(run_id)
         if row["status"] != "finished:completed":
             raise TrialError(f"The run is {row['status']}. {row.get('status-details', '')}")
+        if config.resume:
+            return Path(config.resume)
         (facts,) = place.glob("*/run.json")
         return facts.parent
 

@@ -45,6 +45,9 @@ class InlineGrid(Grid):
         Whether to raise a client's exception, for debugging, instead of returning an error reply.
     """
 
+    #: Clients answer while the server asks for replies, so no reply can be late.
+    computes_replies = True
+
     def __init__(
         self,
         client_app: ClientApp,

@@ -129,9 +129,14 @@ def simulate(
     GpuMemoryError
         If a client runs out of GPU memory.
     ConfigError
-        If no client fits, a cluster cannot be used, or the installed Flower has no simulation
-        engine.
+        If an argument is invalid, no client fits, a cluster cannot be used, or the installed Flower
+        has no simulation engine.
     """
+    if engine not in ("ray", "flower", "inline"):
+        raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")
+    for name, value, least in (("client_cpus", client_cpus, 1), ("workers", workers, 0)):
+        if value < least:
+            raise ConfigError(f"{name} = {value}: expected a number >= {least}.")
     num_cpus = workers * client_cpus or cpus()
     if client_cpus > num_cpus and not ray_address:
         raise ConfigError(

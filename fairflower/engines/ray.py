@@ -9,34 +9,26 @@ interfaces of Ray and Flower are used.
 from __future__ import annotations
 
 import copy
-import functools
 import math
-import os
 import pickle
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 
-from fairflower.arrays import SharedArray, array_bytes
 from fairflower.engines.inline import (
-    RUN_ID,
-    SERVER_NODE,
     InlineGrid,
-    answer,
     failed,
     memory_problem,
     set_content,
     too_little_memory,
 )
+from fairflower.engines.ray_actor import LARGE, Actor, Request, num_bytes, share_arrays
 from fairflower.engines.ray_cluster import (
     RayNodes,
     connect,
@@ -46,10 +38,6 @@ from fairflower.engines.ray_cluster import (
 )
 from fairflower.engines.workers import Worker, Workers, done
 from fairflower.errors import EngineError, logger
-from fairflower.flower_compat import set_task_identity
-
-#: Size in bytes from which records and nodes' states are stored as separate Ray objects.
-_LARGE = 64 * 1024
 
 #: Batches per worker: the current batch and the next, so that the worker never waits.
 _IN_FLIGHT = 2
@@ -85,16 +73,6 @@ class _Batch:
     states: list[Any]
 
 
-class _Request(NamedTuple):
-    """A message in the format in which a worker receives it."""
-
-    message: Message  # without its large records
-    names: list[str]  # names of all its records, in order
-    stored: dict[str, Any]  # references to the large records
-    context: Context
-    state: bytes | None  # the node's state, pickled; None if it is large and sent separately
-
-
 class RayGrid(InlineGrid):
     """A grid whose clients run on Ray actors, several at a time.
 
@@ -126,6 +104,8 @@ class RayGrid(InlineGrid):
         If no node has capacity for a worker, or a node of a cluster cannot be used.
     """
 
+    computes_replies = False
+
     def __init__(
         self,
         client_app: ClientApp,
@@ -144,22 +124,24 @@ class RayGrid(InlineGrid):
         self._fewer = fewer
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
-        # Ray's client (ray://) pickles all values, so memory cannot be shared.
-        shared = not address.startswith("ray://")
-        if shared:
-            share_arrays()
-        # The app's module may be only on the sys.path of this process.
-        arguments = ray.put(ray.cloudpickle.dumps(client_app)), sys.path, shared
-        self._here = ray.get_runtime_context().get_node_id()
         self._tasks: deque[_Task] = deque()  # not sent yet
         self._discarded: set[str] = set()  # ids of messages that nobody waits for
         # Node -> its pickled state, or a reference if the state is large.
         self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
+        #: Node -> id of its newest message. Late replies to older ones do not change its state.
+        self._newest: dict[int, str] = {}
         # Node and type -> duration of its last message.
         self._seconds: dict[tuple[int, str], float] = {}
         granted = client_cpus, client_gpus
         most = min(workers or num_supernodes, num_supernodes)
         try:
+            # Ray's client (ray://) pickles all values, so memory cannot be shared.
+            shared = not address.startswith("ray://")
+            if shared:
+                share_arrays()
+            # The app's module may be only on the sys.path of this process.
+            arguments = ray.put(_pickled_app(client_app)), sys.path, shared
+            self._here = ray.get_runtime_context().get_node_id()
             cluster = RayNodes(ray, *granted, prepare) if address else None
             self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
         except BaseException:
@@ -176,7 +158,7 @@ class RayGrid(InlineGrid):
             large = {
                 name: record
                 for name, record in message.content.array_records.items()
-                if _num_bytes(record) >= _LARGE
+                if num_bytes(record) >= LARGE
             }
             for record in large.values():
                 if id(record) not in stored:
@@ -291,7 +273,8 @@ class RayGrid(InlineGrid):
                 held.append(state)
                 state = None
             context = self.contexts[node]
-            requests.append(_Request(small, list(content), task.stored, context, state))
+            self._newest[node] = task.message.metadata.message_id
+            requests.append(Request(small, list(content), task.stored, context, state))
         answer = worker.actor.answer.options(num_returns=1 + len(held))
         returned = answer.remote(requests, *held)
         replies, *states = returned if held else [returned]
@@ -324,7 +307,8 @@ class RayGrid(InlineGrid):
                 state = next(large)
             elif not isinstance(state, bytes):  # the state has become large
                 state = self._put(state)
-            self._states[node] = state
+            if self._newest[node] == task.message.metadata.message_id:
+                self._states[node] = state
         return [reply for reply, _, _ in replies]
 
     def _kept(self, worker: Worker, states: list[Any]) -> list[Any]:
@@ -375,76 +359,12 @@ class RayGrid(InlineGrid):
         return [failed(task.message, error) for task in batch.tasks if task.deaths > 1]
 
 
-class Actor:
-    """A worker process that calls the ClientApp; it gets the pickled app and its module paths."""
-
-    def __init__(self, client_app: bytes, paths: list[str], shared: bool) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        sys.path += [path for path in paths if path not in sys.path]
-        set_task_identity(RUN_ID, SERVER_NODE)
-        if shared:
-            share_arrays()
-        self._pickled = client_app
-        self._records: dict[str, ArrayRecord] = {}  # large records of the last batch, by reference
-
-    @functools.cached_property
-    def _app(self) -> ClientApp:
-        """The ClientApp; an exception during its import becomes the reply to every message."""
-        app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
-        return app
-
-    def answer(self, requests: list[_Request], *held: RecordDict) -> Any:
-        """Answer messages in order; ``held`` contains the large states of nodes.
-
-        Returns a list with an entry for each message: the reply, its duration in seconds and the
-        node's new state. A small state is pickled, and a state that has become large is a record.
-        For nodes in ``held`` the entry is None, and their new states are returned after the list.
-        """
-        with suppress(Exception):  # the exception becomes the reply to every message
-            _ = self._app  # the time of its import does not count as a client's time
-        replies: list[tuple[Message, float, bytes | RecordDict | None]] = []
-        large = iter(held)
-        left = []
-        used = {reference.hex(): reference for r in requests for reference in r.stored.values()}
-        self._records = {
-            key: self._records[key] if key in self._records else prepare_ray().get(reference)
-            for key, reference in used.items()
-        }
-        for message, names, stored, context, state in requests:
-            begin = time.perf_counter()
-            records = {n: self._records[r.hex()] for n, r in stored.items()}
-            content = {**message.content, **records}
-            set_content(message, {name: content[name] for name in names})
-            context.state = next(large) if state is None else pickle.loads(state)
-            reply = answer(lambda *request: self._app(*request), message, context)
-            seconds = time.perf_counter() - begin
-            if state is None:
-                left.append(context.state)
-                replies.append((reply, seconds, None))
-            else:
-                replies.append((reply, seconds, _pickled_if_small(context.state)))
-        return [replies, *left] if left else replies
-
-
-def _pickled_if_small(state: RecordDict) -> bytes | RecordDict:
-    small = sum(map(_num_bytes, state.array_records.values())) < _LARGE
-    return pickle.dumps(state) if small else state
-
-
-def _num_bytes(record: ArrayRecord) -> int:
-    return sum(len(array_bytes(array)) for array in record.values())
-
-
-def share_arrays() -> None:
-    """Make Ray store the bytes of Flower's arrays out of band, to be read without copying."""
-    register = prepare_ray().util.register_serializer
-    for kind in (Array, SharedArray):
-        register(kind, serializer=_parts, deserializer=_whole)
-
-
-def _parts(array: Array) -> tuple[str, tuple[int, ...], str, NDArray[np.uint8]]:
-    return array.dtype, array.shape, array.stype, np.frombuffer(array_bytes(array), np.uint8)
-
-
-def _whole(parts: tuple[str, tuple[int, ...], str, NDArray[np.uint8]]) -> Array:
-    return SharedArray(*parts[:3], parts[3].data)
+def _pickled_app(client_app: ClientApp) -> bytes:
+    try:
+        pickled: bytes = prepare_ray().cloudpickle.dumps(client_app)
+    except Exception as error:  # pickling a user's app may raise anything
+        raise EngineError(
+            f"The ClientApp cannot be sent to Ray's workers ({type(error).__name__}: {error}). "
+            "Create what cannot be pickled inside the app's functions, or choose engine = 'inline'."
+        ) from error
+    return pickled

@@ -59,9 +59,9 @@ class SemanticAnchors(Exchange):
         *,
         alpha: Annotated[float, Range(0), Search(0.002, 0.2, log=True)] = 0.02,
         tau: Annotated[float, Range(1e-6), Search(0.02, 1, log=True)] = 0.1,
-        epochs: int = 500,
-        lr: float = 1.0,
-        hidden: int = 64,
+        epochs: Annotated[int, Range(0)] = 500,
+        lr: Annotated[float, Range(above=0)] = 1.0,
+        hidden: Annotated[int, Range(1)] = 64,
         head: str = "head",
     ) -> None:
         self.alpha, self.tau = alpha, tau
@@ -81,6 +81,11 @@ class SemanticAnchors(Exchange):
                 f"The model has no array {missing}: anchors need the last linear layer. Pass its "
                 "name as SemanticAnchors(head=...)."
             ) from None
+        if weight.ndim != 2:
+            raise ConfigError(
+                f"{self.head}.weight has shape {weight.shape}, but anchors need a linear layer, "
+                "[classes, d]. Pass its name as SemanticAnchors(head=...)."
+            )
         bias = np.asarray(merged.get(f"{self.head}.bias", np.zeros(len(weight))), np.float64)
         learned = self.parameters or initial(weight.shape, self.hidden, self.seed)
         for _ in range(self.epochs):

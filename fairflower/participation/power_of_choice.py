@@ -55,6 +55,11 @@ class PowerOfChoice(Participation):
         #: Mean training loss of each client's last merged round, by client id.
         self.train_losses: dict[int, float] = {}
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """``train_loss`` with ``loss = "train"``, otherwise nothing."""
+        return ("train_loss",) if self.loss == "train" else ()
+
     def candidates(self, draw: Draw) -> Sequence[int]:
         """Return the candidates that have to measure their loss; () with ``loss = "train"``."""
         return self._candidates(draw) if self.loss == "received" else ()

@@ -98,13 +98,19 @@ def scale_of(received: NDArray[Any]) -> float:
 def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
     """Return the client's vector for the protocol, which multiplies it by the client's weight.
 
-    Raises ``ValueError`` if the update of an array is out of range and would be clipped.
+    Raises ``ValueError`` if an array has another shape, or its update is out of range and would be
+    clipped.
     """
     if received.keys() != sent.keys():
         raise ValueError("the trained arrays differ from the received arrays. Nothing was sent")
     parts = []
     squares = 0.0
     for name, before in received.items():
+        if sent[name].shape != before.shape:
+            raise ValueError(
+                f"the trained array {name!r} has shape {sent[name].shape}, the received array "
+                f"{before.shape}. Nothing was sent"
+            )
         update = sent[name].astype(np.float64) - before
         largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
         if not largest <= CLIPPING * scale:  # also true for NaN

@@ -66,6 +66,10 @@ def check_place(folder: Path) -> None:
 MAX_DIAGNOSTIC = 10_000
 
 
+#: Fields of the records in ``diagnostics.jsonl`` that are no diagnostics of the strategy.
+_OWN_FIELDS = frozenset(("round", "client_ids", "dropped", "dropped_in_test"))
+
+
 class RunFolder:
     """Writes a run's folder after every round, so that a killed run keeps its rounds.
 
@@ -119,6 +123,7 @@ class RunFolder:
         config: RunConfig,
         facts: Mapping[str, Any],
         *,
+        lock: FileLock,
         server_round: int = 0,
         sizes: Mapping[str, int] | None = None,
         seconds: float = 0.0,
@@ -127,6 +132,8 @@ class RunFolder:
 
         Parameters
         ----------
+        lock : FileLock
+            The folder's lock (`lock_folder`), held since before its checkpoint was read.
         config : RunConfig
             Config that replaces the config in the folder.
         facts : mapping
@@ -138,23 +145,18 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            If ``path`` is not a run folder, another process writes to it, an entry has changed, or
-            a file is shorter than at the time of the checkpoint.
+            If ``path`` is not a run folder, an entry has changed, or a file is shorter than at the
+            time of the checkpoint.
         """
-        lock = lock_folder(path)
-        try:
-            for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
-                # Opening a named pipe would wait for its writer.
-                check_regular(file, file.stat().st_mode)
-            earlier = read_facts(path)
-            _compare(path, earlier, facts)
-            folder = cls(path, lock, {**facts, **earlier}, seconds)
-            folder._rewind(sizes or {})
-            folder.metrics.read(path / "history.csv")
-            _replace(path / "config.toml", config.to_toml().encode())
-        except BaseException:
-            lock.release()
-            raise
+        for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
+            # Opening a named pipe would wait for its writer.
+            check_regular(file, file.stat().st_mode)
+        earlier = read_facts(path)
+        _compare(path, earlier, facts)
+        folder = cls(path, lock, {**facts, **earlier}, seconds)
+        folder._rewind(sizes or {})
+        folder.metrics.read(path / "history.csv")
+        _replace(path / "config.toml", config.to_toml().encode())
         running = {"status": "running", "error": None, "finished": None, "seconds": None}
         folder._facts |= {**running, "rounds": server_round}
         if not sizes:
@@ -212,7 +214,15 @@ class RunFolder:
         values: Mapping[str, NDArray[np.float64] | float],
         dropped: Mapping[int, str],
     ) -> None:
-        """Append the diagnostics of a round, except those of more than `MAX_DIAGNOSTIC` numbers."""
+        """Append the diagnostics of a round, except those of more than `MAX_DIAGNOSTIC` numbers.
+
+        Raises ``ValueError`` if a diagnostic has the name of one of the record's own fields.
+        """
+        if taken := sorted(_OWN_FIELDS.intersection(values)):
+            raise ValueError(
+                f"the diagnostic {taken[0]!r} has the name of a field of every record "
+                f"({', '.join(sorted(_OWN_FIELDS))}). Rename it"
+            )
         line: dict[str, Any] = {"round": server_round, "client_ids": list(client_ids)}
         arrays = {name: np.asarray(value) for name, value in values.items()}
         line |= {name: a.tolist() for name, a in arrays.items() if a.size <= MAX_DIAGNOSTIC}

@@ -150,6 +150,13 @@ def check_num_supernodes(num_partitions: int, num_clients: int) -> None:
 
 def _num_partitions(infos: NodeInfos, num_clients: int | None) -> int | None:
     """Return the number of clients that share the data; None until a node has reported it."""
+    sizes = {info.size: node for node, info in infos.items() if info.size is not None}
+    if len(sizes) > 1:
+        (size, node), (other, second), *_ = sorted(sizes.items())
+        raise ConfigError(
+            f"The SuperNodes have different numbers of clients: num-partitions is {size} at node "
+            f"{node} and {other} at node {second}. Give all of them the same num-partitions."
+        )
     for info in infos.values():
         if info.size is not None and num_clients is not None:
             check_num_supernodes(info.size, num_clients)

@@ -87,8 +87,8 @@ class RoundLoop:
         """Execute all rounds, or the rounds after a checkpoint.
 
         ``on_round`` gets a round's metrics after they have been written. If it returns True, the
-        round is saved and ``StopRun`` is raised. Any other exception ends the run before the round
-        is saved.
+        round is saved (unless ``checkpoint.every`` is 0) and ``StopRun`` is raised. Any other
+        exception ends the run before the round is saved.
         """
         model = saved.model if saved else self.setup.evaluator.arrays()
         arrays = record_of(model)
@@ -282,8 +282,7 @@ class RoundLoop:
     ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
         """Return results per domain, weighted by test examples, and counts of people per client."""
         strategy, folder, domains = self.strategy, self.folder, self.federation.domains
-        settings = self.settings()
-        settings["split"] = split
+        settings = ConfigRecord({**self._settings, "split": split})
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.most_tested(split)
         replies = self._exchange(messages)
@@ -292,21 +291,22 @@ class RoundLoop:
         domain_of = {client.client_id: client.domain for client in self.federation.clients}
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
         names += self._report_failed_of_clients(server_round, answers, replies)
+        keys = {**{name: name for name in names}, "loss": "eval_loss"}  # name -> key in replies
         # A domain has a metric only if all of its clients have reported it.
         sums: dict[str, dict[str, float]] = {
             domain: {
                 name: 0.0
-                for name in names
-                if all(name in a for k, a in answers.items() if domain_of[k] == domain)
+                for name, key in keys.items()
+                if all(key in a for k, a in answers.items() if domain_of[k] == domain)
             }
             for domain in domains
         }
         tested = dict.fromkeys(domains, 0.0)
         for client, answer in sorted(answers.items()):
             domain = domain_of[client]
-            values = {name: float(answer[name]) for name in names if name in answer}  # type: ignore[arg-type]
-            loss, n = float(answer["eval_loss"]), float(answer["num-examples"])  # type: ignore[arg-type]
-            folder.history(server_round, LEVELS[split][1], str(client), {**values, "loss": loss})
+            values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
+            n = float(answer["num-examples"])  # type: ignore[arg-type]
+            folder.history(server_round, LEVELS[split][1], str(client), values)
             for name in sums[domain]:
                 sums[domain][name] += values[name] * n
             tested[domain] += n

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from filelock import FileLock
 from flwr.serverapp import Grid
 from rich.console import Console
 
@@ -33,7 +35,7 @@ from fairflower.paths import client_states
 from fairflower.server import checkpoint
 from fairflower.server.callbacks import CallbackList, OnRound
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.folder import LOG, RunFolder
+from fairflower.server.folder import LOG, RunFolder, lock_folder
 from fairflower.server.progress import RunProgress
 from fairflower.server.rounds import RoundLoop
 from fairflower.server.setup import RunSetup, set_up
@@ -178,9 +180,23 @@ class Session:
         facts = {"run_id": uuid.uuid4().hex, **setup.facts()}
         if self.resume is None:
             return RunFolder.create(self.config, facts), None
-        saved = checkpoint.load(self.resume)
+        lock = lock_folder(self.resume)
+        try:
+            # Again: another process may have continued the run since.
+            checkpoint.resumed_config(
+                self.resume, {"num-server-rounds": self.config.num_server_rounds}
+            )
+            return self._reopen(self.resume, setup, facts, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def _reopen(
+        self, path: Path, setup: RunSetup, facts: dict[str, Any], lock: FileLock
+    ) -> tuple[RunFolder, Checkpoint | None]:
+        saved = checkpoint.load(path)
         if saved is None:
-            return RunFolder.reopen(self.resume, self.config, facts), None
+            return RunFolder.reopen(path, self.config, facts, lock=lock), None
         if not saved.config:
             logger.warning(
                 "The checkpoint was written by an earlier version and contains no settings, so "
@@ -189,11 +205,12 @@ class Session:
         try:
             setup.strategy.load_state_dict(saved.state)
         except ValueError as error:
-            raise ConfigError(f"{self.resume} cannot be resumed: {error}") from error
+            raise ConfigError(f"{path} cannot be resumed: {error}") from error
         folder = RunFolder.reopen(
-            self.resume,
+            path,
             self.config,
             facts,
+            lock=lock,
             server_round=saved.server_round,
             sizes=saved.sizes,
             seconds=saved.seconds,

@@ -21,7 +21,8 @@ def send_and_receive(
     Flower's method polls ten times a second. Unlike it, this function raises ``RunInterrupted`` as
     soon as ``stop`` is set, and immediately polls again if a grid itself waits for replies
     (`fairflower.engines.ray`). After the timeout, such a grid forgets messages that no client has
-    received, so that they do not delay the next round.
+    received, so that they do not delay the next round. A grid that computes replies while it is
+    asked for them (``computes_replies``, the inline engine) has no timeout as long as it replies.
     """
     messages = list(messages)
     waiting = set()
@@ -30,6 +31,7 @@ def send_and_receive(
         set_message_id(message, message_id or "")
         waiting |= {message_id} - {"", None}
     deadline = time.monotonic() + timeout
+    patient = getattr(grid, "computes_replies", False)
     replies: list[Message] = []
     pause = 0.005
     while waiting:
@@ -41,12 +43,12 @@ def send_and_receive(
         arrived = [m for m in pulled if m.metadata.reply_to_message_id in waiting]
         replies += arrived
         waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-        if arrived:
-            pause = 0.005
-        elif time.monotonic() > deadline:
+        if waiting and time.monotonic() > deadline and not (patient and arrived):
             if discard := getattr(grid, "discard", None):
                 discard(waiting)
             break
+        if arrived:
+            pause = 0.005
         else:
             stop.wait(pause - (time.monotonic() - asked))
             pause = min(2 * pause, 0.1)

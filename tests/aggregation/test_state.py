@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rounds import Rounds
 
 from fairflower.aggregation.state import flatten_state, unflatten_state
-from fairflower.strategies import FedFV, FedHEAL, FedLF, FedMDFG
+from fairflower.exchanges import ControlVariates
+from fairflower.strategies import FedAvg, FedFV, FedHEAL, FedLF, FedMDFG
 from fairflower.testing import make_cohort
 
 leaves = st.one_of(
@@ -70,3 +71,17 @@ def test_arrays_without_dimensions_are_kept(strategy):
     again = strategy(min_clients=1)
     again.load_state_dict(rounds.strategy.state_dict())
     assert again.memory[1]["t"] == rounds.strategy.memory[1]["t"]
+
+
+def test_a_state_with_other_parts_is_refused():
+    with_c = FedAvg(exchanges=[ControlVariates()])
+    with pytest.raises(ValueError, match=r"has exchanges 'control', but the strategy"):
+        FedAvg().load_state_dict(with_c.state_dict())
+    with pytest.raises(ValueError, match="from round to round"):
+        with_c.load_state_dict(FedAvg().state_dict())
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_a_number_that_no_array_has_room_for_is_named(number):
+    with pytest.raises(TypeError, match="p/#3: cannot keep"):
+        flatten_state({"p": {3: number}})

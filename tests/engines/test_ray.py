@@ -252,3 +252,53 @@ def test_waiting_ends_in_time():
     with closing(RayGrid(app, 2, workers=2)) as grid:
         assert ask(grid).keys() == {0, 1}  # however long the workers take to start
         assert ask(grid, timeout=10, hangs=0).keys() == {1}
+
+
+def test_an_app_that_cannot_be_sent_is_named_and_ray_is_left_stopped():
+    app, lock = ClientApp(), threading.Lock()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        with lock:
+            return Message(RecordDict(), reply_to=message)
+
+    for _ in range(2):  # Ray does not run any more
+        with pytest.raises(EngineError, match=r"cannot be sent to Ray's workers \(TypeError"):
+            RayGrid(app, 2, workers=1)
+
+
+def test_a_late_reply_does_not_change_a_newer_state(tmp_path):
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        seen = context.state.config_records.setdefault("seen", ConfigRecord({"rounds": []}))
+        told = message.content.config_records["config"]
+        if told["round"] == 1 and context.node_config["partition-id"] == 0:
+            while not (tmp_path / "second").exists():
+                time.sleep(0.01)
+        seen["rounds"] = [*seen["rounds"], told["round"]]
+        metrics = MetricRecord({"rounds": list(seen["rounds"])})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    with closing(RayGrid(app, 2, workers=2)) as grid:
+        assert ask(grid, round=0).keys() == {0, 1}
+        assert ask(grid, timeout=1, round=1).keys() == {1}
+        assert ask(grid, timeout=20, round=2).keys() == {0, 1}  # by the other worker
+        (tmp_path / "second").touch()
+        time.sleep(1)
+        found = ask(grid, round=3)[0].content["metrics"]["rounds"]
+    assert found == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "Inline"}, "engine = 'Inline': expected ray, flower or inline"),
+        ({"client_cpus": 0}, "client_cpus = 0: expected a number >= 1"),
+        ({"workers": -2}, "workers = -2: expected a number >= 0"),
+    ],
+)
+def test_wrong_arguments_of_simulate_are_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        simulate(ServerApp(), ClientApp(), 2, **options)

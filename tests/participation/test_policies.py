@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import replacing
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from resuming import config, outcome, resume, session, stopped
+from rounds import MODEL, Rounds, good, reply
 from runs import history
 
 from fairflower.aggregation.participation import checked_choice
+from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.errors import ConfigError, RoundFailed, StrategyError
 from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
@@ -21,6 +24,7 @@ from fairflower.participation.availability import read_availability, trace_diges
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
+from fairflower.strategies import FedAvg
 
 
 class TooFew(Participation):
@@ -320,3 +324,36 @@ def test_the_uniform_draw_is_that_of_earlier_versions() -> None:
     for r in (1, 2, 50):
         chosen = np.random.default_rng([7, r]).choice(20, 8, replace=False)
         assert Uniform().choose(Draw(r, clients, 8, seed=7), {}) == sorted(chosen.tolist())
+
+
+@pytest.mark.parametrize(
+    ("policy", "loss", "reason"),
+    [
+        (PowerOfChoice(loss="train"), None, "no metric 'train_loss', which PowerOfChoice needs"),
+        (PowerOfChoice(loss="train"), math.nan, "train_loss = nan"),
+        (Uniform(), None, ""),
+        (Uniform(), math.inf, "train_loss = inf"),
+    ],
+)
+def test_a_reply_without_a_loss_is_dropped_where_the_policy_needs_it(
+    policy: Participation, loss: float | None, reason: str
+) -> None:
+    """It would count as an infinite loss, and its client would be selected again and again."""
+    rounds = Rounds(FedAvg(participation=policy), MODEL, clients=[0, 1, 2])
+    asked = rounds.ask()
+    given = {} if loss is None else {"train_loss": loss}
+    odd = reply(asked[0], MODEL, {"num-examples": 3, "client-id": 0, **given})
+    rounds.finish([odd, good(asked[1], 1), good(asked[2], 2)])
+    assert rounds.strategy.client_ids == ((1, 2) if reason else (0, 1, 2))
+    assert reason in rounds.strategy.dropped.get(0, "")
+
+
+def test_clients_that_test_are_drawn_apart_from_those_that_train() -> None:
+    strategy = FedAvg(fraction_train=0.2, fraction_evaluate=0.2)
+    rounds = Rounds(strategy, MODEL, clients=range(20))
+    same = 0
+    for r in range(1, 9):
+        trains = {message.metadata.dst_node_id for message in rounds.ask()}
+        tests = strategy.configure_evaluate(r, record_of(MODEL), ConfigRecord(), None)
+        same += trains == {message.metadata.dst_node_id for message in tests}
+    assert same < 3

@@ -56,6 +56,13 @@ def summed(vectors: list[np.ndarray], by: list[Told]) -> np.ndarray:
     return (total * step - len(by) * CLIPPING) / (sum(t.weight for t in by) / Q)
 
 
+@pytest.mark.parametrize("shape", [(1,), (4,), (1, 2), (2, 2, 1)])
+def test_an_array_of_another_shape_is_named_and_not_broadcast(shape: tuple[int, ...]) -> None:
+    sent = {**MODEL, "w": np.ones(shape, np.float32)}
+    with pytest.raises(ValueError, match=r"array 'w' has shape .*, the received array \(2, 2\)"):
+        encode(MODEL, sent, told([1])[0])
+
+
 @pytest.mark.parametrize("clients", [3, 4, 7, 8, 100, 1023, 5000])
 def test_no_sum_passes_the_modulus(clients: int) -> None:
     Q = quantization_range(clients)

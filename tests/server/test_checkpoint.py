@@ -34,7 +34,7 @@ from fairflower.server.checkpoint import (
     resumable_configs,
     resumed_config,
 )
-from fairflower.server.folder import RunFolder
+from fairflower.server.folder import RunFolder, lock_folder
 from fairflower.strategies import STRATEGIES, FedAvg
 
 # --- sealed files --------------------------------------------------------------------------
@@ -512,7 +512,7 @@ def test_an_earlier_run_whose_clients_had_other_images_is_refused(tmp_path):
 
 def test_two_processes_cannot_write_one_folder(tmp_path):
     folder = stopped(config(tmp_path), 2)
-    held = RunFolder.reopen(folder, config(tmp_path), {})
+    held = RunFolder.reopen(folder, config(tmp_path), {}, lock=lock_folder(folder))
     with pytest.raises(ConfigError, match="Another process is using"):
         resume(folder)
     held.finish("stopped")

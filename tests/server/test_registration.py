@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -48,3 +49,32 @@ def test_waiting_for_replies_ends_with_the_timeout():
     (node,) = grid.get_node_ids()
     message = Message(RecordDict({"config": ConfigRecord()}), node, "query")
     assert send_and_receive(grid, [message], timeout=0.1, stop=threading.Event()) == []
+
+
+@pytest.mark.parametrize("sizes", [(4, 5), (5, 4)])
+def test_nodes_that_disagree_on_the_number_of_clients_are_named(sizes):
+    grid = InlineGrid(client_app, 2)
+    for node, size in zip(grid.contexts, sizes, strict=True):
+        grid.contexts[node].node_config["num-partitions"] = size
+    with pytest.raises(ConfigError, match=r"num-partitions is 4 at node \d+ and 5 at node \d+"):
+        register_clients(grid, 4, timeout=0.2, stop=threading.Event())
+
+
+def test_replies_do_not_extend_the_timeout_but_inline_clients_are_waited_for():
+    class Slow(InlineGrid):
+        def pull_messages(self, message_ids):
+            time.sleep(0.02)
+            return list(super().pull_messages(message_ids))[:1]
+
+    class Elsewhere(Slow):
+        computes_replies = False
+
+    def answered(grid):
+        asked = [
+            Message(RecordDict({"config": ConfigRecord()}), node, "query")
+            for node in grid.get_node_ids()
+        ]
+        return len(send_and_receive(grid, asked, timeout=0.05, stop=threading.Event()))
+
+    assert answered(Slow(client_app, 20)) == 20
+    assert answered(Elsewhere(client_app, 20)) < 20

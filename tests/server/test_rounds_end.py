@@ -18,12 +18,13 @@ from runs import config, history, run
 
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig, TrainConfig, method_key
-from fairflower.errors import ConfigError, Pruned, RunInterrupted, StopRun
+from fairflower.errors import ConfigError, Pruned, RunInterrupted, StopRun, StrategyError
 from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import group_runs
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.folder import lock_folder
 from fairflower.server.history import History, settled
+from fairflower.strategies import FedHEAL
 
 # --- figures ----------------------------------------------------------------------------------
 
@@ -257,7 +258,7 @@ def test_runs_that_ended_early_are_compared_with_others_of_their_settings(tmp_pa
         assert [len(method.runs) for method in comparison.methods] == [3, 3]
         first, second = comparison.methods
         assert first.comparable == second.comparable
-        assert comparison.span() == "mean of the last 5 tested rounds"
+        assert comparison.span() == "mean of the last tested rounds (at most 5)"
 
 
 # --- learning rates ---------------------------------------------------------------------------
@@ -364,3 +365,41 @@ def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
 def test_a_wrong_setting_says_what_is_allowed(key, value, message) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({key: value})
+
+
+@pytest.mark.parametrize("by", ["server", "clients"])
+def test_training_that_diverges_is_noted_whoever_tests(tmp_path, by) -> None:
+    folder = run(config(tmp_path, **{"evaluate.by": by, "train.lr": 20.0}))
+    rows = [r for r in history(folder) if (r["round"], r["metric"]) == ("2", "loss")]
+    losses = {level: [float(r["value"]) for r in rows if r["level"] == level] for level in
+              ("domain", "client")}  # fmt: skip
+    assert len(losses["domain"]) == 4
+    assert read_run(folder).info["diverged"] == max(losses["domain"])
+    if by == "clients":  # one client per domain
+        assert losses["domain"] == losses["client"]
+
+
+@pytest.mark.parametrize("name", ["round", "client_ids", "dropped", "dropped_in_test"])
+def test_a_diagnostic_with_the_name_of_a_field_is_refused(tmp_path, name, monkeypatch) -> None:
+    """Otherwise the run would complete, and its folder could never be read."""
+    made = session(resuming.config(tmp_path))
+    merge = FedHEAL.merge
+
+    def noting(self, cohort):
+        self.diagnostics[name] = 1.5
+        return merge(self, cohort)
+
+    monkeypatch.setattr(FedHEAL, "merge", noting)
+    with pytest.raises(StrategyError, match=f"diagnostic '{name}' has the name of a field"):
+        made.run()
+
+
+def test_a_run_that_another_process_has_completed_is_not_taken_back(tmp_path, monkeypatch) -> None:
+    made = resuming.config(tmp_path)
+    folder = resuming.stopped(made, 1)
+    late = session(resumed_config(folder, {}))
+    resume(folder)  # another process, in the meantime
+    before = outcome(folder)
+    with pytest.raises(ConfigError, match="is complete"):
+        late.run()
+    assert outcome(folder) == before
