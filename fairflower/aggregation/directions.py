@@ -90,6 +90,11 @@ def inequality_angle(losses: Vector) -> float:
 
 
 def rescale_to_length(c: Vector, gram: Matrix, like: Vector) -> Vector:
-    """Return coefficients ``c``, scaled so that their step is as long as that of ``like``, (K,)."""
+    """Return coefficients ``c``, scaled so that their step is as long as that of ``like``, (K,).
+
+    If the step of ``c`` is shorter than `STATIONARY` times the lengths that cancel in it, its
+    direction is rounding noise, and the result is zero.
+    """
     before, after = float(like @ gram @ like), float(c @ gram @ c)
-    return c * sqrt(before / after) if after > 0 else np.zeros_like(c)
+    cancelled = float(np.square(c) @ gram.diagonal())
+    return c * sqrt(before / after) if after > STATIONARY**2 * cancelled else np.zeros_like(c)

@@ -97,6 +97,10 @@ class HarmoFL(Trainer):
         layer.track_running_stats = not bool(layer.running_mean.any())
         layer.batches = 0
 
+    def represent(self, x: Tensor) -> Tensor:
+        # The layer is in front of the model, not of its features.
+        return super().represent(self.model.amplitude_norm(x))  # type: ignore[operator]
+
     def end(self, server_round: int) -> None:
         """Keep the mean: only training changes it."""
         layer = self.model.amplitude_norm

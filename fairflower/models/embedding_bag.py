@@ -36,6 +36,7 @@ class EmbeddingBag(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         """Map token ids, int64 [N, L], to the mean of their embeddings [N, width]."""
-        count = (x > 0).sum(1, keepdim=True).clamp(min=1)
-        mean: Tensor = self.tokens(x).sum(1) / count
-        return mean
+        there = x > 0
+        # The row of padding is 0 until a strategy adds noise to it.
+        mean: Tensor = (self.tokens(x) * there.unsqueeze(-1)).sum(1)
+        return mean / there.sum(1, keepdim=True).clamp(min=1)

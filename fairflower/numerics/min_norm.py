@@ -103,7 +103,8 @@ def min_norm_weights(
     start = _initial_weights(g.diagonal(), low, high)
     values = ((start @ g) * start).sum(axis=1)
     simple, scale = start[values.argmin()], float(values.min())
-    if scale <= 1e-24 * float(np.abs(g).max()):
+    rounding = size * np.finfo(np.float64).eps * float(simple @ np.abs(g) @ simple)
+    if scale <= rounding:  # the vectors cancel
         return MinNorm(simple, 0.0, 0.0, "closed form")
     scaled = g / scale
     solution = MinNorm(simple, sqrt(scale), _residual(scaled, simple, low, high), "uniform")
@@ -112,7 +113,8 @@ def min_norm_weights(
         if weights is None:
             continue
         residual = _residual(scaled, weights, low, high)
-        if residual < solution.residual or solution.solver == "uniform":
+        better = solution.solver == "uniform" and float(weights @ scaled @ weights) <= 1 + 1e-6
+        if residual < solution.residual or better:
             norm = sqrt(max(float(weights @ g @ weights), 0.0))
             solution = MinNorm(weights, norm, residual, solver)
         if residual < TOLERANCE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
@@ -80,7 +79,7 @@ class AdaFed(FairStrategy):
         self,
         *,
         gamma: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 1.0,
-        eta: Annotated[float, Range(high=inf, above=0), Search(0.25, 4, log=True)] = 1.0,
+        eta: Annotated[float, Range(above=0), Search(0.25, 4, log=True)] = 1.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)

@@ -88,13 +88,16 @@ class DqFFL(QFFL):
         self.tau, self.recovery, self.variant = tau, recovery, variant
         self.last_loss: dict[int, float] = {}  # client -> its loss in its last round
 
+    def weigh(self, cohort: Cohort) -> Vector:
+        logs = self._powers(cohort) * np.log(losses_of(cohort))
+        weights = np.exp(logs - logs.max())
+        return np.asarray(weights / weights.sum())
+
     def merge(self, cohort: Cohort) -> Arrays:
         F = losses_of(cohort)
         powers = self._powers(cohort)
+        weights = cohort.cap(self.weigh(cohort))
         self.last_loss.update(zip(cohort.client_ids, F.tolist(), strict=True))
-        logs = powers * np.log(F)
-        weights = np.exp(logs - logs.max())
-        weights = cohort.cap(weights / weights.sum())
         found = recover(cohort, self.tau, self.recovery)
         self.diagnostics |= {"weights": weights, "powers": powers, "kept": found.kept}
         step = weights

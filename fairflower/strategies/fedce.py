@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
+from fairflower.errors import ConfigError
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
@@ -49,6 +50,8 @@ class FedCE(FairStrategy):
     ------
     ValueError
         If ``metric`` is empty or names a vector.
+    ConfigError
+        If a client's ``metric`` is not in [0, 1].
 
     See Also
     --------
@@ -63,6 +66,10 @@ class FedCE(FairStrategy):
     The code released with FedISM includes an accuracy of 0 for the first round in the mean.
     NVFlare's current code uses the last coefficients instead of their mean. Both assume that all
     clients take part in every round.
+
+    A client subtracts its own model from the merged one. If ``clip_update_norm`` or
+    ``clip_update_median`` has shortened its update, it subtracts more than was merged, and its
+    theta_-k is further from the other clients' model than it should be.
 
     Examples
     --------
@@ -105,6 +112,12 @@ class FedCE(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> Vector:
         clients = cohort.client_ids
+        for client, value in zip(clients, cohort.metrics[self.metric].tolist(), strict=True):
+            if not 0 <= value <= 1:
+                raise ConfigError(
+                    f"metric = {self.metric!r}: client {client} sent {value:.3g}; expected a "
+                    "number from 0 to 1, such as an accuracy. Choose another metric."
+                )
         c = np.array([self.c.get(client, 1.0) for client in clients])
         for client in clients:
             self.rounds[client] = self.rounds.get(client, 0) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import ceil
 from typing import Annotated, ClassVar, Literal, Unpack
 
@@ -121,7 +122,9 @@ class FedFV(FairStrategy):
     def _mitigate(self, gram: Matrix, losses: Vector) -> Vector:
         """Return mean_k ghat_k as coefficients of the gradients, shape (M,)."""
         order = np.argsort(losses, kind="stable")
-        first_kept = ceil((len(losses) - 1) * (1 - self.alpha)) if self.alpha else len(losses)
+        # A fraction, because (11 - 1) * (1 - 0.7) is above 3 in floating point.
+        share = 1 - Fraction(str(self.alpha))
+        first_kept = ceil((len(losses) - 1) * share) if self.alpha else len(losses)
         kept = set(order[first_kept:].tolist())
         total = np.zeros(len(gram))
         for i in range(len(losses)):

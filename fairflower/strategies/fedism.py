@@ -56,9 +56,10 @@ class FedISM(FairStrategy):
     augments them anew for each of its three passes.
 
     With partial participation, Eq. 14 changes only the weights of participating clients and keeps
-    their sum. A client's initial weight is its wt. So if the sharpness is constant, w is constant,
-    too: S^q, normalized over the participating clients. If all participating clients are new, their
-    mean weight is the mean weight of the clients seen before.
+    their sum. A client's initial weight is its wt. So if the sharpness is constant and each new
+    client's first round has a known client, w is constant, too: S^q, normalized over the
+    participating clients. If all participating clients are new, their mean weight is the mean
+    weight of the clients seen before, and later rounds correct it.
 
     Examples
     --------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
@@ -70,7 +69,7 @@ class FedMGDAPlus(FairStrategy):
         self,
         *,
         epsilon: Annotated[float, Range(0, 1)] = 0.1,
-        eta: Annotated[float, Range(high=inf, above=0), Search(0.25, 4, log=True)] = 1.0,
+        eta: Annotated[float, Range(above=0), Search(0.25, 4, log=True)] = 1.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)

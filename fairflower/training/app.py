@@ -97,6 +97,21 @@ def evaluate_round(
         return {"client-id": trainer.client_id, **trainer.test()}
 
 
+def candidate_round(
+    trainer: Trainer, context: Context, config: Mapping[str, Any]
+) -> dict[str, float]:
+    """Measure the model with which a candidate would train, on the examples to test.
+
+    Unlike in `evaluate_round`, arrays that stay with the client have its own values. Returns
+    ``client-id``, ``eval_loss`` and ``accuracy``.
+    """
+    load_state(trainer, context, config, before=server_round(config))
+    trainer.recall()
+    with flushed_denormals():
+        loss, accuracy = trainer.measure(trainer.test_examples)
+    return {"client-id": trainer.client_id, "eval_loss": loss, "accuracy": accuracy}
+
+
 def test_metrics(
     trainer: Trainer,
 ) -> tuple[dict[str, float], dict[str, str], list[int]]:
@@ -187,10 +202,14 @@ def make_client_app(
     @_naming_failures
     def evaluate(message: Message, context: Context) -> Message:
         trainer, config = _prepare(trainer_fn, message, context)
+        size = {"num-examples": len(trainer.data.test.y)}
+        if config.get("split") == "train":  # it may be selected to train
+            record = MetricRecord({**size, **candidate_round(trainer, context, config)})
+            return Message(RecordDict({"metrics": record}), reply_to=message)
         metrics = evaluate_round(trainer, context, config)
         with flushed_denormals():
             tested, failed, counts = test_metrics(trainer)
-        record = MetricRecord({"num-examples": len(trainer.data.test.y), **metrics, **tested})
+        record = MetricRecord({**size, **metrics, **tested})
         reply = RecordDict({"metrics": record})
         if failed:
             reply[FAILED_METRICS] = ConfigRecord(dict(failed))

@@ -234,6 +234,8 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
 
 
 def _is_understood(module: nn.Module, x: Tensor) -> bool:
+    if len(x) == 0:  # a routed layer that no sample reached
+        return False
     if isinstance(module, nn.Conv2d):
         zero_padded = module.padding_mode == "zeros" and not isinstance(module.padding, str)
         return zero_padded and x.ndim == 4

@@ -29,7 +29,7 @@ from fairflower.models import initial_local_arrays, to_numpy
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.training.batches import batch_sizes
-from fairflower.training.features import mean_representation
+from fairflower.training.features import mean_representation, require_classifier
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import losses_at, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible
@@ -168,7 +168,8 @@ def _train_alone(trainer: Trainer) -> float:
 def representation(trainer: Trainer) -> dict[str, Tensor]:
     """Return FedGCR's mean representation h~; see `mean_representation`."""
     batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
-    return mean_representation(trainer.model, batches)
+    require_classifier(trainer.model, "A representation")
+    return mean_representation(trainer.model, batches, trainer.represent)
 
 
 def group_counts(trainer: Trainer) -> dict[str, Tensor]:

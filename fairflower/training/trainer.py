@@ -232,6 +232,11 @@ class Trainer(TrainerSpec, Configurable):
     def end(self, server_round: int) -> None:
         """Finish a round of training: write ``state`` and ``returns``."""
 
+    def represent(self, x: Tensor) -> Tensor:
+        """Return the model's representations of a batch, [B, d]; see `Classifier.represent`."""
+        representations: Tensor = self.model.represent(x)  # type: ignore[operator]
+        return representations
+
     def test(self) -> dict[str, float]:
         """Test the model on the client's test examples."""
         loss, accuracy = self.measure(self.test_examples)

@@ -13,12 +13,14 @@ from plain import batch_normed, split
 from runs import config, history, run
 from safetensors.numpy import load_file
 from torch import nn
+from toys import SETTINGS, data, tiny_model
 
 from fairflower.clients import ClientData, Trainer
 from fairflower.clients.harmofl import AmplitudeNorm, HarmoFL
 from fairflower.config import ClientConfig, RunConfig, TrainConfig
 from fairflower.data import Augment, Split, prepare
 from fairflower.training.build import build_trainer
+from fairflower.training.measurements import representation
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 AMPLITUDE = "amplitude_norm.running_mean"
@@ -257,3 +259,17 @@ def test_other_runs_of_the_same_process_have_no_amplitude(tmp_path: Any) -> None
     assert between.keys() - before.keys() == {AMPLITUDE}
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_representations_are_of_the_images_that_the_model_gets() -> None:
+    trainer = HarmoFL(tiny_model(), data(0, train=40), SETTINGS, client_id=0, seed=0)
+    trainer.train(1)
+    measured = representation(trainer)["h"]
+    seen, labels = [], []
+    trainer.model.eval().head.register_forward_hook(lambda _, given, out: seen.append(given[0]))
+    for x, y in trainer.train_examples.eval_batches(500):
+        trainer.model(x)
+        labels.append(y)
+    z, y = torch.cat(seen).detach(), torch.cat(labels)
+    expected = torch.stack([z[y == c].mean(0) for c in y.unique()]).mean(0)
+    torch.testing.assert_close(measured, expected)

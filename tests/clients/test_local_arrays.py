@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import resuming
-from runs import config, run
+from runs import config, history, run
 from safetensors.numpy import load_file
 from torch import nn
 from toys import SETTINGS, data, models_equal, run_toy_rounds, tiny_model
@@ -24,6 +24,7 @@ from fairflower.errors import ConfigError, StrategyError
 from fairflower.models import build, copy_arrays, keep_local, set_arrays
 from fairflower.models.heads import body_arrays, head_arrays
 from fairflower.models.norms import norm_arrays
+from fairflower.participation import PowerOfChoice
 from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.strategies import FedAvg, FedEquilibria, Uniform
 from fairflower.testing.trainers import TrainerCase
@@ -245,3 +246,29 @@ def test_a_run_without_normalization_or_personal_tests_says_so_once(tmp_path):
     made["client.name"] = "fedbn"
     log = (run(config(tmp_path, **made)) / "log.txt").read_text()
     assert log.count("Set evaluate.by") == 1
+
+
+@pytest.mark.parametrize("kind", [FedPer, FedBN])
+@pytest.mark.parametrize("keep", ["client", "server"])
+def test_candidates_measure_the_model_with_which_they_would_train(tmp_path, kind, keep) -> None:
+    """And not one with initial values in place of the client's own arrays."""
+    asked, received = {}, {}
+    choose = PowerOfChoice.choose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            PowerOfChoice,
+            "choose",
+            lambda self, draw, losses: [
+                asked.update({draw.server_round: dict(losses)}),
+                choose(self, draw, losses),
+            ][1],
+        )
+        settings = {"participation.policy": "power-of-choice:d=4", "strategy.name": "qffl"}
+        settings |= {"client.name": f"{kind.__name__.lower()}:keep={keep}"}
+        folder = run(config(tmp_path, **settings))
+    for row in history(folder):
+        if (row["level"], row["metric"]) == ("client", "received_loss"):
+            received.setdefault(int(row["round"]), {})[int(row["name"])] = float(row["value"])
+    assert asked.keys() == received.keys() == {1, 2}
+    for r, losses in asked.items():
+        assert losses == pytest.approx(received[r], rel=1e-6)

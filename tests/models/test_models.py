@@ -356,3 +356,13 @@ def test_arrays_that_stay_with_clients_are_told_from_tied_ones() -> None:
     set_arrays(model, shared, "client 0")
     with pytest.raises(ValueError, match=r"Unknown: 1\.\w+, .*FedBN\.shared_arrays\(net\)"):
         set_arrays(model, whole, "client 0")
+
+
+def test_padding_is_ignored_even_after_noise_was_added_to_its_embedding() -> None:
+    """Differential privacy adds noise to all arrays, and clients never train this row."""
+    model = models.build("embedding-bag", 10, (100, 8), 0).eval()
+    short = torch.tensor([[5, 7, 9]])
+    padded = torch.tensor([[5, 7, 9, 0, 0, 0, 0, 0]])
+    with torch.no_grad():
+        model.tokens.weight[0] = 3.0
+        torch.testing.assert_close(model.features(padded), model.features(short))

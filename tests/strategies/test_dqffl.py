@@ -7,6 +7,7 @@ import pytest
 from rounds import Rounds
 
 from fairflower.strategies import QFFL, DqFFL, FairRFL
+from fairflower.testing import make_cohort
 
 LR = 0.05  # of the clients, as `Rounds` sends it
 TINY = 1e-10
@@ -104,3 +105,16 @@ def test_new_clients_have_the_common_power_and_absent_ones_keep_their_loss():
     np.testing.assert_array_equal(step({0: 1.0, 1: 4.0}), 1)
     np.testing.assert_allclose(step({1: 2.0, 2: 3.0}), 1)  # the median of those known is 4
     np.testing.assert_allclose(step({0: 1.0, 1: 1.0, 2: 1.0}), (2.0, 1.0, 2 / 3))
+
+
+def test_weigh_returns_the_weights_with_which_merge_merges() -> None:
+    cohorts = [
+        make_cohort(updates=[[1.0], [5.0]], received_loss=losses, server_round=r)
+        for r, losses in enumerate(([1.0, 3.0], [2.0, 2.5]), start=1)
+    ]
+    strategy = DqFFL(rule="weights")
+    for cohort in cohorts:
+        weights = strategy.weigh(cohort)
+        strategy.merge(cohort)
+        assert strategy.diagnostics["weights"].tolist() == pytest.approx(weights.tolist())
+    assert weights.tolist() != pytest.approx((np.array([2.0, 2.5]) / 4.5).tolist()), "not q-FFL's"

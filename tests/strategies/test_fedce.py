@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rounds import Rounds
 
+from fairflower.errors import ConfigError
 from fairflower.strategies import FedCE
 
 
@@ -144,3 +145,12 @@ def test_what_is_told_survives_a_checkpoint():
     resumed = start(3)
     resumed.strategy.load_state_dict(rounds.strategy.state_dict())
     assert told(resumed) == told(rounds)
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1])
+def test_a_metric_outside_0_to_1_names_the_client(value: float) -> None:
+    rounds = start(metric="received_loss")
+    updates = {k: {"x": np.eye(3, 5)[k]} for k in range(3)}
+    metrics = {k: {"received_loss": value if k == 1 else 0.5} for k in range(3)}
+    with pytest.raises(ConfigError, match="metric = 'received_loss': client 1 sent"):
+        rounds.step(updates, metrics=metrics)

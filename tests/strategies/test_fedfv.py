@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import ceil
 
 import numpy as np
@@ -174,3 +175,34 @@ def test_step_counters_do_not_hide_conflicts():
     np.testing.assert_allclose(after["w"], expected, atol=1e-9)
     assert np.abs(expected - np.mean(moves, axis=0)).max() > 0.1
     assert after["bn.num_batches_tracked"] == 300
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_updates_that_cancel_give_no_step_instead_of_stretched_rounding_errors(seed: int) -> None:
+    v = np.random.default_rng(seed).normal(size=1000).astype(np.float32)
+    rounds = Rounds(FedFV(alpha=0.0), {"x": np.zeros(1000, np.float32)}, range(2))
+    losses = {0: {"received_loss": 1.0}, 1: {"received_loss": 2.0}}
+    merged = rounds.step({0: {"x": v}, 1: {"x": np.float32(-0.3) * v}}, metrics=losses)["x"]
+    assert not merged.any()
+
+
+@pytest.mark.parametrize(("K", "alpha", "unchanged"), [(11, 0.7, 8), (21, 0.7, 15), (11, 0.1, 2)])
+def test_the_number_of_unchanged_gradients_is_exact(K: int, alpha: float, unchanged: int) -> None:
+    """K - ceil((K - 1)(1 - alpha)); in floating point 10 (1 - 0.7) is above 3."""
+    gram = np.where(np.eye(K, dtype=bool), 1.0, -1.0 / K)
+    strategy = FedFV(alpha=alpha)
+    order = np.arange(K, dtype=float)  # client K - 1 has the largest loss
+    alone = [strategy._mitigate(gram, order)]
+    kept = K - ceil((K - 1) * (1 - Fraction(str(alpha))))
+    assert kept == unchanged
+    # The sum over unchanged gradients alone: client 0's is projected first if it is changed.
+    changed = []
+    for i in range(K):
+        g = np.zeros(K)
+        g[i] = 1
+        for j in range(K) if i < K - unchanged else ():
+            inner = gram[j] @ g
+            if j != i and inner < 0:
+                g[j] -= inner / gram[j, j]
+        changed.append(g)
+    np.testing.assert_allclose(alone[0], np.mean(changed, axis=0))
