@@ -234,8 +234,7 @@ class Trainer(TrainerSpec, Configurable):
 
     def represent(self, x: Tensor) -> Tensor:
         """Return the model's representations of a batch, [B, d]; see `Classifier.represent`."""
-        representations: Tensor = self.model.represent(x)  # type: ignore[operator]
-        return representations
+        return self.model.represent(x)  # type: ignore[operator, no-any-return]
 
     def test(self) -> dict[str, float]:
         """Test the model on the client's test examples."""
@@ -401,15 +400,10 @@ class Trainer(TrainerSpec, Configurable):
         data = self.data
         if not len(split.y):
             raise ValueError(f"{self} has no {purpose} {data.kind}. Add some, or omit the client.")
-        return examples_of(
-            split,
-            data.mean,
-            data.std,
-            data.augment if purpose == "training" else None,
-            device=self.device,
-            model=self.model,
-            first_stages=data.first_stages,
-        )
+        augment = data.augment if purpose == "training" else None
+        place: dict[str, Any] = {"device": self.device, "model": self.model}
+        place["first_stages"] = data.first_stages
+        return examples_of(split, data.mean, data.std, augment, **place)
 
     def __str__(self) -> str:
         """Return the client's name for error messages."""
