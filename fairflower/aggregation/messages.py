@@ -75,6 +75,19 @@ class EnrolledClients:
             )
         return Draw(server_round, tuple(clients), min(wanted, len(clients)), seed, self.sizes)
 
+    def add_own(
+        self,
+        messages: Iterable[Message],
+        merged_rounds: Mapping[int, int],
+        config_key: str,
+        exchanges: Iterable[Exchange],
+    ) -> None:
+        """Add to test messages what each client needs to find its state and its own arrays."""
+        for message in messages:
+            client = self.client_of(message)
+            add_client_config(message, config_key, self.merged_round(merged_rounds, client))
+            add_client_arrays(message, exchanges, client)
+
 
 def add_client_config(message: Message, config_key: str, values: Mapping[str, float | str]) -> None:
     """Add values to the config of a client's message."""

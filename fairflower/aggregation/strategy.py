@@ -218,7 +218,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         nodes = [self.enrolled.nodes[client] for client in candidates]
         messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
-        self._asked_to_test = self._with_client_data(messages)
+        self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
+        self._asked_to_test = messages
         return self._asked_to_test
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -247,16 +248,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             draw = self.enrolled.draw(server_round, seed, size, self.enrolled.nodes)
             nodes = [self.enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
-        self._asked_to_test = self._with_client_data(messages)
-        return messages
-
-    def _with_client_data(self, messages: list[Message]) -> list[Message]:
-        """Add to messages what each client needs to find its state and its own arrays."""
-        for message in messages:
-            client = self.enrolled.client_of(message)
-            merged_round = self.enrolled.merged_round(self.merged_rounds, client)
-            add_client_config(message, self.configrecord_key, merged_round)
-            add_client_arrays(message, self.exchanges, client)
+        self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
+        self._asked_to_test = messages
         return messages
 
     def aggregate_train(
