@@ -48,6 +48,11 @@ class SemanticAnchors(Exchange):
         Width of Theta's hidden layer. Default 64 (this project's choice).
     head : str
         Name of the model's last linear layer. Default "head".
+
+    Raises
+    ------
+    ValueError
+        If epochs, lr or hidden are out of range.
     """
 
     name = "anchors"
@@ -59,11 +64,16 @@ class SemanticAnchors(Exchange):
         *,
         alpha: Annotated[float, Range(0), Search(0.002, 0.2, log=True)] = 0.02,
         tau: Annotated[float, Range(1e-6), Search(0.02, 1, log=True)] = 0.1,
-        epochs: Annotated[int, Range(0)] = 500,
-        lr: Annotated[float, Range(above=0)] = 1.0,
-        hidden: Annotated[int, Range(1)] = 64,
+        epochs: int = 500,
+        lr: float = 1.0,
+        hidden: int = 64,
         head: str = "head",
     ) -> None:
+        if not (epochs >= 0 and hidden >= 1 and 0 < lr < np.inf):
+            raise ValueError(
+                f"epochs = {epochs}, hidden = {hidden}, lr = {lr}: expected epochs >= 0, hidden >= "
+                "1 and a positive, finite lr."
+            )
         self.alpha, self.tau = alpha, tau
         self.epochs, self.lr = epochs, lr
         self.hidden, self.head = hidden, head

@@ -374,7 +374,7 @@ def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_pat
         "  client    sgd",
         "  seed      4",
         f"  to        {folder / 'runs'}",
-        "Arguments that are not shown have their default values.",
+        "Arguments of methods that are not shown are at their defaults.",
     ]
     made = {read_run(path).label: read_run(path).config for path in (folder / "runs").iterdir()}
     t = {label: (config["strategy.t"], config["strategy.scale"]) for label, config in made.items()}

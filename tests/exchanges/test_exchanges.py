@@ -335,3 +335,11 @@ def test_the_order_of_replies_changes_no_exchange(name):
         run_toy_rounds(rule, lambda k: trainer(name, k), 3, 2, reverse=reverse)
         states.append(rule.state_dict())
     assert models_equal(*states)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"epochs": -1}, {"hidden": 0}, {"lr": 0.0}, {"lr": np.nan}, {"lr": np.inf}]
+)
+def test_anchors_refuse_what_they_cannot_train_with(arguments) -> None:
+    with pytest.raises(ValueError, match="expected epochs >= 0"):
+        SemanticAnchors(**arguments)
