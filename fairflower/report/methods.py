@@ -31,6 +31,9 @@ from fairflower.statistics.differences import MeanStd as MeanStd
 
 _Settings = frozenset[tuple[str, str]]
 
+#: Setting that tells apart runs with other examples under equal data settings.
+_EXAMPLES = "examples"
+
 BASELINES = ("fedavg", "uniform")
 
 
@@ -247,7 +250,7 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     for domains, members in by_domains.items():
         methods = _methods(members)
         names = [method.name for method in methods]
-        apart = differing([dict(method.setting) for method in methods])
+        apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
         comparisons.append(Comparison(domains, tuple(methods), by_name))
     return comparisons
@@ -273,19 +276,18 @@ def _own_federations(runs: Sequence[Run]) -> list[Run]:
 def _versions(runs: Iterable[Run]) -> dict[int, _Settings]:
     """Tell runs apart whose clients had different examples under equal data settings.
 
-    Return a setting ``examples`` for each of these runs, by the run's `id`. Version 1 has the most
-    runs. Runs that did not record a digest of their examples have no version.
+    Return a setting ``examples`` by the run's `id`, for all but the examples that most runs had
+    (version 1). Runs that did not record a digest of their examples count as version 1.
     """
     contents: dict[_Settings, dict[str, list[Run]]] = {}
     for run in runs:
         if digest := run.info.get("digest"):
             contents.setdefault(data_key(run.config), {}).setdefault(str(digest), []).append(run)
     return {
-        id(run): frozenset({("examples", f"version {number}")})
+        id(run): frozenset({(_EXAMPLES, f"version {number}")})
         for by_digest in contents.values()
-        if len(by_digest) > 1
         for number, members in enumerate(sorted(by_digest.values(), key=len, reverse=True), 1)
-        for run in members
+        for run in (members if number > 1 else ())
     }
 
 

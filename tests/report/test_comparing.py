@@ -230,7 +230,7 @@ def test_runs_on_other_examples_are_named_and_not_compared(tmp_path: Path) -> No
     runs = [read_run(folder) for folder in [*folders, again]]
     (comparison,) = group_runs(runs)
     assert [(method.name, len(method.runs)) for method in comparison.methods] == [
-        ("uniform (examples=version 1)", 2),
+        ("uniform", 2),
         ("uniform (examples=version 2)", 1),
         ("term", 2),
         ("x", 2),
@@ -238,11 +238,32 @@ def test_runs_on_other_examples_are_named_and_not_compared(tmp_path: Path) -> No
     first, second, term, x = comparison.methods
     assert comparison.baseline(term, "uniform") is first
     assert comparison.baseline(x, "uniform") is second
-    note = "The runs differ in examples: version 1 (uniform (examples=version 1), term), version 2"
+    note = "The runs differ in examples: version 1 (uniform, term), version 2 (uniform (examples"
     assert note in " ".join(shown(*folders, again).split())
     write_summary(runs, tmp_path / "x.csv")
     (summarized,) = group_runs(read_summary(tmp_path / "x.csv"))
     assert [method.name for method in summarized.methods] == [m.name for m in comparison.methods]
+
+
+def test_other_examples_of_one_run_do_not_take_a_method_apart(tmp_path: Path) -> None:
+    def drawn(label: str, seed: int, digest: str) -> Path:
+        made = make_run(tmp_path / f"{label}{seed}{digest}", constant(a=0.5, b=0.9), label=label,
+                        seed=seed, digest=digest)  # fmt: skip
+        edit("config.toml", "[data]\n", f"[data]\nseed = {seed}\n")(made)
+        return made
+
+    folders = [drawn(label, f, f"of {f}") for label in ("uniform", "term") for f in range(3)]
+    folders.append(drawn("x", 1, "of another folder"))
+    (comparison,) = group_runs(map(read_run, folders))
+    assert [(m.name, len(m.runs)) for m in comparison.methods] == [
+        ("uniform", 3),
+        ("term", 3),
+        ("x", 1),
+    ]
+    assert comparison.baseline(comparison.methods[2], "uniform") is None
+    assert comparison.differing["examples"] == {
+        "uniform": "version 1", "term": "version 1", "x": "version 2",
+    }  # fmt: skip
 
 
 def test_runs_on_one_federation_do_not_take_other_federations_apart(tmp_path: Path) -> None:
