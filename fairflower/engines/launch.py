@@ -38,10 +38,9 @@ def launch(
 ) -> None:
     """Call ``server_main`` with a grid of ``num_clients`` nodes that run fairflower's ClientApp.
 
-    ``engine = "auto"`` means Ray here; callers resolve it with
-    `fairflower.engines.choice.chosen_engine`. ``client-gpus = "auto"`` means no GPU here; callers
-    replace it with a number (`fairflower.plans.devices`). ``num_gpus`` is as in `simulate`. Raises
-    the exceptions of ``server_main`` and of `simulate`.
+    Callers replace ``engine = "auto"`` with `fairflower.engines.choice.chosen_engine`, and
+    ``client-gpus = "auto"``, which means no GPU here, with a number (`fairflower.plans.devices`).
+    ``num_gpus`` is as in `simulate`. Raises the exceptions of ``server_main`` and of `simulate`.
     """
     server_app = ServerApp()
 

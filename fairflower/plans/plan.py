@@ -414,6 +414,10 @@ def _check_same_examples(earlier: Sequence[Run], planned: Sequence[RunConfig]) -
     configs: dict[Hashable, DataConfig] = {}
     for config in planned:
         configs.setdefault(data_key(config.to_flat()), config.data)
+    federations: dict[Hashable, Any] = {}
     for run in earlier:
-        if data := configs.get(data_key(run.config)):
-            check_same_examples(run.path, run.info, prepare(data))
+        key = data_key(run.config)
+        if key in configs and run.info.get("digest"):
+            if key not in federations:
+                federations[key] = prepare(configs[key])
+            check_same_examples(run.path, run.info, federations[key])

@@ -9,6 +9,7 @@ over its runs. Methods are *comparable* if they differ only in ``strategy.*``, `
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -268,9 +269,15 @@ def _federated(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str
 
 
 def _own_federations(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs whose federation was drawn with their seed, if they are several."""
+    """Return the runs whose federation was drawn with their seed, if they are several.
+
+    The result is empty if several federations have several seeds, because the runs with equal
+    numbers are then no draws of their own.
+    """
     drawn = [run for run in runs if run.federation == run.seed]
-    return drawn if len({run.federation for run in drawn}) > 1 else []
+    seeds = Counter(federation for federation, _ in {run.replicate for run in runs})
+    crossed = sum(count > 1 for count in seeds.values()) > 1
+    return drawn if len({run.federation for run in drawn}) > 1 and not crossed else []
 
 
 def _versions(runs: Iterable[Run]) -> dict[int, _Settings]:

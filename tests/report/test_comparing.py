@@ -281,6 +281,17 @@ def test_runs_on_one_federation_do_not_take_other_federations_apart(tmp_path: Pa
     ]
 
 
+def test_several_seeds_on_several_federations_are_methods_by_federation(tmp_path: Path) -> None:
+    folders = []
+    for federation in range(2):
+        for seed in range(3):
+            made = make_run(tmp_path / f"{federation}-{seed}", constant(a=0.5, b=0.9), seed=seed)
+            edit("config.toml", "[data]\n", f"[data]\nseed = {federation}\n")(made)
+            folders.append(made)
+    (comparison,) = group_runs(map(read_run, folders))
+    assert [(m.federations, len(m.runs)) for m in comparison.methods] == [(False, 3)] * 2
+
+
 def test_settings_that_were_tuned_for_each_method_are_no_difference(tmp_path: Path) -> None:
     def made(label: str, lr: float, tuned: str = "train.lr") -> Path:
         folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
@@ -295,4 +306,4 @@ def test_settings_that_were_tuned_for_each_method_are_no_difference(tmp_path: Pa
     assert comparison.baseline(x, "uniform") is None, "it was not tuned"
     assert comparison.differing == {"train.lr": {"uniform": "tuned", "term": "tuned", "x": "0.3"}}
     text = " ".join(shown(*folders).split())
-    assert "train.lr was tuned for each method: 0.1 (uniform), 0.2 (term)." in text
+    assert "no difference in settings: train.lr 0.1 (uniform), 0.2 (term)." in text

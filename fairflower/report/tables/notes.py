@@ -178,14 +178,15 @@ def notes(comparison: Comparison) -> list[str]:
         "Only methods with the same settings are compared."
         for key, values in comparison.differing.items()
     ]
-    lines += [
-        f"{key} was tuned for each method: {_values(values)}. Methods that differ only in it are "
-        "compared."
+    tuned = [
+        f"{key} {_values(values)}"
         for key in dict.fromkeys(key for method in comparison.methods for key in method.tuned)
         for values in [
             {m.name: dict(m.identity)[key] for m in comparison.methods if key in m.tuned}
         ]
     ]
+    if tuned:
+        lines.append(f"Tuned for each method, and no difference in settings: {'; '.join(tuned)}.")
     if len({m.runs[0].reach for m in comparison.methods}) > 1:
         reached = {m.name: str(m.runs[0].reach) for m in comparison.methods}
         lines.append(
