@@ -53,14 +53,12 @@ def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any
     Raises ``ValueError``, before anything is changed, if ``state`` has other parts or attributes.
     """
     saved = unflatten_state({path: np.array(array) for path, array in state.items()})
-    known = {(part.kind, part.name) for part in parts}
-    for kind, named in saved.items():
-        for name in named:
-            if (kind, name) not in known and named[name]:
-                raise ValueError(
-                    f"The saved state has {kind} {name!r}, but the strategy does not. Resume with "
-                    "the strategy, the exchanges and the version of fairflower that saved it."
-                )
+    there = {(kind, name) for kind, named in saved.items() for name in named if named[name]}
+    for kind, name in sorted(there - {(part.kind, part.name) for part in parts}):
+        raise ValueError(
+            f"The saved state has {kind} {name!r}, but the strategy does not. Resume with the "
+            "strategy, the exchanges and the version of fairflower that saved it."
+        )
     for kind, name, owner, attributes in parts:
         values = saved.get(kind, {}).get(name, {})
         if set(values) != set(attributes):

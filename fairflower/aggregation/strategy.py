@@ -220,7 +220,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
         self._asked_to_test = messages
-        return self._asked_to_test
+        return messages
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
         """Store the losses that candidates sent, for the selection of the round's clients.

@@ -30,7 +30,6 @@ from fairflower.plans.comparison import run_comparison
 from fairflower.plans.execution import announce, execute
 from fairflower.plans.jobs import resolve_jobs
 from fairflower.plans.plan import (
-    SET_BY_COMPARISONS,
     Plan,
     domains_to_hold_out,
     replicates,
@@ -41,6 +40,15 @@ from fairflower.server.checkpoint import resumed_config
 
 if TYPE_CHECKING:  # Flower is slow to import, and errors in arguments come first
     from fairflower.server.callbacks import OnRound
+
+
+#: Settings that cannot be the same for all runs of a comparison -> what to do instead.
+_OTHERWISE = {
+    "seed": "use federations or seeds",
+    "run-name": "runs are named after their method and seed",
+    "output-dir": "use output_dir",
+    "resume": "compare again, with the output_dir of the comparison to resume",
+}
 
 
 def run(
@@ -211,9 +219,8 @@ def compare(
                 "data.seed: federations set data.seed. Choose them with federations, or use seeds "
                 "for several seeds on a single federation."
             )
-        for key, instead in SET_BY_COMPARISONS.items():
+        for key, instead in _OTHERWISE.items():
             if key in given:
-                instead = instead.replace("--", "").replace("output-dir", "output_dir")
                 raise ConfigError(f"{key}: compare does not accept this setting: {instead}.")
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):

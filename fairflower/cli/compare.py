@@ -20,7 +20,6 @@ from fairflower.plans.execution import announce
 from fairflower.plans.jobs import resolve_jobs
 from fairflower.plans.plan import (
     FEDERATIONS,
-    SET_BY_COMPARISONS,
     Plan,
     domains_to_hold_out,
     replicates,
@@ -134,6 +133,16 @@ def compare(
     )
 
 
+#: Keys that cannot be set for all runs of a comparison -> what to do instead.
+_OTHERWISE = {
+    "seed": "use --federations or --seeds",
+    "strategy.name": "use --strategies",
+    "run-name": "runs are named after their method and seed",
+    "output-dir": "use --output-dir",
+    "resume": "repeat the command with the --output-dir of the comparison to resume",
+}
+
+
 def parse_jobs(jobs: str) -> int | None:
     """Return the value of ``--jobs`` as a number, or None for ``auto``."""
     if jobs == "auto":
@@ -157,11 +166,9 @@ def plan_of(
     Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
     has.
     """
-    for key, instead in SET_BY_COMPARISONS.items():
+    for key, instead in _OTHERWISE.items():
         if key in overrides.assigned:
             raise ConfigError(f"This command does not support --set {key}: {instead}.")
-    if "strategy.name" in overrides.assigned:
-        raise ConfigError("This command does not support --set strategy.name: use --strategies.")
     if clients is not None and "client.name" in overrides.assigned:
         raise ConfigError("--set client.name and --clients both name clients. Remove one of them.")
     settings = overrides.settings | {"output-dir": str(folder)}

@@ -13,6 +13,7 @@ from fairflower.config.text import (
     Scalar,
     argument_to_key,
     key_to_argument,
+    names_in,
     parse_assignments,
     shown,
     split_spec,
@@ -225,7 +226,7 @@ class MethodSpec(ComponentSpec):
         >>> StrategyConfig.parse("fedavg,fedheal:tau=0.4:beta=none")[1].args
         {'tau': 0.4, 'beta': None}
         """
-        choices = [cls.read(part) for part in map(str.strip, text.split(",")) if part]
+        choices = [cls.read(part) for part in names_in(text)]
         if not choices:
             raise ConfigError(f"No {cls.TABLE} was named. Example: {cls.name}")
         return choices

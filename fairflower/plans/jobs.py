@@ -9,12 +9,18 @@ from fairflower.errors import ConfigError, installed
 from fairflower.numerics.threads import cpus
 from fairflower.plans.plan import Plan
 
+#: Setting for parallel clients -> its values that ask for none, the default first.
+_INACTIVE: dict[str, tuple[Any, ...]] = {
+    "ray-address": ("",),
+    "engine": ("auto", "inline"),
+    "workers": (0,),
+    "client-gpus": ("auto", 0),
+}
+
 
 def for_parallel_clients(flat: Mapping[str, Any]) -> str:
     """Return the first key in ``flat`` that only runs with parallel clients follow; "" if none."""
-    inactive = {"ray-address": ("",), "engine": ("auto", "inline"), "workers": (0,)}
-    inactive["client-gpus"] = ("auto", 0)
-    return next((key for key, off in inactive.items() if flat.get(key, off[0]) not in off), "")
+    return next((key for key, off in _INACTIVE.items() if flat.get(key, off[0]) not in off), "")
 
 
 def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:

@@ -44,14 +44,6 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
 #: Largest number of federations or seeds; a larger number is assumed to be a typing error.
 MAX_SEEDS = 1000
 
-#: Keys that cannot be set for all runs of a comparison -> what to do instead.
-SET_BY_COMPARISONS = {
-    "seed": "use --federations or --seeds",
-    "run-name": "runs are named after their method and seed",
-    "output-dir": "use --output-dir",
-    "resume": "repeat the command with the --output-dir of the comparison to resume",
-}
-
 #: Default of ``--federations``.
 FEDERATIONS = "0-9"
 

@@ -35,6 +35,9 @@ _Settings = frozenset[tuple[str, str]]
 #: Setting that tells apart runs with other examples under equal data settings.
 _EXAMPLES = "examples"
 
+#: Setting of runs over several federations, each drawn with the seed of its run.
+_FEDERATED = ("data.seed", "seed")
+
 BASELINES = ("fedavg", "uniform")
 
 
@@ -60,25 +63,22 @@ class Method:
     #: The label of the runs. If several methods have this label, their differing settings are
     #: added.
     name: str
+    #: All settings that the runs have in common.
+    identity: _Settings
     #: The runs, ordered by seed; all reached the same round.
     runs: tuple[Run, ...]
     #: Runs that are left out of the method's numbers, each with the reason.
     left_out: tuple[tuple[Run, str], ...] = ()
-    #: Whether each run has its own federation, drawn with its seed.
-    federations: bool = False
-    #: Setting that tells the method's examples from others with equal data settings (`_versions`).
-    examples: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def federations(self) -> bool:
+        """Whether each run has its own federation, drawn with its seed."""
+        return _FEDERATED in self.identity
 
     @property
     def unit(self) -> str:
         """The unit in which the runs differ: ``federation``, or ``seed of federation 0``."""
         return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
-
-    @cached_property
-    def identity(self) -> frozenset[tuple[str, str]]:
-        """All settings that the runs have in common."""
-        settings = method_key(self.config) | self.examples
-        return _federated(settings) if self.federations else settings
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ class Method:
         return self.name.removeprefix(f"{self.client}+")
 
     @cached_property
-    def setting(self) -> frozenset[tuple[str, str]]:
+    def setting(self) -> _Settings:
         """The settings that comparable methods share: data, model, training and rounds.
 
         Settings that were tuned for each method have the value "tuned".
@@ -114,7 +114,7 @@ class Method:
         """Training settings that were tuned for this method (the setting ``tuned``)."""
         return tuned_keys(self.config)
 
-    def settings(self, *tables: str) -> frozenset[tuple[str, str]]:
+    def settings(self, *tables: str) -> _Settings:
         """Return the settings in some tables of the run config, for example in ``"data."``."""
         return frozenset(item for item in self.identity if item[0].startswith(tables))
 
@@ -259,13 +259,13 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
 
 def method_names(runs: Sequence[Run]) -> list[str]:
     """Return the name of each run's method (`Method.name`)."""
-    names = {id(run): group.name for group in _groups(runs) for run in group.runs}
+    names = {id(run): name for name, _, members in _groups(runs) for run in members}
     return [names[id(run)] for run in runs]
 
 
-def _federated(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+def _federated(settings: _Settings) -> _Settings:
     """Return settings with ``data.seed`` replaced by "seed", for runs over several federations."""
-    return frozenset(item for item in settings if item[0] != "data.seed") | {("data.seed", "seed")}
+    return frozenset(item for item in settings if item[0] != "data.seed") | {_FEDERATED}
 
 
 def _own_federations(runs: Sequence[Run]) -> list[Run]:
@@ -298,17 +298,8 @@ def _versions(runs: Iterable[Run]) -> dict[int, _Settings]:
     }
 
 
-class _Group(NamedTuple):
-    """The runs of a method."""
-
-    name: str
-    runs: list[Run]
-    federations: bool
-    examples: _Settings
-
-
-def _groups(runs: Iterable[Run]) -> list[_Group]:
-    """Return the runs of each method.
+def _groups(runs: Iterable[Run]) -> list[tuple[str, _Settings, list[Run]]]:
+    """Return the name of each method, the settings that its runs have in common, and the runs.
 
     The name is the label of the runs. If several methods have the same label, their differing
     settings are added.
@@ -333,16 +324,13 @@ def _groups(runs: Iterable[Run]) -> list[_Group]:
         namesakes = [other for name, other in groups if name == label]
         apart = sorted(settings - frozenset.intersection(*namesakes))
         detail = f" ({', '.join(f'{key}={value}' for key, value in apart)})" if apart else ""
-        each = ("data.seed", "seed") in settings
-        examples = versions.get(id(members[0]), frozenset())
-        named.append(_Group(label + detail, members, each, examples))
+        named.append((label + detail, settings, members))
     return named
 
 
 def _methods(runs: Iterable[Run]) -> list[Method]:
     methods = [
-        Method(group.name, *_one_per_seed(group.runs), group.federations, group.examples)
-        for group in _groups(runs)
+        Method(name, settings, *_one_per_seed(members)) for name, settings, members in _groups(runs)
     ]
     rank = {name: place for place, name in enumerate(BASELINES)}
     return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))

@@ -89,14 +89,12 @@ class DqFFL(QFFL):
         self.last_loss: dict[int, float] = {}  # client -> its loss in its last round
 
     def weigh(self, cohort: Cohort) -> Vector:
-        logs = self._powers(cohort) * np.log(losses_of(cohort))
-        weights = np.exp(logs - logs.max())
-        return np.asarray(weights / weights.sum())
+        return _weights(losses_of(cohort), self._powers(cohort))
 
     def merge(self, cohort: Cohort) -> Arrays:
         F = losses_of(cohort)
         powers = self._powers(cohort)
-        weights = cohort.cap(self.weigh(cohort))
+        weights = cohort.cap(_weights(F, powers))
         self.last_loss.update(zip(cohort.client_ids, F.tolist(), strict=True))
         found = recover(cohort, self.tau, self.recovery)
         self.diagnostics |= {"weights": weights, "powers": powers, "kept": found.kept}
@@ -115,3 +113,10 @@ class DqFFL(QFFL):
         loss = np.array([self.last_loss.get(k, median) for k in cohort.client_ids])
         ratio = median / loss if self.variant == "paper" else loss / median
         return np.asarray(self.q * ratio)
+
+
+def _weights(F: Vector, powers: Vector) -> Vector:
+    """Return F_k^q_k, normalized, shape (K,)."""
+    logs = powers * np.log(F)
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum())

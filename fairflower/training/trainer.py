@@ -389,25 +389,31 @@ class Trainer(TrainerSpec, Configurable):
     @cached_property
     def train_examples(self) -> Examples:
         """The training examples on the device."""
-        return self._examples(self.data.train, "training")
+        return _examples(self, self.data.train, "training")
 
     @cached_property
     def test_examples(self) -> Examples:
         """The test examples on the device."""
-        return self._examples(self.data.test, "test")
-
-    def _examples(self, split: Split, purpose: str) -> Examples:
-        data = self.data
-        if not len(split.y):
-            raise ValueError(f"{self} has no {purpose} {data.kind}. Add some, or omit the client.")
-        augment = data.augment if purpose == "training" else None
-        place: dict[str, Any] = {"device": self.device, "model": self.model}
-        place["first_stages"] = data.first_stages
-        return examples_of(split, data.mean, data.std, augment, **place)
+        return _examples(self, self.data.test, "test")
 
     def __str__(self) -> str:
         """Return the client's name for error messages."""
         return f"Client {self.client_id}"
+
+
+def _examples(trainer: Trainer, split: Split, purpose: str) -> Examples:
+    data = trainer.data
+    if not len(split.y):
+        raise ValueError(f"{trainer} has no {purpose} {data.kind}. Add some, or omit the client.")
+    return examples_of(
+        split,
+        data.mean,
+        data.std,
+        data.augment if purpose == "training" else None,
+        device=trainer.device,
+        model=trainer.model,
+        first_stages=data.first_stages,
+    )
 
 
 def server_round(config: Mapping[str, Any]) -> int:
