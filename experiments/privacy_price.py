@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairflower.config import RunConfig, read_toml
+from fairflower.config import RunConfig, method_key, read_toml
 from fairflower.errors import RunFolderError
 from fairflower.models import Classifier
 from fairflower.numerics.metrics import AVG, MIN
@@ -32,7 +32,7 @@ from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run, write_summary
 from fairflower.report.contrasts import judge_family, paired_differences
 from fairflower.report.measures import Measure, Metric
-from fairflower.report.methods import Method
+from fairflower.report.methods import Method, federated
 from fairflower.report.pages import generated_markdown, markdown_board, replace_generated_block
 from fairflower.report.summary import read_summary
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
@@ -204,7 +204,10 @@ def methods(runs: Sequence[Run]) -> dict[tuple[str, str], Method]:
     found: dict[tuple[str, str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         found.setdefault(cell_of(run)[1:], []).append(run)
-    return {key: Method(" ".join(key), tuple(own), federations=True) for key, own in found.items()}
+    return {
+        key: Method(" ".join(key), federated(method_key(own[0].config)), tuple(own))
+        for key, own in found.items()
+    }
 
 
 def table(runs: Sequence[Run]) -> Table:

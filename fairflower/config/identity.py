@@ -13,10 +13,9 @@ from fairflower.config.text import argument_to_key, names_in, shown
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Return the settings that identify a run's method: all but seed and execution settings.
 
-    Arguments that equal the method's defaults are left out, as is ``tuned``, which only reports
-    use.
+    Arguments that equal the method's defaults are left out.
     """
-    left = {"seed", "tuned", *execution()}
+    left = {"seed", *execution()}
     for choice in methods_of(config):
         defaults = choice.defaults() if choice.args else {}
         given = choice.args.items()

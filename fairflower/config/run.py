@@ -84,6 +84,7 @@ class RunConfig:
         "",
         "Training settings that were chosen for each method on validation examples, for example "
         "train.lr,train.local-epochs. Reports compare methods that differ in these settings.",
+        execution=True,
     )
     round_timeout: float = setting(
         3600.0,

@@ -263,7 +263,7 @@ def method_names(runs: Sequence[Run]) -> list[str]:
     return [names[id(run)] for run in runs]
 
 
-def _federated(settings: _Settings) -> _Settings:
+def federated(settings: _Settings) -> _Settings:
     """Return settings with ``data.seed`` replaced by "seed", for runs over several federations."""
     return frozenset(item for item in settings if item[0] != "data.seed") | {_FEDERATED}
 
@@ -308,7 +308,7 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, _Settings, list[Run]]]:
     identity = {id(r): method_key(r.config) | versions.get(id(r), frozenset()) for r in runs}
     alike: dict[tuple[str, _Settings], list[Run]] = {}
     for run in runs:
-        alike.setdefault((run.label, _federated(identity[id(run)])), []).append(run)
+        alike.setdefault((run.label, federated(identity[id(run)])), []).append(run)
     whole = bool(_own_federations(runs))
     groups: dict[tuple[str, _Settings], list[Run]] = {}
     for (label, settings), members in alike.items():

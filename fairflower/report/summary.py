@@ -337,7 +337,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
         return places.get(key, places.get(f"{key.partition('.')[0]}.name", -1)), key not in places
 
     keys = dict.fromkeys(key for run in runs for key in run.config if key in changed)
-    left_out = {"seed", *execution()}
+    left_out = {"seed", *execution()} - {"tuned"}  # which reports need
     return sorted((key for key in keys if place(key)[0] >= 0 and key not in left_out), key=place)
 
 

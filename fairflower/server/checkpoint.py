@@ -32,10 +32,10 @@ from fairflower.server.contents import read_config, read_facts
 if TYPE_CHECKING:
     from fairflower.data import Federation
 
-#: Settings that may change when a run is resumed: execution settings except the folder, ``tuned``,
-#: which only reports use, and the number of rounds. (A new number of rounds changes the result of
-#: methods with a schedule over all rounds.)
-CHANGEABLE = execution() - {"run-name", "output-dir", "resume"} | {"num-server-rounds", "tuned"}
+#: Settings that may change when a run is resumed: execution settings except the folder, and the
+#: number of rounds. (A new number of rounds changes the result of methods with a schedule over all
+#: rounds.)
+CHANGEABLE = execution() - {"run-name", "output-dir", "resume"} | {"num-server-rounds"}
 
 
 @dataclass(frozen=True)

@@ -305,5 +305,8 @@ def test_settings_that_were_tuned_for_each_method_are_no_difference(tmp_path: Pa
     assert comparison.baseline(term, "uniform") is uniform
     assert comparison.baseline(x, "uniform") is None, "it was not tuned"
     assert comparison.differing == {"train.lr": {"uniform": "tuned", "term": "tuned", "x": "0.3"}}
+    write_summary(list(map(read_run, folders)), tmp_path / "x.csv")
+    (summarized,) = group_runs(read_summary(tmp_path / "x.csv"))
+    assert summarized.differing == comparison.differing
     text = " ".join(shown(*folders).split())
     assert "no difference in settings: train.lr 0.1 (uniform), 0.2 (term)." in text
