@@ -282,6 +282,9 @@ def test_a_late_reply_does_not_change_a_newer_state(tmp_path):
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     with closing(RayGrid(app, 2, workers=2)) as grid:
+        while len(grid._workers.ready) < 2:  # one alone would be blocked in round 1
+            grid._workers.collect_started()
+            time.sleep(0.01)
         assert ask(grid, round=0).keys() == {0, 1}
         assert ask(grid, timeout=5, round=1).keys() == {1}
         assert ask(grid, timeout=20, round=2).keys() == {0, 1}  # by the other worker
