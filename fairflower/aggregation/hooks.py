@@ -48,6 +48,8 @@ class StrategyHooks:
     )
     #: Measurements and metrics that are counts, at most 2**53.
     COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
+    #: Measurements and metrics that are numbers from 0 to 1, besides accuracies.
+    fractions: tuple[str, ...] = ()
     #: Selects the clients of every round.
     participation: Participation
     #: Metrics that the strategy uses and that clients always report.

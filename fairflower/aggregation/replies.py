@@ -230,9 +230,7 @@ class ReplyParser:
                     check_group_counts(measured[name]["h"], None, examples)
             else:
                 self._check_number(name, metrics)
-        policy = self.strategy.participation
-        for name in policy.reads:
-            self._check_there(name, "metric", metrics, type(policy).__name__)
+        self.check_policy(metrics)
         if "train_loss" in metrics:
             check_finite("train_loss", metrics["train_loss"])
         for exchange in self.strategy.exchanges:
@@ -332,10 +330,17 @@ class ReplyParser:
         for name in names:
             self._check_number(name, metrics)
 
+    def check_policy(self, metrics: Container[str]) -> None:
+        """Raise ``InvalidReply`` if metrics are missing that the participation policy reads."""
+        policy = self.strategy.participation
+        for name in policy.reads:
+            self._check_there(name, "metric", metrics, type(policy).__name__)
+
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
         self._check_there(name, "metric", metrics)
-        least = 0 if name in self.strategy.NON_NEGATIVE else -LARGEST
-        most = MOST if name in self.strategy.COUNTS else LARGEST
+        rule = self.strategy
+        least = 0 if name in (*rule.NON_NEGATIVE, *rule.fractions) else -LARGEST
+        most = 1 if name in rule.fractions else MOST if name in rule.COUNTS else LARGEST
         check_metric(name, metrics[name], least, most)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:

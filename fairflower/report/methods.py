@@ -33,7 +33,7 @@ from fairflower.statistics.differences import MeanStd as MeanStd
 _Settings = frozenset[tuple[str, str]]
 
 #: Setting that tells apart runs with other examples under equal data settings.
-_EXAMPLES = "examples"
+EXAMPLES = "examples"
 
 #: Setting of runs over several federations, each drawn with the seed of its run.
 _FEDERATED = ("data.seed", "seed")
@@ -106,8 +106,12 @@ class Method:
 
         Settings that were tuned for each method have the value "tuned".
         """
-        shared = dict(self.identity - self.settings(*METHOD_TABLES))
-        return frozenset((shared | dict.fromkeys(self.tuned, "tuned")).items())
+        return frozenset((dict(self.shared) | dict.fromkeys(self.tuned, "tuned")).items())
+
+    @cached_property
+    def shared(self) -> _Settings:
+        """The settings of ``setting``, with the values of those that were tuned."""
+        return self.identity - self.settings(*METHOD_TABLES)
 
     @property
     def tuned(self) -> list[str]:
@@ -122,6 +126,16 @@ class Method:
     def comparable(self) -> tuple[Any, ...]:
         """A key that is equal for all comparable methods."""
         return self.setting, self.runs[0].reach
+
+    def comparable_with(self, other: Method) -> bool:
+        """Return whether two methods are comparable, or equal in the values of tuned settings.
+
+        The latter are, for example, a method that was not tuned and a baseline for which tuning
+        chose the defaults.
+        """
+        return self.runs[0].reach == other.runs[0].reach and (
+            self.setting == other.setting or self.shared == other.shared
+        )
 
     def over_seeds(self, value_of: Callable[[Run], float]) -> MeanStd:
         """Return the mean and std over runs of a metric that has one value per run."""
@@ -229,7 +243,7 @@ class Comparison:
             for other in self.methods
             if other.strategy == name
             and other is not method
-            and other.comparable == method.comparable
+            and other.comparable_with(method)
             and other.settings("client.") == training
         ]
         return min(candidates, key=lambda other: other.settings("bound.") != bounds, default=None)
@@ -251,7 +265,7 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     for domains, members in by_domains.items():
         methods = _methods(members)
         names = [method.name for method in methods]
-        apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
+        apart = differing([{EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
         comparisons.append(Comparison(domains, tuple(methods), by_name))
     return comparisons
@@ -291,7 +305,7 @@ def _versions(runs: Iterable[Run]) -> dict[int, _Settings]:
         if digest := run.info.get("digest"):
             contents.setdefault(data_key(run.config), {}).setdefault(str(digest), []).append(run)
     return {
-        id(run): frozenset({(_EXAMPLES, f"version {number}")})
+        id(run): frozenset({(EXAMPLES, f"version {number}")})
         for by_digest in contents.values()
         for number, members in enumerate(sorted(by_digest.values(), key=len, reverse=True), 1)
         for run in (members if number > 1 else ())

@@ -249,6 +249,7 @@ class SecureAggregation:
         if any(len(record) for record in content.array_records.values()):
             raise InvalidReply("it sent arrays that are not masked")
         now.parser.check_numbers(client, numbers, self.strategy.learns)
+        now.parser.check_policy({**now.numbers[client], **numbers})
         for name, value in numbers.items():
             check_finite(name, value)
         if (used := metrics.get("num_examples")) != mine.weight:

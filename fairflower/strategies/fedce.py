@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
-from fairflower.errors import ConfigError
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
@@ -43,15 +42,14 @@ class FedCE(FairStrategy):
         How A and B are combined: A B or A + B. Default ``"times"`` (as in FedISM's experiments;
         NVFlare uses ``"plus"``).
     metric : str
-        Metric of theta_-k, a scalar in [0, 1]. Default ``minus_accuracy``. Clients of fairflower
-        can also measure ``minus_balanced_accuracy`` (as in FedISM's experiments).
+        Metric of theta_-k, a scalar in [0, 1]; other replies are dropped. Default
+        ``minus_accuracy``. Clients of fairflower can also measure ``minus_balanced_accuracy`` (as
+        in FedISM's experiments).
 
     Raises
     ------
     ValueError
         If ``metric`` is empty or names a vector.
-    ConfigError
-        If a client's ``metric`` is not in [0, 1].
 
     See Also
     --------
@@ -99,7 +97,7 @@ class FedCE(FairStrategy):
             )
         super().__init__(**options)
         self.mode, self.metric = mode, metric
-        self.needs = (metric,)
+        self.needs = self.fractions = (metric,)
         self.rounds: dict[int, int] = {}  # client -> rounds that it took part in
         self.cosine: dict[int, float] = {}  # client -> means over these rounds
         self.minus: dict[int, float] = {}
@@ -112,12 +110,6 @@ class FedCE(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> Vector:
         clients = cohort.client_ids
-        for client, value in zip(clients, cohort.metrics[self.metric].tolist(), strict=True):
-            if not 0 <= value <= 1:
-                raise ConfigError(
-                    f"metric = {self.metric!r}: client {client} sent {value:.3g}; expected a "
-                    "number from 0 to 1, such as an accuracy. Choose another metric."
-                )
         c = np.array([self.c.get(client, 1.0) for client in clients])
         for client in clients:
             self.rounds[client] = self.rounds.get(client, 0) + 1

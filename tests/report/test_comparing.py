@@ -310,3 +310,21 @@ def test_settings_that_were_tuned_for_each_method_are_no_difference(tmp_path: Pa
     assert summarized.differing == comparison.differing
     text = " ".join(shown(*folders).split())
     assert "no difference in settings: train.lr 0.1 (uniform), 0.2 (term)." in text
+
+
+def test_a_baseline_that_was_tuned_to_the_defaults_is_one_for_methods_at_their_defaults(
+    tmp_path: Path,
+) -> None:
+    def made(label: str, lr: float, tuned: str) -> Path:
+        folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
+        edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
+        edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
+        return folder
+
+    folders = [made("uniform", 0.1, "train.lr"), made("term", 0.2, "train.lr")]
+    folders += [made("term", 0.1, ""), made("x", 0.3, "")]
+    (comparison,) = group_runs(map(read_run, folders))
+    uniform, *others = comparison.methods
+    assert [m.config["train.lr"] for m in others] == [0.2, 0.1, 0.3]
+    found = [comparison.baseline(method, "uniform") for method in others]
+    assert found == [uniform, uniform, None]

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import make_client_app
 from fairflower.errors import ConfigError, RoundFailed
+from fairflower.participation import PowerOfChoice
 from fairflower.secure import client, protocol
 from fairflower.secure.client import secure_mod
 from fairflower.secure.protocol import Halted
@@ -385,6 +386,19 @@ def test_replies_that_cannot_be_summed_are_left_out(change: Any, reason: str) ->
     federation.after = spoil
     federation.train()
     assert reason in federation.strategy.dropped[2]
+    assert federation.strategy.client_ids == (0, 1, 3, 4)
+
+
+def test_a_metric_that_the_policy_reads_and_a_client_does_not_send_is_named() -> None:
+    federation = Federation(Uniform(participation=PowerOfChoice(loss="train", d=5)))
+
+    def spoil(stage: str, client: int, reply: Message) -> None:
+        if stage == "collect_masked_vectors" and client == 2:
+            del reply.content["metrics"]["train_loss"]
+
+    federation.after = spoil
+    federation.train()
+    assert "no metric 'train_loss', which PowerOfChoice needs" in federation.strategy.dropped[2]
     assert federation.strategy.client_ids == (0, 1, 3, 4)
 
 

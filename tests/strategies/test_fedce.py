@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rounds import Rounds
 
-from fairflower.errors import ConfigError
 from fairflower.strategies import FedCE
 
 
@@ -148,9 +147,11 @@ def test_what_is_told_survives_a_checkpoint():
 
 
 @pytest.mark.parametrize("value", [1.5, -0.1])
-def test_a_metric_outside_0_to_1_names_the_client(value: float) -> None:
+def test_a_reply_with_a_metric_outside_0_to_1_is_dropped(value: float) -> None:
     rounds = start(metric="received_loss")
     updates = {k: {"x": np.eye(3, 5)[k]} for k in range(3)}
     metrics = {k: {"received_loss": value if k == 1 else 0.5} for k in range(3)}
-    with pytest.raises(ConfigError, match="metric = 'received_loss': client 1 sent"):
-        rounds.step(updates, metrics=metrics)
+    rounds.step(updates, metrics=metrics)
+    assert list(rounds.strategy.dropped) == [1]
+    assert f"received_loss = {value}: expected" in rounds.strategy.dropped[1]
+    assert rounds.strategy.client_ids == (0, 2)

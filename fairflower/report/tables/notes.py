@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflower.report.methods import BASELINES, Comparison
+from fairflower.report.methods import BASELINES, EXAMPLES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
@@ -178,6 +178,11 @@ def notes(comparison: Comparison) -> list[str]:
         "Only methods with the same settings are compared."
         for key, values in comparison.differing.items()
     ]
+    if EXAMPLES in comparison.differing:
+        lines.append(
+            "Version 1 of the examples is what most runs on a federation had. On one federation these "
+            "can be the old examples and on another the new ones, so compare pairs, not means."
+        )
     tuned = [
         f"{key} {_values(values)}"
         for key in dict.fromkeys(key for method in comparison.methods for key in method.tuned)
