@@ -180,8 +180,8 @@ def notes(comparison: Comparison) -> list[str]:
     ]
     if EXAMPLES in comparison.differing:
         lines.append(
-            "Version 1 of the examples is what most runs on a federation had. On one federation these "
-            "can be the old examples and on another the new ones, so compare pairs, not means."
+            "Version 1 of the examples is what most runs on a federation had: on one these can be "
+            "the old examples and on another the new ones, so compare pairs, not means."
         )
     tuned = [
         f"{key} {_values(values)}"
