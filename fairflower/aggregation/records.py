@@ -172,6 +172,14 @@ def check_round(name: str, value: object) -> None:
         raise InvalidReply(f"{name} = {value}: expected the number of a round, an integer >= 0")
 
 
+def client_id(metrics: MetricRecord, default: int) -> int:
+    """Return the ``client-id`` in a reply's metrics; raise ``InvalidReply`` if it is no id."""
+    value = metrics.get("client-id", default)
+    if not (isinstance(value, (int, float)) and float(value).is_integer() and 0 <= value < 2**64):
+        raise InvalidReply(f"client-id = {value!r}: expected a non-negative integer")
+    return int(value)
+
+
 def scalar_metrics(content: RecordDict) -> MetricRecord:
     """Return a reply's scalar metrics; metrics with unprintable names are ignored.
 

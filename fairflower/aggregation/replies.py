@@ -29,6 +29,7 @@ from fairflower.aggregation.records import (
     check_non_negative,
     check_representation,
     check_round,
+    client_id,
     decode_record,
     length,
     measured_arrays,
@@ -96,7 +97,7 @@ class ReplyFilter:
                     reason = shorten_error(reply.error.reason or "it failed without a message")
                     raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
                 metrics = scalar_metrics(reply.content)
-                claimed = _client_id(metrics, default=client)
+                claimed = client_id(metrics, default=client)
                 if node in client_at and claimed != client:
                     raise InvalidReply(f"it claims to be client {claimed}")
                 if claimed in answers:
@@ -332,14 +333,13 @@ class ReplyParser:
 
     def check_policy(self, metrics: Container[str]) -> None:
         """Raise ``InvalidReply`` if metrics are missing that the participation policy reads."""
-        policy = self.strategy.participation
-        for name in policy.reads:
+        for name in (policy := self.strategy.participation).reads:
             self._check_there(name, "metric", metrics, type(policy).__name__)
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
         self._check_there(name, "metric", metrics)
         rule = self.strategy
-        least = 0 if name in (*rule.NON_NEGATIVE, *rule.fractions) else -LARGEST
+        least = 0 if name in {*rule.NON_NEGATIVE, *rule.fractions} else -LARGEST
         most = 1 if name in rule.fractions else MOST if name in rule.COUNTS else LARGEST
         check_metric(name, metrics[name], least, most)
 
@@ -434,13 +434,6 @@ def shorten_error(reason: str) -> str:
     text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
     text = re.sub(r"^<class '(?:[\w.<>]+\.)?(\w+)'>:<'", r"\1: ", text)
     return text if len(text) <= 300 else "... " + text[-300:]
-
-
-def _client_id(metrics: MetricRecord, default: int) -> int:
-    value = metrics.get("client-id", default)
-    if not (isinstance(value, (int, float)) and float(value).is_integer() and 0 <= value < 2**64):
-        raise InvalidReply(f"client-id = {value!r}: expected a non-negative integer")
-    return int(value)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from fairflower.statistics.differences import MeanStd as MeanStd
 _Settings = frozenset[tuple[str, str]]
 
 #: Setting that tells apart runs with other examples under equal data settings.
-EXAMPLES = "examples"
+_EXAMPLES = "examples"
 
 #: Setting of runs over several federations, each drawn with the seed of its run.
 _FEDERATED = ("data.seed", "seed")
@@ -265,7 +265,7 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     for domains, members in by_domains.items():
         methods = _methods(members)
         names = [method.name for method in methods]
-        apart = differing([{EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
+        apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
         comparisons.append(Comparison(domains, tuple(methods), by_name))
     return comparisons
@@ -305,7 +305,7 @@ def _versions(runs: Iterable[Run]) -> dict[int, _Settings]:
         if digest := run.info.get("digest"):
             contents.setdefault(data_key(run.config), {}).setdefault(str(digest), []).append(run)
     return {
-        id(run): frozenset({(EXAMPLES, f"version {number}")})
+        id(run): frozenset({(_EXAMPLES, f"version {number}")})
         for by_digest in contents.values()
         for number, members in enumerate(sorted(by_digest.values(), key=len, reverse=True), 1)
         for run in (members if number > 1 else ())

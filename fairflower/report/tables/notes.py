@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflower.report.methods import BASELINES, EXAMPLES, Comparison
+from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
@@ -178,11 +178,6 @@ def notes(comparison: Comparison) -> list[str]:
         "Only methods with the same settings are compared."
         for key, values in comparison.differing.items()
     ]
-    if EXAMPLES in comparison.differing:
-        lines.append(
-            "Version 1 of the examples is what most runs on a federation had: on one these can be "
-            "the old examples and on another the new ones, so compare pairs, not means."
-        )
     tuned = [
         f"{key} {_values(values)}"
         for key in dict.fromkeys(key for method in comparison.methods for key in method.tuned)
@@ -203,22 +198,7 @@ def notes(comparison: Comparison) -> list[str]:
             "Uniform averaging is not among the runs. Uniform weights alone often explain much of "
             "a published gain over FedAvg."
         )
-    for method in comparison.methods:
-        seeds: dict[str, list[int]] = {}
-        for run in method.runs:
-            for note in run_notes(run):
-                if not note.startswith(_UNDEFINED):
-                    seeds.setdefault(note, []).append(run.seed)
-        for note, those in seeds.items():
-            of_all = 1 < len(those) == len(method.runs)
-            runs = [""] if of_all else [f", seed {seed}" for seed in those]
-            lines += [f"{method.name}{run}: {note}" for run in runs]
-        for run, reason in method.left_out:
-            lines.append(
-                f"{method.name}, seed {run.seed} ({run.progress}), is left out of tables and "
-                f"figures: {reason} ({run.path})."
-            )
-    lines += [*_undefined(comparison), *_unshared(comparison)]
+    lines += [*_run_notes(comparison), *_undefined(comparison), *_unshared(comparison)]
     if any(m.config.get("evaluate.test") is False for m in comparison.methods):
         lines.append(
             "With evaluate.test = false, accuracies are measured on validation examples that are "
@@ -235,8 +215,30 @@ def notes(comparison: Comparison) -> list[str]:
             there = by_data.setdefault((method.settings("data."), run.federation), set())
             there.add(data_digest(run))
     if any(len(partitions) > 1 for partitions in by_data.values()):
-        lines.append("Runs with the same data settings had different data or clients.")
+        lines.append(
+            "Runs with the same data settings had different data or clients. Means over them may "
+            "not be comparable."
+        )
     return [*lines, *machine_notes(comparison)]
+
+
+def _run_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield notes on single runs, and the runs that are left out."""
+    for method in comparison.methods:
+        seeds: dict[str, list[int]] = {}
+        for run in method.runs:
+            for note in run_notes(run):
+                if not note.startswith(_UNDEFINED):
+                    seeds.setdefault(note, []).append(run.seed)
+        for note, those in seeds.items():
+            of_all = 1 < len(those) == len(method.runs)
+            runs = [""] if of_all else [f", seed {seed}" for seed in those]
+            yield from (f"{method.name}{run}: {note}" for run in runs)
+        for run, reason in method.left_out:
+            yield (
+                f"{method.name}, seed {run.seed} ({run.progress}), is left out of tables and "
+                f"figures: {reason} ({run.path})."
+            )
 
 
 #: Beginning of notes on group fairness, which depend only on the data and not on the method.
