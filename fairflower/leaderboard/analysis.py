@@ -14,6 +14,7 @@ import numpy as np
 
 from fairflower.leaderboard.design import Benchmark, Design, Sweep
 from fairflower.leaderboard.ledger import Row
+from fairflower.leaderboard.points import LR
 from fairflower.leaderboard.stages import Stages
 from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
 from fairflower.server.history import WINDOW
@@ -149,11 +150,37 @@ class Findings:
 
     def _judged_primary(self, benchmark: Benchmark) -> dict[str, Difference]:
         """Return all methods' differences from the reference in the primary metric, as a family."""
-        if not self.rows[benchmark.name]:
-            return {}
-        measure = primary(self.design)
-        judged = self._judged(self.accuracies(benchmark), [measure], benchmark.overlap)
+        return self._judged_rows(benchmark, self.rows[benchmark.name])
+
+    def _judged_rows(self, benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Difference]:
+        accuracies = _accuracies((row.method, row.federation, row) for row in rows)
+        judged = self._judged(accuracies, [primary(self.design)], benchmark.overlap)
         return {method: difference for (_, method), difference in judged.items()}
+
+    def other_references(self, benchmark: Benchmark) -> dict[str, dict[str, Difference]]:
+        """Return `judged` against the reference with its other finalists, by their settings.
+
+        The result is empty if runs remain.
+        """
+        runs = [planned for _, planned in self.stages.references(benchmark)]
+        found = [row for run in runs if (row := self.stages.row(run))]
+        if len(found) < len(runs):
+            return {}
+        reference = self.design.reference
+        others = [row for row in self.rows[benchmark.name] if row.method != reference]
+        judged = {}
+        for settings in dict.fromkeys(row.settings for row in found):
+            rows = [*others, *(row for row in found if row.settings == settings)]
+            judged[settings] = self._judged_rows(benchmark, rows)
+        return judged
+
+    def at_largest_rate(self, benchmark: Benchmark) -> list[str]:
+        """Return the methods for which tuning chose the largest learning rate that it tried."""
+        points, chosen = self.stages.points, self.stages.chosen
+        numbers = {method: chosen(benchmark, method) for method in benchmark.confirmed}
+        rates = {m: [point[LR] for point in points(benchmark, m)] for m in benchmark.confirmed}
+        known = {method: at for method, at in numbers.items() if at is not None and at >= 0}
+        return [m for m, at in known.items() if rates[m][at] == max(rates[m])]
 
     def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
         """Return the family of differences in all other metrics, by metric and method."""

@@ -17,9 +17,8 @@ from typing import Any, Literal, Self, get_args
 
 from fairflower.config import RunConfig, keys, method_key, shown
 from fairflower.errors import RunFolderError
-from fairflower.files import replacing
 from fairflower.participation.availability import trace_digest
-from fairflower.paths import read_text
+from fairflower.paths import open_regular
 from fairflower.server.folder import lock_folder
 
 #: A run is completed or lost. It is lost if its loss or model became NaN or infinite, or if some
@@ -45,7 +44,7 @@ class Row:
     seconds: float
     data: str  # digest of what every client holds
     key: str  # digest of the config
-    margins: str = ""  # of the design when the run was confirmed; empty in other stages
+    margins: str = ""  # of the design when the run was confirmed; empty before and in sweeps
 
     @property
     def accuracies(self) -> tuple[float, ...]:
@@ -106,19 +105,23 @@ class Ledger:
         """
         self.path = path
         self.rows: dict[str, Row] = {}
-        self._incomplete = False
+        self._end: int | None = None  # where an incomplete last line begins
         if not path.exists():
             return
+        with open_regular(path) as file:
+            content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            self._end = end
         try:
-            text = read_text(path, "utf-8-sig")
-            whole = text[: text.rfind("\n") + 1]
-            self._incomplete = whole != text
+            whole = content[:end].decode("utf-8-sig")
             reader = csv.DictReader(StringIO(whole), strict=True)
             lines, columns = list(reader), tuple(reader.fieldnames or ())
         except (csv.Error, UnicodeDecodeError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}.") from error
         header = ",".join(COLUMNS)
-        if columns != COLUMNS and (whole or not header.startswith(text)):
+        begun = content.decode("utf-8-sig", "ignore")
+        if columns != COLUMNS and (whole or not header.startswith(begun)):
             raise RunFolderError(
                 f"{path} is not a leaderboard's ledger: it has unexpected columns."
             )
@@ -164,11 +167,9 @@ class Ledger:
                     f"different data than in earlier runs ({row.data} instead of {other.data}). "
                     "Restore the data, or delete the rows of this benchmark."
                 )
-        if self._incomplete:
-            text = read_text(self.path, "utf-8-sig")
-            with replacing(self.path) as temporary:
-                temporary.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
-            self._incomplete = False
+        if self._end is not None:
+            os.truncate(self.path, self._end)
+            self._end = None
         new = not self.path.exists() or not self.path.stat().st_size
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")

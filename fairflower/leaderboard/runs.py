@@ -15,7 +15,7 @@ from fairflower.data import prepare
 from fairflower.errors import Diverged, error_text
 from fairflower.leaderboard.design import Margins
 from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.stages import CONFIRMATION, STAGES, Planned, Stages
+from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, STAGES, Planned, Stages
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run
 
@@ -101,7 +101,7 @@ def _row(planned: Planned, run: Run | None, error: Exception | None, margins: Ma
         round(float(info.get("seconds") or 0.0), 1),
         federation.digest,
         planned.key,
-        str(margins) if planned.stage == CONFIRMATION else "",
+        str(margins) if planned.stage in (CONFIRMATION, REFERENCE) else "",
     )
 
 

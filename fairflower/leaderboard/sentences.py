@@ -118,6 +118,20 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         f"domains in {' to '.join(map(str, pairs))} federations: {counts}; the largest "
         f"difference that is detectable with 80 % power is {largest}."
     )
+    if others := findings.other_references(benchmark):
+        kept = _kept(findings, benchmark)
+        counts = ", ".join(
+            f"{len(kept[word])} of {len(names)} {word}" for word, names in kinds.items() if names
+        )
+        yield (
+            f"{name}: compared with each of {reference}'s other finalists, too "
+            f"({join_words(list(others))}), these conclusions stay: {counts}."
+        )
+    if highest := findings.at_largest_rate(benchmark):
+        yield (
+            f"{name}: tuning chose the largest learning rate that it tried for "
+            f"{join_words(highest)}, so larger ones may be better."
+        )
     for method, other in WITH_ITS_CLIENTS:
         if other == reference:  # in the family above
             pair, alone = enough.get(method), ","
@@ -125,6 +139,17 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
             pair, alone = findings.against(benchmark, method, other), ", tested alone,"
         if pair and pair.n >= MIN_PAIRS:
             yield f"{name}: {method}, compared with {other}{alone} is {outcome(pair)}."
+
+
+def _kept(findings: Findings, benchmark: Benchmark) -> dict[str, list[str]]:
+    """Return the methods by conclusion, without those that another reference would change."""
+    families = [findings.judged(benchmark), *findings.other_references(benchmark).values()]
+    kinds: dict[str, list[str]] = {word: [] for word in KINDS}
+    for method in families[0]:
+        words = {kind(family[method]) if method in family else TOO_FEW for family in families}
+        if len(words) == 1 and (word := words.pop()) in kinds:
+            kinds[word].append(method)
+    return kinds
 
 
 def _lost(method: str, count: int, federations: int) -> str:
@@ -221,15 +246,21 @@ def summary(findings: Findings) -> Table:
     rows = []
     for benchmark in findings.benchmarks:
         judged = findings.judged(benchmark)
-        counts = Counter(kind(difference) for difference in judged.values())
-        numbers = [str(counts[name]) for name in KINDS] + [_largest_detectable(judged)]
+        counts, kept = Counter(map(kind, judged.values())), _kept(findings, benchmark)
+        tried = bool(findings.other_references(benchmark))
+        numbers = [
+            f"{counts[name]} ({len(kept[name])})" if tried and counts[name] else str(counts[name])
+            for name in KINDS
+        ]
+        numbers.append(_largest_detectable(judged))
         title = f"{benchmark.name} ({len(findings.domains(benchmark))} domains)"
         rows.append(Row(title, "", [Cell(number) for number in numbers]))
     return Table(
         "Summary",
         f"Number of methods, compared with {findings.design.reference} on the worst half of the "
-        "domains, and the largest of their detectable differences (80 % power) in points, with its "
-        "method.",
+        "domains. In brackets, where known: for how many the conclusion is the same with each of "
+        f"{findings.design.reference}'s finalists. Detectable: the largest of the differences, in "
+        "points, that are detected with 80 % power, with its method.",
         [*KINDS, "detectable"],
         [Group("", rows)],
         heading="benchmark",

@@ -3,14 +3,15 @@
 The first stage, screening, tries every point of a method on the first tuning federation. The
 finalists are a method's best points, which are tried on the other tuning federations. Both stages
 use validation examples. The confirmation trains and tests with the chosen settings on the design's
-federations. Sweeps vary the settings of a benchmark.
+federations. There, the reference is also tested with its other finalists, because all conclusions
+depend on its settings. Sweeps vary the settings of a benchmark.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -23,8 +24,8 @@ from fairflower.numerics.metrics import WORST_HALF
 from fairflower.plans.protocol import EXAMPLES
 
 #: The stages in their order.
-STAGES = ("screening", "finalists", "confirmation", "sweep")
-SCREENING, FINALISTS, CONFIRMATION, SWEEP = STAGES
+STAGES = ("screening", "finalists", "confirmation", "reference", "sweep")
+SCREENING, FINALISTS, CONFIRMATION, REFERENCE, SWEEP = STAGES
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,12 @@ class Stages:
         return points(ranges(config), self.design.points, self.design.scrambling)
 
     def row(self, planned: Planned) -> Row | None:
-        """Return the row of a run, or None if the run is not finished."""
-        return self.ledger.rows.get(planned.key)
+        """Return the row of a run, or None if the run is not finished.
+
+        Methods with equal settings share a run, which the row describes as planned.
+        """
+        row = self.ledger.rows.get(planned.key)
+        return replace(row, method=planned.method, settings=planned.settings) if row else None
 
     def trials(self, benchmark: Benchmark, method: str, number: int) -> list[Planned]:
         """Return the trials of a point: one per tuning federation, in the federations' order."""
@@ -132,6 +137,15 @@ class Stages:
                 if number is not None and number >= 0:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
+    def references(self, benchmark: Benchmark) -> Iterator[tuple[int, Planned]]:
+        """Yield the confirmation's runs of the reference with its other finalists, as points."""
+        reference = self.design.reference
+        chosen = self.chosen(benchmark, reference)
+        if chosen is not None:
+            for number in self.finalists(benchmark, reference) or ():
+                for federation in benchmark.federations if number != chosen else ():
+                    yield number, self._planned(REFERENCE, benchmark, reference, federation, number)
+
     def tuned(self, sweep: Sweep) -> bool:
         """Return whether all trials of a sweep's methods are finished, so its runs are known."""
         return all(self.chosen(sweep.benchmark, method) is not None for method in sweep.methods)
@@ -152,6 +166,7 @@ class Stages:
             yield from self.screening(benchmark, benchmark.confirmed)
             yield from self.again(benchmark, benchmark.confirmed)
             yield from self.confirmation(benchmark)
+            yield from (planned for _, planned in self.references(benchmark))
         for _, planned in chain.from_iterable(map(self.swept, self.sweeps)):
             yield planned
         for benchmark in self.benchmarks:
@@ -180,6 +195,9 @@ class Stages:
             counts[FINALISTS, benchmark.name] = tried * (len(design.tuned_on) - 1)
             confirmed = self._able(benchmark, benchmark.confirmed)
             counts[CONFIRMATION, benchmark.name] = confirmed * len(benchmark.federations)
+            points = self.finalists(benchmark, design.reference)
+            others = max(0, (again if points is None else len(points)) - 1)
+            counts[REFERENCE, benchmark.name] = others * len(benchmark.federations)
         for sweep in self.sweeps:
             able = self._able(sweep.benchmark, sweep.methods)
             name = sweep.benchmark.name
@@ -201,7 +219,7 @@ class Stages:
     ) -> Planned:
         point = benchmark.tuned(method, self.points(benchmark, method)[number])
         settings: Mapping[str, Any] = {**point, **dict(varied)}
-        on_test = stage in (CONFIRMATION, SWEEP)
+        on_test = stage in (CONFIRMATION, REFERENCE, SWEEP)
         chosen = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
         config = self.design.config(benchmark, method, federation, **chosen)
         told = " ".join(f"{key}={shown(value)}" for key, value in settings.items())

@@ -4,7 +4,9 @@ There are few replicates and many methods. This has three consequences:
 
 - The variance of a single method is a poor estimate, and the method whose variance is smallest by
   chance would be the first to be called different. Therefore, variances are moderated across the
-  methods (`moderated_variances`).
+  methods (`moderated_variances`). A variance is only ever raised: lowering that of a method which
+  really varies more than the others would make false claims about it
+  (experiments/error-rates.md).
 - Several tests are performed. Therefore, p-values are corrected by Holm's method over the family.
   The matching intervals (Strassburger & Bretz 2008; Guilbaud 2008) are Bonferroni's, cut off at 0
   if Holm's test shows a difference but the interval contains 0. With at least `MIN_PAIRS` pairs, an
@@ -123,36 +125,33 @@ def differences(
     floors : mapping, optional
         Method -> `example_worth` of a difference. A smaller (moderated) standard deviation is
         raised to it, because accuracies are multiples of one test example, so differences can be
-        equal by rounding. This does not affect the variances of other methods.
+        equal, or zero, by rounding. This does not affect the variances of other methods.
 
     Returns
     -------
     dict
         Method -> difference. p-values and intervals are not corrected for multiple tests
-        (`judged_as_family` does this). If all paired differences are 0, the interval has width 0.
-        If they all equal another value, the interval is NaN unless other methods or a floor provide
-        a variance.
+        (`judged_as_family` does this). If all paired differences are 0 and there is no floor, the
+        interval has width 0. If they all equal another value, the interval is NaN unless other
+        methods or a floor provide a variance.
     """
     alike = {
         key for key, judged in values.items() if len(judged) > 1 and not np.any(_large(judged))
     }
     kept = {k: MeanStd.of(v) for k, v in values.items() if len(v) > 1 and k not in alike}
-    variances = [0.0 if e.std < _SAME else e.std**2 for e in kept.values()]
-    spreads = dict(
-        zip(
-            kept,
-            moderated_variances(variances, [estimate.n - 1 for estimate in kept.values()]),
-            strict=True,
-        )
-    )
+    own = {key: 0.0 if e.std < _SAME else e.std**2 for key, e in kept.items()}
+    moderated = moderated_variances([*own.values()], [e.n - 1 for e in kept.values()])
+    spreads = dict(zip(own, moderated, strict=True))
     judged = {}
     for key, pairs in values.items():
+        n, floor = len(pairs), (floors or {}).get(key, 0.0)
         if key in alike:
-            judged[key] = difference_of(MeanStd(0.0, 0.0, len(pairs)), 0.0, len(pairs) - 1, margin)
+            error = floor / math.sqrt(n)
+            judged[key] = difference_of(MeanStd(0.0, 0.0, n), error, n - 1, margin)
         elif key in spreads:
-            moderated, df = spreads[key]
-            variance = max(moderated, (floors or {}).get(key, 0.0) ** 2)
-            judged[key] = difference_of(kept[key], math.sqrt(variance / kept[key].n), df, margin)
+            shrunk, df = spreads[key]
+            variance = max(shrunk, own[key], floor**2)
+            judged[key] = difference_of(kept[key], math.sqrt(variance / n), df, margin)
         else:
             judged[key] = difference_of(MeanStd.of(pairs), math.nan, math.nan, margin)
     return judged

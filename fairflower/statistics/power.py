@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 
-#: Probability of any false claim in a whole table, and probability of detecting a true difference.
+#: Probability of any false claim in a family of tests, and of detecting a true difference.
 LEVEL, POWER = 0.05, 0.8
 
 #: Maximum number of replicates to consider.

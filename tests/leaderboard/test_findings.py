@@ -17,7 +17,7 @@ from fairflower.leaderboard.design import Design, Margins
 from fairflower.leaderboard.document import write
 from fairflower.leaderboard.ledger import Ledger, Row
 from fairflower.leaderboard.sentences import left, outcome, sentences, tables
-from fairflower.leaderboard.stages import CONFIRMATION, SWEEP, Planned, Stages
+from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, SWEEP, Planned, Stages
 from fairflower.statistics.differences import Difference
 
 GAINS = {"uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0}
@@ -43,7 +43,7 @@ def findings(
         if run.method not in gains or run.stage == SWEEP:
             continue
         validation, test = "0.5 0.5", ""
-        if run.stage == CONFIRMATION:
+        if run.stage in (CONFIRMATION, REFERENCE):
             place = run.benchmark, run.federation
             level = levels.get(place) or rng.normal(50, 5)
             levels[place] = level
@@ -121,9 +121,58 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     (counts, _) = tables(made)[0].groups[0].rows
     assert counts.name == "plain (2 domains)"
     *numbers, largest = (cell.text for cell in counts.cells)
-    assert numbers == ["1", "1", "0", "0"]
+    assert numbers == ["1 (1)", "1 (1)", "0", "0"]
     assert largest.startswith(f"{least:.2f} (")
     assert not any("none" in line.split() for line in said)
+
+
+def test_conclusions_that_another_choice_for_the_reference_changes_are_counted(
+    tmp_path: Path,
+) -> None:
+    """The reference's other finalists are as good as fedheal: then fedheal is no longer better."""
+    made = findings(tmp_path)
+    plain, rows = made.design.benchmarks[0], made.stages.ledger.rows
+    fedheal = {r.federation: r.test for r in made.rows["plain"] if r.method == "fedheal"}
+    runs = [planned for _, planned in made.stages.references(plain)]
+    assert len(runs) == 24 * (made.design.again - 1)
+    assert not {run.settings for run in runs} & {r.settings for r in made.rows["plain"][:1]}
+    for run in runs:
+        rows[run.key] = dataclasses.replace(rows[run.key], test=fedheal[run.federation])
+    again = Findings(made.stages)
+    first = again.judged(plain)
+    for family in again.other_references(plain).values():
+        assert family["fedheal"].mean == 0
+        shift = first["fedheal"].mean
+        assert family["gsam+fedism"].mean == pytest.approx(first["gsam+fedism"].mean - shift)
+    said = " ".join(sentences(again))
+    assert "these conclusions stay: 0 of 1 better, 0 of 1 equivalent." in said
+    *numbers, _ = (cell.text for cell in tables(again)[0].groups[0].rows[0].cells)
+    assert numbers == ["1 (0)", "1 (0)", "0", "0"]
+    del rows[runs[0].key]
+    *numbers, _ = (c.text for c in tables(Findings(made.stages))[0].groups[0].rows[0].cells)
+    assert numbers == ["1", "1", "0", "0"], "a run is left"
+
+
+def test_a_choice_at_the_end_of_the_range_is_told(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    plain, stages = made.design.benchmarks[0], made.stages
+    rates = [point["train.lr"] for point in stages.points(plain, "fedheal")]
+    best = stages.screened(plain, "fedheal", rates.index(max(rates)))
+    for run in [best, *stages.trials(plain, "fedheal", rates.index(max(rates)))]:
+        row = stages.ledger.rows.get(run.key) or row_of(run, "", "")
+        stages.ledger.rows[run.key] = dataclasses.replace(row, validation="0.9 0.9")
+    for run in [*stages.left()]:
+        stages.ledger.rows[run.key] = row_of(run, "", "0.5 0.9")
+    assert "fedheal" in Findings(stages).at_largest_rate(plain)
+    assert "largest learning rate that it tried for" in " ".join(sentences(Findings(stages)))
+
+
+def test_methods_whose_choices_are_equal_are_both_judged(tmp_path: Path) -> None:
+    """Tuned to the same values, they share their runs."""
+    twins = FILE.replace("fedheal,gsam+fedism", "fedheal,fedheal:tau=0.3")
+    made = findings(tmp_path, {"uniform": 0.0, "fedheal": 5.0, "fedheal:tau=0.3": 5.0}, file=twins)
+    judged = made.judged(made.design.benchmarks[0])
+    assert {"fedheal", "fedheal:tau=0.3"} <= judged.keys()
 
 
 def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> None:
@@ -366,7 +415,10 @@ def test_a_sweep_waits_for_all_its_methods_to_be_tuned(tmp_path: Path) -> None:
 def test_hours_are_those_of_planned_runs_and_other_processors_are_told(tmp_path: Path) -> None:
     made = findings(tmp_path)
     plain = made.design.benchmarks[0]
-    planned = sum(run.benchmark == "plain" and run.stage != SWEEP for run in made.stages.planned())
+    planned = sum(
+        run.benchmark == "plain" and run.stage not in (REFERENCE, SWEEP)
+        for run in made.stages.planned()
+    )
     others = [m for m in made.design.screened if m not in plain.confirmed]
     planned -= len([*made.stages.screening(plain, others), *made.stages.again(plain, others)])
     rows = made.stages.ledger.rows

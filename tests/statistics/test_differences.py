@@ -72,6 +72,29 @@ def test_a_lucky_spread_does_not_decide() -> None:
     assert judged_as_family(differences(values))["lucky"].sign == 0
 
 
+def test_no_variance_is_lowered() -> None:
+    """A method that varies more than the others keeps its own variance."""
+    rng = np.random.default_rng(3)
+    values = {f"m{i}": list(rng.normal(0, 1.0, 6)) for i in range(11)}
+    values["volatile"] = list(rng.normal(0, 4.0, 6))
+    for name, one in differences(values).items():
+        assert one.error >= np.std(values[name], ddof=1) / math.sqrt(6) - 1e-12
+    own = np.std(values["volatile"], ddof=1) / math.sqrt(6)
+    assert differences(values)["volatile"].error == pytest.approx(own)
+
+
+@pytest.mark.parametrize("n", [5, pytest.param(6, marks=pytest.mark.nightly)])
+def test_a_volatile_method_makes_few_claims(n: int) -> None:
+    """Of twelve methods that are alike one varies four times as much: 10 % before, at six pairs."""
+    rng, sims, claims = np.random.default_rng(n), 600, 0
+    for _ in range(sims):
+        spread = np.array([1.0] * 12 + [4.0])[:, None]
+        runs = rng.normal(size=(13, n)) * spread
+        judged = judged_as_family(differences(dict(enumerate(runs[1:] - runs[0]))))
+        claims += any(one.sign for one in judged.values())
+    assert claims / sims <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / sims)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_fewer_than_five_pairs_have_intervals_and_no_verdict(n: int) -> None:
     values = [5.0, 5.01, 4.99, 5.0][:n]
@@ -107,6 +130,9 @@ def test_a_spread_below_one_example_is_raised_to_it() -> None:
     assert kept.error == pytest.approx(2.0 / math.sqrt(3))
     equal = differences({"a": [2.0] * 5}, floors={"a": 0.3})["a"]
     assert equal.p == pytest.approx(2 * stats.t.sf(2.0 / (0.3 / math.sqrt(5)), 4))
+    zero = differences({"a": [0.0] * 5}, 0.5, floors={"a": 0.3})["a"]
+    assert zero.high == pytest.approx(stats.t.ppf(0.975, 4) * 0.3 / math.sqrt(5))
+    assert zero.p_same == pytest.approx(stats.t.sf(0.5 / (0.3 / math.sqrt(5)), 4))
 
 
 @given(st.lists(st.floats(0.0, 3.0), min_size=2, max_size=2))
