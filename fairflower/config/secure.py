@@ -74,6 +74,8 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition to "
             f"the model, and this exchange is not masked. {exchanges[0].remedy or _OTHER_CLIENT}"
         )
+    if reason := config.client.factory.unmasked:
+        raise _refused(f"client.name = {config.client.name!r}: {reason}. {_OTHER_CLIENT}")
     bound = config.bound
     for key, value in (
         ("bound.clip-update-norm", bound.clip_update_norm),

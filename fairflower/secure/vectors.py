@@ -114,10 +114,11 @@ def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
         update = sent[name].astype(np.float64) - before
         largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
         if not largest <= CLIPPING * scale:  # also true for NaN
+            # The server reads this text, so it must not contain the value.
             raise ValueError(
-                f"the update of {name!r} has a value of {largest:.3g}, but secure aggregation "
-                f"allows at most {CLIPPING * scale:.3g} ({CLIPPING:g} times the array's largest "
-                "value, at least 1). Nothing was sent. Lower train.lr"
+                f"the update of {name!r} is out of range: secure aggregation allows values of at "
+                f"most {CLIPPING * scale:.3g} ({CLIPPING:g} times the array's largest value, at "
+                "least 1). Nothing was sent. Lower train.lr"
             )
         if told.factor is not None and name not in told.buffers:
             squares += float(np.square(update).sum())
@@ -143,8 +144,8 @@ def _in_units(value: float, ratio: float) -> Vector:
     weighted = ratio * value / UNITS
     if not weighted[-1] <= CLIPPING:
         raise ValueError(
-            f"the squared length of the update times its factor is {value:.3g}, which is too large "
-            "for secure aggregation. Nothing was sent. Lower train.lr"
+            "the squared length of the update times its factor is too large for secure "
+            "aggregation. Nothing was sent. Lower train.lr"
         )
     marks = weighted > CLIPPING
     return np.concatenate([np.minimum(weighted, CLIPPING) / ratio, marks / ratio])

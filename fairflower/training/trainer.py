@@ -43,6 +43,8 @@ class TrainerSpec(Configurable):
     kinds: ClassVar[tuple[str, ...]] = ()
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
+    #: Why secure aggregation does not support the method; empty if it does.
+    unmasked: ClassVar[str] = ""
 
     @classmethod
     def argument_specs(cls) -> dict[str, ArgumentSpec]:

@@ -58,6 +58,7 @@ def test_a_strategy_that_needs_single_updates_is_refused(name: str) -> None:
         ({"client.name": "scaffold"}, "'scaffold' exchanges 'control'"),
         ({"client.name": "fedproto"}, "'fedproto' exchanges 'prototypes'"),
         ({"client.name": "fedbn:keep=server"}, "'fedbn' exchanges 'personal' .*client.keep"),
+        ({"client.name": "harmofl"}, "'harmofl': its mean amplitudes .*Choose a client"),
         ({"bound.clip-update-norm": 1.0}, "bound.clip-update-norm = 1.0 uses individual"),
         ({"bound.clip-update-median": 2.0}, "bound.clip-update-median = 2.0 uses individual"),
         ({"observe.window": 3}, "observe.window = 3 uses individual updates"),
