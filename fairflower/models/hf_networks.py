@@ -92,17 +92,16 @@ def hf(
         auto = library.AutoModelForSequenceClassification
     place = str(Path(name).expanduser()) if is_folder(name) else name
     with _explained(name), _quiet(library.utils.logging), same_for_every_seed():
-        config: Any = library.AutoConfig.from_pretrained(
-            place, local_files_only=True, num_labels=num_classes
-        )
+        local = {"local_files_only": True, "trust_remote_code": False}
+        config: Any = library.AutoConfig.from_pretrained(place, num_labels=num_classes, **local)
         _check_fit(name, config, auto, shape)
         if texts and getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = 0
         kind = getattr(torch, dtype)
         if weights == RANDOM_WEIGHTS:
-            body: nn.Module = auto.from_config(config, dtype=kind)
+            body: nn.Module = auto.from_config(config, dtype=kind, trust_remote_code=False)
         else:
-            options = {"local_files_only": True, "ignore_mismatched_sizes": True, "dtype": kind}
+            options = {**local, "ignore_mismatched_sizes": True, "dtype": kind}
             body, info = auto.from_pretrained(
                 place, config=config, output_loading_info=True, **options
             )

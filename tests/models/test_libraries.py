@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,15 @@ def test_weights_are_random_if_one_says_so(folder: Any) -> None:
     assert torch.equal(again.state_dict()[key], random.state_dict()[key])
     with pytest.raises(ConfigError, match=r"cannot be read.*model\.weights = 'random'"):
         build(f"hf:{path}", TEXTS)
+
+
+def test_a_network_runs_no_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit(3)")
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Mine"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ConfigError, match=r"cannot be read as a network: .*contains custom code"):
+        build(f"hf:{tmp_path}", TEXTS)
 
 
 def test_transformers_says_what_is_wrong(folder: Any) -> None:
