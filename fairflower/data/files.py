@@ -154,8 +154,14 @@ def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None
 
 
 def stamp(path: Path) -> list[Any]:
-    """Return a cheap fingerprint: the path, size and time of a file or of all files in a folder."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    """Return a cheap fingerprint: the path, size and time of a file or of all files in a folder.
+
+    Subfolders may be symbolic links, as class folders may. Deeper linked folders are not read.
+    """
+    files = [path]
+    if path.is_dir():
+        linked = (p for p in path.iterdir() if p.is_symlink() and p.is_dir())
+        files = sorted(file for folder in (path, *linked) for file in folder.rglob("*"))
     stats = ((file, file.stat()) for file in files if file.is_file())
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 

@@ -301,6 +301,19 @@ def test_what_macos_and_others_leave_beside_is_passed_over(tmp_path: Path) -> No
     assert found.clients == clean.clients
 
 
+@pytest.mark.posix
+def test_images_behind_links_to_class_folders_are_prepared_anew(tmp_path: Path) -> None:
+    root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
+    for name in ("cat", "dog"):
+        (root / "a" / name).rename(tmp_path / name)
+        (root / "a" / name).symlink_to(tmp_path / name)
+    first = prepare(config(root))
+    Image.new("L", (4, 4), 200).save(tmp_path / "dog" / "9.png")
+    second = prepare(config(root))
+    assert second.folder != first.folder
+    assert (200, 1, "a") in pixels(second)
+
+
 @pytest.mark.parametrize(
     ("stray", "taken"),
     [
