@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -20,12 +23,12 @@ from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary, write_summary
-from fairflower.report.tables.cells import Cell, Table
+from fairflower.report.tables.cells import Cell, Group, Table
 from fairflower.report.text import thousands
 from fairflower.report.tuning import Tuned, tuning_tables
 from fairflower.server.contents import read_text
 
-#: Minimum width of the column of names, if names are that long. Longer names are wrapped.
+#: Width to which names of methods and columns are wrapped if a terminal is too narrow for them.
 _NAME = 16
 
 # --- a terminal -----------------------------------------------------------------------
@@ -42,7 +45,7 @@ def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) 
     analysis = analyze(runs, tuned)
     parts: list[RenderableType] = []
     if analysis.tuned and not analysis.runs:
-        return Group(*_rich_tables(tuning_tables(analysis.tuned)))
+        return RichGroup(*_rich_tables(tuning_tables(analysis.tuned)))
     for chapter in analysis.chapters:
         parts += _rich_tables(chapter.tables)
         for section in chapter.sections:
@@ -50,37 +53,85 @@ def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) 
             parts += [Text(f"• {verdict}") for verdict in section.verdicts]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
         parts += [Text(chapter.legend, style="dim"), Text()]
-    return Group(*parts, *_rich_tables(analysis.held_out_tables))
+    return RichGroup(*parts, *_rich_tables(analysis.held_out_tables))
 
 
 def _rich_tables(tables: Iterable[Table]) -> Iterator[RenderableType]:
     for table in tables:
-        yield _rich_table(table)
+        yield from (Text(table.title, style="bold"), _WholeTable(table))
         yield from (Text(line, "dim") for line in (table.caption, *table.footers) if line)
         yield Text()
 
 
-def _rich_table(table: Table) -> RichTable:
-    rich = RichTable(
-        title=Text(table.title, style="bold"),
-        title_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    names = [
-        len(text) for group in table.groups for row in group.rows for text in (row.name, row.remark)
-    ]
-    rich.add_column("", overflow="fold", min_width=min(max(names, default=0), _NAME))
-    for column in table.columns:
-        rich.add_column(Text(column.replace(" ", "\n", 1)), justify="right", no_wrap=True)
-    for group in table.groups:
+@dataclass(frozen=True)
+class _WholeTable:
+    """The rows of a table, in as many parts as a terminal needs to show all columns whole.
+
+    Rich crops a column that does not fit, and a cropped number reads as another number.
+    """
+
+    table: Table
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        rows = [row for group in self.table.groups for row in group.rows]
+        names = [len(text) for row in rows for text in (row.name, row.remark)]
+        headings = [len(group.heading) for group in self.table.groups]
+        columns = [
+            _rich_column(title, [row.cells[place] for row in rows])
+            for place, title in enumerate(self.table.columns)
+        ]
+        widths = [1 + max(console.measure(text).maximum for text in texts) for texts in columns]
+        least = min(max(names, default=0), _NAME, options.max_width - max(widths, default=0))
+        parts = _parted(widths, options.max_width - max(least, 1))
+        room = options.max_width - max(sum(widths[place] for place in part) for part in parts)
+        name_width = max(1, min(max([*names, *headings], default=1), room))
+        for number, part in enumerate(parts):
+            yield from [Text()] * (number > 0)
+            yield _rich_table(self.table.groups, [columns[place] for place in part], name_width)
+
+
+def _parted(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Return the columns of the fewest parts that fit into the room, of about the same width."""
+
+    def filled(room: int) -> list[list[int]]:
+        parts: list[list[int]] = [[]]
+        for place, width in enumerate(widths):
+            if parts[-1] and sum(widths[other] for other in parts[-1]) + width > room:
+                parts.append([])
+            parts[-1].append(place)
+        return parts
+
+    count = len(filled(room))
+    return next(parts for width in range(max(room, 0) + 1) if len(parts := filled(width)) == count)
+
+
+def _rich_table(
+    groups: Sequence[Group], columns: Sequence[Sequence[Text]], name_width: int
+) -> RichTable:
+    rich = RichTable(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    rich.add_column("", overflow="fold", width=name_width)
+    for heading, *_ in columns:
+        rich.add_column(heading, justify="right", no_wrap=True)
+    lines = zip(*(cells for _, *cells in columns), strict=True)
+    for group in groups:
         if group.heading:
             rich.add_row(Text(group.heading, style="italic"))
         for row in group.rows:
             name = Text.assemble(row.name, ("\n" + row.remark, "dim"))
-            rich.add_row(name, *(_rich_cell(cell) for cell in row.cells))
+            rich.add_row(name, *next(lines))
     return rich
+
+
+def _rich_column(title: str, cells: Sequence[Cell]) -> list[Text]:
+    """Return a column's heading, broken where it is wider than the cells, and the cells."""
+    texts = [_rich_cell(cell) for cell in cells]
+    joined = title.replace("ddof ", "ddof\N{NO-BREAK SPACE}")
+    longest = max(map(len, joined.split(" ")))
+    content = (len(line) for text in texts for line in text.plain.split("\n"))
+    lines = wrap(joined, max(min(longest, _NAME), *content), break_on_hyphens=False)
+    return [Text("\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")), *texts]
 
 
 def _rich_cell(cell: Cell) -> Text:
@@ -166,7 +217,7 @@ def _markdown_table(table: Table) -> str:
 
 def _markdown_cell(cell: Cell) -> str:
     text = f"**{cell.text}**" if cell.tone else cell.text
-    return f"{text} {cell.spread.replace(' ', '')}".strip()
+    return f"{text} {cell.spread.replace('± ', '±')}".strip()
 
 
 def _escaped(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 from run_folders import (
     ALL,
+    MINUS,
     Page,
     constant,
     make_run,
@@ -158,6 +160,36 @@ def test_terminal_fits_eighty_columns(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("width", [34, 60, 80])
+def test_narrow_terminals_show_every_number_beside_its_method(tmp_path: Path, width: int) -> None:
+    values = {
+        d: 0.5 + i / 70 for i, d in enumerate(["mnist", "usps", "svhn", "syn like", "b", "c"])
+    }
+    folders = [
+        make_run(tmp_path / f"{label}{i}", constant(**values, d=0.9 + i / 100), label=label, seed=i)
+        for label in ("fedavg", "uniform", "an-unusual-method-name")
+        for i in range(2)
+    ]
+    wide, narrow = (_printed(folders, columns) for columns in (400, width))
+    assert max(map(len, narrow.splitlines())) <= width
+    number = rf"(?<![\w.])[{MINUS}+±\[]*\d+\.\d\d(?!\d)"
+    assert Counter(re.findall(number, narrow)) == Counter(re.findall(number, wide))
+    values_of = [
+        re.findall(rf"^{name} .*[\d▲{DASH}]$", narrow, re.MULTILINE)
+        for name in ("fedavg", "uniform")
+    ]
+    tables = len(re.findall(r"^fedavg ", wide, re.MULTILINE))
+    assert len(values_of[0]) == len(values_of[1]) > tables  # in every part of a table
+    assert "an-unusual-metho" in narrow if width > 34 else "an-" in narrow
+
+
+def _printed(folders: list[Path], width: int) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(terminal_table([read_run(folder) for folder in folders]))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
 @pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys, fairflower.report; print({'matplotlib', 'torch'} & set(sys.modules))"
@@ -187,6 +219,16 @@ def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
     }
     assert rows[1].startswith("| my\\|rule (2 seeds) |")
     assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")
+
+
+def test_numbers_of_an_interval_are_apart_in_markdown(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / f"{label}{i}", constant(a=0.5, b=b ** (i + 1)), label=label, seed=i)
+        for label, b in (("fedavg", 0.6), ("uniform", 0.7))
+        for i in range(3)
+    ]
+    text = markdown_tables([read_run(folder) for folder in folders])
+    assert re.search(rf" \[[{MINUS}\d.]+, [\d.]+\]; [\d.]+ \|", text)
 
 
 def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> None:
