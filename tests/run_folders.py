@@ -152,7 +152,7 @@ class Tables:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         chapters = analyze(runs).chapters
-        self.all = [t for c in chapters for t in (*c.tables, *c.fairness_tables)]
+        self.all = [table for chapter in chapters for table in chapter.all_tables]
         sentences = [str(v) for c in chapters for s in c.sections for v in s.verdicts]
         notes = [note for c in chapters for note in c.notes]
         lines = [line for t in self.all for line in (t.title, t.caption, *t.footers)]

@@ -58,6 +58,11 @@ class Chapter:
         """All fairness metrics over domains and, if clients tested the model, over clients."""
         return fairness_tables(self.comparison)
 
+    @property
+    def all_tables(self) -> list[Table]:
+        """All tables, in the order in which every output format has them."""
+        return [*self.tables, *self.fairness_tables]
+
     @cached_property
     def sections(self) -> list[Section]:
         """The verdicts."""

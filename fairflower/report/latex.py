@@ -38,7 +38,7 @@ def latex(runs: Sequence[Run] | Analysis) -> str:
     """Return all tables of the runs in LaTeX. Raises `RunFolderError` if there are no runs."""
     analysis = analyze(runs)
     chapters = analysis.chapters
-    tables = [table for c in chapters for table in (*c.tables, *c.fairness_tables)]
+    tables = [table for chapter in chapters for table in chapter.all_tables]
     tables += analysis.held_out_tables
     notes = [_comment(f"Note: {note}") + "\n" for chapter in chapters for note in chapter.notes]
     written = (_table(table, i) for i, table in enumerate(tables, start=1))

@@ -35,11 +35,11 @@ _NAME = 16
 
 
 def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> RenderableType:
-    """Return the accuracy table as in papers, the differences from the baselines and the verdicts.
+    """Return all tables and the verdicts.
 
     Runs that differ only in the seed share a row. The first table has means over the last five
-    tested rounds, the next has the last round, and the last has the trials of ``tuned`` methods.
-    Without runs, there are only the trials. Raises `RunFolderError` if there are neither runs nor
+    tested rounds, the next has the last round, and another the trials of ``tuned`` methods. Without
+    runs, there are only the trials. Raises `RunFolderError` if there are neither runs nor
     trials.
     """
     analysis = analyze(runs, tuned)
@@ -47,7 +47,7 @@ def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) 
     if analysis.tuned and not analysis.runs:
         return RichGroup(*_rich_tables(tuning_tables(analysis.tuned)))
     for chapter in analysis.chapters:
-        parts += _rich_tables(chapter.tables)
+        parts += _rich_tables(chapter.all_tables)
         for section in chapter.sections:
             parts += [Text(section.title, style="bold")] if section.title else []
             parts += [Text(f"• {verdict}") for verdict in section.verdicts]
@@ -147,7 +147,7 @@ def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     analysis = analyze(runs)
     parts = [*_markdown_tables(analysis.held_out_tables)]
     for chapter in analysis.chapters:
-        parts += _markdown_tables(chapter.tables)
+        parts += _markdown_tables(chapter.all_tables)
         for section in chapter.sections:
             parts.append(f"**{section.title}**" if section.title else "")
             parts.append("\n".join(f"- {verdict}" for verdict in section.verdicts))

@@ -27,6 +27,7 @@ from run_folders import (
 
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.figures.comparison import draw
+from fairflower.report.latex import latex
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
 from fairflower.report.text import DASH
@@ -219,6 +220,21 @@ def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
     }
     assert rows[1].startswith("| my\\|rule (2 seeds) |")
     assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")
+
+
+def test_every_format_has_the_tables_of_fairness_metrics(tmp_path: Path) -> None:
+    clients = {r: [0.1, 0.3, 0.5, 0.9] for r in range(4)}
+    folder = make_run(tmp_path / "r", rising(0.5, rounds=4), clients=clients)
+    texts = (
+        shown(folder, width=400),
+        markdown_tables([read_run(folder)]),
+        latex([read_run(folder)]),
+        page_of(tmp_path / "out", folder).text,
+    )
+    for text in texts:
+        assert "Fairness over 2 domains, mean of all 3 tested rounds (1 to 3)" in text
+        assert "Fairness over 4 clients, mean of all 3 tested rounds (1 to 3)" in text
+        assert "0.6983" in text  # Jain's index of the clients: 1.8 ** 2 / (4 * 1.16)
 
 
 def test_numbers_of_an_interval_are_apart_in_markdown(tmp_path: Path) -> None:
