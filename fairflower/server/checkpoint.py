@@ -147,9 +147,9 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
             f"num-server-rounds = {config.num_server_rounds}: {run} already has {done} rounds."
         )
     if facts["status"] == "completed" and config.num_server_rounds == done:
+        more = "" if facts.get("client_state") else "Increase num-server-rounds, or start"
         raise ConfigError(
-            f"{run} is complete: all of its {done} rounds are done. Increase num-server-rounds, "
-            "or start a new run."
+            f"{run} is complete: all of its {done} rounds are done. {more or 'Start'} a new run."
         )
     if done and not _paths(run):
         raise ConfigError(

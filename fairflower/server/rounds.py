@@ -97,7 +97,7 @@ class RoundLoop:
             self._check_summed(saved.server_round)
             if not self.folder.is_tested(saved.server_round):
                 self._evaluate(saved.server_round, arrays)  # it was not known to be the last round
-            _warn_if_diverged(self.folder, saved.server_round, self.federation.num_classes)
+            _warn_if_diverged(self, saved.server_round)
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
@@ -122,7 +122,7 @@ class RoundLoop:
                 release_memory()
                 self._released = time.monotonic()
             if ending:
-                _warn_if_diverged(self.folder, server_round, self.federation.num_classes)
+                _warn_if_diverged(self, server_round)
                 return
             if stopped:
                 raise StopRun
@@ -412,17 +412,22 @@ def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> Strategy
     )
 
 
-def _warn_if_diverged(folder: RunFolder, server_round: int, num_classes: int) -> None:
+def _warn_if_diverged(loop: RoundLoop, server_round: int) -> None:
     """Log a warning if the final model is far worse than random guessing on a domain."""
-    tested = folder.metrics.of(server_round).items()
+    tested = loop.folder.metrics.of(server_round).items()
     losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
     loss = float(np.max([0.0, *losses]))  # NaN if any loss is
-    guessing = math.log(num_classes)
+    guessing = math.log(loop.federation.num_classes)
     diverged = guessing > 0 and not loss <= DIVERGED * guessing
-    folder.note("diverged", loss if diverged else None)
+    loop.folder.note("diverged", loss if diverged else None)
     if diverged:
+        further = ", or bound the updates (bound.clip-update-norm)"
+        if loop.config.privacy.on:
+            further = ", or the noise (privacy.clip)"
+        elif loop.config.secure_aggregation:  # the server sees no single update that it could bound
+            further = ""
         logger.warning(
             "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
-            "has diverged. Decrease train.lr, or bound the updates (bound.clip-update-norm).",
-            *(loss, guessing),
+            "has diverged. Decrease train.lr%s.",
+            *(loss, guessing, further),
         )

@@ -342,7 +342,9 @@ def test_a_completed_run_can_be_given_more_rounds(tmp_path, every):
     assert "num-server-rounds = 4" in (folder / "config.toml").read_text()
     with pytest.raises(ConfigError, match=r"num-server-rounds = 3: .* already has 4 rounds"):
         resume(folder, **{"num-server-rounds": 3})
-    with pytest.raises(ConfigError, match="is complete: all of its 4 rounds"):
+    with pytest.raises(
+        ConfigError, match=r"is complete: .* 4 rounds are done\. Increase num-server"
+    ):
         resume(folder)
 
 
@@ -350,6 +352,8 @@ def test_what_clients_kept_is_gone_when_a_run_is_completed(tmp_path):
     folder = session(config(tmp_path, **{"client.name": "scaffold"})).run()
     with pytest.raises(ConfigError, match=r"\(scaffold\) was deleted"):
         resume(folder, **{"num-server-rounds": 9})
+    with pytest.raises(ConfigError, match=r"rounds are done\. Start a new run\."):
+        resume(folder)
 
 
 def test_without_checkpoints_there_is_no_way_back(tmp_path):

@@ -404,6 +404,27 @@ def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
     assert (note in run_notes(read_run(folder))) is diverged
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            **{"privacy.noise-multiplier": 1.0, "privacy.clip": 1.0, "strategy.name": "uniform"},
+            "bound.max-client-weight": 0.4,
+        },
+        {"secure-aggregation": True, "strategy.name": "uniform"},
+        {"strategy.name": "uniform"},
+    ],
+)
+def test_advice_after_divergence_is_accepted(settings, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("fairflower.server.rounds.DIVERGED", 1e-3)
+    run(made := config(tmp_path, **settings))
+    advice = caplog.text.partition("has diverged.")[2].partition("\n")[0]
+    keys = [key for key in made.to_flat() if key in advice]
+    assert ("privacy.clip" in keys) is ("privacy.clip" in settings)
+    for key in keys:
+        RunConfig.from_flat(made.to_flat() | {key: 0.001})
+
+
 def test_a_loss_that_is_no_number_is_worse_than_guessing(tmp_path, caplog, monkeypatch):
     """As of infinite logits, which finite weights can have."""
     test = CentralizedEvaluator.__call__
