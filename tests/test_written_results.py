@@ -275,6 +275,12 @@ def test_the_readme_counts_what_the_leaderboard_shows(found: Findings, readme: s
         f"{len(gains)} of {len(all_of_them)} comparisons show a gain over uniform weights, "
         f"{small} of them below two points" in readme
     )
+    gone = 0
+    for benchmark in found.benchmarks:
+        better = {name for name, one in found.judged(benchmark).items() if one.sign > 0}
+        families = found.other_references(benchmark).values()
+        gone += sum(any(family[name].sign < 1 for family in families) for name in better)
+    assert f"and {gone} of them not with every setting of uniform weights" in readme
 
 
 def test_the_readme_says_what_the_leaderboard_says(found: Findings, readme: str) -> None:
@@ -337,6 +343,49 @@ def test_what_holds_has_the_leaderboards_conclusions(found: Findings) -> None:
     text = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
     table = [line for line in text.splitlines() if line.startswith("| ")][1:]
     assert table == rows
+
+
+#: A mean with its interval: "1.46 points [0.89, 2.04]".
+INTERVAL = re.compile(
+    r"([\d.]+)(?: points| of average)? \[(\N{MINUS SIGN}?[\d.]+, \N{MINUS SIGN}?[\d.]+)\]"
+)
+
+
+def first_choices(found: Findings) -> Iterator[Difference]:
+    """What the first choices of methods that were tuned again showed."""
+    ledger = found.stages.ledger.rows.values()
+    for benchmark in found.benchmarks:
+        planned = {run.key for run in found.stages.confirmation(benchmark)}
+        of = [r for r in ledger if (r.stage, r.benchmark) == ("confirmation", benchmark.name)]
+        earlier = [row for row in of if row.key not in planned]
+        kept = [
+            r for r in found.rows[benchmark.name] if r.method not in {e.method for e in earlier}
+        ]
+        yield from found.judged_rows(benchmark, [*kept, *earlier]).values()
+
+
+def test_intervals_of_the_results_are_those_of_their_rows(found: Findings) -> None:
+    one = [*first_choices(found)]
+    for benchmark in found.benchmarks:
+        one += [*found.judged(benchmark).values(), *found.secondary(benchmark).values()]
+        one += [
+            difference
+            for family in found.other_references(benchmark).values()
+            for difference in family.values()
+        ]
+    (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
+    for contrasts in chapter.contrasts.against_baselines[0].values():
+        one += [d for contrast in contrasts.values() for d in contrast.differences]
+    known = {
+        tuple(format_number(way * v, digits) for v in (abs(d.mean) * way, *ends))
+        for d in one
+        for way, ends in ((1, (d.low, d.high)), (-1, (d.high, d.low)))
+        for digits in (1, 2)
+    }
+    for name in ("docs/results.md", "docs/what-holds.md", "README.md"):
+        text = (EXPERIMENTS.parent / name).read_text(encoding="utf-8")
+        for mean_of, ends in INTERVAL.findall(" ".join(text.split())):
+            assert (mean_of, *ends.split(", ")) in known, f"{name}: {mean_of} [{ends}]"
 
 
 def test_no_summary_names_a_folder_of_the_machine_that_made_it() -> None:

@@ -150,9 +150,10 @@ class Findings:
 
     def _judged_primary(self, benchmark: Benchmark) -> dict[str, Difference]:
         """Return all methods' differences from the reference in the primary metric, as a family."""
-        return self._judged_rows(benchmark, self.rows[benchmark.name])
+        return self.judged_rows(benchmark, self.rows[benchmark.name])
 
-    def _judged_rows(self, benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Difference]:
+    def judged_rows(self, benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Difference]:
+        """Return the differences of rows' methods from the reference as `judged` does."""
         accuracies = _accuracies((row.method, row.federation, row) for row in rows)
         judged = self._judged(accuracies, [primary(self.design)], benchmark.overlap)
         return {method: difference for (_, method), difference in judged.items()}
@@ -171,7 +172,7 @@ class Findings:
         judged = {}
         for settings in dict.fromkeys(row.settings for row in found):
             rows = [*others, *(row for row in found if row.settings == settings)]
-            judged[settings] = self._judged_rows(benchmark, rows)
+            judged[settings] = self.judged_rows(benchmark, rows)
         return judged
 
     def at_largest_rate(self, benchmark: Benchmark) -> list[str]:
