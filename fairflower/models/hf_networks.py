@@ -95,8 +95,6 @@ def hf(
         local = {"local_files_only": True, "trust_remote_code": False}
         config: Any = library.AutoConfig.from_pretrained(place, num_labels=num_classes, **local)
         _check_fit(name, config, auto, shape)
-        if texts and getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = 0
         kind = getattr(torch, dtype)
         if weights == RANDOM_WEIGHTS:
             body: nn.Module = auto.from_config(config, dtype=kind, trust_remote_code=False)
@@ -106,6 +104,8 @@ def hf(
                 place, config=config, output_loading_info=True, **options
             )
             _check_complete(name, body, info["missing_keys"])
+        if texts:
+            _check_length(name, body, config, shape[1])
     return HFClassifier(body.train(), num_classes, config)
 
 
@@ -143,17 +143,33 @@ def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> Non
             f"{kind}. Choose another network or other data."
         )
     if len(shape) == 2:
-        most = getattr(config, "max_position_embeddings", None)
+        pad = getattr(config, "pad_token_id", None)
+        if not (isinstance(pad, int) and pad >= 0):
+            raise ConfigError(
+                f"model.name = 'hf:{name}': found pad_token_id = {pad} in its config.json, so "
+                "token 0 of a text would count as padding. Copy the network to a folder, and set "
+                "pad_token_id there to the id of its tokenizer's padding token, or to 0 if it has "
+                "another tokenizer."
+            )
         if shape[0] > config.vocab_size:
             raise ConfigError(
                 f"model.name = 'hf:{name}': its vocabulary has {config.vocab_size} token ids, but "
                 f"the data have {shape[0]}. Use the network's tokenizer (texts:tokenizer={name})."
             )
-        if most and shape[1] > most:
-            raise ConfigError(
-                f"model.name = 'hf:{name}': it accepts at most {most} tokens, but the texts have "
-                f"{shape[1]}. Shorten the texts (texts:length={most})."
-            )
+
+
+def _check_length(name: str, body: nn.Module, config: Any, length: int) -> None:
+    """Raise ``ConfigError`` if texts have more tokens than the network has positions."""
+    most = getattr(config, "max_position_embeddings", None) or length
+    for key, layer in body.named_modules():
+        # RoBERTa and its relatives count positions from padding_idx + 1.
+        if key.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
+            most -= layer.padding_idx + 1
+    if length > most:
+        raise ConfigError(
+            f"model.name = 'hf:{name}': it accepts at most {most} tokens, but the texts have "
+            f"{length}. Shorten the texts (texts:length={most})."
+        )
 
 
 def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:

@@ -33,8 +33,9 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
     "roberta": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
     "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
-    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1},
-}
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1,
+             "pad_token_id": 0},
+}  # fmt: skip
 IMAGE_SIZES: dict[str, dict[str, Any]] = {
     "vit": {"image_size": 16, "patch_size": 8, **WIDTHS["bert"], "intermediate_size": 32},
     "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
@@ -279,6 +280,14 @@ def test_transformers_says_what_is_wrong(folder: Any) -> None:
         ConfigError, match=r"accepts at most 20 tokens, but the texts have 30.*length=20"
     ):
         build(f"hf:{path}", (50, 30))
+    # RoBERTa's first position is padding_idx + 1 = 2.
+    roberta = f"hf:{folder('roberta')}"
+    assert build(roberta, (50, 18))(torch.ones(1, 18, dtype=torch.int64)).shape == (1, 3)
+    with pytest.raises(ConfigError, match=r"accepts at most 18 tokens, but .* 19.*length=18"):
+        build(roberta, (50, 19))
+    for pad in (None, -1):  # whose padding of 0 would be a token
+        with pytest.raises(ConfigError, match=rf"found pad_token_id = {pad} in its config.json"):
+            build(f"hf:{folder('gpt2', pad_token_id=pad)}", TEXTS)
     with pytest.raises(ConfigError, match=r"weights of 'hf:.*are always read from its folder"):
         build(f"hf:{path}", TEXTS, weights="/a/file.pth")
     config = path / "config.json"
