@@ -324,7 +324,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('{negative}', "negative/a.npz: y_train: found labels from -1 to 0; expected 0 to 65535, the class numbers."),
             ('{huge-label}', "huge-label/a.npz: y_train: found labels from 0 to 3000000000; expected 0 to 65535, the class numbers."),
             ('{large-label}', "large-label/a.npz: y_train: found labels from 0 to 5000000; expected 0 to 65535, the class numbers."),
-            ('{no-tests}', 'no-tests/a.npz: y_test: found no labels; expected at least one image.'),
+            ('{no-tests}', 'no-tests/a.npz: y_test: found no labels; expected at least one example.'),
             ('{objects}', 'objects/a.npz: y_train cannot be read'),
             ('{no-zip}', 'no-zip/a.npz is not an .npz file. Expected x_train'),
             ('{half-zip}', 'half-zip/a.npz is not an .npz file. Expected x_train'),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import unicodedata
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,10 @@ class NpzFile:
         with self._member(key, f"{expected} (data.groups = {name!r})") as (header, member):
             if header.dtype.kind not in "iubU" or header.shape != (count,):
                 raise self._wrong(key, header, expected)
-            return [str(value) for value in np.lib.format.read_array(member)]
+            values = [str(value) for value in np.lib.format.read_array(member)]
+        if "" in values:
+            raise self._wrong(key, f"an empty text for example {values.index('')}", expected)
+        return values
 
     def images(self, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows, after checking the whole array."""
@@ -145,12 +149,35 @@ def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None
         header = Header(values.shape, values.dtype)
         raise DataError(f"{where}: found {header}; expected whole-number labels [N].")
     if len(values) == 0:
-        raise DataError(f"{where}: found no labels; expected at least one image.")
+        raise DataError(f"{where}: found no labels; expected at least one example.")
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= (num_classes or MAX_CLASSES):
         allowed = f"0 to {(num_classes or MAX_CLASSES) - 1}, the class numbers"
         raise DataError(f"{where}: found labels from {low} to {high}; expected {allowed}.")
     return values.astype(np.int64)
+
+
+def check_twins(what: str, held: Mapping[str, Iterable[str]], remedy: str) -> None:
+    """Raise ``DataError`` if names are too similar; ``held`` maps each domain to its names."""
+    of = {domain: set(names) for domain, names in held.items()}
+    alike: dict[str, list[str]] = {}
+    for name in sorted(set().union(*of.values())):
+        alike.setdefault(_plain(name).casefold(), []).append(name)
+    for twins in alike.values():
+        # If a domain has both "A" and "a", they are different.
+        together = any(names.issuperset(twins) for names in of.values())
+        if len(twins) > 1 and not (together and len(set(map(_plain, twins))) == len(twins)):
+            places = [next(d for d, names in of.items() if name in names) for name in twins]
+            listed = ", ".join(f"{n!r} (in {d})" for n, d in zip(twins, places, strict=True))
+            raise DataError(
+                f"{what} {listed} differ only in case, spaces or code points. {remedy}. If they "
+                "are the same, use the same name; otherwise, use clearly different names."
+            )
+
+
+def _plain(name: str) -> str:
+    """Normalize a name, because an accented letter may have one or two code points."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def stamp(path: Path) -> list[Any]:

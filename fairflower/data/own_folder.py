@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from fairflower.data.class_folders import (
     images_in,
 )
 from fairflower.data.federation import Ints
-from fairflower.data.files import NPZ_FORMAT, NpzFile, logger, needed_folder
+from fairflower.data.files import NPZ_FORMAT, NpzFile, check_twins, logger, needed_folder
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.split_files import SplitFiles
 from fairflower.errors import DataError
@@ -62,7 +61,7 @@ class DomainImageFolder(ClassFolders):
             )
         held = {domain: set(_names(folders_in(self.place(domain)))) for domain in self.domains}
         self.classes = tuple(sorted(set().union(*held.values())))
-        self._check_twins(held)
+        check_twins(f"{self.folder}: the classes", held, "Rename their folders")
 
     @cached_property
     def folder(self) -> Path:
@@ -98,23 +97,6 @@ class DomainImageFolder(ClassFolders):
                         " another folder, or move the images."
                     )
         return super()._from_files(folder)
-
-    def _check_twins(self, held: Mapping[str, set[str]]) -> None:
-        """Raise ``DataError`` if class names are too similar; ``held`` maps domains to them."""
-        alike: dict[str, list[str]] = {}
-        for name in self.classes:
-            alike.setdefault(_plain(name).casefold(), []).append(name)
-        for twins in alike.values():
-            # If a domain has both "A" and "a", they are different classes.
-            together = any(names.issuperset(twins) for names in held.values())
-            if len(twins) > 1 and not (together and len(set(map(_plain, twins))) == len(twins)):
-                places = [next(d for d, names in held.items() if name in names) for name in twins]
-                listed = ", ".join(f"{n!r} (in {d})" for n, d in zip(twins, places, strict=True))
-                raise DataError(
-                    f"{self.folder}: the classes {listed} differ only in case, spaces or code "
-                    "points. Rename their folders. If they are the same class, use the same name;"
-                    " otherwise, use clearly different names."
-                )
 
     def _warn_of_depth(self, domain: str, largest: int) -> None:
         bits = next(bits for bits in (8, 10, 12, 14, 16) if largest < 2**bits)
@@ -185,8 +167,3 @@ def _names(paths: Iterable[Path]) -> list[str]:
         except UnicodeEncodeError:
             raise DataError(f"{name!r}: the name is not UTF-8. Rename it.") from None
     return names
-
-
-def _plain(name: str) -> str:
-    """Normalize a name, because an accented letter may have one or two code points."""
-    return unicodedata.normalize("NFC", name).strip()

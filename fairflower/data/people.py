@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fairflower.data.client_groups import ClientGroup
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
+from fairflower.data.files import check_twins
 from fairflower.errors import DataError
 
 #: Maximum number of groups. An attribute with more values is probably a number, such as an age in
@@ -42,13 +43,17 @@ class GroupsOfFiles(DataSet):
     def group_names(self) -> tuple[str, ...]:
         if not self.config.groups:
             return ()
-        names = sorted({str(name) for values in self._values.values() for name in set(values)})
+        held: dict[str, set[str]] = {}
+        for (domain, _), values in self._values.items():
+            held.setdefault(domain, set()).update(map(str, set(values)))
+        names = sorted(set().union(*held.values()))
         if len(names) > MAX_GROUPS:
             raise DataError(
                 f"data.groups = {self.config.groups!r}: found {len(names)} different values, such "
                 f"as {', '.join(names[:3])}; expected at most {MAX_GROUPS} groups. Store ranges "
                 "of values instead."
             )
+        check_twins(f"data.groups = {self.config.groups!r}: the groups", held, "Change the values")
         return tuple(names)
 
     def group_of(self, domain: str, split: str) -> Ints:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +22,8 @@ from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
-from fairflower.data.files import checked_labels, needed_folder, stamp
-from fairflower.data.opening import check_columns, check_memory, explained, open_regular
+from fairflower.data.files import check_twins, checked_labels, needed_folder, stamp
+from fairflower.data.opening import MAX_BYTES, check_columns, check_memory, explained, open_regular
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
@@ -30,6 +33,9 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 #: Number of token ids of the built-in tokenizer.
 HASH_VOCABULARY = 4096
+
+#: Upper bound on the bytes that Python needs for a row of a table, besides its characters.
+ROW_BYTES = 200
 
 
 class TextSet(TokenSet):
@@ -41,7 +47,8 @@ class TextSet(TokenSet):
         ``hash`` (default) maps each word or punctuation mark to an id from 1 to 4095, by the CRC-32
         of its lower-case form. No vocabulary has to be collected from clients, but words may share
         an id. Any other value is a folder with a tokenizer from transformers, or its name on the
-        Hugging Face Hub, for example that of the network ``hf:NAME``. Nothing is downloaded.
+        Hugging Face Hub, for example that of the network ``hf:NAME``. It needs a padding token.
+        Nothing is downloaded.
     length
         Number of tokens per text. Longer texts are truncated, and shorter texts are padded with
         zeros. Default 64.
@@ -116,7 +123,13 @@ def _of_transformers(name: str, length: int) -> _Encoder:
             "folder with tokenizer.json and tokenizer_config.json, or download the tokenizer: hf "
             f"download {name}."
         ) from error
-    pad = made.pad_token_id or 0
+    pad = made.pad_token_id
+    if pad is None:  # 0 may be a real token
+        raise DataError(
+            f"The tokenizer {name!r} has no padding token. Copy it to a folder and set pad_token "
+            "in its tokenizer_config.json, for example to its eos_token. Set pad_token_id in the "
+            "network's config.json to the same token's id."
+        )
 
     def encode(text: str) -> Ints:
         ids = made(text, truncation=True, max_length=length)["input_ids"]
@@ -151,8 +164,9 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Class names; the first use reads the files of all domains."""
-        held = {label for d in self.domains for ls in self._open(d).labels.values() for label in ls}
-        return tuple(sorted(held))
+        held = {d: set().union(*self._open(d).labels.values()) for d in self.domains}
+        check_twins(f"{self.folder}: the classes", held, "Change the labels")
+        return tuple(sorted(set().union(*held.values())))
 
     @cached_property
     def folder(self) -> Path:
@@ -172,6 +186,11 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
     def labels(self, domain: str, split: str) -> Ints:
         numbers = {name: k for k, name in enumerate(self.classes)}
         labels = self._open(domain).labels[split]
+        if not labels:
+            raise DataError(
+                f"{self.source(domain)} has no {split} texts. Add some. Without a column split, "
+                "the first text of a class and every fifth after it are test texts."
+            )
         values = np.array([numbers[label] for label in labels], np.int64)
         return checked_labels(self.source(domain), values, len(numbers))
 
@@ -195,39 +214,65 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
 
     def _read(self, domain: str) -> _Table:
         path = self._path(domain)
-        with explained(f"{path} cannot be read as a CSV file in UTF-8"), open_regular(path) as f:
-            lines = io.TextIOWrapper(f, "utf-8-sig", newline="")
-            reader = csv.DictReader(lines, strict=True)
-            wanted = ("text", "label", *filter(None, [self.config.groups]))
-            check_columns(str(path), wanted, reader.fieldnames or ())
-            rows = list(reader)
         empty: list[dict[str, list[str]]] = [{"train": [], "test": []} for _ in range(3)]
         table = _Table(*empty)
         seen: dict[str, int] = {}
-        for number, row in enumerate(rows, start=2):
-            if any(row.get(None) or ()):  # values without a column
-                raise DataError(
-                    f"{path}: row {number} has more values than the header. Quote texts that "
-                    "contain commas."
+        with (
+            explained(f"{path} cannot be read as a CSV file in UTF-8"),
+            open_regular(path) as file,
+            _long_fields(),
+        ):
+            _check_size(path, file)
+            reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+            columns = reader.fieldnames or ()
+            wanted = ("text", "label", *filter(None, [self.config.groups]))
+            check_columns(str(path), wanted, columns)
+            for number, row in enumerate(reader, start=2):
+                where = f"{path}: row {number}"
+                self._check_row(where, row)
+                label = row["label"]
+                seen[label] = seen.get(label, -1) + 1
+                split = (
+                    row["split"] if "split" in columns else ("test", "train")[seen[label] % 5 > 0]
                 )
-            label, text = row["label"], row["text"]
-            if not label or text is None:
-                raise DataError(
-                    f"{path}: row {number} has no label or no text. Add the missing value."
-                )
-            seen[label] = seen.get(label, -1) + 1
-            split = row.get("split") or ("train" if seen[label] % 5 else "test")
-            if split not in table.texts:
-                raise DataError(
-                    f"{path}: row {number}: found the split {split!r}; expected train or test."
-                )
-            if self.config.groups:
-                if not (group := row[self.config.groups]):
+                if split not in table.texts:
                     raise DataError(
-                        f"{path}: row {number} has no {self.config.groups} (data.groups). Add the "
-                        "value, or remove the row."
+                        f"{where}: found the split {split!r}; expected train or test. Correct it, "
+                        "or remove the column."
                     )
-                table.groups[split].append(group)
-            table.texts[split].append(text)
-            table.labels[split].append(label)
+                if self.config.groups:
+                    table.groups[split].append(sys.intern(row[self.config.groups]))
+                table.texts[split].append(row["text"])
+                table.labels[split].append(sys.intern(label))
         return table
+
+    def _check_row(self, where: str, row: Mapping[Any, Any]) -> None:
+        """Raise ``DataError`` if a row has too many values, or lacks one."""
+        if any(row.get(None) or ()):  # values without a column
+            raise DataError(
+                f"{where} has more values than the header. Quote texts that contain commas."
+            )
+        if not row["label"] or row["text"] is None:
+            raise DataError(f"{where} has no label or no text. Add the missing value.")
+        if (groups := self.config.groups) and not row[groups]:
+            raise DataError(
+                f"{where} has no {groups} (data.groups). Add the value, or remove the row."
+            )
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let the csv module read texts of any length, instead of at most 131,072 characters."""
+    usual = csv.field_size_limit(MAX_BYTES)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(usual)
+
+
+def _check_size(path: Path, file: BufferedReader) -> None:
+    """Raise ``DataError`` if the texts of a file may need more than the free memory."""
+    lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
+    needed = 2 * file.tell() + ROW_BYTES * lines
+    check_memory(f"{path}: reading its {lines} lines takes", needed, "Store fewer texts in it.")
+    file.seek(0)

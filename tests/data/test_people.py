@@ -153,9 +153,14 @@ def test_a_column_of_a_csv_file_has_the_groups(tmp_path: Path) -> None:
         ),
         (lambda f: npz(f / "b.npz", [0.5] * 8, [1] * 4), r"b\.npz: sex_train: found float64 \[8\]"),
         (lambda f: npz(f / "b.npz", range(200), range(200)), "found 202 different values"),
+        (lambda f: npz(f / "b.npz", ["male", ""] * 4, ["male"] * 4), "an empty text for example 1"),
+        (
+            lambda f: npz(f / "b.npz", ["Male", "female"] * 4, ["female"] * 4),
+            r"'sex': the groups 'Male' \(in b\), 'male' \(in a\) differ only in case",
+        ),
         (lambda f: npz(f / "b.npz", [0] * 9, [1] * 6, classes=3), "but npz has 3"),
     ],
-    ids=["missing", "fractions", "no groups but numbers", "three classes"],
+    ids=["missing", "fractions", "no groups but numbers", "empty", "twins", "three classes"],
 )
 def test_a_file_without_usable_groups_is_named(tmp_path: Path, write: Any, message: str) -> None:
     npz(tmp_path / "a.npz", ["female", "male"] * 6, ["male", "female"] * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
         (b"text,class\na,b\n", "missing: label"),
         (b"text,label\nhello,\n", "row 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
+        (b"text,label,split\nhello,a,test\nbye,a,\n", "row 3: found the split ''; expected train"),
+        (b"text,label\nhello,a\nbye,b\n", "has no train texts. Add some. Without a column split"),
         (b"text,label,label\nhello,a,b\n", "found several columns named label. Rename all but one"),
         (
             b"text,label\na,b,\ngood, cheap,a\n",
@@ -82,6 +85,29 @@ def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: 
         data.labels("books", "train")
 
 
+@pytest.mark.parametrize("twin", ["Yes", "yes ", "YES"])
+def test_labels_that_are_surely_one_are_refused_by_name(folder: Path, twin: str) -> None:
+    path = folder / "shoes.csv"
+    path.write_text(path.read_text().replace(",yes", f",{twin}"))
+    with pytest.raises(DataError, match=rf"(?=.*'{twin}' \(in shoes\)).*'yes' \(in bo"):
+        opened(folder).labels("books", "train")
+
+
+def test_a_text_may_be_longer_than_pythons_csv_module_allows(folder: Path) -> None:
+    usual, long = csv.field_size_limit(), "page " * 30_000
+    (folder / "books.csv").write_text(f"text,label\nshort,no\n{long},no\n")
+    assert opened(folder).texts("books", "train", np.array([0])) == [long]
+    assert csv.field_size_limit() == usual
+
+
+def test_a_table_larger_than_the_memory_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "free_memory", lambda: 5000)
+    with pytest.raises(DataError, match=r"books\.csv: reading its 40 lines takes .*fewer texts"):
+        opened(folder).labels("books", "train")
+
+
 def test_texts_longer_than_the_memory_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +121,7 @@ def test_texts_longer_than_the_memory_are_refused(
 
 @pytest.mark.parametrize(
     ("row", "groups"),
-    [("hello,b\0c,m", ""), ("hello,b,f\0m", "group"), ("hello,\0,m", ""), ('hello,"b\r",m', "")],
+    [("hello,b\0c,m", ""), ("hello,b,f\0m", "group"), ("hello,\0,m", ""), ('hello,"c\r",m', "")],
 )
 def test_names_that_no_run_folder_holds_are_refused(tmp_path: Path, row: str, groups: str) -> None:
     rows = [f"text {i},{'ab'[i % 2]},{'mf'[i // 2 % 2]}" for i in range(20)]
@@ -123,6 +149,19 @@ def test_a_tokenizer_runs_no_code_of_its_own(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     with pytest.raises(DataError, match=r"ValueError: .*contains custom code"):
+        opened(folder, tokenizer=str(tmp_path)).tokens("books", "test", np.array([0]))
+
+
+def test_a_tokenizer_without_padding_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Its token 0 may be a word, as in GPT-2."""
+    transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    from tokenizers import Tokenizer, models
+
+    made = Tokenizer(models.WordLevel({"!": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    kind = transformers.PreTrainedTokenizerFast
+    kind(tokenizer_object=made, unk_token="[UNK]").save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=r"has no padding token\. .*set pad_token in its tokeni"):
         opened(folder, tokenizer=str(tmp_path)).tokens("books", "test", np.array([0]))
 
 
