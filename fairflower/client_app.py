@@ -164,10 +164,9 @@ def _data(federation: Federation, client_id: int, site: Federation | None = None
 def _reader(source: Federation) -> Callable[[Federation, int, Federation | None], ClientData]:
     """Return the function that reads a client's data; for small data it caches more clients."""
     largest = max(client.num_examples for client in source.clients)
-    return _read_small if largest * math.prod(source.shape) <= _SMALL else _read
+    return _read_small if largest * math.prod(source.shape) <= _SMALL else _read_large
 
 
-@lru_cache(maxsize=64)
 def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
     source, number = (federation, client_id) if site is None else (site, 0)
     names = ("train", "test", "validation") if source.validation_sizes else ("train", "test")
@@ -192,4 +191,26 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
 
 #: Largest number of values per client for which a worker caches the data of all clients.
 _SMALL = 32 * 1024
-_read_small = lru_cache(maxsize=4096)(_read.__wrapped__)
+_read_small = lru_cache(maxsize=4096)(_read)
+
+#: Bytes of larger data that a worker caches, and the largest number of clients with such data.
+_MOST_BYTES, _MOST_CLIENTS = 2**30, 64
+_large: dict[tuple[Federation, int, Federation | None], ClientData] = {}
+
+
+def _read_large(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
+    """Return a client's data, and cache those of the latest clients, at least of one."""
+    key = federation, client_id, site
+    data = _large.pop(key, None)
+    _large[key] = data = _read(*key) if data is None else data
+    while len(_large) > 1 and (
+        len(_large) > _MOST_CLIENTS or sum(map(_bytes, [*_large.values()])) > _MOST_BYTES
+    ):
+        del _large[next(iter(_large))]
+    return data
+
+
+def _bytes(data: ClientData) -> int:
+    arrays: list[Any] = [*data.train, *data.test, *(data.validation or ()), *data.groups.values()]
+    arrays += [outputs for _, outputs in data.first_stages.values()]
+    return sum(int(array.nbytes) for array in arrays)

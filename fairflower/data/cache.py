@@ -28,6 +28,7 @@ from fairflower.data.corruptions import corrupt, corruption_text
 from fairflower.data.data_set import (
     DataSet,
     attributes_of,
+    check_classes,
     client_count_key,
     labels_of,
     mean_and_std,
@@ -198,6 +199,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     people = groups_by_client(data_set, groups, rows, labels, SPLITS)
     unseen_people = groups_by_client(data_set, unseen, {"test": unseen_rows}, labels, SPLITS)
     if not site:
+        check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes)
     clients: list[ClientInfo] = []
@@ -372,6 +374,11 @@ def _shape(data_set: DataSet, examples: Mapping[str, Examples]) -> tuple[int, ..
         return *vocabulary, *shapes[0]
     color = any(shape[2:] == (3,) for shape in shapes)
     channels = data_set.channels or (3 if color else 1)
+    if color and channels == 1:
+        raise DataError(
+            f"{data_set.config.name}: found color images, but {type(data_set).__name__}.channels "
+            "is 1. Set it to 3 or None, or return gray images."
+        )
     side = data_set.config.image_size or data_set.image_size
     if side:
         return channels, side, side

@@ -329,6 +329,15 @@ def with_held_out(
     return (*(domain for domain in chosen if domain != held_out), held_out)
 
 
+def check_classes(name: str, num_classes: int) -> None:
+    """Raise ``DataError`` if there is only one class, which any model would predict."""
+    if num_classes < 2:
+        raise DataError(
+            f"{name}: found examples of one class only; expected at least two classes. Add "
+            "examples of another class."
+        )
+
+
 def client_count_key(config: DataConfig) -> str:
     """Return the key of the setting that decides the number of clients."""
     return f"data.{'imbalance-factor' if config.imbalance_factor > 1 else 'clients-per-domain'}"

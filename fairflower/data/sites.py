@@ -14,6 +14,7 @@ import numpy as np
 
 from fairflower.config import DataConfig, names_in, unknown
 from fairflower.data.cache import make_data_set, prepare
+from fairflower.data.data_set import check_classes
 from fairflower.data.federation import ClientInfo, Federation, Ints, Split
 from fairflower.errors import DataError
 
@@ -119,6 +120,7 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
         held_out="",  # a site has only its own domain
         held_out_size=0,
     )
+    check_classes(merged.name, merged.num_classes)
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
     def summed(sizes: str) -> tuple[int, ...]:

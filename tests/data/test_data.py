@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairflower import client_app
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, cache, prepare, uci_digits
 from fairflower.data.data_set import select_domains
@@ -119,6 +120,18 @@ class ChannelsFirst(DomainNpzFolder):
         return np.repeat(super().images(domain, split, rows)[:, None], 3, axis=1)
 
 
+class Colored(DomainNpzFolder):
+    channels = 1
+
+    def images(self, domain: str, split: str, rows: Ints) -> Any:
+        return np.repeat(super().images(domain, split, rows)[..., None], 3, axis=3)
+
+
+class OneClass(DomainNpzFolder):
+    def labels(self, domain: str, split: str) -> Ints:
+        return np.zeros_like(super().labels(domain, split))
+
+
 class Everything(DomainNpzFolder):
     def images(self, domain: str, split: str, rows: Ints) -> Any:
         return super().images(domain, split, np.arange(20))
@@ -137,6 +150,8 @@ class NoRows(DomainNpzFolder):
         (FromOne, "a: train: labels: found 1 to 3; expected 0 to 2, the class numbers"),
         (Scaled, r"a: train: images: found float64 \[40, 4, 4\]; expected uint8 \[40, H, W\]"),
         (ChannelsFirst, r"a: train: images: found uint8 \[40, 3, 4, 4\]; expected"),
+        (Colored, "Colored: found color images, but Colored.channels is 1. Set it to 3"),
+        (OneClass, "OneClass: found examples of one class only; expected at least two classes"),
         (Everything, r"a: train: images: found uint8 \[20, 4, 4\]; expected uint8 \[40, H, W\]"),
         (NoRows, r"data\.name = 'test_data:NoRows': it failed with TypeError: .*images\(\)"),
     ],
@@ -517,6 +532,28 @@ def test_a_killed_write_is_not_mistaken_for_a_finished_one(
     unfinished.mkdir(parents=True)
     (unfinished / "client-000.npz").write_bytes(b"half")
     assert len(numbers(prepare(small))) == 4
+
+
+def test_a_worker_caches_larger_data_up_to_a_number_of_bytes(
+    uci: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_app, "_SMALL", 0)
+    monkeypatch.setattr(client_app, "_large", kept := {})
+    client_app._reader.cache_clear()
+    size = sum(a.nbytes for split in uci.splits(0, "train", "test") for a in split)
+    monkeypatch.setattr(client_app, "_MOST_BYTES", 3 * size)  # the clients have about as much
+    clients = [*range(6), 3, 4]
+    for client in clients:
+        read = client_app._data(uci, client)
+        np.testing.assert_array_equal(read.train.x, uci.train(client).x)
+        assert client_app._data(uci, client) is read
+        total = sum(a.nbytes for data in kept.values() for a in (*data.train, *data.test))
+        assert total <= 3 * size
+    assert [key[1] for key in kept][-2:] == [3, 4]
+    monkeypatch.setattr(client_app, "_MOST_BYTES", 0)
+    client_app._data(uci, 0)
+    assert len(kept) == 1
+    client_app._reader.cache_clear()
 
 
 def test_a_home_that_cannot_be_written_is_explained(

@@ -328,6 +328,18 @@ def test_images_of_different_sizes_are_refused_with_the_remedy(tmp_path: Path) -
     assert merge_sites(unseen) == merge_sites(sites(image_size=8))  # no site has a server's data
 
 
+def test_a_site_may_have_one_class_but_not_all_sites_the_same(tmp_path: Path) -> None:
+    sites = []
+    for number, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        x, y = np.zeros((8, 4, 4), np.uint8), np.full(8, number)
+        np.savez(tmp_path / name / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        sites.append(open_site(DataConfig(name="npz", dir=str(tmp_path / name)), name))
+    assert merge_sites(sites).num_classes == 2
+    with pytest.raises(DataError, match="npz: found examples of one class only"):
+        merge_sites(sites[:1])
+
+
 def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> None:
     npz(tmp_path / "x.npz")
     config = DataConfig(name="npz", dir=str(tmp_path), domains="north, south")
