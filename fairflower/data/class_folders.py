@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fairflower.data import dicom
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import checked_labels, stamp
+from fairflower.data.files import checked_labels, logger, stamp
 from fairflower.data.hugging_face import (
     HuggingFaceImages,
     file_hash,
@@ -27,18 +27,25 @@ from fairflower.data.hugging_face import (
     load_hub,
     load_saved,
 )
-from fairflower.data.images import eight_bit, read_picture, resize
+from fairflower.data.images import eight_bit, empty_pixels, read_picture, resize
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from PIL import Image
 
-#: File extensions of images: those of torchvision's ImageFolder and those of DICOM files.
+#: Extensions that earlier versions skipped.
+_LATER = (".gif", ".jfif", ".jpe", ".pnm")
+
+#: File extensions of images: torchvision's, others that Pillow reads, and those of DICOM files.
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
+    *_LATER,
     *dicom.SUFFIXES,
 )
+
+#: Files that Windows adds to folders.
+_OF_WINDOWS = ("thumbs.db", "desktop.ini")
 
 #: Label of images to skip, because their class is not part of the data set.
 OTHER = -1
@@ -109,7 +116,7 @@ class ClassFolders(DataSetOfFiles[Domain]):
         side = self.config.image_size or self.image_size
         source = self._open(domain)
         positions = self._positions(domain, split)[rows]
-        pixels = np.empty((len(rows), side, side, 3), np.uint8)
+        pixels = empty_pixels(self.source(domain), len(rows), side)
         largest = 0
         for i, picture in enumerate(source.pictures(positions)):
             values = eight_bit(picture, source.where(int(positions[i])), self.bits)
@@ -187,10 +194,11 @@ class ClassFolders(DataSetOfFiles[Domain]):
 
     def _from_files(self, folder: Path) -> Domain:
         classes = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
+        used = {path: label for path, label in classes.items() if label != OTHER}
+        _warn_of_others(folder, used)
         files = (
             (label, file_hash(path) if self.by_content else path.name, path)
-            for class_folder, label in classes.items()
-            if label != OTHER
+            for class_folder, label in used.items()
             for path in images_in(class_folder)
         )
         return self._of_files(files, folder)
@@ -267,6 +275,21 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(path for path in paths if path.suffix.lower() in EXTENSIONS)
 
 
+def _warn_of_others(folder: Path, classes: Iterable[Path]) -> None:
+    """Warn about the files in a domain's class folders that are not read as images."""
+    skipped = [
+        path
+        for path in sorted(path for place in classes for path in place.iterdir())
+        if not path.name.startswith(".") and path.name.lower() not in _OF_WINDOWS
+        if path.suffix.lower() not in EXTENSIONS and path.is_file()
+    ]
+    if skipped:
+        logger.warning(
+            "%s: %d files have no image extension and are skipped, for example %s. Images have %s.",
+            *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
+        )
+
+
 def _stamp(folder: Path) -> Any:
     """Return a fingerprint of a folder like that of `stamp`, but cached.
 
@@ -280,4 +303,7 @@ def _stamp(folder: Path) -> Any:
 
 @lru_cache(maxsize=32)
 def _digest(folder: Path, _times: tuple[int, ...]) -> str:
-    return hashlib.sha256(json.dumps(stamp(folder)).encode()).hexdigest()
+    files = stamp(folder)
+    # Repeated, because folders that earlier versions prepared lack these images.
+    files += [file for file in files if file[0].lower().endswith(_LATER)]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()

@@ -91,9 +91,11 @@ def _windowed(values: NDArray[Any], header: Dataset) -> NDArray[np.float64]:
     bits, signed = int(header.BitsStored), int(header.PixelRepresentation)
     ends = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if signed else [0, 2**bits - 1])
     values = apply_rescale(values, header)
-    if "WindowWidth" in header:
-        values = apply_windowing(values, header)  # to the rescaled range of the stored type
-    elif "VOILUTSequence" in header:
+    if header.get("WindowWidth") not in (None, ""):
+        # pydicom maps black and white to the ends of a range, in this order, even if it descends.
+        low, high = apply_windowing(np.array([-np.inf, np.inf]), header)
+        return np.asarray((apply_windowing(values, header) - low) / (high - low))
+    if "VOILUTSequence" in header:
         bits = int(header.VOILUTSequence[0].LUTDescriptor[2])
         return np.asarray(apply_voi(values, header) / (2.0**bits - 1))
     low, high = sorted(map(float, apply_rescale(ends, header)))

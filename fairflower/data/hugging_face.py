@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fairflower.data.federation import Ints, Pixels
 from fairflower.data.files import checked_labels
-from fairflower.data.images import eight_bit, picture_in, resize
+from fairflower.data.images import eight_bit, empty_pixels, picture_in, resize
 from fairflower.data.opening import check_columns, check_regular, explained, open_regular
 from fairflower.errors import DataError, require
 
@@ -91,7 +91,7 @@ class HuggingFaceSplits:
     def images(self, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
         size, images = (self.image_size, self.image_size), self._images(split)
-        pixels = np.empty((len(rows), *size, 3), np.uint8)
+        pixels = empty_pixels(images.where, len(rows), self.image_size)
         for i, picture in enumerate(images.pictures(rows)):
             pixels[i] = resize(eight_bit(picture, images.row_name(rows[i]))[None], size)[0]
         return pixels

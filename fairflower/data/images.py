@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from fairflower.data.dicom import MAX_PIXELS, SUFFIXES, read_dicom
 from fairflower.data.federation import Pixels
-from fairflower.data.opening import explained, open_regular
+from fairflower.data.opening import check_memory, explained, open_regular
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:  # not in every installation
@@ -25,6 +27,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
 
 def read_picture(path: Path) -> Image.Image:
     """Decode an image file, with pydicom if it has a DICOM extension and with Pillow otherwise.
+
+    The image is rotated upright, as its EXIF orientation says.
 
     Raises ``DataError`` if the file is not a regular file, is damaged or is in none of the
     `FORMATS`, or if its header declares several frames or more than `MAX_PIXELS` pixels.
@@ -43,8 +47,6 @@ def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
     rotated upright and, if ``mode`` is given, converted to this color mode. Raises the same errors
     as `read_picture`.
     """
-    from PIL import ImageOps
-
     if not isinstance(value, dict):
         raise DataError(
             f"{where}: image: found {type(value).__name__}; expected a column of the feature type "
@@ -54,7 +56,7 @@ def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
         content = value["bytes"]
         opened = open_regular(Path(value["path"])) if content is None else io.BytesIO(content)
         with opened as file:
-            picture = ImageOps.exif_transpose(_decoded(file, where))
+            picture = _decoded(file, where)
         return picture.convert(mode) if mode else picture
 
 
@@ -63,7 +65,7 @@ def _unreadable(where: str) -> tuple[str, str]:
 
 
 def _decoded(file: BinaryIO, where: str) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     with warnings.catch_warnings():  # large images are refused below
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -85,6 +87,8 @@ def _decoded(file: BinaryIO, where: str) -> Image.Image:
             f"{where} has several frames; expected a single frame. Export the frames as PNG files."
         )
     picture.load()
+    with suppress(Exception):  # damaged EXIF data do not say that the image is rotated
+        ImageOps.exif_transpose(picture, in_place=True)
     return picture
 
 
@@ -134,10 +138,20 @@ def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
     """
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
+    found = f"{len(images)} images of {size[0]}x{size[1]} pixels take"
+    needed = len(images) * channels * math.prod(size)
+    check_memory(found, needed, "Lower data.image-size, or use fewer images.")
     images = resize(images, size)
     if images.ndim == 3:
         return np.repeat(images[:, None], channels, axis=1)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def empty_pixels(where: str, count: int, side: int) -> Pixels:
+    """Return an array for color images, uint8 [count, side, side, 3], if the memory is enough."""
+    found = f"{where}: {count} images of {side}x{side} pixels take"
+    check_memory(found, 3 * count * side**2, "Lower data.image-size.")
+    return np.empty((count, side, side, 3), np.uint8)
 
 
 def resize(images: Pixels, size: tuple[int, int]) -> Pixels:

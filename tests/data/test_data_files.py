@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, prepare, with_absolute_dir
+from fairflower.data import Augment, opening, prepare, with_absolute_dir
 from fairflower.data.digits import Digits
 from fairflower.data.images import to_chw
 from fairflower.errors import DataError
@@ -86,6 +86,15 @@ def test_npz_sizes_that_differ_need_an_image_size(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"differ in size \(a 8x8, b 9x8\). Set data.image-size"):
         prepare(npz(tmp_path))
     assert prepare(npz(tmp_path, image_size=6)).shape == (1, 6, 6)
+
+
+def test_images_that_are_larger_than_the_memory_once_resized_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays())
+    monkeypatch.setattr(opening, "free_memory", lambda: 10**7)
+    with pytest.raises(DataError, match=r"^12 images of 1024x1024 pixels take .*image-size"):
+        prepare(npz(tmp_path, image_size=1024))
 
 
 def without(key: str) -> Callable[[Arrays], Arrays]:

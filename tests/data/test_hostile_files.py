@@ -321,7 +321,9 @@ def test_rows_of_saved_data_sets_go_through_the_same_reader(
 
 @pytest.mark.parametrize("mode", [None, "L"])
 @pytest.mark.parametrize("orientation", [None, *range(1, 9)])
-def test_rows_are_decoded_as_by_datasets(orientation: int | None, mode: str | None) -> None:
+def test_rows_are_decoded_as_by_datasets(
+    orientation: int | None, mode: str | None, tmp_path: Path
+) -> None:
     exif = Pictures.Exif()
     if orientation:
         exif[0x0112] = orientation
@@ -330,6 +332,14 @@ def test_rows_are_decoded_as_by_datasets(orientation: int | None, mode: str | No
     found = picture_in(value, "row 0", mode)
     assert found.mode == expected.mode
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+    (tmp_path / "1.jpg").write_bytes(value["bytes"])
+    if mode is None:  # photos in folders, too
+        np.testing.assert_array_equal(np.asarray(read_picture(tmp_path / "1.jpg")), found)
+
+
+def test_damaged_exif_data_leave_a_photo_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(encoded("PNG", exif=b"no TIFF file"))
+    np.testing.assert_array_equal(np.asarray(read_picture(tmp_path / "1.png")), PIXELS)
 
 
 # --- npz --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fairflower.config import DataConfig
-from fairflower.data import Federation, prepare
+from fairflower.data import Federation, class_folders, opening, prepare
 from fairflower.data.images import eight_bit, read_picture
 from fairflower.errors import DataError
 
@@ -201,6 +201,21 @@ def windowed(centre: float, width: float) -> NDArray[np.float64]:
             },
             windowed(40, 80),
         ),
+        (  # a slope below 0 does not invert what the window shows: HU = 1024 - stored
+            {
+                "RescaleSlope": -1,
+                "RescaleIntercept": 1024,
+                "WindowCenter": -40,
+                "WindowWidth": 80,
+                "BitsStored": 12,
+            },
+            255 * ((-HOUNSFIELD + 40.5) / 79 + 0.5).clip(0, 1),
+        ),
+        (
+            {"RescaleSlope": -1, "RescaleIntercept": 4095, "BitsStored": 12},
+            255 - STORED[0] / 16.0588,
+        ),
+        ({"WindowCenter": None, "WindowWidth": None, "BitsStored": 12}, STORED[0] / 16.0588),
     ],
 )
 def test_dicom_is_rescaled_and_windowed(
@@ -299,6 +314,35 @@ def test_what_macos_and_others_leave_beside_is_passed_over(tmp_path: Path) -> No
     found = prepare(config(root))
     assert (found.domains, found.classes) == (("a", "b"), ("cat", "dog"))
     assert found.clients == clean.clients
+
+
+def test_images_of_every_extension_are_read_and_other_files_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = folder(tmp_path, {"a": "cat dog"}, 12)
+    first = prepare(config(root))
+    assert not caplog.messages
+    for number, suffix in enumerate(("GIF", "jfif", "jpe", "pnm")):
+        kind = {"GIF": "GIF", "pnm": "PPM"}.get(suffix, "JPEG")
+        Image.new("L", (4, 4), 200 + number).save(root / "a" / "cat" / f"x.{suffix}", kind)
+    (root / "a" / "dog" / "Thumbs.db").touch()
+    for stray in ("7.heic", "notes.txt"):
+        (root / "a" / "dog" / stray).touch()
+    second = prepare(config(root))
+    assert {(grey, 0, "a") for grey in range(200, 204)} == pixels(second) - pixels(first)
+    (warning,) = caplog.messages
+    assert "/a: 2 files have no image extension and are skipped, for example " in warning
+    assert "7.heic. Images have .jpg" in warning
+
+
+def test_images_larger_than_the_memory_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = folder(tmp_path, {"a": "cat dog"})
+    monkeypatch.setattr(opening, "free_memory", lambda: 10**6)
+    monkeypatch.setattr(class_folders, "read_picture", lambda _: pytest.fail("decoded"))
+    with pytest.raises(DataError, match=r"/a: 8 images of 1024x1024 pixels take .*image-size"):
+        prepare(config(root, image_size=1024))
 
 
 @pytest.mark.posix
