@@ -275,6 +275,8 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('deploy certificates fl.example.org --days 0', "Invalid value for '--days': 0 is not in the range x>=1."),
             ('deploy certificates fl.example.org --out {certificates}', 'certificates/ca.crt: File exists. Existing files are not overwritten. Choose another name, or move the file.'),
             ('deploy certificates fl.example.org:8000', "'fl.example.org:8000' is neither a host name nor an IP address. Give, for example, fl.example.org or 192.0.2.1, without https:// and without a port."),
+            ('deploy certificates 192.168.1.256', "'192.168.1.256' is neither a host name nor an IP address"),
+            ('deploy certificates 10.0.0', "'10.0.0' is neither a host name nor an IP address"),
             ('deploy certificates "a host"', "'a host' is neither a host name nor an IP address"),
             ('deploy certificates b\xfccher.example', "'b\xfccher.example' is neither a host name nor an IP address"),
             ('deploy certificates localhost --out /proc/x', '/proc/x: No such file or directory. Check this path.'),

@@ -175,7 +175,8 @@ def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
-        if not re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII):
+        # The last part of a host name is never a number: 192.168.1.256 is a mistyped address.
+        if not re.fullmatch(r"(\*\.)?([\w-]+\.)*(?!\d+$)[\w-]+", host, re.ASCII):
             raise ConfigError(
                 f"{host!r} is neither a host name nor an IP address. Give, for example, "
                 "fl.example.org or 192.0.2.1, without https:// and without a port."
