@@ -110,19 +110,28 @@ def test_squared_lengths_sum_at_any_size(factors: list[float], size: float) -> N
 
 
 def test_counters_are_those_of_the_plain_mean() -> None:
-    by = told([1, 1, 1])
-    for counts in ((5, 5, 5), (5, 5, 6), (1, 2, 3), (0, 0, 0)):
+    for weights, counts in (
+        *(
+            ((1, 1, 1), counts)
+            for counts in ((5, 5, 5), (5, 5, 6), (5, 6, 6), (1, 2, 3), (0, 0, 0))
+        ),
+        *((weights, (k, k, k)) for weights in ((1, 2, 4), (7, 3, 5), (9, 1, 3)) for k in (5, 6, 7)),
+    ):
+        by, mean = told([*weights]), np.dot(weights, counts) / sum(weights)
         sent = [{**MODEL, "batches": MODEL["batches"] + c} for c in counts]
         vectors = [encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)]
         total = decode(summed(vectors, by), MODEL, by)
         cohort = SumCohort(1, (0, 1, 2), np.ones(3), MODEL, (), total=total)
         model = cohort.average(total.weights)
         assert model["batches"].dtype == np.int64
-        assert model["batches"] == 7 + sum(counts) // 3
-        assert model["running_var"].min() >= 0
+        assert model["batches"] == 7 + np.floor(mean + 1e-9)
+        # A rounding error must not make a variance negative.
+        means = total.means | {"running_var": np.array([0, -1e-8])}
+        below = replace(cohort, total=replace(total, means=means)).average(total.weights)
+        assert below["running_var"].tolist() == [400, 0]
         # Where the error is above half a step, as among very many clients, they are rounded.
         coarse = replace(cohort, total=replace(total, error=5e-5)).average(total.weights)
-        assert coarse["batches"] == 7 + round(sum(counts) / 3)
+        assert coarse["batches"] == 7 + round(mean)
 
 
 def test_another_weight_shows_even_if_weights_are_equal() -> None:
