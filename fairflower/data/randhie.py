@@ -81,8 +81,10 @@ class RandHIE(FeatureSet):
     """Doctor visits by self-rated health or by site; see the module's documentation for the data.
 
     Each domain is divided equally among its clients. ``mean`` and ``std`` are constants, computed
-    once over the training examples of all domains; insurers that share no records could take them
-    from a survey. ``groups`` selects the domains. Examples with at least ``visits`` visits have
+    once over the training examples of all health ratings; insurers that share no records could take
+    them from a survey. If the domains are sites, whose split is another, they include some test
+    examples, and differ from those of the training examples by up to 3.5 %. ``groups`` selects the
+    domains. Examples with at least ``visits`` visits have
     class 1 (the default 2 is above the median).
     """
 
