@@ -35,6 +35,12 @@ class LeaderboardRuns:
         self.total = sum(line.left for line in progress(stages))
         self.plan = Plan(self._more())
 
+    def title(self, config: RunConfig) -> str:
+        """Return a run's name in messages: stage, benchmark, method and its settings."""
+        planned = self.given[config.run_name]
+        settings = f" {planned.settings}" if planned.settings else ""
+        return f"{planned.stage}, {planned.benchmark}: {planned.method}{settings}"
+
     def watch(self, config: RunConfig) -> None:
         """Return None: a leaderboard does not prune runs."""
 

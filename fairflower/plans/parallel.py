@@ -49,6 +49,9 @@ class Study(Protocol):
     #: Expected number of remaining runs.
     total: int
 
+    def title(self, config: RunConfig) -> str:
+        """Return a run's name in messages, with the tuned values."""
+
     def watch(self, config: RunConfig) -> OnRound | None:
         """Return the callback for all rounds of a run that starts, or None."""
 
@@ -123,7 +126,8 @@ class _Runs:
 
     def ended(self, config: RunConfig, future: Future[_Result]) -> tuple[list[RunConfig], bool]:
         """Record how a run ended; return the runs to start next, and whether the run is over."""
-        title = f"{run_title(config)}, seed {config.seed}"
+        name = self._study.title(config) if self._study else run_title(config)
+        title = f"{name}, seed {config.seed}"
         problem: Exception | None = None
         try:
             folder, line = future.result()

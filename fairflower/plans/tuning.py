@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import RunConfig, execution, keys
+from fairflower.config import RunConfig, execution, keys, shown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.participation.availability import trace_digest
 from fairflower.paths import file_name
-from fairflower.plans.plan import Plan, run_key
+from fairflower.plans.plan import Plan, run_key, run_title
 from fairflower.plans.protocol import (
     STUDY,
     BaselinePruner,
@@ -305,6 +305,12 @@ class TuningStudies:
             left = method.tuned().count("unfinished")
             tests = len(protocol.seeds) * (1 + protocol.defaults)
             self.total += left + tests if left else len(method.submitted)
+
+    def title(self, config: RunConfig) -> str:
+        """Return a run's name in messages: its label, and the tuned values that labels lack."""
+        flat, space = config.to_flat(), self._of(config).search_space
+        tuned = [f"{key}={shown(flat[key])}" for key in space if key.startswith("train.")]
+        return " ".join([run_title(config), *tuned])
 
     def watch(self, config: RunConfig) -> BaselinePruner | None:
         """Return the pruner of a trial that starts, or None."""

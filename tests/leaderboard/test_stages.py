@@ -292,6 +292,13 @@ def test_runs_come_in_stages_and_what_is_chosen_is_the_best_in_validation(file: 
     )
 
 
+def test_messages_tell_runs_of_a_leaderboard_apart(file: Path) -> None:
+    making = LeaderboardRuns(stages_of(file), file.parent / "at-work", jobs=9)
+    titles = [making.title(config) for config in making.plan.runs]
+    assert len(set(titles)) == len(titles) == 9
+    assert titles[0] == "screening, plain: uniform train.lr=0.05"
+
+
 @pytest.mark.slow
 def test_a_later_session_makes_only_what_the_file_lacks(file: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"

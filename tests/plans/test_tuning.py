@@ -58,7 +58,8 @@ def test_every_method_has_its_budget_with_the_papers_values_first(
     assert {config.tuned for config in trials} == {""}
     assert {config.tuned for config in tests} == {"train.lr,train.local-epochs"}
     assert [len(one.trials) for one in made.tuned()] == [5, 5, 5]  # and Uniform
-    assert len(trials) == 15
+    assert len(trials) == len({made.title(config) for config in trials}) == 15
+    assert made.title(trials[0]).endswith(" train.lr=0.05 train.local-epochs=5")
     assert all(config.seed == 0 for config in trials)
     for one in made.tuned():
         defaults = {"strategy.tau": 0.3, "strategy.beta": 0.4, "strategy.q": 1.0}
