@@ -136,16 +136,21 @@ class Trace:
 
 def _trace(path: Path) -> Trace:
     where = f"participation.availability = {quoted(str(path))}"
+    expected = (
+        "Expected always, markov:leave=P:back=Q, or a CSV file with whole numbers in the columns "
+        "round and client."
+    )
     try:
-        rows = list(csv.DictReader(StringIO(read_text(path, "utf-8-sig")), strict=True))
-        present: dict[int, set[int]] = {}
+        rows = csv.DictReader(StringIO(read_text(path, "utf-8-sig")), strict=True)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
+        raise ConfigError(f"{where}: {reason}. {expected}") from error
+    present: dict[int, set[int]] = {}
+    try:
         for row in rows:
             present.setdefault(int(row["round"]), set()).add(int(row["client"]))
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise ConfigError(
-            f"{where}: {error!r}. Expected always, markov:leave=P:back=Q, or a CSV file with the "
-            "columns round and client."
-        ) from error
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ConfigError(f"{where}, line {rows.line_num}: {expected}") from error
     if not present or min(present) < 1 or min(map(min, present.values())) < 0:
         raise ConfigError(f"{where}: expected at least one row, rounds from 1 and clients from 0.")
     return Trace(present)

@@ -112,6 +112,13 @@ def test_weights_that_are_not_there_are_told_before_the_data_are_prepared(tmp_pa
     assert "Preparing" not in output
 
 
+def test_clients_that_are_available_are_read_before_the_data_are_prepared(tmp_path):
+    wrong = ["--set=participation.availability=markov:leave=2:back=0.5"]
+    output = call("run", *QUICK, f"--output-dir={tmp_path}", *wrong, expect=2)
+    assert "probabilities from 0 to 1" in output
+    assert "Preparing" not in output
+
+
 def test_a_runs_own_config_runs_it_again(tmp_path):
     call("run", *QUICK, f"--output-dir={tmp_path}", "--strategy=uniform", "--seed=5")
     (first,) = tmp_path.iterdir()

@@ -227,7 +227,11 @@ def test_a_policy_that_fails_is_named(
         ("policy", "poc", "participation policy"),
         ("policy", "power-of-choice:d=-1", "participation.policy = 'power-of-choice': d"),
         ("policy", "round-robin:d=1", "has no arguments"),
-        ("availability", "sometimes.csv", "Expected always, markov"),
+        (
+            "availability",
+            "off.csv",
+            r"off.csv': No such file or directory\. Expected always, mark",
+        ),
         ("availability", "markov:leave=2:back=0.5", "probabilities from 0 to 1"),
         ("availability", "markov:leave=0.5", "expected markov:leave=P:back=Q"),
     ],
@@ -294,6 +298,15 @@ def test_a_file_with_clients_that_do_not_exist(
     assert "names client 4, but the federation has only clients 0 to 3" in caplog.text
     file.write_text("round,client\n1,1\n1,-1\n")
     with pytest.raises(ConfigError, match="clients from 0"):
+        read_availability(str(file), 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["round,node\n1,1\n", "round,client\n1,one\n", "round,client\n1\n"]
+)
+def test_a_line_without_a_round_and_a_client_is_named(tmp_path: Path, text: str) -> None:
+    (file := tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(ConfigError, match=r"trace.csv', line 2: Expected always, .* whole numbers"):
         read_availability(str(file), 0)
 
 
