@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from fairflower import config as run_config
-from fairflower.arguments import argument_specs
+from fairflower.arguments import ArgumentSpec, argument_specs
 from fairflower.cli.terminal import console, friendly_errors, text_table
 from fairflower.errors import ConfigError, require
 from fairflower.registry.named import distribution_of
@@ -46,8 +46,9 @@ def list_(
 ) -> None:
     """List methods, data sets, models, settings and more, with their papers and arguments.
 
-    Arguments are shown with their defaults and, in parentheses, the search range of `fairflower
-    tune` and other accepted words. `all` does not include the settings.
+    Arguments are shown with their defaults and, in parentheses, the range of accepted numbers (or
+    "tuned over" and the range that `fairflower tune` searches, beyond which numbers are accepted,
+    too) and other accepted words. `all` does not include the settings.
     """
     if what not in (words := {*_METHODS, *_PARTS, "settings", "all"}):
         raise ConfigError(run_config.unknown("list", what, words))
@@ -98,12 +99,18 @@ def _arguments(factory: Any) -> str:
     shown = []
     for name, spec in argument_specs(factory).items():
         words = ", ".join(word for word in spec.words if word != spec.default)
-        more = [str(spec.search)] * bool(spec.search) + [f"or {words}"] * bool(words)
+        more = [_range(spec)] * bool(spec.search) + [f"or {words}"] * bool(words)
         text = run_config.argument_to_key(name)
         if spec.default is not inspect.Parameter.empty:
             text += "=none" if spec.default is None else f"={run_config.shown(spec.default)}"
         shown.append(text + f" ({', '.join(more)})" * bool(more))
     return ", ".join(shown) or "none"
+
+
+def _range(spec: ArgumentSpec) -> str:
+    """Return the range that `fairflower tune` searches, marked if other numbers are accepted."""
+    ends = [(r.low, r.high) for r in (spec.range, spec.search) if r]
+    return f"{'' if ends[:1] == ends[1:] else 'tuned over '}{spec.search}"
 
 
 def _settings() -> Table:

@@ -27,6 +27,8 @@ from fairflower.server.contents import Count, conform
 _TRIED = Annotated[int, Range(1, 4096)]
 _POINTS = Annotated[float, Range(0, 100)]
 _NUMBERS = str | int  # "0-4", or a single number
+#: Keys whose values are lists: text with commas, or a list of TOML.
+_LISTS = ("screened", "confirmed", "arguments-tuned", "methods", "tuned-on", "federations")
 _REQUIRED: Mapping[str, Any] = {
     **{"results": str, "reference": str, "screened": str, "confirmed": str},
     **{"points": _TRIED, "again": _TRIED, "scrambling": Count},
@@ -137,9 +139,9 @@ class Design:
             tuning and for confirmation.
         """
         file = read_tables(path)
-        _check(f"{path}: table", file, _TABLES)
+        _checked(f"{path}: table", file, _TABLES)
         protocol, common, tables, sweeps = (file.get(name, {}) for name in _TABLES)
-        _check(f"{path}: [protocol]", protocol, _PROTOCOL)
+        protocol = _checked(f"{path}: [protocol]", protocol, _PROTOCOL)
         if missing := [key for key in _REQUIRED if key not in protocol]:
             raise ConfigError(
                 f"{path}: [protocol] lacks {', '.join(missing)}. Add every missing key; "
@@ -149,7 +151,7 @@ class Design:
         benchmarks = []
         for name, table in tables.items():
             about = {key: table[key] for key in _BENCHMARK if key in table}
-            _check(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
+            about = _checked(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
             own = {key: value for key, value in table.items() if key not in about}
             federations = about.get("federations", protocol["federations"])
             benchmarks.append(
@@ -230,7 +232,12 @@ class Design:
                         "sets this key for each federation and stage. Remove it."
                     )
             for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
-                self.config(benchmark, method, 0)
+                if not self.config(benchmark, method, 0).data.validated:
+                    raise ConfigError(
+                        f"{self.path}: {benchmark.name} has no validation examples, on which a "
+                        "leaderboard chooses among trials. Set data.validation-examples (per "
+                        "domain) or data.validation-fraction, for example in [settings.data]."
+                    )
         for sweep in self.sweeps:
             if both := sorted(set(sweep.federations) & set(sweep.benchmark.federations)):
                 raise ConfigError(
@@ -290,7 +297,7 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
 
     ``settings`` apply to all runs of the sweep and override the benchmark's settings.
     """
-    _check(f"{path}: [sweeps.{name}]", table, _SWEEP)
+    table = _checked(f"{path}: [sweeps.{name}]", table, _SWEEP)
     named = {benchmark.name: benchmark for benchmark in benchmarks}
     vary, settings = (flatten_tables(table.get(key, {})) for key in ("vary", "settings"))
     if table.get("of") not in named or not vary:
@@ -313,12 +320,20 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
     return Sweep(name, named[table["of"]], methods, federations, places)
 
 
-def _check(what: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for an unknown key of a table, or a value of the wrong type."""
-    for key, value in table.items():
+def _checked(what: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table, whose lists are joined with commas.
+
+    Raises ``ConfigError`` for an unknown key, or a value of the wrong type.
+    """
+    joined = {
+        key: ",".join(map(str, value)) if isinstance(value, list) and key in _LISTS else value
+        for key, value in table.items()
+    }
+    for key, value in joined.items():
         if key not in hints:
             raise ConfigError(f"{what}: {unknown('key', key, hints)}")
         try:
             conform(value, hints[key], key)
         except ValueError as error:
             raise ConfigError(f"{what} {error}") from error
+    return joined

@@ -207,7 +207,8 @@ def test_list_shows_everything_that_has_a_name():
     methods = (STRATEGIES, registry.CLIENTS, registry.MODELS, registry.DATA_SETS)
     for name in chain(*methods, *parts):
         assert re.search(rf"\W{re.escape(name)}\W", output), name
-    assert "tau=0.3 (0 to 1)" in output
+    assert "tau=0.3 (0 to 1)" in output  # other numbers are refused
+    assert "t=0.1 (tuned over 0.01 to 10, log scale)" in output
     assert "rule=qfedavg (or weights)" in output
     settings = call("list", "settings")
     assert "data.clients-per-domain" in settings

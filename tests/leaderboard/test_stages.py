@@ -184,6 +184,12 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         ('methods = "uniform,', 'methods = "afl,', "sweep skew: the list 'methods' lacks the ref"),
         ('methods = "uniform,', 'methods = "uniform,fedfv,', "sweep skew: fedfv is not tuned"),
         ("validation-examples = 20", "validation-example = 20", "validation-examples"),
+        ("validation-examples = 20", "", "plain has no validation examples.* Set data.validation-"),
+        (
+            'screened = "fedavg,uniform,fedheal,afl"',
+            'screened = ["fedagv"]',
+            "Did you mean 'fedavg'",
+        ),
     ],
 )
 def test_a_wrong_design_is_refused_by_name(file: Path, old: str, new: str, said: str) -> None:
@@ -191,6 +197,16 @@ def test_a_wrong_design_is_refused_by_name(file: Path, old: str, new: str, said:
     file.write_text(FILE.replace(old, new))
     with pytest.raises(ConfigError, match=said):
         Design.read(file)
+
+
+def test_lists_of_toml_are_those_of_text(file: Path) -> None:
+    design = Design.read(file)
+    written = FILE.replace(
+        '"fedavg,uniform,fedheal,afl"', '["fedavg", "uniform", "fedheal", "afl"]'
+    )
+    written = written.replace('"100-101"', "[100, 101]").replace('"0-2"', "[0, 1, 2]")
+    file.write_text(written.replace('"uniform,fedheal"', '["uniform", "fedheal"]'))
+    assert str(Design.read(file)) == str(design)
 
 
 def test_a_rows_name_is_local_training_and_rule() -> None:
