@@ -348,6 +348,24 @@ def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
     assert "reviews:Focal" in call("sharpness", "out/runs")
 
 
+def test_the_tables_of_the_page_are_read_and_trained_on(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "patients.py").write_text(programs.texts["patients.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("west", "north"):
+        rows = [f"{40 + i % 30},{120 + i % 17},{int(i % 30 > 15)}" for i in range(100)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,pressure,label", *rows]) + "\n")
+    chosen = {"data.name": "patients:Patients", "data.dir": str(tmp_path)}
+    run = read_run(runs.run(runs.config(tmp_path / "out", **chosen), nodes=2))
+    assert run.domains == ("north", "west")
+    assert run.info["test_sizes"] == [20, 20]
+    assert run.config["model.name"] == "mlp"
+    data = programs("patients.py")["Patients"](DataConfig(dir=str(tmp_path)))
+    assert data.features("west", "test", np.array([1, 2])).tolist() == [[45, 125], [50, 130]]
+    check_data(programs("patients.py")["Patients"], DataConfig(dir=str(tmp_path)))
+
+
 def test_the_partitioner_of_the_page_gives_a_client_two_classes(programs: Any) -> None:
     data_set = programs("pathological.py")["TwoClasses"](DataConfig(clients_per_domain=5))
     labels = np.arange(100) % 10

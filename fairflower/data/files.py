@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.opening import check_memory, explained, open_regular
+from fairflower.data.opening import TABLES, check_memory, explained, open_regular
 from fairflower.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class NpzFile:
             sizes = header.shape[1:]
             picture = len(sizes) == 2 or (len(sizes) == 3 and sizes[2] in (1, 3))
             if header.dtype != np.uint8 or not picture or 0 in sizes:
-                raise self._wrong(key, header, "uint8 images [N, H, W] or [N, H, W, 3]")
+                table = f". {TABLES}" if len(header.shape) == 2 else ""
+                raise self._wrong(key, header, f"uint8 images [N, H, W] or [N, H, W, 3]{table}")
             if header.shape[0] != count:
                 images = f"{header.shape[0]} images"
                 raise self._wrong(key, images, f"{count}, the number of labels in y_{split}")

@@ -63,7 +63,13 @@ def check_regular(path: Path) -> None:
         raise DataError(f"{path} is {name}; only regular files are read. Remove or replace it.")
 
 
-def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> None:
+#: What to do with files that are tables of numbers.
+TABLES = "For a table of numbers write a FeatureSet: docs/your-own-parts.md, Other data than images"
+
+
+def check_columns(
+    where: str, wanted: Iterable[str], columns: Iterable[str], remedy: str = ""
+) -> None:
     """Raise ``DataError`` if a table, ``where``, lacks a column or has two of the same name."""
     columns, wanted = list(columns), list(wanted)
     if twice := [name for name in wanted if columns.count(name) > 1]:
@@ -71,7 +77,7 @@ def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> 
     if missing := [name for name in wanted if name not in columns]:
         raise DataError(
             f"{where}: found the columns {', '.join(columns)}; missing: {', '.join(missing)}."
-            " Add or rename columns."
+            f" Add or rename columns. {remedy}".rstrip()
         )
 
 

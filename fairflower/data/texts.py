@@ -23,7 +23,14 @@ from fairflower.config import DataConfig
 from fairflower.data.data_set import DataSetOfFiles
 from fairflower.data.federation import Ints
 from fairflower.data.files import check_twins, checked_labels, needed_folder, stamp
-from fairflower.data.opening import MAX_BYTES, check_columns, check_memory, explained, open_regular
+from fairflower.data.opening import (
+    MAX_BYTES,
+    TABLES,
+    check_columns,
+    check_memory,
+    explained,
+    open_regular,
+)
 from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
@@ -226,7 +233,7 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             columns = reader.fieldnames or ()
             wanted = ("text", "label", *filter(None, [self.config.groups]))
-            check_columns(str(path), wanted, columns)
+            check_columns(str(path), wanted, columns, f"{TABLES}.")
             for number, row in enumerate(reader, start=2):
                 where = f"{path}: row {number}"
                 self._check_row(where, row)

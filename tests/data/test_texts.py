@@ -66,6 +66,7 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
     ("content", "message"),
     [
         (b"text,class\na,b\n", "missing: label"),
+        (b"age,bp,label\n61,140,1\n", "missing: text.* For a table of numbers write a FeatureSet"),
         (b"text,label\nhello,\n", "row 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
         (b"text,label,split\nhello,a,test\nbye,a,\n", "row 3: found the split ''; expected train"),
