@@ -259,7 +259,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('landscape {run} --device gpu', "--device 'gpu': expected auto, cpu, cuda, cuda:N or mps."),
             ('landscape {run} --grid 0', '--grid 0: expected an odd number >= 3.'),
             ('landscape {run} --span nan', '--span nan: expected a finite number above 0.'),
-            ('landscape {run} --images -1', '--images -1: expected a positive number, or 0 for all images.'),
+            ('landscape {run} --images -1', '--images -1: expected a positive number, or 0 for all examples.'),
             ('deploy key {key}', 'key: File exists. Existing files are not overwritten. Choose another name, or move the file.'),
             ('deploy key ""', "'.' is not the name of a file. Give a file name for the private key."),
             ('deploy certificates ""', "'' is neither a host name nor an IP address."),

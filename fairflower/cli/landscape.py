@@ -34,10 +34,10 @@ def landscape(
     ] = 1.0,
     images: Annotated[
         int,
-        typer.Option(help="Number of training images and of test images per domain. 0 means all."),
+        typer.Option(help="Number of training and of test examples per domain. 0 means all."),
     ] = 500,
     seed: Annotated[
-        int, typer.Option(help="Random seed for choosing the directions and the images.")
+        int, typer.Option(help="Random seed for choosing the directions and the examples.")
     ] = 0,
     out: Annotated[
         Path | None,
@@ -46,7 +46,7 @@ def landscape(
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Plot the loss around the final model, on training and test images of every domain.
+    """Plot the loss around the final model, on training and test examples of every domain.
 
     Writes landscape.png, landscape.svg and landscape.csv. Figures of several runs use the same
     contour levels.
@@ -94,7 +94,7 @@ def _heights(landscape: Landscape) -> Table:
     table = Table(
         title=f"Loss around the model trained with {escape(landscape.label)}", title_justify="left"
     )
-    for column in ("domain", "images", "loss", "mean rise"):
+    for column in ("domain", "examples", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for surface in landscape.surfaces:
         rise = surface.loss.mean() - surface.center

@@ -121,7 +121,7 @@ def landscape(
     if not 0 < span < float("inf"):
         raise ConfigError(f"--span {span}: expected a finite number above 0.")
     if images < 0:
-        raise ConfigError(f"--images {images}: expected a positive number, or 0 for all images.")
+        raise ConfigError(f"--images {images}: expected a positive number, or 0 for all examples.")
     config, federation, model, chosen = load_run_model(run, data_dir, device)
     sets = [(domain, split) for split in SPLITS for domain in federation.domains]
     data = [_images(federation, *which, images, seed, chosen) for which in sets]

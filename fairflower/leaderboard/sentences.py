@@ -173,7 +173,8 @@ def _over_all(findings: Findings) -> Iterator[str]:
     sources, reference = len(findings.sources), findings.design.reference
     if count < planned or sources < MIN_PAIRS:
         yield (
-            f"{count} of {planned} benchmarks are finished, with {sources} independent data sets. "
+            f"{count} of {planned} benchmark{'s' * (planned != 1)} {'is' if count == 1 else 'are'} "
+            f"finished, with {sources} independent data set{'s' * (sources != 1)}. "
             f"Conclusions over benchmarks need all of them, and {MIN_PAIRS} data sets."
         )
         return

@@ -261,6 +261,7 @@ def test_the_command_draws_runs_with_the_same_contours(
         run(config(tmp_path, **{"run-name": name, "client.name": name})) for name in ("sgd", "sam")
     ]
     output = call("landscape", str(tmp_path), "--grid=5", "--images=10", "--span=0.5")
+    assert re.search(r"domain +┃ +examples ", output)
     for folder in folders:
         assert str(folder / "landscape.png") in output
         height, width, _ = imread(folder / "landscape.png").shape

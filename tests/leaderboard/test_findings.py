@@ -358,6 +358,10 @@ def test_nothing_is_concluded_from_some_of_the_benchmarks(tmp_path: Path) -> Non
     said = sentences(Findings(made.stages))
     assert not any(line.startswith(("Over ", "By ranks")) for line in said)
     assert any(line.startswith("5 of 6 benchmarks are finished, with 5 indep") for line in said)
+    made = findings(tmp_path / "two")
+    del made.stages.ledger.rows[key(made, "noisy", "uniform", 0)]
+    start = "1 of 2 benchmarks is finished, with 1 independent data set. "
+    assert any(line.startswith(start) for line in sentences(Findings(made.stages)))
 
 
 def test_a_method_that_one_benchmark_does_not_judge_is_named(tmp_path: Path) -> None:

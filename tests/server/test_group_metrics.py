@@ -21,6 +21,8 @@ from fairflower.data import prepare
 from fairflower.numerics.group_fairness import DIFFERENCES, GROUP_COUNTS, METRICS
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
+from fairflower.report.figures import canvas, groups
+from fairflower.report.methods import group_runs
 from fairflower.report.tables.groups import group_tables
 from fairflower.report.text import UNDEFINED
 from fairflower.server.checkpoint import resumed_config
@@ -279,6 +281,14 @@ def test_a_page_has_a_figure_of_the_differences_over_rounds(
     write_report([read_run(folder) for folder in compared[::5]], tmp_path / "page")
     assert list((tmp_path / "page" / "figures").glob("*groups-sex.svg"))
     assert "Differences between groups by sex" in (tmp_path / "page" / "index.html").read_text()
+
+
+@pytest.mark.slow
+def test_differences_are_drawn_from_0_on_because_none_is_below(compared: list[Path]) -> None:
+    (comparison,) = group_runs([read_run(folder) for folder in compared])
+    styles = {method.name: canvas.LineStyle("black", "-", "o") for method in comparison.methods}
+    (sketch,) = groups.sketches(comparison, styles)
+    assert [panel.get_ylim()[0] for panel in sketch.figure.axes] == [0.0] * len(DIFFERENCES)
 
 
 def test_a_run_without_groups_has_no_such_table(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
                     said.append(f"{metric.phrase} of {method.name} {last}")
             panel.set_title(metric.phrase.removesuffix(" difference"))
             panel.set_xlabel("round")
+            panel.set_ylim(bottom=0)  # a band of standard deviations would go below
         axes[0, 0].set_ylabel("difference, points")
         legend(sheet, axes[0, 0])
         yield FigureDraft(
