@@ -23,6 +23,7 @@ from fairflower.leaderboard.runs import LeaderboardRuns, progress
 from fairflower.leaderboard.stages import (
     CONFIRMATION,
     FINALISTS,
+    REFERENCE,
     SCREENING,
     SWEEP,
     Planned,
@@ -282,7 +283,7 @@ def test_runs_come_in_stages_and_what_is_chosen_is_the_best_in_validation(file: 
     assert len({(c.run_name) for c in done}) == len(done) == len(rows)
     assert not any(line.left for line in progress(stages))
     for row in rows:
-        on_test = row.stage in (CONFIRMATION, SWEEP)
+        on_test = row.stage in (CONFIRMATION, REFERENCE, SWEEP)
         assert bool(row.test) == on_test
         assert bool(row.validation) != on_test
         assert (row.federation >= 100) != on_test
