@@ -79,6 +79,7 @@ class Findings:
     def __init__(self, stages: Stages) -> None:
         self.stages, self.design = stages, stages.design
         self.judged = cache(self._judged_primary)
+        self.other_references = cache(self._judged_again)
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
@@ -116,7 +117,7 @@ class Findings:
 
     def accuracies(self, benchmark: Benchmark) -> Accuracies:
         """Return the accuracies of every confirmed method."""
-        return _accuracies((row.method, row.federation, row) for row in self.rows[benchmark.name])
+        return _accuracies(self.rows[benchmark.name])
 
     def hours(self, benchmark: Benchmark) -> float:
         """Return the hours of a benchmark's confirmation and of its methods' trials."""
@@ -154,16 +155,15 @@ class Findings:
 
     def judged_rows(self, benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Difference]:
         """Return the differences of rows' methods from the reference as `judged` does."""
-        accuracies = _accuracies((row.method, row.federation, row) for row in rows)
-        judged = self._judged(accuracies, [primary(self.design)], benchmark.overlap)
+        judged = self._judged(_accuracies(rows), [primary(self.design)], benchmark.overlap)
         return {method: difference for (_, method), difference in judged.items()}
 
-    def other_references(self, benchmark: Benchmark) -> dict[str, dict[str, Difference]]:
+    def _judged_again(self, benchmark: Benchmark) -> dict[str, dict[str, Difference]]:
         """Return `judged` against the reference with its other finalists, by their settings.
 
         The result is empty if runs remain.
         """
-        runs = [planned for _, planned in self.stages.references(benchmark)]
+        runs = [*self.stages.references(benchmark)]
         found = [row for run in runs if (row := self.stages.row(run))]
         if len(found) < len(runs):
             return {}
@@ -177,11 +177,13 @@ class Findings:
 
     def at_largest_rate(self, benchmark: Benchmark) -> list[str]:
         """Return the methods for which tuning chose the largest learning rate that it tried."""
-        points, chosen = self.stages.points, self.stages.chosen
-        numbers = {method: chosen(benchmark, method) for method in benchmark.confirmed}
-        rates = {m: [point[LR] for point in points(benchmark, m)] for m in benchmark.confirmed}
-        known = {method: at for method, at in numbers.items() if at is not None and at >= 0}
-        return [m for m, at in known.items() if rates[m][at] == max(rates[m])]
+        highest = []
+        for method in benchmark.confirmed:
+            number = self.stages.chosen(benchmark, method)
+            rates = [point[LR] for point in self.stages.points(benchmark, method)]
+            if number is not None and number >= 0 and rates[number] == max(rates):
+                highest.append(method)
+        return highest
 
     def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
         """Return the family of differences in all other metrics, by metric and method."""
@@ -222,12 +224,12 @@ class Findings:
         """
         if not self.stages.tuned(sweep):
             return {}
-        rows: dict[str, list[tuple[str, int, Row]]] = defaultdict(list)
+        rows: dict[str, list[Row]] = defaultdict(list)
         for place, planned in self.stages.swept(sweep):
             row = self.stages.row(planned)
             if row is None:
                 return {}
-            rows[place].append((row.method, row.federation, row))
+            rows[place].append(row)
         judged: dict[tuple[str, str], Difference] = {}
         for place, members in rows.items():
             alone = self._alone(
@@ -261,11 +263,11 @@ class Findings:
         return alone
 
 
-def _accuracies(rows: Iterable[tuple[str, int, Row]]) -> Accuracies:
+def _accuracies(rows: Iterable[Row]) -> Accuracies:
     accuracies: dict[str, dict[int, list[float]]] = defaultdict(dict)
-    for method, federation, row in rows:
+    for row in rows:
         if row.outcome == "completed":
-            accuracies[method][federation] = [100 * value for value in row.accuracies]
+            accuracies[row.method][row.federation] = [100 * value for value in row.accuracies]
     return accuracies
 
 

@@ -137,14 +137,14 @@ class Stages:
                 if number is not None and number >= 0:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
-    def references(self, benchmark: Benchmark) -> Iterator[tuple[int, Planned]]:
-        """Yield the confirmation's runs of the reference with its other finalists, as points."""
+    def references(self, benchmark: Benchmark) -> Iterator[Planned]:
+        """Yield the reference's runs with its other finalists, finalist by finalist."""
         reference = self.design.reference
         chosen = self.chosen(benchmark, reference)
         if chosen is not None:
             for number in self.finalists(benchmark, reference) or ():
                 for federation in benchmark.federations if number != chosen else ():
-                    yield number, self._planned(REFERENCE, benchmark, reference, federation, number)
+                    yield self._planned(REFERENCE, benchmark, reference, federation, number)
 
     def tuned(self, sweep: Sweep) -> bool:
         """Return whether all trials of a sweep's methods are finished, so its runs are known."""
@@ -166,7 +166,7 @@ class Stages:
             yield from self.screening(benchmark, benchmark.confirmed)
             yield from self.again(benchmark, benchmark.confirmed)
             yield from self.confirmation(benchmark)
-            yield from (planned for _, planned in self.references(benchmark))
+            yield from self.references(benchmark)
         for _, planned in chain.from_iterable(map(self.swept, self.sweeps)):
             yield planned
         for benchmark in self.benchmarks:
@@ -178,7 +178,7 @@ class Stages:
 
     def left(self) -> Iterator[Planned]:
         """Return the planned runs that have no row yet."""
-        return (planned for planned in self.planned() if self.row(planned) is None)
+        return (planned for planned in self.planned() if planned.key not in self.ledger.rows)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return the number of runs for each stage and benchmark, as far as it is known.
@@ -190,13 +190,12 @@ class Stages:
         for benchmark in self.benchmarks:
             methods = dict.fromkeys((*benchmark.confirmed, *design.screened))
             counts[SCREENING, benchmark.name] = len(methods) * design.points
-            finalists = (self.finalists(benchmark, method) for method in methods)
-            tried = sum(again if best is None else len(best) for best in finalists)
-            counts[FINALISTS, benchmark.name] = tried * (len(design.tuned_on) - 1)
+            finalists = {method: self.finalists(benchmark, method) for method in methods}
+            tried = {m: again if best is None else len(best) for m, best in finalists.items()}
+            counts[FINALISTS, benchmark.name] = sum(tried.values()) * (len(design.tuned_on) - 1)
             confirmed = self._able(benchmark, benchmark.confirmed)
             counts[CONFIRMATION, benchmark.name] = confirmed * len(benchmark.federations)
-            points = self.finalists(benchmark, design.reference)
-            others = max(0, (again if points is None else len(points)) - 1)
+            others = max(0, tried[design.reference] - 1)
             counts[REFERENCE, benchmark.name] = others * len(benchmark.federations)
         for sweep in self.sweeps:
             able = self._able(sweep.benchmark, sweep.methods)

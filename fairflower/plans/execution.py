@@ -201,8 +201,8 @@ def execute(
         first = replace(first, engine=chosen_engine(first))
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
-    for available, seed in {(c.participation.availability, c.seed) for c in plan.runs}:
-        read_availability(available, seed)
+    for availability in {c.participation.availability for c in plan.runs}:
+        read_availability(availability, first.seed)  # valid or not for all seeds alike
     for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
         check_file(weights)  # before preparing the data, which may take minutes
     with spinner(f"Preparing {first.data.name}", console):

@@ -133,7 +133,7 @@ def test_conclusions_that_another_choice_for_the_reference_changes_are_counted(
     made = findings(tmp_path)
     plain, rows = made.design.benchmarks[0], made.stages.ledger.rows
     fedheal = {r.federation: r.test for r in made.rows["plain"] if r.method == "fedheal"}
-    runs = [planned for _, planned in made.stages.references(plain)]
+    runs = [*made.stages.references(plain)]
     assert len(runs) == 24 * (made.design.again - 1)
     assert not {run.settings for run in runs} & {r.settings for r in made.rows["plain"][:1]}
     for run in runs:
