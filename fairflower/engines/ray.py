@@ -125,6 +125,7 @@ class RayGrid(InlineGrid):
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
         self._tasks: deque[_Task] = deque()  # not sent yet
+        self._arrived: dict[str, Message] = {}  # id of a message -> its reply
         self._discarded: set[str] = set()  # ids of messages that nobody waits for
         # Node -> its pickled state, or a reference if the state is large.
         self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
@@ -169,27 +170,35 @@ class RayGrid(InlineGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return all replies that have arrived, after a short wait for the first.
+        """Return those of the replies that have arrived, after a short wait for the first.
 
         Raises ``EngineError`` if no worker is left, or if the object store and the disk are full.
         """
+        wanted = set(message_ids)
+        if wanted.isdisjoint(self._arrived):
+            self._collect(wanted)
+        return [self._arrived.pop(i) for i in list(self._arrived) if i in wanted]
+
+    def _collect(self, wanted: Collection[str]) -> None:
+        """Wait a moment for a reply; store all replies for which somebody waits."""
         at_work = [reference for worker in self._workers.ready for reference in worker.batches]
         if not at_work and not self._tasks:
-            return []
+            return
         if awaited := [*at_work, *self._workers.starting]:
             self._ray.wait(awaited, timeout=_PATIENCE)
         arrived = set(done(self._ray, at_work))
-        replies = []
         for worker in list(self._workers.ready):
             for reference in [r for r in worker.batches if r in arrived]:
-                replies += self._receive(worker, reference)
+                for reply in self._receive(worker, reference):
+                    answered = reply.metadata.reply_to_message_id
+                    if answered in wanted or answered not in self._discarded:
+                        self._arrived[answered] = reply
         self._hand_out()
         if not self._workers.ready and not self._workers.starting:
             raise EngineError(
                 "No worker is left, and no new worker can be started, because all Ray nodes are "
                 "lost or reject workers. Restart the nodes, and resume the run."
             )
-        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

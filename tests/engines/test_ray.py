@@ -9,6 +9,7 @@ import time
 from collections import deque
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fairflower.engines.launch import simulate
 from fairflower.engines.ray import RayGrid, _Task
 from fairflower.engines.workers import Worker
 from fairflower.errors import ConfigError, EngineError
+from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.server.transport import send_and_receive
 
 pytestmark = pytest.mark.slow
@@ -240,6 +242,36 @@ def test_what_no_worker_has_received_is_forgotten_after_the_timeout():
     assert not grid._tasks, "nobody waits for it any more"
 
 
+def test_replies_wait_for_those_who_asked_for_them():
+    """As in Flower's grids; only late replies to forgotten messages are dropped."""
+
+    class Answered(RayGrid):
+        def __init__(self, replies):
+            InlineGrid.__init__(self, ClientApp(), 3)
+            self._arrived, self._discarded, self._tasks = {}, set(), deque()
+            worker = SimpleNamespace(batches=dict(enumerate(replies)))
+            self._workers = SimpleNamespace(ready=[worker], starting={})
+            self._ray = SimpleNamespace(wait=lambda references, **_: (references, []))
+
+        def _receive(self, worker, reference):
+            return [worker.batches.pop(reference)]
+
+        def _hand_out(self):
+            pass
+
+    set_task_identity()
+    queries = [Message(RecordDict(), node, "query") for node in (1000, 1001, 1002)]
+    for number, query in enumerate(queries):
+        set_message_id(query, f"query-{number}")
+    replies = [Message(RecordDict(), reply_to=query) for query in queries]
+    grid = Answered(replies)
+    grid.discard(["query-2"])
+    assert grid.pull_messages(["query-1"]) == [replies[1]]
+    assert grid.pull_messages(["query-1"]) == []
+    assert grid.pull_messages(["query-0", "query-2"]) == [replies[0]]
+    assert not grid._arrived
+
+
 def test_waiting_ends_in_time():
     app = ClientApp()
 
@@ -300,8 +332,10 @@ def test_a_late_reply_does_not_change_a_newer_state(tmp_path):
         ({"engine": "Inline"}, "engine = 'Inline': expected ray, flower or inline"),
         ({"client_cpus": 0}, "client_cpus = 0: expected a number >= 1"),
         ({"workers": -2}, "workers = -2: expected a number >= 0"),
+        ({"client_gpus": -0.5}, "client_gpus = -0.5: expected a number >= 0"),
+        ({"num_supernodes": 0}, "num_supernodes = 0: expected a number >= 1"),
     ],
 )
 def test_wrong_arguments_of_simulate_are_named(options, said):
     with pytest.raises(ConfigError, match=said):
-        simulate(ServerApp(), ClientApp(), 2, **options)
+        simulate(ServerApp(), ClientApp(), **{"num_supernodes": 2, **options})
