@@ -8,6 +8,7 @@ import io
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections import Counter, deque
@@ -32,6 +33,7 @@ from fairflower.errors import (
     GpuMemoryError,
     RunInterrupted,
     error_text,
+    failure_text,
 )
 from fairflower.machine import HANGUP
 from fairflower.plans.plan import Plan, run_key, run_title
@@ -302,8 +304,6 @@ def _end_with_parent() -> None:
 
 def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
     """Run a config in this process; return its folder and a line about the last tested round."""
-    if _stopping.is_set():
-        raise RunInterrupted
     console = Console(file=io.StringIO())
     stopping = stop_on_interrupt(console.print, [signal.SIGTERM])
     sessions: list[Session] = []
@@ -313,10 +313,18 @@ def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
         sessions[0].run()
 
     with quiet_flower(logging.NullHandler()), stopping as stop:
+        if _stopping.is_set():  # before the run's own handler was installed
+            raise RunInterrupted
         try:
             launch(run, config, len(prepare(config.data).clients))
         except RunInterrupted:
             _stopping.set()
+            raise
+        except Exception as error:
+            try:
+                pickle.loads(pickle.dumps(error))
+            except Exception:  # the parent process would take this one for dead
+                raise RuntimeError(failure_text(error)) from error
             raise
     folder = sessions[0].folder
     assert folder is not None  # the run has ended

@@ -20,8 +20,9 @@ from resuming import SETTINGS, outcome, resume, session
 from rich.console import Console
 from studies import SMALL, of, tuning
 
-from fairflower.config import StrategyConfig
-from fairflower.errors import EngineError, GpuMemoryError
+from fairflower.config import RunConfig, StrategyConfig
+from fairflower.errors import EngineError, GpuMemoryError, RunInterrupted
+from fairflower.plans import parallel
 from fairflower.plans.parallel import _Processes, execute_parallel
 from fairflower.plans.plan import Plan
 from fairflower.plans.tuning import TuningStudies
@@ -223,3 +224,38 @@ def test_a_run_that_never_has_the_memory_fails_and_goes_on_later(
         monkeypatch.setenv("HUNGRY", f"0:{tmp_path}")
         resume(folder)
         assert facts(folder)["status"] == "completed"
+
+
+def test_a_run_that_is_asked_to_stop_while_it_starts_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes after the last run's handler is gone, and before the next run's is there."""
+
+    @contextmanager
+    def late(handler: object) -> Iterator[None]:
+        parallel._stopping.set()
+        yield
+
+    monkeypatch.setattr(parallel, "_stopping", threading.Event())
+    monkeypatch.setattr(parallel, "quiet_flower", late)
+    monkeypatch.setattr(parallel, "launch", lambda *_: pytest.fail("the run started"))
+    with pytest.raises(RunInterrupted):
+        parallel._run(RunConfig(output_dir=str(tmp_path)), None)
+
+
+class Odd(Exception):
+    """Cannot be unpickled, as some libraries' exceptions cannot."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+def test_an_exception_that_no_other_process_can_read_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Odd("a hole", "the data")
+
+    monkeypatch.setattr(parallel, "launch", fail)
+    with pytest.raises(RuntimeError, match=r"Odd: a hole in the data \(test_parallel\.py, line"):
+        parallel._run(RunConfig(output_dir=str(tmp_path)), None)
