@@ -213,13 +213,17 @@ class Result(Results):
     def model(self) -> dict[str, NDArray[np.generic]]:
         """The arrays of the final global model, by name.
 
-        Raises ``RunFolderError`` if the run did not complete any round.
+        Raises ``RunFolderError`` if the run did not complete any round, or the file is damaged.
         """
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         if not (path := self.path / "model.safetensors").is_file():
             raise RunFolderError(f"{path} is missing: the run did not complete any round.")
-        return load_file(path)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise RunFolderError(f"{path} is damaged ({error}).") from error
 
     def network(self, data_dir: str | PathLike[str] = "") -> Network:
         """Return the final global model as a torch module that accepts raw examples.

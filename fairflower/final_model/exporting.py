@@ -17,6 +17,7 @@ from fairflower.files import replacing
 from fairflower.final_model.landscape import load_model, load_run_model
 from fairflower.registry import KINDS
 from fairflower.report.reading import Run
+from fairflower.server.registration import recorded_sites
 
 #: Export format -> name of the file in the run folder.
 FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state-dict.safetensors"}
@@ -70,8 +71,8 @@ class Network(nn.Module):
 
 def network(run: Run, data_dir: str = "") -> Network:
     """Load a run's final model on the CPU; raises the same errors as `load_run_model`."""
-    if sites := run.info.get("sites"):  # the sites have the data; the run folder describes them
-        federation = Federation.from_json(json.dumps(sites["federation"]), run.path)
+    if "sites" in run.info:  # the sites have the data; the run folder describes them
+        federation = recorded_sites(run.path, run.info)
         return Network(load_model(run, RunConfig.from_flat(run.config), federation), federation)
     _, federation, model, _ = load_run_model(run, data_dir, "cpu")
     return Network(model, federation)

@@ -150,12 +150,23 @@ def _parse_federation(fields: Mapping[str, object], key: str) -> Federation | No
     if key not in fields:
         return None
     try:
-        federation = Federation.from_json(str(fields[key]), _ELSEWHERE)
+        return read_federation(str(fields[key]), _ELSEWHERE)
+    except ValueError as error:
+        raise ValueError(f"its description of its data {error}") from error
+
+
+def read_federation(text: str, folder: Path) -> Federation:
+    """Return the federation that ``Federation.to_json`` wrote, and check all of its fields.
+
+    Raises ``ValueError`` if the text is something else.
+    """
+    try:
+        federation = Federation.from_json(text, folder)
         federation.check()
     except DataError as error:
-        raise ValueError(f"its description of its data is invalid: {error}") from error
+        raise ValueError(f"is invalid: {error}") from error
     except Exception as error:  # another version, or a hostile node, may send anything
-        raise ValueError(f"its description of its data cannot be read ({error!r})") from error
+        raise ValueError(f"cannot be read ({error!r})") from error
     return federation
 
 

@@ -6,10 +6,13 @@ change.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
@@ -17,8 +20,8 @@ from flwr.serverapp import Grid
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import fits, merge_sites, site_client_info
-from fairflower.errors import ConfigError, logger
-from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos
+from fairflower.errors import ConfigError, RunFolderError, logger
+from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,17 @@ class SiteRegistry(ClientRegistry):
             for client, domain in enumerate(domains)
             if self.numbered or domains.count(domain) == 1
         }
+
+
+def recorded_sites(run: Path, facts: Mapping[str, Any]) -> Federation:
+    """Return the federation of sites that ``run.json`` describes.
+
+    Raises ``RunFolderError`` if the description is damaged.
+    """
+    try:
+        return read_federation(json.dumps(facts["sites"]["federation"]), run)
+    except ValueError as error:
+        raise RunFolderError(f"{run / 'run.json'}: sites.federation {error}") from error
 
 
 def register_clients(

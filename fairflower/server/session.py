@@ -139,12 +139,10 @@ class Session:
                 folder.finish("stopped")
                 raise
             except OSError as error:
+                log.traceback()
                 with suppress(OSError):  # on a full disk the status stays "running"
                     folder.finish("failed", error_text(error))
-                raise WriteError(
-                    f"{error_text(error)} The finished rounds are in the run folder; resume with: "
-                    f"fairflower run --resume {shlex.quote(str(folder.path))}"
-                ) from error
+                raise WriteError(f"{error_text(error)} {self._remedy(folder)}") from error
             except Exception as error:
                 log.traceback()
                 folder.finish("failed", f"{type(error).__name__}: {error}")
@@ -158,6 +156,13 @@ class Session:
                 where = f"run folder: {folder.path}"
                 self.console.print(where, soft_wrap=True, style="dim", markup=False)
         return folder.path
+
+    def _remedy(self, folder: RunFolder) -> str:
+        """Return how to go on after a system error."""
+        how = f"resume with: fairflower run --resume {shlex.quote(str(folder.path))}"
+        if not self.config.checkpoint.every:
+            how = "start a new run, because checkpoint.every = 0"
+        return f"The finished rounds are in the run folder; {how}"
 
     def _warn(self, setup: RunSetup) -> None:
         """Log warnings about settings that have no effect, or another one than expected."""

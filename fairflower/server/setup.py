@@ -33,6 +33,7 @@ from fairflower.server.registration import (
     ClientRegistry,
     SiteRegistry,
     check_num_supernodes,
+    recorded_sites,
     register_clients,
     register_resumed_clients,
 )
@@ -179,9 +180,8 @@ def _resumed_registry(resume: Path | None) -> SiteRegistry | None:
     """Return the sites of a run to resume, with the nodes recorded in its folder."""
     if resume is None or "sites" not in (facts := read_facts(resume)):
         return None
-    federation = Federation.from_json(json.dumps(facts["sites"]["federation"]), resume)
     nodes = {int(client): node for client, node in facts["nodes"].items()}
-    return SiteRegistry(nodes, federation, facts["sites"]["numbered"])
+    return SiteRegistry(nodes, recorded_sites(resume, facts), facts["sites"]["numbered"])
 
 
 def _check_undivided(data: DataConfig) -> None:

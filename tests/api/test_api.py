@@ -333,6 +333,12 @@ def results(tmp_path) -> ff.Results:
     return ff.read(tmp_path / "runs/*")
 
 
+def test_a_damaged_model_is_named(results) -> None:
+    (results[0].path / "model.safetensors").write_bytes(b"half of a model")
+    with pytest.raises(RunFolderError, match=r"model\.safetensors is damaged"):
+        _ = results[0].model
+
+
 def test_the_table_is_that_of_the_report(results) -> None:
     """Domain a at 2 to 6 rounds: start + 0.04; b is 0.9."""
     table = results.table

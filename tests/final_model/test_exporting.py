@@ -254,6 +254,10 @@ def test_the_model_of_sites_needs_no_data(plain: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("fairflower.final_model.landscape.prepare", None)
     try:
         again = network(read_run(plain))
+        damaged = json.loads(text) | {"sites": {**sites, "federation": {}}}
+        (plain / "run.json").write_text(json.dumps(damaged))
+        with pytest.raises(RunFolderError, match=r"run\.json: sites\.federation cannot be read"):
+            network(read_run(plain))
     finally:
         (plain / "run.json").write_text(text)
     torch.testing.assert_close(again(whole.examples(3)), whole(whole.examples(3)))

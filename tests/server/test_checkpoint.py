@@ -254,6 +254,18 @@ def test_a_run_whose_end_cannot_be_written_says_how_it_goes_on(tmp_path, monkeyp
     assert outcome(resume(made.folder.path)) == outcome(whole)
 
 
+def test_a_system_error_in_a_callback_is_in_the_log_and_nothing_is_resumed_without_a_checkpoint(
+    tmp_path,
+):
+    made = session(
+        config(tmp_path, **{"checkpoint.every": 0}),
+        on_round=lambda *_: os.listdir(tmp_path / "gone"),
+    )
+    with pytest.raises(WriteError, match=r"gone: No such file .* start a new run, because check"):
+        made.run()
+    assert "os.listdir(" in (made.folder.path / "log.txt").read_text()
+
+
 def test_a_run_that_is_ended_earlier_is_tested_once(tmp_path):
     folder = stopped(config(tmp_path, **{"num-server-rounds": 5, "evaluate.every": 5}), 3)
     resume(folder, **{"num-server-rounds": 2})
