@@ -134,6 +134,15 @@ def make_key_pair(path: Path) -> Path:
     return public
 
 
+def make_secret(path: Path) -> Path:
+    """Write a random secret, with which a SuperLink recognizes its SuperExec; return its path.
+
+    Raises ``FileExistsError`` if the file exists.
+    """
+    _write_new({}, {path: os.urandom(32)})
+    return path
+
+
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 

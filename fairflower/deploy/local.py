@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflower.config import RunConfig, Scalar, toml_value
-from fairflower.deploy.credentials import make_certificates, make_key_pair
+from fairflower.deploy.credentials import make_certificates, make_key_pair, make_secret
 from fairflower.errors import ConfigError, TrialError
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import read_availability
@@ -231,6 +231,9 @@ class LocalDeployment:
         self.port = free_port()
         self.certificates = make_certificates(self.folder / "certificates", [HOST, "localhost"])
         authority, certificate, key = map(str, self.certificates)
+        home = self.folder / "server"
+        # Without it, every user of this machine could fetch the runs to start.
+        secret = ("--superexec-auth-secret-file", str(make_secret(home / "secret")))
         superlink = [
             script("flower-superlink"),
             *("--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key),
@@ -238,14 +241,13 @@ class LocalDeployment:
             *("--host", HOST, "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db")),
             # Otherwise its ServerApps would continue for half a minute after it ends.
-            *("--isolation", "process"),
+            *("--isolation", "process", *secret),
         ]
         executor = [
             script("flower-superexec"),
             *("--root-certificates", authority),
-            *("--runtime-api-address", f"{HOST}:{self.port}"),
+            *("--runtime-api-address", f"{HOST}:{self.port}", *secret),
         ]
-        home = self.folder / "server"
         self.superlink = Process("The SuperLink", superlink, home, self.folder / "superlink.log")
         self._executor = Process("The SuperExec", executor, home, self.folder / "superexec.log")
         self.sites = [self.make_site(f"site-{k}", node) for k, node in enumerate(node_configs)]
@@ -356,7 +358,11 @@ class LocalDeployment:
         while True:
             self._say_log(run_id)
             # The log also ends if the SuperLink is restarted; in this case the run continues.
-            wait_until(self._answers, [], "the SuperLink answered again")
+            try:
+                wait_until(self._answers, [], "the SuperLink answered again")
+            except TrialError:
+                self.superlink.check()
+                raise
             row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, LINK)["runs"][0]
             if row["status"].startswith("finished"):
                 return row

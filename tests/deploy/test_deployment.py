@@ -178,6 +178,28 @@ def test_a_folder_with_something_in_it_is_no_trials(tmp_path: Path) -> None:
     assert "is not empty, but a trial needs an empty folder" in " ".join(result.output.split())
 
 
+def test_only_the_trials_own_superexec_may_start_its_runs(tmp_path: Path) -> None:
+    trial = LocalDeployment(tmp_path, [])
+    option = "--superexec-auth-secret-file"
+    commands = trial.superlink.command, trial._executor.command
+    one, other = (Path(command[command.index(option) + 1]) for command in commands)
+    assert one == other
+    assert len(one.read_bytes()) == 32
+    assert stat.S_IMODE(one.stat().st_mode) == 0o600
+
+
+def test_a_superlink_that_does_not_come_back_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("fairflower.deploy.local.PATIENCE", 0.1)
+    trial = LocalDeployment(tmp_path / "trial", [])
+    monkeypatch.setattr(trial, "_say_log", lambda run_id: None)
+    command = [sys.executable, "-c", "print('out of memory'); exit(3)"]
+    trial.superlink = Process("The SuperLink", command, tmp_path, tmp_path / "superlink.log")
+    trial.superlink.start()
+    trial.superlink._process.wait()
+    with pytest.raises(TrialError, match=r"The SuperLink ended with exit code 3:\nout of memory"):
+        trial._follow("1")
+
+
 def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None:
     arguments = ["deploy", "trial", "--sites=6", f"--output-dir={tmp_path / 'trial'}"]
     result = invoke(*arguments, env={"COLUMNS": "200"})
