@@ -36,8 +36,7 @@ class MLflow(Tracker):
         experiment = known.experiment_id if known else self._client.create_experiment(name)
         self.key = self._client.create_run(experiment, run_name=folder.name).info.run_id
         params = [Param(name, str(value)) for name, value in config.items()]
-        for first in range(0, len(params), 100):  # MLflow's limit per call
-            self._client.log_batch(self.key, params=params[first : first + 100])
+        self._client.log_batch(self.key, params=params)
         lines = [f"{name} = {toml_value(value)}" for name, value in config.items()]
         self._client.log_text(self.key, "\n".join(lines) + "\n", "config.toml")
 
