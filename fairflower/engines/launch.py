@@ -134,8 +134,10 @@ def simulate(
     if engine not in ("ray", "flower", "inline"):
         raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")
     for name, value, least in (
-        *(("num_supernodes", num_supernodes, 1), ("workers", workers, 0)),
-        *(("client_cpus", client_cpus, 1), ("client_gpus", client_gpus, 0)),
+        ("num_supernodes", num_supernodes, 1),
+        ("workers", workers, 0),
+        ("client_cpus", client_cpus, 1),
+        ("client_gpus", client_gpus, 0),
     ):
         if value < least:
             raise ConfigError(f"{name} = {value}: expected a number >= {least}.")

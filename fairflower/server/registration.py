@@ -89,7 +89,7 @@ def recorded_sites(run: Path, facts: Mapping[str, Any]) -> Federation:
     """
     try:
         return read_federation(json.dumps(facts["sites"]["federation"]), run)
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         raise RunFolderError(f"{run / 'run.json'}: sites.federation {error}") from error
 
 
