@@ -102,15 +102,13 @@ class ReplyFilter:
                     raise InvalidReply(f"it claims to be client {claimed}")
                 if claimed in answers:
                     raise InvalidReply(f"client id {claimed} has already replied in this round")
-                client = claimed
+                self.enrolled.clients[node] = client = claimed
                 self._check_examples(metrics)
                 answers[client] = check(client, reply.content, metrics)
             except InvalidReply as problem:
                 self.dropped[client] = str(problem)
                 if isinstance(problem, NotFinite):
                     self.diverged.add(client)
-            else:
-                self.enrolled.clients[node] = client
         for node in waiting:
             away = (asked or client_at) and node not in asked.values()
             why = "its SuperNode is not connected" if away else "no reply before the timeout"

@@ -391,7 +391,8 @@ def test_wrong_arguments_are_named() -> None:
         LegacyStrategy(FedAvg(), list(MODEL.values()))  # type: ignore[arg-type]
 
 
-def test_functions_of_the_users_aggregate_the_metrics_of_clients_that_were_merged() -> None:
+@pytest.mark.parametrize("ids", [{}, {0: 7, 1: 8, 2: 9}], ids=["nodes", "client-id"])
+def test_functions_of_the_users_aggregate_the_metrics_of_clients_that_were_merged(ids: Any) -> None:
     """Client 1 sends NaN in round 1, so its metrics are not passed."""
     seen: list[Any] = []
 
@@ -409,7 +410,8 @@ def test_functions_of_the_users_aggregate_the_metrics_of_clients_that_were_merge
     for proxy, _ in legacy.configure_fit(1, start, clients):
         k = proxy_node_id(proxy) - 1000
         sent = broken if k == 1 else start
-        results.append((proxy, FitRes(OK, sent, 10 + k, {"skill": float(k)})))
+        told = {"client-id": ids[k]} if ids else {}
+        results.append((proxy, FitRes(OK, sent, 10 + k, {"skill": float(k), **told})))
     _, metrics = legacy.aggregate_fit(1, results, [])
     assert (seen.pop(), metrics) == ([10, 12], {"best": 2.0})
 
