@@ -113,6 +113,18 @@ def test_a_layer_without_a_direction_is_taken_with_its_neighbor():
     np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_last_layer_without_a_direction_is_taken_with_the_layer_before_it():
+    narrow = {"a.weight": np.zeros(6), "b.weight": np.zeros(6), "c.bias": np.zeros(1)}
+    random, equal = np.random.default_rng(5), np.ones(2)
+    updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
+    updates[0]["c.bias"], updates[1]["c.bias"] = np.array([0.5]), np.array([-0.4])
+    found = play(start(narrow, 2), dict(enumerate(updates)), equal)
+    g = np.array([flat(update, narrow) for update in updates])
+    d = np.concatenate([shortest(g[:, :6]), shortest(g[:, 6:])])
+    expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
+    np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_no_step_serves_clients_that_agree_but_for_their_losses():
     same = dict.fromkeys(range(3), moves(2)[0])
     found = play(start(), same, LOSSES)

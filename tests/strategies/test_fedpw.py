@@ -88,6 +88,16 @@ def test_the_released_numbers_where_one_client_drops_nothing():
     np.testing.assert_allclose(model, [float(x) for x in expected.split()], atol=2e-6)
 
 
+def test_capped_weights_also_merge_pruned_updates():
+    """Only client 0 moves the first coordinate; the coordinates that clients drop are zero."""
+    rounds = start(4, drop=0.25, max_client_weight=0.4)
+    u = [[10.0, 1.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]]
+    for t in (1, 2):
+        assert step(rounds, u, [1.0, 1.0, 1.0])[0] == pytest.approx(-4.0 * t)
+        np.testing.assert_allclose(rounds.strategy.diagnostics["weights"], (0.4, 0.3, 0.3))
+    np.testing.assert_allclose(rounds.strategy.diagnostics["pruned"], 0.25)
+
+
 class Loop:
     """The fact sheet's steps for one array, client by client and coordinate by coordinate."""
 
