@@ -120,7 +120,8 @@ class FairFed(FairStrategy):
     def _group_gap(self, cohort: Cohort) -> NDArray[np.float64]:
         """Return | F_k - F |, or | a_k - a | where the former is undefined, shape (K,)."""
         counts = [a["h"].reshape(-1, len(COUNTS)) for a in cohort.measured["received_group_counts"]]
-        whole = np.sum(counts, axis=0)
+        # Clients send float32, whose sums are exact only up to 2**24.
+        whole = np.sum(counts, axis=0, dtype=np.float64)
         overall = signed_difference(self.metric, whole)
         if np.isfinite(overall):
             self.diagnostics["global_difference"] = overall

@@ -148,6 +148,15 @@ def test_the_difference_of_all_people_is_that_of_summed_counts():
     np.testing.assert_allclose(strategy.diagnostics["gap"], (0.02, 0.13, 0.22))
 
 
+def test_counts_of_clients_with_many_people_add_up():
+    """Clients send float32, in which the sums of these counts are rounded."""
+    row = np.tile(np.array([500_001, 200_000, 300_001, 150_000, 200_000, 50_000], np.float32), 2)
+    cohort = replace(make_cohort([[1.0]] * 40), measured={NEED: ({"h": row},) * 40})
+    strategy = FairFed(metric="equal_opportunity_difference")
+    np.testing.assert_allclose(strategy.weigh(cohort), 1 / 40)
+    assert strategy.diagnostics["global_difference"] == 0
+
+
 def test_a_client_that_lacks_a_group_is_compared_by_accuracy():
     """Client 2 has nobody in the second group: its gap is that of accuracies, .9 and 2.1 / 3."""
     counts = [
