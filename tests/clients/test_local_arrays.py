@@ -29,6 +29,7 @@ from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.strategies import FedAvg, FedEquilibria, Uniform
 from fairflower.testing.trainers import TrainerCase
 from fairflower.training.app import test_metrics as measure_metrics
+from fairflower.training.batches import batch_sizes
 
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 HEAD = {"head.weight", "head.bias"}
@@ -39,11 +40,11 @@ every = pytest.mark.parametrize("kind", LOCAL)
 
 
 def train(network, number: int, k: int, only=lambda name: True, epochs: int = 1):
-    """Train the chosen parameters of a client's network by SGD, and no others."""
+    """Train the chosen parameters of a client's network by SGD, and no others; the mean loss."""
     for name, p in network.named_parameters():
         p.requires_grad_(only(name))
     settings = replace(SETTINGS, local_epochs=epochs)
-    SGD(network, data(k), settings, client_id=k, seed=0).train(number)
+    return SGD(network, data(k), settings, client_id=k, seed=0).train(number)["train_loss"]
 
 
 def loop(kind, clients: int, rounds: int):
@@ -80,6 +81,15 @@ def test_it_is_the_loop_in_which_local_arrays_are_never_averaged(kind):
         assert kept.keys() == LOCAL[kind]
         for name, array in kept.items():
             np.testing.assert_allclose(array, own[name], atol=2e-6)
+
+
+def test_fedrep_reports_the_loss_of_both_phases_and_the_steps_of_the_body():
+    network = tiny_model()
+    head = train(network, 1, 0, lambda name: name in HEAD, 3)
+    body = train(network, 1, 0, lambda name: name not in HEAD)
+    client = FedRep(tiny_model(), data(0), SETTINGS, client_id=0, seed=0, head_epochs=3)
+    assert client.train(1)["train_loss"] == pytest.approx((3 * head + body) / 4)
+    assert client.steps == len(batch_sizes(len(data(0).train.y), SETTINGS.batch_size))
 
 
 @every
