@@ -303,3 +303,14 @@ def test_an_absent_class_is_no_nan_and_its_logit_is_left_alone() -> None:
     x, y = next(client.test_examples.eval_batches(5))
     plain = F.cross_entropy(client.model(x), y).item()
     assert client.test()["eval_loss"] == pytest.approx(plain, rel=1e-6)
+
+
+def test_gsam_where_the_second_pass_does_not_reach_a_parameter():
+    """As in a network that routes examples: g_p is 0 there, and g is orthogonal to it."""
+    model = nn.ParameterList([torch.tensor([3.0]), torch.tensor([4.0])])
+    (model[0] * 2 + model[1] * 1).sum().backward()
+    apply_sam_gradient(model, lambda: model[0].square().sum(), RHO, 0.1)
+    near = 2 * (3 + RHO * 2 / 5**0.5)  # the gradient of the square at the perturbed value
+    assert model[0].grad.item() == pytest.approx(near)
+    assert model[1].grad.item() == pytest.approx(-0.1)
+    assert [p.item() for p in model] == [3.0, 4.0]
