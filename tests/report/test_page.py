@@ -26,6 +26,7 @@ from run_folders import (
 )
 
 from fairflower.report import read_run, terminal_table, write_report
+from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import draw
 from fairflower.report.latex import latex
 from fairflower.report.methods import group_runs
@@ -292,3 +293,18 @@ def test_models_of_several_sizes_are_a_table_by_method(tmp_path: Path) -> None:
     ]
     assert "Model:" not in shown(*folders)
     assert "Model" not in shown(folders[2]), "an old run does not know"
+
+
+def test_legends_have_names_that_begin_with_an_underscore() -> None:
+    figure, ((panel,),) = canvas.panels(1, 1, 4, 3)
+    panel.plot([0, 1], [0, 1], label="_line")
+    panel.plot([0, 1], [1, 0])
+    panel.bar([0], [1], label="_bar", yerr=[0.1])
+    panel.scatter([0], [1], label="_child")
+    panel.text(0, 0, "no artist of a legend")
+    canvas.legend(figure, panel)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "_line",
+        "_child",
+        "_bar",
+    ]
