@@ -587,6 +587,14 @@ def test_a_study_with_another_file_of_availabilities_is_refused(tmp_path: Path) 
     tuning(tmp_path / "study", "fedheal", settings)
 
 
+def test_a_file_of_availabilities_is_read_before_the_data_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairflower.plans.tuning.prepare", lambda config: pytest.fail("prepared"))
+    with pytest.raises(ConfigError, match=r"gone\.csv'?: No such file"):
+        tuning(tmp_path, "fedheal", {"participation.availability": str(tmp_path / "gone.csv")})
+
+
 def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None:
     """Two domains of three classes, told apart by their brightness; labels of six test images."""
     folder.mkdir(exist_ok=True)
