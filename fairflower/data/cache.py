@@ -1,10 +1,10 @@
 """Preparation of a data set on disk, once for all runs with the same federation.
 
 A prepared data set is a folder ``<home>/cache/data/<name>-<hash>`` with ``meta.json`` and a file
-per client. The hash covers all settings that affect the content, the paths, sizes and modification
-times of the source files, and the declared attributes of a user's own data set. The folder is
-written under a temporary name and then moved into place, so it is always either complete or absent,
-and several processes may prepare the same data set at once.
+per client. The hash covers the version of the preparation, all settings that affect the content,
+the paths, sizes and modification times of the source files, and the declared attributes of a user's
+own data set. The folder is written under a temporary name and then moved into place, so it is
+always either complete or absent, and several processes may prepare the same data set at once.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
 
-#: Version of the file format and of the random partition. Folders of other versions are ignored.
-_FORMAT = 4
+#: Version of the preparation: of the file format, of the random partition, and of how images and
+#: texts become arrays. Raise it with every change. Folders of other versions are ignored.
+_VERSION = 5
 
 #: Split of a federation -> split of the data set from which its examples are taken.
 SPLITS = {"train": "train", "validation": "train", "test": "test"}
@@ -148,12 +149,8 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     settings = {**vars(config), "domains": data_set.domains}
     for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
         del settings[key]
-    # Left out while unset, so that folders prepared by earlier versions are still found.
-    for since in ("validation_fraction", "validation_examples", "held_out", "groups"):
-        if not settings[since]:
-            del settings[since]
-    content = [_FORMAT, settings, data_set.fingerprint()]
-    # The attributes of built-in data sets change only with `_FORMAT`.
+    content = [_VERSION, settings, data_set.fingerprint()]
+    # The attributes of built-in data sets change only with `_VERSION`.
     users = not type(data_set).__module__.startswith("fairflower.")
     return _digest([*content, attributes_of(data_set)] if users else content)[:12]
 

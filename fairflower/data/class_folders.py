@@ -34,13 +34,10 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from PIL import Image
 
-#: Extensions that earlier versions skipped.
-_LATER = (".gif", ".jfif", ".jpe", ".pnm")
-
 #: File extensions of images: torchvision's, others that Pillow reads, and those of DICOM files.
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
-    *_LATER,
+    *(".gif", ".jfif", ".jpe", ".pnm"),
     *dicom.SUFFIXES,
 )
 
@@ -194,13 +191,20 @@ class ClassFolders(DataSetOfFiles[Domain]):
 
     def _from_files(self, folder: Path) -> Domain:
         classes = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
-        used = {path: label for path, label in classes.items() if label != OTHER}
-        _warn_of_others(folder, used)
-        files = (
-            (label, file_hash(path) if self.by_content else path.name, path)
-            for class_folder, label in used.items()
-            for path in images_in(class_folder)
-        )
+        files: list[tuple[int, str, Path]] = []
+        skipped: list[Path] = []
+        for class_folder, label in classes.items():
+            if label != OTHER:
+                images, others = files_in(class_folder)
+                keys = (file_hash(path) if self.by_content else path.name for path in images)
+                files += [(label, key, path) for key, path in zip(keys, images, strict=True)]
+                skipped += others
+        if skipped:
+            logger.warning(
+                "%s: %d files have no image extension and are skipped, for example %s. Images have "
+                "%s.",
+                *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
+            )
         return self._of_files(files, folder)
 
     def _of_files(self, files: Iterable[tuple[int, str, Path]], folder: Path) -> Domain:
@@ -269,25 +273,15 @@ def folders_in(folder: Path) -> list[Path]:
     return sorted(path for path in paths if path.is_dir())
 
 
-def images_in(folder: Path) -> list[Path]:
-    """Return the sorted files in a folder that have an image extension, except hidden files."""
-    paths = (p for p in folder.iterdir() if not p.name.startswith("."))
-    return sorted(path for path in paths if path.suffix.lower() in EXTENSIONS)
+def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the sorted images in a folder, by their extensions, and its other files.
 
-
-def _warn_of_others(folder: Path, classes: Iterable[Path]) -> None:
-    """Warn about the files in a domain's class folders that are not read as images."""
-    skipped = [
-        path
-        for path in sorted(path for place in classes for path in place.iterdir())
-        if not path.name.startswith(".") and path.name.lower() not in _OF_WINDOWS
-        if path.suffix.lower() not in EXTENSIONS and path.is_file()
-    ]
-    if skipped:
-        logger.warning(
-            "%s: %d files have no image extension and are skipped, for example %s. Images have %s.",
-            *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
-        )
+    Hidden files, and those that Windows adds to folders, are left out.
+    """
+    paths = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    images = [path for path in paths if path.suffix.lower() in EXTENSIONS]
+    rest = (path for path in paths if path.suffix.lower() not in EXTENSIONS)
+    return images, [p for p in rest if p.name.lower() not in _OF_WINDOWS and p.is_file()]
 
 
 def _stamp(folder: Path) -> Any:
@@ -303,7 +297,4 @@ def _stamp(folder: Path) -> Any:
 
 @lru_cache(maxsize=32)
 def _digest(folder: Path, _times: tuple[int, ...]) -> str:
-    files = stamp(folder)
-    # Repeated, because folders that earlier versions prepared lack these images.
-    files += [file for file in files if file[0].lower().endswith(_LATER)]
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(stamp(folder)).encode()).hexdigest()

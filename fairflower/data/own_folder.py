@@ -15,8 +15,8 @@ from fairflower.data.class_folders import (
     EXTENSIONS,
     ClassFolders,
     Domain,
+    files_in,
     folders_in,
-    images_in,
 )
 from fairflower.data.federation import Ints
 from fairflower.data.files import NPZ_FORMAT, NpzFile, check_twins, logger, needed_folder
@@ -73,7 +73,7 @@ class DomainImageFolder(ClassFolders):
 
     @cached_property
     def _single(self) -> bool:
-        return any(map(images_in, folders_in(self.folder)))
+        return any(files_in(folder)[0] for folder in folders_in(self.folder))
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the domains' folders, sorted."""

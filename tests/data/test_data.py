@@ -489,6 +489,14 @@ def test_no_augmentation_needs_no_other_folder(uci: Federation) -> None:
     assert (bare.augment, bare.folder) == (Augment(), uci.folder)
 
 
+def test_data_are_prepared_anew_after_a_change_of_the_preparation(
+    small: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = prepare(small)
+    monkeypatch.setattr(cache, "_VERSION", cache._VERSION + 1)
+    assert prepare(small).folder != before.folder
+
+
 def test_changed_files_are_prepared_anew(small: DataConfig) -> None:
     before = prepare(small)
     path = Path(small.dir, "a.npz")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -386,6 +388,23 @@ def test_added_removed_and_changed_files_are_prepared_anew(tmp_path: Path) -> No
     _digest.cache_clear()  # another process
     folders.append(prepare(config).folder)
     assert len(set(folders)) == 3
+
+
+def test_a_class_folder_is_listed_once_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "pacs")
+    listed: Counter[str] = Counter()
+    of_folder = Path.iterdir
+
+    def counted(path: Path) -> Iterator[Path]:
+        listed[str(path)] += 1
+        return of_folder(path)
+
+    pacs = PACS(small("pacs", tmp_path))
+    monkeypatch.setattr(Path, "iterdir", counted)
+    pacs.labels("photo", "train")
+    assert {listed[str(tmp_path / "photo" / name)] for name in PACS.classes} == {1}
 
 
 def test_resolved_config_needs_no_environment(
