@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 VERSIONS_OF = ("fairflower", "flwr", "flwr-datasets", "torch", "torchvision", "ray", "numpy")
 
+#: Packages of the extra "solvers", on which only some strategies' results depend.
+SOLVERS = ("cvxpy", "scikit-learn", "scipy")
+
 #: Instruction sets that determine which kernels PyTorch, oneDNN and MKL use.
 INSTRUCTION_SETS = ("avx2", "avx512f", "amx_tile", "asimd", "sve", "sve2")
 
@@ -30,10 +33,13 @@ HANGUP: tuple[int, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect a run's results."""
+def versions(*more: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that affect every run's results, and of more.
+
+    A package that is missing is "not installed".
+    """
     installed = {"python": platform.python_version()}
-    for package in VERSIONS_OF:
+    for package in (*VERSIONS_OF, *more):
         try:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sklearn
 import torch
 
 from fairflower import machine
@@ -55,6 +56,19 @@ CPU part\t: 0xd40
 )
 def test_processors_are_named(cpuinfo: str, name: str, instructions: list[str]) -> None:
     assert machine.processor(cpuinfo) == (name, instructions)
+
+
+def test_a_run_folder_has_the_versions_of_the_solvers_that_its_strategy_needs(
+    tmp_path: Path,
+) -> None:
+    found = {}
+    for name in ("fedavg", "fedgcr"):
+        config = RunConfig.from_flat({"output-dir": str(tmp_path), "strategy.name": name})
+        folder = RunFolder.create(config, {"domains": [], "clients": []})
+        folder.finish("stopped")
+        found[name] = json.loads((folder.path / "run.json").read_text())["versions"]
+    assert {*found["fedgcr"]} - {*found["fedavg"]} == {"cvxpy", "scikit-learn", "scipy"}
+    assert found["fedgcr"]["scikit-learn"] == sklearn.__version__
 
 
 def test_a_run_folder_names_the_machine_of_every_session(

@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
-from fairflower.machine import machine, versions
+from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server.contents import HISTORY_COLUMNS
 from fairflower.server.contents import read_facts as read_facts
@@ -52,6 +52,10 @@ GROWING = ("history.csv", "diagnostics.jsonl")
 def runs_home(config: RunConfig) -> Path:
     """Return the absolute path of the folder that contains the run folders of ``config``."""
     return Path(config.output_dir).expanduser().absolute() if config.output_dir else home() / "runs"
+
+
+class FolderInUse(ConfigError):
+    """Another process has locked a folder; the message has its path."""
 
 
 def check_place(folder: Path) -> None:
@@ -96,7 +100,7 @@ class RunFolder:
 
         ``facts`` are additional entries for ``run.json`` (domains, clients, number of parameters).
         """
-        path = _new_folder(runs_home(config), config.run_name or _name(config))
+        path, lock = _new_folder(runs_home(config), config.run_name or _name(config))
         begun = {
             "name": path.name,
             "label": config.label,
@@ -110,7 +114,7 @@ class RunFolder:
             **_here(config),
             **facts,
         }
-        folder = cls(path, lock_folder(path), begun)
+        folder = cls(path, lock, begun)
         (path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         folder._write_facts()
         folder._rewind({})
@@ -308,7 +312,8 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
 
 def _here(config: RunConfig) -> dict[str, Any]:
     """Return this session's versions and machine, on which exact results depend."""
-    return {"versions": versions(), "machine": machine(config.train.device)}
+    solvers = SOLVERS if config.strategy.factory.extra else ()
+    return {"versions": versions(*solvers), "machine": machine(config.train.device)}
 
 
 def _command() -> str:
@@ -320,15 +325,15 @@ def _command() -> str:
 def lock_folder(path: Path, name: str = LOCK) -> FileLock:
     """Lock a folder with a file in it, until this process ends or releases the lock.
 
-    Returns the lock. Raises ``ConfigError`` if another process has locked the folder, or the file
-    cannot be written.
+    Returns the lock. Raises ``FolderInUse`` if another process has locked the folder, and
+    ``ConfigError`` if the file cannot be written.
     """
     lock = FileLock(path / name, thread_local=False)
     try:
         check_folder(path)  # a FileLock would create it
         lock.acquire(timeout=_READERS)
     except Timeout:
-        raise ConfigError(f"Another process is using {path}.") from None
+        raise FolderInUse(f"Another process is using {path}.") from None
     except NotImplementedError:
         pass  # filelock found a file system without locks
     except OSError as error:
@@ -354,13 +359,17 @@ def _name(config: RunConfig) -> str:
     return f"{stamp}-{method}-{file_name(config.data.name)}-seed{config.seed}"
 
 
-def _new_folder(parent: Path, name: str) -> Path:
-    """Create a new folder; a number is added to the name if it already exists."""
+def _new_folder(parent: Path, name: str) -> tuple[Path, FileLock]:
+    """Create and lock a new folder; a number is added to the name if the folder is in use.
+
+    A folder that has nothing but an open lock is used: its run was killed before it wrote anything.
+    """
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         path = parent / f"{name}{suffix}"
-        with suppress(FileExistsError):
-            path.mkdir(parents=True)
-            return path
+        with suppress(FileExistsError, FolderInUse):
+            path.mkdir(parents=True, exist_ok=True)
+            if {LOCK}.issuperset(os.listdir(path)):
+                return path, lock_folder(path)
     raise FileExistsError(
         f"{parent / name} and 998 numbered folders with this name already exist. Choose another "
         "name."

@@ -34,7 +34,7 @@ from fairflower.models import resnet
 from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
 from fairflower.server.evaluation import CentralizedEvaluator
-from fairflower.server.folder import read_facts
+from fairflower.server.folder import lock_folder, read_facts
 from fairflower.server.session import Session
 from fairflower.strategies import FedAvg
 
@@ -504,6 +504,23 @@ def test_more_nodes_than_clients_are_no_problem(tmp_path):
 def test_runs_never_share_a_folder(tmp_path):
     made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
     assert {run(made).name, run(made).name} == {"mine", "mine-2"}
+
+
+@pytest.mark.parametrize("left", [(), (".lock",)])
+def test_the_folder_of_a_run_that_was_killed_before_it_wrote_is_used(tmp_path, left):
+    made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
+    (tmp_path / "mine").mkdir()
+    for name in left:
+        (tmp_path / "mine" / name).touch()
+    assert run(made).name == "mine"
+
+
+def test_a_folder_that_another_process_has_locked_is_not_used(tmp_path):
+    made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
+    (tmp_path / "mine").mkdir()
+    held = lock_folder(tmp_path / "mine")
+    assert run(made).name == "mine-2"
+    held.release()
 
 
 def test_a_site_names_its_own_data(tmp_path):
