@@ -89,6 +89,11 @@ class TextSet(TokenSet):
         """Number of token ids."""
         return self._encoder.vocabulary
 
+    @property
+    def padding(self) -> int:
+        """Id of the tokenizer's padding token, which is 0 in the examples."""
+        return self._encoder.padding
+
     @cached_property
     def _encoder(self) -> _Encoder:
         if self.tokenizer == "hash":
@@ -100,6 +105,7 @@ class TextSet(TokenSet):
 class _Encoder:
     vocabulary: int
     encode: Callable[[str], Sequence[int] | Ints]
+    padding: int = 0
 
 
 def hash_tokens(text: str) -> list[int]:
@@ -144,7 +150,7 @@ def _of_transformers(name: str, length: int) -> _Encoder:
 
         return swap_padding(np.array(ids, np.int64), pad)  # type: ignore[no-any-return]
 
-    return _Encoder(len(made), encode)
+    return _Encoder(len(made), encode, pad)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ from fairflower.aggregation.consistency import SignConsistency
 from fairflower.aggregation.noise import NoisySum
 from fairflower.config import DataConfig, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
-from fairflower.data import Federation, prepare
+from fairflower.data import Federation, TextSet, prepare
+from fairflower.data.cache import make_data_set
 from fairflower.data.people import check_comparable
 from fairflower.errors import ConfigError
-from fairflower.models import frozen_digest, initial_local_arrays, to_numpy
+from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
+from fairflower.registry import RANDOM_WEIGHTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
@@ -131,6 +133,8 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_client_settings(config, num_clients)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
+    if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
+        _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
@@ -149,6 +153,23 @@ def _check_metric_names(config: RunConfig, federation: Federation) -> None:
         raise ConfigError(
             f"evaluate.metrics: {both[0]} is also the name of a metric of this run (data.groups "
             "or evaluate.adabn). Rename the function."
+        )
+
+
+def _check_padding(config: RunConfig, model: Classifier) -> None:
+    """Raise ``ConfigError`` if a pretrained network pads with another id than the tokenizer."""
+    pad = getattr(model, "pad", None)
+    if pad is None or config.model.weights == RANDOM_WEIGHTS:
+        return
+    data_set = make_data_set(config.data)
+    if not isinstance(data_set, TextSet) or data_set.tokenizer == "hash":
+        return
+    if data_set.padding != pad:
+        raise ConfigError(
+            f"model.name = {config.model.name!r}: it pads with token {pad}, but the tokenizer "
+            f"{data_set.tokenizer!r} pads with token {data_set.padding}, so the network would take "
+            "these tokens for others. Copy the network to a folder, and set pad_token_id in its "
+            f"config.json to {data_set.padding}."
         )
 
 

@@ -166,13 +166,8 @@ def test_a_tokenizer_without_padding_is_refused(folder: Path, tmp_path: Path) ->
         opened(folder, tokenizer=str(tmp_path)).tokens("books", "test", np.array([0]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedheal", "fedequilibria"])
-def test_a_run_trains_and_sends_adapters_and_head_alone(
-    folder: Path, tmp_path: Path, strategy: str
-) -> None:
-    """With a padding of the tokenizer that is not 0."""
-    pytest.importorskip("peft", reason="needs fairflower[hf]")
+def network_with_tokenizer(place: Path, padding: int) -> dict[str, int]:
+    """Save a network, and a tokenizer that pads with token 1; return the words' ids."""
     transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -180,16 +175,27 @@ def test_a_run_trains_and_sends_adapters_and_head_alone(
     ids = {word: k for k, word in enumerate(["[UNK]", "[PAD]", *words])}
     made = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    network = tmp_path / "network"
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]"
-    ).save_pretrained(network)
+    ).save_pretrained(place)
     transformers.BertForSequenceClassification(
         transformers.BertConfig(
             vocab_size=len(ids), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=32, max_position_embeddings=8, pad_token_id=1,
+            intermediate_size=32, max_position_embeddings=8, pad_token_id=padding,
         )
-    ).save_pretrained(network)  # fmt: skip
+    ).save_pretrained(place)  # fmt: skip
+    return ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fedheal", "fedequilibria"])
+def test_a_run_trains_and_sends_adapters_and_head_alone(
+    folder: Path, tmp_path: Path, strategy: str
+) -> None:
+    """With a padding of the tokenizer that is not 0."""
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    network = tmp_path / "network"
+    ids = network_with_tokenizer(network, padding=1)
     data = opened(folder, tokenizer=str(network), length=8)
     assert data.tokens("tools", "test", np.array([1]))[0].tolist() == [
         ids["saw"], ids["nail"], 1, ids["good"], 1, 0, 0, 0,
@@ -206,3 +212,19 @@ def test_a_run_trains_and_sends_adapters_and_head_alone(
     arrays = load_file(next((tmp_path / "runs").glob("*/model.safetensors")))
     assert {"head.weight", "head.bias"} < set(arrays)
     assert all("lora_" in key for key in arrays if not key.startswith("head."))
+
+
+@pytest.mark.slow
+def test_a_network_that_pads_with_another_token_than_the_tokenizer_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    network_with_tokenizer(tmp_path / "network", padding=0)
+    settings = {
+        "data.name": f"texts:length=8:tokenizer={tmp_path / 'network'}", "data.dir": str(folder),
+        "num-server-rounds": 0, "engine": "inline", "model.name": f"hf:{tmp_path / 'network'}",
+        "output-dir": str(tmp_path / "runs"),
+    }  # fmt: skip
+    wrong = r"it pads with token 0, but the tokenizer .*network' pads with token 1, .*to 1\."
+    with pytest.raises(ConfigError, match=wrong):
+        fairflower.run(settings, progress=False)
+    fairflower.run(settings | {"model.weights": "random"}, progress=False)
