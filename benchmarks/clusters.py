@@ -19,7 +19,6 @@ found, and T' is how many were. `fairflower.numerics.clustering` is the rows tha
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 import warnings
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import machine_facts, markdown, say, version_facts
+from common import described_parser, machine_facts, markdown, say, version_facts
 from numpy.typing import NDArray
 from rich.console import Console
 from sklearn import __version__ as sklearn_version
@@ -165,9 +164,7 @@ def cell(rule: Rule, rounds: list[Round], repeats: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--data-dir", default="", help="the digits; default: $FAIRFLOWER_DATA")
     parser.add_argument("--dif", type=int, nargs="+", default=[1, 5, 10])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the runs")

@@ -1,7 +1,8 @@
-"""What both benchmarks print: the machine, and tables of times and ratios."""
+"""What benchmarks share: a parser of options, the machine, and tables of times and ratios."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -9,6 +10,13 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from fairflower.machine import machine, versions
+
+
+def described_parser(text: str) -> argparse.ArgumentParser:
+    """A parser whose help begins with a script's docstring as it is written."""
+    return argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def machine_facts() -> str:

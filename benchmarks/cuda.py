@@ -42,7 +42,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from common import machine_facts, markdown, say, version_facts
+from common import described_parser, machine_facts, markdown, say, version_facts
 
 from fairflower.errors import NotInstalled
 
@@ -231,9 +231,7 @@ def is_wrong(row: Row) -> bool:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--minutes", type=float, default=9, help="time limit (default: 9)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "cuda-benchmark"))

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import machine_facts, markdown, say, times_and_ratios, version_facts
+from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
 from safetensors.numpy import load_file
 
 from fairflower.config import RunConfig, read_toml
@@ -268,9 +268,7 @@ def _difference(runs: list[Outcome], model: dict[str, np.ndarray]) -> str:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--repetitions", type=int, default=5, help="runs per engine (default: 5)")
     parser.add_argument("--rounds", type=int, default=5, help="counted per run (default: 5)")

@@ -32,30 +32,22 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import torch
-from common import machine_facts, markdown, say, times_and_ratios, version_facts
+from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
+from made_up import made_up_client
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflower.clients import SGD, ClientData, fisher_diagonal, mean_gradient
+from fairflower.clients import SGD, fisher_diagonal, mean_gradient
 from fairflower.config import TrainConfig
-from fairflower.data import Augment, Split
-from fairflower.models import build
 from fairflower.training.modes import eval_mode
 
-CLASSES = 10
-MEAN_STD = ((0.5,) * 3, (0.25,) * 3)
 RESIDENT = Path("/proc/self/status")
 
 
 def make_trainer(model: str, images: int) -> SGD:
     """A client with random images, cropped and flipped in training as Digits are."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
-    split = Split(x, rng.integers(0, CLASSES, images))
-    data = ClientData(split, split, *MEAN_STD, CLASSES, Augment(crop_padding=4))
-    network = build(model, CLASSES, (3, 32, 32), seed=0)
+    network, data = made_up_client(model, images)
     settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001)
     trainer = SGD(network, data, settings, client_id=0, seed=0)
     assert len(trainer.train_examples) == images  # and so they are on the device
@@ -126,9 +118,7 @@ def measure_memory(model: str, name: str, images: int, memory_mb: float) -> floa
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--models", default="resnet10,cnn", help="default: resnet10,cnn")
     parser.add_argument("--images", type=int, default=256, help="of the client (default: 256)")
     parser.add_argument("--repetitions", type=int, default=7, help="per row (default: 7)")

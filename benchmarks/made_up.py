@@ -1,4 +1,4 @@
-"""Made-up images of the sizes of FedHEAL's Digits, for times that need no files."""
+"""Made-up images, for times that need no files: the sizes of FedHEAL's Digits, or one client."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import nn
 
-from fairflower.data import DataSet
+from fairflower.clients import ClientData
+from fairflower.data import DataSet, Split
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.digits import Digits
 from fairflower.data.federation import Augment, Ints, Pixels
+from fairflower.models import build
 
 
 class MadeUpDigits(DataSet):
@@ -45,3 +48,12 @@ class MadeUpDigits(DataSet):
 
     def source(self, domain: str) -> str:
         return "made up by benchmarks/made_up.py"
+
+
+def made_up_client(model: str, images: int) -> tuple[nn.Module, ClientData]:
+    """A network for ten classes, and a client with random color images of 32x32 pixels."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
+    split = Split(x, rng.integers(0, 10, images))
+    data = ClientData(split, split, (0.5,) * 3, (0.25,) * 3, 10, Augment(crop_padding=4))
+    return build(model, 10, (3, 32, 32), seed=0), data

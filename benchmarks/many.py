@@ -19,7 +19,6 @@ than it would be. In the case `messages` clients do not train: they return the m
 
 from __future__ import annotations
 
-import argparse
 import csv
 import statistics
 import subprocess
@@ -36,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import ray  # noqa: F401  # brings psutil with it
-from common import machine_facts, markdown, say, version_facts
+from common import described_parser, machine_facts, markdown, say, version_facts
 
 # isort: split
 import psutil
@@ -191,9 +190,7 @@ def server_memory(peaks: Peaks, server_round: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--cases", default=BY_DEFAULT, help=f"of {', '.join(CASES)}")
     parser.add_argument("--clients", help="numbers of clients, comma-separated")
     parser.add_argument("--rounds", type=int, help="of each run (default: the case's)")

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import machine_facts, markdown, say, times_and_ratios, version_facts
+from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from threadpoolctl import threadpool_info
@@ -200,9 +200,7 @@ def in_fresh_process(options: argparse.Namespace, method: str, step: str) -> dic
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--repetitions", type=int, default=20, help="per step (default: 20)")
     parser.add_argument("--quick", action="store_true", help="3 repetitions")
     parser.add_argument("--clients", type=int, default=20, help="in the cohort (default: 20)")

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common import machine_facts, markdown, say, times_and_ratios, version_facts
+from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
 from engine import CASES, time_bare_loop, time_engine
 from peer_task import Task
 
@@ -98,9 +98,7 @@ def measure(case: str, names: list[str], options: argparse.Namespace) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--cases", default=";".join(ALL), help=f"of {'; '.join(ALL)}")
     parser.add_argument("--repetitions", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument("--rounds", type=int, default=5, help="counted per run (default: 5)")

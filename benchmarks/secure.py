@@ -14,14 +14,13 @@ client in a round, as Flower serializes them, and `messages` their number in bot
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import machine_facts, markdown, say, version_facts
+from common import described_parser, machine_facts, markdown, say, version_facts
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
@@ -120,9 +119,7 @@ def rows(numbers: list[int], count: int) -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--clients", default="20,100")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="two rounds")

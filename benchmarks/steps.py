@@ -17,20 +17,14 @@ from __future__ import annotations
 import argparse
 import time
 
-import numpy as np
 import torch
-from common import machine_facts, markdown, say, times_and_ratios, version_facts
+from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
+from made_up import made_up_client
 
-from fairflower.clients import ClientData, Trainer
+from fairflower.clients import Trainer
 from fairflower.config import ClientConfig, TrainConfig
-from fairflower.data import Augment, Split
-from fairflower.models import build
 from fairflower.training.build import build_trainer
 from fairflower.training.modes import flushed_denormals
-
-CLASSES = 10
-MEAN_STD = ((0.5,) * 3, (0.25,) * 3)
-
 
 BF16 = " in bf16"
 
@@ -38,11 +32,7 @@ BF16 = " in bf16"
 def make_trainer(name: str, model: str, images: int) -> Trainer:
     """A client with random images that has trained in round 1."""
     precision = "bf16" if name.endswith(BF16) else "float32"
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
-    split = Split(x, rng.integers(0, CLASSES, images))
-    data = ClientData(split, split, *MEAN_STD, CLASSES, Augment(crop_padding=4))
-    network = build(model, CLASSES, (3, 32, 32), seed=0)
+    network, data = made_up_client(model, images)
     settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001, precision=precision)
     method = name.removesuffix(BF16)
     trainer = build_trainer(ClientConfig(method), network, data, settings, client_id=0, seed=0)
@@ -65,9 +55,7 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--models", default="cnn,resnet10", help="default: cnn,resnet10")
     parser.add_argument(
         "--clients", default="sam,gsam,harmofl", help="beside sgd (default: sam,gsam,harmofl)"

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from fairflower.config import RunConfig, method_key, read_toml
 from fairflower.errors import RunFolderError
 from fairflower.models import Classifier
+from fairflower.models.cnn import CNN
 from fairflower.numerics.metrics import AVG, MIN
 from fairflower.paths import run_folders
 from fairflower.plans.comparison import run_comparison
@@ -72,12 +72,7 @@ class SmallCNN(Classifier):
         self.norm3 = nn.GroupNorm(4, 16)
         self.head = nn.Linear(16 * (height // 8) * (width // 8), num_classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Map normalized images [N, C, H, W] to flattened feature maps."""
-        x = F.relu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
-        x = F.relu(self.norm2(F.max_pool2d(self.conv2(x), 2)))
-        x = F.relu(self.norm3(F.max_pool2d(self.conv3(x), 2)))
-        return x.flatten(1)
+    features = CNN.features
 
 
 def private(epsilon: int) -> dict[str, Any]:
