@@ -11,6 +11,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
+from fairflower.files import read_npy_header
+
 _MAGIC = len(np.lib.format.magic(1, 0))
 
 
@@ -103,12 +105,7 @@ class _Header(NamedTuple):
 @lru_cache(maxsize=4096)  # a model's headers are the same for all clients and rounds
 def _header(data: bytes) -> _Header:
     stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    read_header = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }[version]
-    shape, fortran_order, dtype = read_header(stream)
+    shape, fortran_order, dtype = read_npy_header(stream)
     if dtype.hasobject:
         raise ValueError("it contains Python objects")
     count = int(np.prod(shape, dtype=np.int64))

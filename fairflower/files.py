@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,18 @@ def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]
             yield file, header, json.loads(header["sealed"])
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise DamagedFile(f"{path} cannot be read ({error}).") from error
+
+
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read an array's shape, whether it is in Fortran order, and its dtype, in NumPy's format.
+
+    The format is 1.0 or 2.0; later formats are for records only.
+    """
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    return read[np.lib.format.read_magic(file)](file)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from fairflower.errors import ConfigError, UserError
 from fairflower.report import read_run
 from fairflower.report.grids import sweeps
 from fairflower.report.methods import group_runs
-from fairflower.server.folder import read_facts
+from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
 
 ROOT = Path(__file__).parents[1]

@@ -23,12 +23,11 @@ from fairflower.leaderboard.stages import Stages
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import Contrast
 from fairflower.report.measures import Measure, Metric
-from fairflower.report.methods import MeanStd
 from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.summary import read_summary
 from fairflower.report.text import format_number
 from fairflower.report.verdicts import signed
-from fairflower.statistics.differences import MIN_PAIRS, Difference
+from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 #: The index and the protocol report nothing; ``benchmarks/error_rates.py`` writes its own document.

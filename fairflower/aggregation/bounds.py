@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fairflower.numerics import Vector
 
 if TYPE_CHECKING:
     from fairflower.aggregation.cohort import Cohort
-
-Vector = NDArray[np.float64]
 
 
 def cap_weights(weights: Vector, cap: float) -> Vector:

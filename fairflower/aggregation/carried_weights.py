@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from fairflower.numerics import Vector
 
 
 def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:

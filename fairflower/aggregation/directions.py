@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
+from fairflower.numerics import Matrix, Vector
 
 #: Length below which the shortest vector in a hull counts as 0, in units of the updates' mean
 #: length (in FedLF's paper variant: of the shortest update).

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
 from fairflower.numerics.group_fairness import COUNTS, GROUP_COUNTS, check_counts
+from fairflower.registry.user_metrics import LARGEST
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 
 #: Largest count in a reply: doubles represent all whole numbers up to it.
 MOST = 2**53
-
-#: Largest metric in a reply: sums of larger numbers may overflow.
-LARGEST = 1e300
 
 
 class InvalidReply(ValueError):

@@ -18,7 +18,6 @@ from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import EnrolledClients
 from fairflower.aggregation.records import (
-    LARGEST,
     MOST,
     InvalidReply,
     NotFinite,
@@ -37,6 +36,7 @@ from fairflower.aggregation.records import (
     stack_common_metrics,
 )
 from fairflower.errors import ConfigError, Diverged, RoundFailed, logger
+from fairflower.registry.user_metrics import LARGEST
 
 #: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)

@@ -20,6 +20,7 @@ from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
 from fairflower.data.opening import TABLES, check_memory, explained, open_regular
 from fairflower.errors import DataError
+from fairflower.files import read_npy_header
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ class NpzFile:
                     raise self._wrong(key, f"only {', '.join(keys) or 'nothing'}", expected)
                 size = archive.getinfo(f"{key}.npy").file_size
                 with archive.open(f"{key}.npy") as member:
-                    header = _header(member)
+                    shape, _, dtype = read_npy_header(member)
+                    header = Header(shape, dtype)
                     self._check_size(key, header, size - member.tell())
                     member.seek(0)
                     yield header, member
@@ -192,14 +194,3 @@ def stamp(path: Path) -> list[Any]:
         files = sorted(file for folder in (path, *linked) for file in folder.rglob("*"))
     stats = ((file, file.stat()) for file in files if file.is_file())
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
-
-
-def _header(member: IO[bytes]) -> Header:
-    """Read an array's header in NumPy's format 1.0 or 2.0. Later formats are for records only."""
-    version = np.lib.format.read_magic(member)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    shape, _, dtype = read[version](member)
-    return Header(shape, dtype)

@@ -13,7 +13,7 @@ from matplotlib.colors import BoundaryNorm
 from matplotlib.contour import ContourSet
 from matplotlib.ticker import MaxNLocator
 
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics import Vector
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, PageFigure
 

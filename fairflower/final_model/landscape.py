@@ -27,7 +27,7 @@ from fairflower.config import RunConfig
 from fairflower.data import Federation, Split, prepare
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.models import set_arrays, trainable
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics import Vector
 from fairflower.numerics.threads import cpus
 from fairflower.report import Run
 from fairflower.seeds import derive_seed

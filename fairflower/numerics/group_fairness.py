@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Vector = NDArray[np.float64]
+from fairflower.numerics import Vector
+
 Counts = NDArray[Any]  # [G, 6]
 
 #: Counts of a group: people; prediction 1; label 1; both 1; label 0; prediction 1 with label 0.

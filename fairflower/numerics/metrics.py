@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Vector = NDArray[np.float64]
+from fairflower.numerics import Vector
 
 
 def mean(a: ArrayLike) -> float:

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairflower.errors import logger, require
+from fairflower.numerics import Matrix, Vector
 from fairflower.numerics.threads import one_thread
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 #: Solvers, in the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
 #: method, gives identical clients identical weights. scipy's active-set NNLS is faster and handles

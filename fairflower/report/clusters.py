@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.data import ClientInfo
-from fairflower.numerics import metrics
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics import Vector, metrics
 from fairflower.server.history import WINDOW
 
 if TYPE_CHECKING:  # both hold clusters

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairflower.config import ClientConfig, StrategyConfig, is_argument, key_to_argument
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics import Vector
 from fairflower.report.methods import Comparison, Method
 
 #: Minimum number of values in a sweep.

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import (
     AVG,
@@ -18,7 +19,6 @@ from fairflower.numerics.metrics import (
     STD,
     STD0,
     Summary,
-    Vector,
     average_and_worst,
 )
 from fairflower.report.clusters import methods_with_clusters

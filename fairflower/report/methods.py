@@ -25,10 +25,11 @@ from fairflower.config import (
     method_key,
     tuned_keys,
 )
-from fairflower.numerics.metrics import Vector
-from fairflower.report.reading import WINDOW, Run
+from fairflower.numerics import Vector
+from fairflower.report.reading import Run
 from fairflower.report.text import untested
-from fairflower.statistics.differences import MeanStd as MeanStd
+from fairflower.server.history import WINDOW
+from fairflower.statistics.differences import MeanStd
 
 _Settings = frozenset[tuple[str, str]]
 

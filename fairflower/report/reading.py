@@ -19,8 +19,7 @@ from fairflower.numerics.group_fairness import METRICS
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
 from fairflower.server.folder import LEVELS, is_locked
-from fairflower.server.history import ADAPTED, ALL, HELD_OUT, OVERALL, WORST_CLIENT
-from fairflower.server.history import WINDOW as WINDOW
+from fairflower.server.history import ADAPTED, ALL, HELD_OUT, OVERALL, WINDOW, WORST_CLIENT
 
 #: Scores of domains other than accuracy, as fractions -> (title in tables, name in sentences).
 SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}

@@ -26,10 +26,11 @@ from fairflower.paths import read_text
 from fairflower.registry.user_metrics import metric_names
 from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
-from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run, read_run
+from fairflower.report.reading import SCORES, AccuracyHistory, Run, read_run
 from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 from fairflower.report.tables.participation import participation
 from fairflower.report.text import UNDEFINED
+from fairflower.server.history import WINDOW
 
 #: Number of significant digits of fractions. The tables show four.
 _DIGITS = 8
@@ -213,7 +214,7 @@ def _run(row: Mapping[str, str]) -> Run:
         }
         for metric in ("accuracy", "personal_accuracy", *SCORES, *of_user)
     }
-    rounds = np.array(row["rounds"].split(), dtype=np.int64)
+    rounds = _numbers(row, "rounds", np.int64)
     counts = [int(count) for count in row["clients"].split()]
     domains = tuple(row["domains"].split(_NEXT))
     owners = [d for d, count in zip(domains, counts, strict=True) for _ in range(count)]
@@ -223,14 +224,11 @@ def _run(row: Mapping[str, str]) -> Run:
         for key, text in row.items()
         if text and (key in known or key.startswith(METHOD_TABLES))
     ]
-    personal = np.array(row.get("personal rounds", "").split(), dtype=np.int64)
-    unseen = np.array((row.get("held-out rounds") or "").split(), dtype=np.int64)
-    unseen_accuracy = np.array((row.get("held-out") or "").split(), dtype=np.float64)
-    adapted = np.array((row.get("held-out AdaBN") or "").split(), dtype=np.float64)
-    tested = np.array((row.get(_BY_CLIENT) or "").split(), dtype=np.float64)
-    by_client = tested.reshape(min(1, tested.size), len(owners))
-    own = np.array((row.get("personal by client") or "").split(), dtype=np.float64)
-    own = own.reshape(min(1, own.size), len(owners))
+    personal = _numbers(row, "personal rounds", np.int64)
+    unseen = _numbers(row, "held-out rounds", np.int64)
+    unseen_accuracy, adapted = (_numbers(row, name) for name in ("held-out", "held-out AdaBN"))
+    of_clients = (_numbers(row, name) for name in (_BY_CLIENT, "personal by client"))
+    by_client, own = (values.reshape(min(1, values.size), len(owners)) for values in of_clients)
     return Run(
         path=Path(row["run"]),
         label=row["method"],
@@ -354,6 +352,11 @@ def _by_domain(domains: Sequence[str], metric: str, values: NDArray[np.float64])
 
 def _fractions(values: Iterable[float]) -> str:
     return " ".join(f"{value:.{_DIGITS}g}" for value in values)
+
+
+def _numbers(row: Mapping[str, str], column: str, dtype: type = np.float64) -> NDArray[Any]:
+    """Read the numbers in a cell; none if the column is missing."""
+    return np.array(row.get(column, "").split(), dtype=dtype)
 
 
 def _listed(values: Iterable[int]) -> str:

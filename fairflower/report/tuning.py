@@ -11,9 +11,9 @@ from fairflower.arguments import Search
 from fairflower.config import shown
 from fairflower.numerics.metrics import AVG, MIN, Summary
 from fairflower.report.measures import SIGMA
-from fairflower.report.methods import MeanStd
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
 from fairflower.report.text import DASH, format_number
+from fairflower.statistics.differences import MeanStd
 
 #: Criterion for choosing a trial -> words for captions (see `chosen`).
 CRITERIA = {

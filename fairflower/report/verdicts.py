@@ -20,8 +20,9 @@ from fairflower.report.contrasts import (
     ContrastGroup,
     Contrasts,
 )
-from fairflower.report.methods import BASELINES, Comparison, MeanStd, Method
+from fairflower.report.methods import BASELINES, Comparison, Method
 from fairflower.report.text import format_number, format_std, join_words
+from fairflower.statistics.differences import MeanStd
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from flwr.server.workflow.constant import Key as WorkflowKey
 from fairflower.aggregation.replies import shorten_error
 from fairflower.arrays import view
 from fairflower.errors import RoundFailed
-from fairflower.secure.vectors import CLIPPING, Vector, quantization_range
+from fairflower.numerics import Vector
+from fairflower.secure.vectors import CLIPPING, quantization_range
 
 Send = Callable[[list[Message]], list[Message]]
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
-
-Vector = NDArray[np.float64]
+from fairflower.numerics import Vector
 
 #: Bound on weighted values, from -CLIPPING to CLIPPING; Flower's default.
 CLIPPING = 8.0

@@ -26,8 +26,7 @@ from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.contents import HISTORY_COLUMNS
-from fairflower.server.contents import read_facts as read_facts
+from fairflower.server.contents import HISTORY_COLUMNS, read_facts
 from fairflower.server.history import History
 
 #: Split -> levels of the history for results per domain and per client.

@@ -7,14 +7,12 @@ from math import erf, log, sqrt
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
+from fairflower.numerics import Vector
 from fairflower.numerics.min_norm import quadratic_weights
-
-Vector = NDArray[np.float64]
 
 #: Cumulative distribution functions by name; their argument is a loss divided by the mean loss.
 CDFS: dict[str, Callable[[Vector], Vector]] = {

@@ -9,7 +9,8 @@ import numpy as np
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.options import Options
 from fairflower.arguments import Range, Search
-from fairflower.strategies.fairrfl import Vector, add_median, recover
+from fairflower.numerics import Vector
+from fairflower.strategies.fairrfl import add_median, recover
 from fairflower.strategies.qffl import QFFL, losses_of
 
 

@@ -12,8 +12,7 @@ from fairflower.aggregation.cohort import Arrays, Block, Cohort, sum_in_order
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
-
-Vector = NDArray[np.float64]
+from fairflower.numerics import Vector
 
 #: Ratio of standard deviation to median absolute deviation in a normal distribution.
 NORMAL = 1.4826

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
+from fairflower.numerics import Vector
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
-
-Vector = NDArray[np.float64]
 
 
 class FedCE(FairStrategy):

@@ -14,10 +14,8 @@ from fairflower.aggregation.directions import rescale_to_length, store_updates, 
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
+from fairflower.numerics import Matrix, Vector
 from fairflower.numerics.min_norm import cosines
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 
 class FedFV(FairStrategy):

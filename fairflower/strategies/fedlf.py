@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import (
@@ -18,10 +17,9 @@ from fairflower.aggregation.directions import (
 )
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
+from fairflower.numerics import Matrix, Vector
 from fairflower.numerics.min_norm import cosines, min_norm_weights
 
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 Layer = tuple[str, ...]  # names of its parameters
 
 

@@ -14,8 +14,8 @@ from fairflower.aggregation.cohort import BLOCK, THREADS, Arrays, Block, Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
+from fairflower.numerics import Vector
 
-Vector = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 #: Lower bound on a loss, so that its inverse is finite.

@@ -7,14 +7,12 @@ from math import inf
 from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
-
-Vector = NDArray[np.float64]
+from fairflower.numerics import Vector
 
 #: Added to losses, as in the authors' code, so that F^(q-1) stays finite.
 TINY = 1e-10

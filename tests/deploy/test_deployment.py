@@ -45,7 +45,8 @@ from fairflower.deploy.nodes import nodes_with_shares
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, TrialError
 from fairflower.report import Run, read_run, terminal_table
-from fairflower.server.folder import LOCK, read_facts
+from fairflower.server.contents import read_facts
+from fairflower.server.folder import LOCK
 from fairflower.server.session import Session
 
 #: As they are started, which is not the order in which the server numbers them.

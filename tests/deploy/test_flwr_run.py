@@ -20,7 +20,7 @@ from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.paths import read_text
 from fairflower.report import read_run
-from fairflower.server.folder import read_facts
+from fairflower.server.contents import read_facts
 
 EXPERIMENTS = configs()
 #: What documents give to `flwr run`.

@@ -20,7 +20,7 @@ from processes import ROOT, SCRIPTS, TIMEOUT, environment, family, outliving, ru
 
 from fairflower.config import toml_value
 from fairflower.report import read_run
-from fairflower.server.folder import read_facts
+from fairflower.server.contents import read_facts
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from run_folders import (
 
 from fairflower.report import read_run
 from fairflower.report.measures import measures
-from fairflower.report.methods import MeanStd, group_runs
+from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
 from fairflower.report.tables.accuracy import (
     clusters_table,
@@ -32,6 +32,7 @@ from fairflower.report.tables.accuracy import (
     quality_table,
     types_table,
 )
+from fairflower.statistics.differences import MeanStd
 
 
 def test_table_by_hand(tmp_path: Path) -> None:

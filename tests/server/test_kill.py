@@ -17,7 +17,7 @@ from resuming import SETTINGS, config, outcome, session
 
 from fairflower.registry import CLIENTS
 from fairflower.server.checkpoint import resumed_config
-from fairflower.server.folder import read_facts
+from fairflower.server.contents import read_facts
 from fairflower.strategies import STRATEGIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.posix]

@@ -33,8 +33,9 @@ from fairflower.flower_compat import stopping_with_flower
 from fairflower.models import resnet
 from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
+from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
-from fairflower.server.folder import lock_folder, read_facts
+from fairflower.server.folder import lock_folder
 from fairflower.server.session import Session
 from fairflower.strategies import FedAvg
 

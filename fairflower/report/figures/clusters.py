@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics import Vector
 from fairflower.report.clusters import (
     IDS,
     MAP,

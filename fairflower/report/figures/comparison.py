@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from fairflower.config import unknown
 from fairflower.errors import ConfigError
-from fairflower.numerics.metrics import AVG, MIN, STD, Summary, Vector
+from fairflower.numerics import Vector
+from fairflower.numerics.metrics import AVG, MIN, STD, Summary
 from fairflower.report.figures import canvas, clusters, diagnostics, grids, groups, tuning
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, PageFigure, legend, panels
 from fairflower.report.methods import Comparison, Curve, Method

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fairflower.aggregation.consistency import BINS, histogram
-from fairflower.numerics.metrics import Vector
+from fairflower.numerics import Vector
 from fairflower.report.clusters import as_float_array
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels, slug

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from fairflower.report.contrasts import Contrasts
 from fairflower.report.methods import Comparison
-from fairflower.report.reading import WINDOW
 from fairflower.report.tables import accuracy, differences, groups, participation
 from fairflower.report.tables.cells import Table
 from fairflower.report.tables.notes import machine_line, model_line, model_table, tests_line
 from fairflower.report.text import GUIDE
+from fairflower.server.history import WINDOW
 
 
 def accuracy_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:

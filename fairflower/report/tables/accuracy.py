@@ -8,6 +8,7 @@ from operator import methodcaller
 
 import numpy as np
 
+from fairflower.numerics import Vector
 from fairflower.numerics.metrics import (
     AVG,
     GAP,
@@ -16,7 +17,6 @@ from fairflower.numerics.metrics import (
     STD0,
     SUMMARIES,
     Summary,
-    Vector,
     average_and_worst,
 )
 from fairflower.report import clusters
@@ -30,8 +30,8 @@ from fairflower.report.measures import (
     summarized,
     typed_methods,
 )
-from fairflower.report.methods import Comparison, MeanStd, Method
-from fairflower.report.reading import SCORES, WINDOW, AccuracyHistory, Run
+from fairflower.report.methods import Comparison, Method
+from fairflower.report.reading import SCORES, AccuracyHistory, Run
 from fairflower.report.tables.cells import (
     Column,
     Table,
@@ -40,6 +40,8 @@ from fairflower.report.tables.cells import (
     how_to_read,
     metric_table,
 )
+from fairflower.server.history import WINDOW
+from fairflower.statistics.differences import MeanStd
 
 
 def accuracy_table(comparison: Comparison, window: int) -> Table:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairflower.report.methods import Comparison, MeanStd, Method
+from fairflower.report.methods import Comparison, Method
 from fairflower.report.text import DASH, MARK, format_number, format_std
+from fairflower.statistics.differences import MeanStd
 
 Tone = Literal["", "better", "worse"]
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fairflower.report.methods import Comparison, MeanStd, Method, differing, mean_of_last
+from fairflower.report.methods import Comparison, Method, differing, mean_of_last
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Column, Table, metric_table
+from fairflower.statistics.differences import MeanStd
 
 #: Config keys in which the runs of a row differ.
 _OWN = ("data.held-out", "data.domains")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairflower.report.methods import Comparison, MeanStd, Method
+from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Column, Table, group_comparable, metric_table
+from fairflower.statistics.differences import MeanStd
 
 
 def participation_table(comparison: Comparison) -> Table:
