@@ -356,7 +356,7 @@ def _fractions(values: Iterable[float]) -> str:
 
 def _numbers(row: Mapping[str, str], column: str, dtype: type = np.float64) -> NDArray[Any]:
     """Read the numbers in a cell; none if the column is missing."""
-    return np.array(row.get(column, "").split(), dtype=dtype)
+    return np.array((row.get(column) or "").split(), dtype=dtype)
 
 
 def _listed(values: Iterable[int]) -> str:
