@@ -188,7 +188,9 @@ def network_with_tokenizer(place: Path, padding: int) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedheal", "fedequilibria"])
+@pytest.mark.parametrize(
+    "strategy", ["fedequilibria", pytest.param("fedheal", marks=pytest.mark.nightly)]
+)
 def test_a_run_trains_and_sends_adapters_and_head_alone(
     folder: Path, tmp_path: Path, strategy: str
 ) -> None:

@@ -272,20 +272,6 @@ def test_replies_wait_for_those_who_asked_for_them():
     assert not grid._arrived
 
 
-def test_waiting_ends_in_time():
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        hangs = message.content.config_records["config"].get("hangs")
-        time.sleep(600 if context.node_config["partition-id"] == hangs else 0)
-        return Message(RecordDict({"metrics": MetricRecord({"n": 1})}), reply_to=message)
-
-    with closing(RayGrid(app, 2, workers=2)) as grid:
-        assert ask(grid).keys() == {0, 1}  # however long the workers take to start
-        assert ask(grid, timeout=10, hangs=0).keys() == {1}
-
-
 def test_an_app_that_cannot_be_sent_is_named_and_ray_is_left_stopped():
     app, lock = ClientApp(), threading.Lock()
 
@@ -299,7 +285,7 @@ def test_an_app_that_cannot_be_sent_is_named_and_ray_is_left_stopped():
             RayGrid(app, 2, workers=1)
 
 
-def test_a_late_reply_does_not_change_a_newer_state(tmp_path):
+def test_waiting_ends_in_time_and_a_late_reply_does_not_change_a_newer_state(tmp_path):
     app = ClientApp()
 
     @app.train()
@@ -318,7 +304,7 @@ def test_a_late_reply_does_not_change_a_newer_state(tmp_path):
             grid._workers.collect_started()
             time.sleep(0.01)
         assert ask(grid, round=0).keys() == {0, 1}
-        assert ask(grid, timeout=5, round=1).keys() == {1}
+        assert ask(grid, timeout=5, round=1).keys() == {1}  # waiting ends in time
         assert ask(grid, timeout=20, round=2).keys() == {0, 1}  # by the other worker
         (tmp_path / "second").touch()
         time.sleep(1)

@@ -594,9 +594,8 @@ def test_federations_are_still_those_of_the_shipped_rows(name: str) -> None:
     rows = {planned.federation: (planned, row) for planned, row in finished(stages)}
     if not rows:
         pytest.skip(f"no run on {name} is finished")
-    for federation in sorted(rows)[:2]:
-        planned, row = rows[federation]
-        try:
-            assert prepare(planned.config.data).digest == row.data
-        except DataError as error:
-            pytest.skip(str(error))
+    planned, row = rows[min(rows)]
+    try:
+        assert prepare(planned.config.data).digest == row.data
+    except DataError as error:
+        pytest.skip(str(error))

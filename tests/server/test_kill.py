@@ -89,7 +89,7 @@ def test_every_trainer_that_keeps_something_is_killed():
     assert found == KEEPERS
 
 
-@pytest.mark.parametrize(("rule", "client"), thinned(dict.fromkeys(PAIRS + ALONE), PAIRS[::3]))
+@pytest.mark.parametrize(("rule", "client"), thinned(dict.fromkeys(PAIRS + ALONE), PAIRS[::6]))
 def test_killed_runs_end_in_the_same_bits(rule, client, tmp_path):
     settings = {"strategy.name": rule, "client.name": client, **ARGUMENTS.get(rule, {})}
     if client == "silobn":  # it keeps running statistics
