@@ -29,7 +29,7 @@ from fairflower.config import RunConfig, Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair, make_secret
 from fairflower.errors import ConfigError, TrialError
 from fairflower.numerics.threads import cpus
-from fairflower.participation.availability import read_availability
+from fairflower.participation.availability import check_availabilities
 from fairflower.server.checkpoint import with_absolute_paths
 
 HOST = "127.0.0.1"
@@ -185,7 +185,7 @@ def deployable(config: RunConfig) -> RunConfig:
     In runs with differential privacy the server tests it. Raises ``ConfigError`` if the settings
     do not allow this, or if the file of ``participation.availability`` cannot be read.
     """
-    read_availability(config.participation.availability, config.seed)
+    check_availabilities([config])
     by = "server" if config.privacy.on else "clients"
     return RunConfig.from_flat(with_absolute_paths(config.to_flat()) | {"evaluate.by": by})
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
-from fairflower.config import parse_assignments
+from fairflower.config import RunConfig, parse_assignments
 from fairflower.errors import ConfigError, logger, quoted
 from fairflower.paths import read_text
 from fairflower.seeds import derive_seed
@@ -45,6 +45,12 @@ def read_availability(text: str, seed: int) -> Availability:
     if text.partition(":")[0] == "markov":
         return _markov(text, seed)
     return _trace(Path(text).expanduser())
+
+
+def check_availabilities(configs: Iterable[RunConfig]) -> None:
+    """Raise ``ConfigError`` if the availability of a run is invalid, or its file cannot be read."""
+    for text in {config.participation.availability for config in configs}:
+        read_availability(text, 0)  # valid or not for all seeds alike
 
 
 def absolute_trace(text: str) -> str:

@@ -18,7 +18,7 @@ from rich.status import Status
 from fairflower.config import DataConfig, RunConfig
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
-from fairflower.participation.availability import read_availability
+from fairflower.participation.availability import check_availabilities
 from fairflower.plans.jobs import auto_jobs
 from fairflower.plans.plan import Plan
 from fairflower.plans.protocol import is_study
@@ -201,8 +201,7 @@ def execute(
         first = replace(first, engine=chosen_engine(first))
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
-    for availability in {c.participation.availability for c in plan.runs}:
-        read_availability(availability, first.seed)  # valid or not for all seeds alike
+    check_availabilities(plan.runs)
     for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
         check_file(weights)  # before preparing the data, which may take minutes
     with spinner(f"Preparing {first.data.name}", console):

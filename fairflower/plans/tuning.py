@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fairflower.config import RunConfig, execution, keys, shown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
-from fairflower.participation.availability import read_availability, trace_digest
+from fairflower.participation.availability import check_availabilities, trace_digest
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
 from fairflower.plans.protocol import (
@@ -290,8 +290,7 @@ class TuningStudies:
                 "clients. Set evaluate.by=server, or choose --metric accuracy."
             )
         _check_other_seeds(configs[0], protocol)
-        for availability in {config.participation.availability for config in configs}:
-            read_availability(availability, configs[0].seed)  # before the data are prepared
+        check_availabilities(configs)  # before the data are prepared
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
         file = StudyFile(folder / STUDY)
         self.methods = [
