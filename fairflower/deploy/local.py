@@ -366,8 +366,10 @@ class LocalDeployment:
             row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, LINK)["runs"][0]
             if row["status"].startswith("finished"):
                 return row
+            self._executor.check()
 
     def _say_log(self, run_id: str) -> None:
+        """Forward the ServerApp's log until it ends, or the SuperExec has ended."""
         with subprocess.Popen(
             [script("flwr"), "log", run_id, LINK, "--stream"],
             env=environment(self.superlink.home),
@@ -378,11 +380,22 @@ class LocalDeployment:
             text=True,
             encoding="utf-8",
         ) as log:
+            ended = threading.Event()
+            watch = threading.Thread(target=self._end_with_executor, args=(log, ended), daemon=True)
+            watch.start()
             try:
                 for line in log.stdout or ():
                     self.say(line.rstrip("\n"))
             finally:
+                ended.set()
                 log.kill()
+
+    def _end_with_executor(self, log: subprocess.Popen[str], ended: threading.Event) -> None:
+        # Nothing else ends the log of a run that the SuperExec did not start.
+        while not ended.wait(1):
+            if self._executor.exit_code is not None:
+                log.kill()
+                return
 
     def flwr(self, *arguments: str) -> str:
         """Run a ``flwr`` command and return its output; raise ``TrialError`` if it fails."""

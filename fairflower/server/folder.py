@@ -175,6 +175,11 @@ class RunFolder:
         return str(self._facts["run_id"])
 
     @property
+    def status(self) -> str:
+        """Status of the run: running, or what `finish` wrote."""
+        return str(self._facts["status"])
+
+    @property
     def seconds(self) -> float:
         """Wall time of the run so far in seconds, over all sessions."""
         return round(time.monotonic() - self._begin, 3)

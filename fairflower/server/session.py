@@ -155,6 +155,8 @@ class Session:
                 progress.stop()
                 where = f"run folder: {folder.path}"
                 self.console.print(where, soft_wrap=True, style="dim", markup=False)
+        if folder.status in ("completed", "pruned"):  # others are resumed with their clients' state
+            shutil.rmtree(client_states() / folder.run_id, ignore_errors=True)
         return folder.path
 
     def _remedy(self, folder: RunFolder) -> str:
@@ -226,7 +228,6 @@ class Session:
 def _close(folder: RunFolder, status: str, reason: str | None = None) -> None:
     # The last checkpoint is kept, because num-server-rounds can be increased later.
     checkpoint.prune(folder.path, keep=1)
-    shutil.rmtree(client_states() / folder.run_id, ignore_errors=True)
     folder.finish(status, reason)
 
 

@@ -201,6 +201,24 @@ def test_a_superlink_that_does_not_come_back_is_named(tmp_path: Path, monkeypatc
         trial._follow("1")
 
 
+def test_a_run_that_no_superexec_can_start_is_not_waited_for(tmp_path: Path, monkeypatch) -> None:
+    endless = tmp_path / "flwr"
+    endless.write_text(f"#!{sys.executable}\nimport time\nprint('waiting')\ntime.sleep(600)\n")
+    endless.chmod(0o755)
+    said: list[str] = []
+    trial = LocalDeployment(tmp_path / "trial", [], said.append)
+    monkeypatch.setattr("fairflower.deploy.local.script", lambda name: str(endless))
+    monkeypatch.setattr(trial, "_answers", lambda: True)
+    pending = {"runs": [{"status": "pending"}]}
+    monkeypatch.setattr(trial, "flwr_json", lambda *arguments: pending)
+    command = [sys.executable, "-c", "print('no secret'); exit(3)"]
+    trial._executor = Process("The SuperExec", command, tmp_path, tmp_path / "superexec.log")
+    trial._executor.start()
+    with pytest.raises(TrialError, match=r"The SuperExec ended with exit code 3:\nno secret"):
+        trial._follow("1")
+    assert said == ["waiting"]
+
+
 def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None:
     arguments = ["deploy", "trial", "--sites=6", f"--output-dir={tmp_path / 'trial'}"]
     result = invoke(*arguments, env={"COLUMNS": "200"})

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -197,6 +198,18 @@ def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path
     folder = resume(stopped(config(tmp_path, **settings), 3))
     assert outcome(folder) == outcome(whole)
     assert not list(client_states().glob("*"))  # swept away with the end of the run
+
+
+def test_clients_states_are_deleted_only_after_the_status_is_written(
+    tmp_path, no_states, monkeypatch
+):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunFolder, "finish", Mock(side_effect=KeyboardInterrupt))
+        session(config(tmp_path, **{"client.name": "scaffold"})).run()
+    (folder,) = tmp_path.glob("*/run.json")
+    assert list(client_states().glob("*/*"))
+    resume(folder.parent)
+    assert not list(client_states().glob("*"))
 
 
 @pytest.mark.slow
