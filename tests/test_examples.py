@@ -32,7 +32,6 @@ def outputs(cell: Any, kind: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_the_notebook_shows_runs_tables_and_figures(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient").NotebookClient(

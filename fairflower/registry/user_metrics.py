@@ -57,7 +57,9 @@ def load_metrics(places: str) -> dict[str, Any]:
     for name, place in metric_names(places).items():
         try:
             if place not in METRICS:
-                raise ConfigError(f"The metric {place!r} is unknown: expected module:function.")
+                raise ConfigError(
+                    f"The metric {quoted(place)} is unknown: expected module:function."
+                )
             loaded[name] = load_function(place)
             directions({name: loaded[name]})
         except ConfigError as error:

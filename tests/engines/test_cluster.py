@@ -284,7 +284,8 @@ def lines_of_the_guide(folder: Path) -> list[str]:
     text = (ROOT / "docs" / "cluster.md").read_text()
     (block,) = re.findall(r"^```sh try\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     block = block.replace("6390", str(free_port())).replace("$RAY_TMPDIR", str(folder))
-    short = " --rounds 12 --epochs 1 --set data.clients-per-domain=2 --set evaluate.every=100"
+    # Long enough for Ray to see that a node is gone.
+    short = " --rounds 150 --epochs 1 --set data.clients-per-domain=2 --set evaluate.every=100"
     return [line + short * line.startswith("fairflower") for line in block.splitlines()]
 
 

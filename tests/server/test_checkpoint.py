@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 from dataclasses import replace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -203,9 +202,15 @@ def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path
 def test_clients_states_are_deleted_only_after_the_status_is_written(
     tmp_path, no_states, monkeypatch
 ):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunFolder, "finish", Mock(side_effect=KeyboardInterrupt))
-        session(config(tmp_path, **{"client.name": "scaffold"})).run()
+    def die(folder: RunFolder, *_: str) -> None:
+        folder._lock.release()
+        raise KeyboardInterrupt
+
+    new = session(config(tmp_path, **{"client.name": "scaffold"}))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            new.run()
     (folder,) = tmp_path.glob("*/run.json")
     assert list(client_states().glob("*/*"))
     resume(folder.parent)
