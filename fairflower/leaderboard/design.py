@@ -19,7 +19,6 @@ from fairflower.config import (
     unknown,
 )
 from fairflower.errors import ConfigError, quoted
-from fairflower.leaderboard.points import LR
 from fairflower.plans.plan import grid_configs, parse_seeds
 from fairflower.server.contents import Count, conform
 
@@ -28,7 +27,7 @@ _TRIED = Annotated[int, Range(1, 4096)]
 _POINTS = Annotated[float, Range(0, 100)]
 _NUMBERS = str | int  # "0-4", or a single number
 #: Keys whose values are lists: text with commas, or a list of TOML.
-_LISTS = ("screened", "confirmed", "arguments-tuned", "methods", "tuned-on", "federations")
+_LISTS = ("screened", "confirmed", "methods", "tuned-on", "federations")
 _REQUIRED: Mapping[str, Any] = {
     **{"results": str, "reference": str, "screened": str, "confirmed": str},
     **{"points": _TRIED, "again": _TRIED, "scrambling": Count},
@@ -39,7 +38,7 @@ _PROTOCOL: Mapping[str, Any] = {
     **{"margin": _POINTS, "margin-average": _POINTS, "margin-std": _POINTS},
 }
 _BENCHMARK: Mapping[str, Any] = {
-    **{"federations": _NUMBERS, "confirmed": str, "arguments-tuned": str, "same-data": str},
+    **{"federations": _NUMBERS, "confirmed": str, "same-data": str},
     "overlap": Annotated[float, Range(0, 1e6)],
 }
 _SWEEP: Mapping[str, Any] = {
@@ -79,16 +78,9 @@ class Benchmark:
     #: the same examples (Nadeau and Bengio 2003). 0 if federations hardly overlap, or if claims are
     #: about these examples only.
     overlap: float = 0.0
-    #: Methods whose arguments are tuned; of others only the learning rate is. None: all methods.
-    arguments_tuned: tuple[str, ...] | None = None
     #: Name of the benchmark that has the same people or images; empty if none has. Means over
     #: benchmarks count both as one.
     same_data: str = ""
-
-    def tuned(self, method: str, point: Mapping[str, float]) -> dict[str, float]:
-        """Return what of a point is applied to a method (`arguments_tuned`)."""
-        every = self.arguments_tuned is None or method in self.arguments_tuned
-        return {key: value for key, value in point.items() if every or key == LR}
 
 
 @dataclass(frozen=True)
@@ -161,7 +153,6 @@ class Design:
                     _methods(path, about.get("confirmed", protocol["confirmed"])),
                     _federations(path, name, federations),
                     float(about.get("overlap", 0.0)),
-                    _methods(path, tuned) if (tuned := about.get("arguments-tuned")) else None,
                     about.get("same-data", ""),
                 )
             )

@@ -91,12 +91,6 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
             f"{name}: the margins are {findings.design.margins} points and were {margins} when "
             "runs were confirmed, so its equivalences are by margins set afterwards."
         )
-    if benchmark.arguments_tuned is not None:
-        tuned = join_words(list(benchmark.arguments_tuned))
-        yield (
-            f"{name}: the arguments of {tuned} were tuned; of the other methods only the learning "
-            "rate was."
-        )
     for method in findings.never_completed(benchmark):
         yield f"{name}: {method} is not compared, because no finalist completed all its trials."
     for method, count in Counter(row.method for row in findings.lost(benchmark)).items():

@@ -10,7 +10,7 @@ depend on its settings. Sweeps vary the settings of a benchmark.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -216,8 +216,7 @@ class Stages:
         number: int,
         varied: tuple[tuple[str, Any], ...] = (),
     ) -> Planned:
-        point = benchmark.tuned(method, self.points(benchmark, method)[number])
-        settings: Mapping[str, Any] = {**point, **dict(varied)}
+        settings = {**self.points(benchmark, method)[number], **dict(varied)}
         on_test = stage in (CONFIRMATION, REFERENCE, SWEEP)
         chosen = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
         config = self.design.config(benchmark, method, federation, **chosen)

@@ -438,16 +438,6 @@ def test_hours_are_those_of_planned_runs_and_other_processors_are_told(tmp_path:
     assert "the uniform run of the same federation: fedheal 3." in tables(again)[1].caption
 
 
-def test_what_was_not_tuned_is_said(tmp_path: Path) -> None:
-    tuned = FILE.replace("[benchmarks.noisy]", '[benchmarks.noisy]\narguments-tuned = "fedheal"')
-    said = sentences(findings(tmp_path, file=tuned))
-    assert any(
-        line == "noisy: the arguments of fedheal were tuned; of the other methods only the "
-        "learning rate was."
-        for line in said
-    )
-
-
 def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> None:
     rng = np.random.default_rng(0)
     sizes = (30, 200, 1500)

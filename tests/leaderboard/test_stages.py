@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -547,20 +546,6 @@ def test_a_run_has_all_settings_of_its_point(file: Path, method: str) -> None:
             assert len(point) > 1
             flat = design.config(benchmark, method, 0, **point).to_flat()
             assert {key: flat[key] for key in point} == pytest.approx(point)
-
-
-def test_arguments_may_be_tuned_for_named_methods_alone(file: Path) -> None:
-    """Another method's rows neither show arguments nor have them."""
-    limited = '[benchmarks.noisy]\narguments-tuned = "fedheal"'
-    file.write_text(file.read_text().replace("[benchmarks.noisy]", limited))
-    stages = stages_of(file)
-    for benchmark, method in itertools.product(stages.benchmarks, ("fedheal", "afl")):
-        tuned = benchmark.name == "plain" or method == "fedheal"
-        for number in range(1, 4):
-            planned = stages.screened(benchmark, method, number)
-            assert ("strategy." in planned.settings) == tuned
-            assert bool(planned.config.strategy.args) == tuned
-            assert f"train.lr={planned.config.train.lr:.3g}" in planned.settings
 
 
 def finished(stages: Stages) -> list[tuple[Planned, Row]]:
