@@ -136,8 +136,9 @@ In percent. {machine}.
 
 - **False claim**: share of tables in which any method is called better or worse than the
   reference, where all are truly alike over federations. Each replicate is a federation. Wanted:
-  at most 6. Standard error of a rate of 5 % over {tables} tables: {error:.1f}. The columns after
-  "false equivalence" and "one volatile" have a quarter of the tables, and twice the error.
+  at most 6. Standard error of a rate of 5 % over {tables} tables: {error:.1f}. The column
+  "one volatile" and those after "false equivalence" have a quarter of the tables, and twice the
+  error.
 - **Unequal spreads**: the same, with a run's standard deviation multiplied by exp(0.3 z) per
   method.
 - **One volatile**: the same, with four times the standard deviation for one method.

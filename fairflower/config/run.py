@@ -119,7 +119,8 @@ class RunConfig:
     client_cpus: int = setting(1, "Number of CPUs and torch threads per client.", min=1)
     client_gpus: float | str = setting(
         "auto",
-        "GPU fraction per client on Ray; auto measures how many clients fit. 0 means no GPU.",
+        "GPU fraction per client on Ray. auto measures how many clients fit on this machine, and "
+        "means no GPU on a Ray cluster. 0 means no GPU.",
         execution=True,
         word="auto",
     )
