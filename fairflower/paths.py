@@ -50,19 +50,23 @@ def new_folder(kind: str, chosen: str | Path | None = None) -> Path:
     return Path(chosen or home() / kind / name).expanduser().absolute()
 
 
-def run_folders(path: Path) -> list[Path]:
-    """Return the path itself if it is a run folder or a file, otherwise all run folders below it.
+def run_folders(*paths: Path) -> list[Path]:
+    """Return the paths that are run folders or files, and all run folders below the others.
 
-    Raises ``ConfigError`` if there is no run folder.
+    Each is returned once, though ``grid`` and ``grid/runs/*`` give it twice. Raises ``ConfigError``
+    if there is no run folder below a path.
     """
-    if (path / "run.json").exists() or not path.is_dir():
-        return [path]
-    folders = sorted(facts.parent for facts in path.rglob("run.json"))
-    if not folders:
-        raise ConfigError(
-            f"{path} is not a run folder and contains no run folders: there is no run.json in it."
-        )
-    return folders
+    folders: dict[Path, None] = {}
+    for path in paths:
+        single = (path / "run.json").exists() or not path.is_dir()
+        found = [path] if single else sorted(facts.parent for facts in path.rglob("run.json"))
+        if not found:
+            raise ConfigError(
+                f"{path} is not a run folder and contains no run folders: there is no run.json in "
+                "it."
+            )
+        folders |= dict.fromkeys(found)
+    return list(folders)
 
 
 def open_regular(path: Path) -> BufferedReader:

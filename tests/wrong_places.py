@@ -141,6 +141,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     # run folders
     "run": run(),
     "stopped": run("stopped"),
+    "namesake": lambda place: (place.mkdir(), run()(place / "run")),
     "no-facts": run(without="run.json"),
     "piped-facts": lambda place: (run(without="run.json")(place), pipe(place / "run.json")),
     "torn-facts": run(run_json="{"),

@@ -263,7 +263,9 @@ def read(*paths: str | PathLike[str]) -> Results:
         If a path contains no run.
     """
     runs: list[Run] = []
-    for place in dict.fromkeys(place for path in paths for place in _places(str(path))):
+    for place in dict.fromkeys(
+        place for path in paths for place in _places(str(path_of("paths", path)))
+    ):
         try:
             runs += read_runs(place)
         except RunFolderError as error:

@@ -209,9 +209,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             highlight=False,
         )
         return
-    pilot_spreads = spreads(
-        readable_runs([path for given in pilot for path in run_folders(given)], console)
-    )
+    pilot_spreads = spreads(readable_runs(run_folders(*pilot), console))
     rows = [
         (
             row.spread.metric,
@@ -226,9 +224,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         *("metric", "SD of differences", "smallest detectable difference"),
         *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
     )
-    title = (
-        f"Differences that {federations} pairs can detect, for {methods} methods against Uniform"
-    )
+    of = f"{methods} method{'s' * (methods > 1)}"
+    title = f"Differences that {federations} pairs can detect, for {of} against Uniform"
     table = text_table(title, columns, rows)
     pilots = f"{pilot_spreads[0].methods} earlier method{'s' * (pilot_spreads[0].methods > 1)}"
     table.caption = (

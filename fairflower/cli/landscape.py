@@ -56,7 +56,7 @@ def landscape(
     from fairflower.report import read_run
     from fairflower.server.progress import counting_bar
 
-    selected = [read_run(folder) for path in runs for folder in run_folders(path)]
+    selected = [read_run(folder) for folder in run_folders(*runs)]
     if out and len({run.path.name for run in selected}) < len(selected):
         raise ConfigError(
             f"--out {out}: several runs have the same folder name, so their files would "

@@ -97,8 +97,7 @@ def report(
                 "For a report on the test runs only: fairflower report "
                 f"{shlex.quote(str(given / 'runs'))}"
             )
-    # Remove duplicates, which `grid` and `grid/runs/*` would give.
-    paths = list(dict.fromkeys(path for given in runs for path in run_folders(given)))
+    paths = run_folders(*runs)
     if format_ != "html":
         if summary or into:
             raise ConfigError(

@@ -40,7 +40,7 @@ def sharpness(
 
     if out:
         check_output(out)
-    selected = [read_run(folder) for path in runs for folder in run_folders(path)]
+    selected = [read_run(folder) for folder in run_folders(*runs)]
     measured = []
     with counting_bar(console, "points", transient=True) as bar:
         task = bar.add_task("clients", total=sum(len(run.clients) for run in selected))

@@ -19,8 +19,8 @@ console = Console()
 
 #: ASCII replacements for characters in tables and verdicts that some terminals lack.
 _ASCII = str.maketrans(
-    {"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x", "±": "+-"}
-    | {"•": "*", "…": "...", "†": "+", "‡": "++", "≥": ">="}
+    {"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{GREEK SMALL LETTER SIGMA}": "sigma"}
+    | {"±": "+-", "•": "*", "…": "...", "†": "+", "▲": "^", "▼": "v", "≈": "~"}
 )
 
 #: Name of the encoding error handler that applies these replacements and escapes all other

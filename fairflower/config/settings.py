@@ -424,9 +424,10 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) is not kind:
+        twice = f" On a command line, quote it twice: '{key}=\"{quoted(value)}\"'."
         raise ConfigError(
             f"{key} = {quoted(value)}: expected {_NAMES[kind]}{f' or {word!r}' if word else ''}, "
-            f"got {type(value).__name__}."
+            f"got {type(value).__name__}.{twice * (kind is str and type(value) in (int, float))}"
         )
     low, high, above, choices = (spec.metadata[n] for n in ("min", "max", "above", "choices"))
     is_path = key == "run-name" and (Path(str(value)).name != value or value == "..")

@@ -143,8 +143,10 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
 
 def toml_value(value: Scalar) -> str:
     """Format a value as TOML, as Flower's ``--run-config`` and ``--node-config`` expect."""
-    # JSON is TOML, except floats that are not finite.
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    # JSON is TOML, except floats that are not finite, and DEL, which only TOML escapes.
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def unknown(

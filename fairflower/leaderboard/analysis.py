@@ -129,14 +129,11 @@ class Findings:
     def elsewhere(self, benchmark: Benchmark) -> Counter[str]:
         """Return how many of a method's runs are on another kind of processor than its pair's."""
         reference = self.design.reference
-        kinds = {
-            row.federation: row.processor
-            for row in self.rows[benchmark.name]
-            if row.method == reference
-        }
+        completed = [row for row in self.rows[benchmark.name] if row.outcome == "completed"]
+        kinds = {row.federation: row.processor for row in completed if row.method == reference}
         return Counter(
             row.method
-            for row in self.rows[benchmark.name]
+            for row in completed
             if row.processor != kinds.get(row.federation, row.processor)
         )
 

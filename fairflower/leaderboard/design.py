@@ -194,6 +194,10 @@ class Design:
         return config
 
     def _check(self) -> None:
+        if self.results.suffix != ".csv":
+            raise ConfigError(
+                f"{self.path}: results = {self.results.name!r}: expected a .csv file."
+            )
         if not self.benchmarks:
             raise ConfigError(f"{self.path}: each benchmark needs a table [benchmarks.<name>].")
         tested = [(benchmark.name, benchmark.federations) for benchmark in self.benchmarks]
@@ -216,12 +220,12 @@ class Design:
                     f"{self.path}: {benchmark.name}: the list 'confirmed' lacks the "
                     f"reference method {self.reference!r}. Add it."
                 )
-            for key in _OWN:
-                if key in benchmark.settings:
-                    raise ConfigError(
-                        f"{self.path}: {benchmark.name} sets {key}, but the leaderboard "
-                        "sets this key for each federation and stage. Remove it."
-                    )
+            self._check_owned(benchmark.name, benchmark.settings)
+            if "train.lr" in benchmark.settings and not benchmark.settings["train.lr"]:
+                raise ConfigError(
+                    f"{self.path}: {benchmark.name}: train.lr = 0, but learning rates are tried in "
+                    "proportion to it. Set one above 0."
+                )
             for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
                 if not self.config(benchmark, method, 0).data.validated:
                     raise ConfigError(
@@ -247,8 +251,17 @@ class Design:
                     f"to 'screened', or to 'confirmed' of {sweep.benchmark.name}."
                 )
             for place in sweep.places.values():
+                self._check_owned(f"sweep {sweep.name}", place)
                 for method in sweep.methods:
                     self.config(sweep.benchmark, method, 0, **place)
+
+    def _check_owned(self, name: str, settings: Mapping[str, Any]) -> None:
+        for key in _OWN:
+            if key in settings:
+                raise ConfigError(
+                    f"{self.path}: {name} sets {key}, but the leaderboard sets this key for each "
+                    "federation and stage. Remove it."
+                )
 
 
 def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:

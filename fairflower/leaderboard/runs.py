@@ -6,9 +6,10 @@ import dataclasses
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairflower.config import RunConfig
 from fairflower.data import prepare
@@ -18,6 +19,7 @@ from fairflower.leaderboard.ledger import Row
 from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, STAGES, Planned, Stages
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run
+from fairflower.server.contents import read_facts
 
 
 class LeaderboardRuns:
@@ -50,7 +52,8 @@ class LeaderboardRuns:
         path = self.folder / config.run_name
         if error is None or isinstance(error, Diverged):
             planned, run = self.given[config.run_name], read_run(path) if error is None else None
-            self.stages.ledger.add(_row(planned, run, error, self.stages.design.margins))
+            info = run.info if run else read_facts(path)
+            self.stages.ledger.add(_row(planned, run, info, error, self.stages.design.margins))
             shutil.rmtree(path, ignore_errors=True)
         return self._more(), isinstance(error, Diverged)
 
@@ -81,7 +84,13 @@ class LeaderboardRuns:
         )
 
 
-def _row(planned: Planned, run: Run | None, error: Exception | None, margins: Margins) -> Row:
+def _row(
+    planned: Planned,
+    run: Run | None,
+    info: Mapping[str, Any],
+    error: Exception | None,
+    margins: Margins,
+) -> Row:
     federation = prepare(planned.config.data)
     accuracies, reason = "", error_text(error) if error else ""
     if run and run.fully_tested():
@@ -89,7 +98,6 @@ def _row(planned: Planned, run: Run | None, error: Exception | None, margins: Ma
     elif run:
         reason = "at least one domain was not tested in every round"
     on_test = planned.config.evaluate.test
-    info = run.info if run else {}
     if accuracies and info.get("diverged") is not None:
         reason = f"its training loss was {info['diverged']:.3g} at the end"
     return Row(

@@ -9,7 +9,7 @@ from itertools import chain
 
 from fairflower.leaderboard.analysis import Findings, primary, secondary
 from fairflower.leaderboard.design import Benchmark, Sweep
-from fairflower.report.tables.cells import Cell, Group, Row, Table
+from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, format_number, format_p_value, format_std, join_words
 from fairflower.statistics.benchmarks import over_benchmarks, ranks
 from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
@@ -102,14 +102,16 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
     for method, difference in enough.items():
         kinds[kind(difference)].append(method)
     pairs = sorted({difference.n for difference in enough.values()})
+    federations = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else str(pairs[0])
     counts = ", ".join(
         f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
         for word, names in kinds.items()
     )
     largest = _largest_detectable(enough, " points")
     yield (
-        f"{name}: {len(enough)} methods were compared with {reference} on the worst half of the "
-        f"domains in {' to '.join(map(str, pairs))} federations: {counts}; the largest "
+        f"{name}: {len(enough)} {'methods were' if len(enough) > 1 else 'method was'} "
+        f"compared with {reference} on the worst half of the "
+        f"domains in {federations} federations: {counts}; the largest "
         f"difference that is detectable with 80 % power is {largest}."
     )
     if others := findings.other_references(benchmark):
@@ -342,8 +344,7 @@ def _difference(difference: Difference | None, better: int = 1) -> Cell:
     """Return a difference with its mark; ``better`` is -1 if lower values are better."""
     if difference is None:
         return Cell(DASH)
-    marks = {1: " ▲", -1: " ▼"}
-    mark = marks.get(better * difference.sign, " ≈" if difference.equivalent else "")
+    mark = MARKS[better * difference.sign][0] or (" ≈" if difference.equivalent else "")
     interval = _interval(difference) if difference.n > 1 else ""
     return Cell(format_number(difference.mean, signed=True) + mark, interval)
 

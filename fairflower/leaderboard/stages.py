@@ -141,7 +141,7 @@ class Stages:
         """Yield the reference's runs with its other finalists, finalist by finalist."""
         reference = self.design.reference
         chosen = self.chosen(benchmark, reference)
-        if chosen is not None:
+        if chosen is not None and chosen >= 0:
             for number in self.finalists(benchmark, reference) or ():
                 for federation in benchmark.federations if number != chosen else ():
                     yield self._planned(REFERENCE, benchmark, reference, federation, number)
@@ -195,7 +195,8 @@ class Stages:
             counts[FINALISTS, benchmark.name] = sum(tried.values()) * (len(design.tuned_on) - 1)
             confirmed = self._able(benchmark, benchmark.confirmed)
             counts[CONFIRMATION, benchmark.name] = confirmed * len(benchmark.federations)
-            others = max(0, tried[design.reference] - 1)
+            able = self._able(benchmark, [design.reference])
+            others = able * max(0, tried[design.reference] - 1)
             counts[REFERENCE, benchmark.name] = others * len(benchmark.federations)
         for sweep in self.sweeps:
             able = self._able(sweep.benchmark, sweep.methods)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from io import StringIO
@@ -40,11 +39,11 @@ def read_availability(text: str, seed: int) -> Availability:
     ConfigError
         If the text is none of these, or the file cannot be read.
     """
+    if path := _trace_file(text):
+        return _trace(path)
     if text == "always":
         return lambda server_round, clients: sorted(clients)
-    if text.partition(":")[0] == "markov":
-        return _markov(text, seed)
-    return _trace(Path(text).expanduser())
+    return _markov(text, seed)
 
 
 def check_availabilities(configs: Iterable[RunConfig]) -> None:
@@ -59,15 +58,14 @@ def absolute_trace(text: str) -> str:
     >>> absolute_trace("always"), absolute_trace("/data/trace.csv")
     ('always', '/data/trace.csv')
     """
-    if text == "always" or text.partition(":")[0] == "markov":
-        return text
-    return str(Path(text).expanduser().absolute())
+    path = _trace_file(text)
+    return str(path.absolute()) if path else text
 
 
 def trace_digest(text: str) -> str:
     """Return the digest of the file that ``participation.availability`` names; empty if none."""
-    path = os.path.expanduser(text)
-    return _trace(Path(path)).digest if os.path.isfile(path) else ""
+    path = _trace_file(text)
+    return _trace(path).digest if path and path.is_file() else ""
 
 
 def check_same_trace(run: Path, earlier: str | None, text: str) -> None:
@@ -82,18 +80,28 @@ def check_same_trace(run: Path, earlier: str | None, text: str) -> None:
         )
 
 
+def _trace_file(text: str) -> Path | None:
+    """Return the file that ``participation.availability`` names, or None if it names none."""
+    named = text == "always" or text.partition(":")[0] == "markov"
+    return None if named else Path(text).expanduser()
+
+
 def _markov(text: str, seed: int) -> Availability:
-    args = parse_assignments(text.split(":")[1:])
+    expected = (
+        f"participation.availability = {quoted(text)}: expected markov:leave=P:back=Q with "
+        "probabilities from 0 to 1, and back above 0."
+    )
+    try:
+        args = parse_assignments(text.split(":")[1:])
+    except ConfigError as error:
+        raise ConfigError(f"{expected} {error}") from error
     values = {name: args.pop(name, None) for name in ("leave", "back")}
     fits = all(
         isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1
         for v in values.values()
     )
     if args or not fits or not values["back"]:
-        raise ConfigError(
-            f"participation.availability = {quoted(text)}: expected markov:leave=P:back=Q with "
-            "probabilities from 0 to 1, and back above 0."
-        )
+        raise ConfigError(expected)
     leave, back = (float(values[name]) for name in ("leave", "back"))
     chains: dict[int, list[bool]] = {}
 

@@ -117,10 +117,7 @@ def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Met
 def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Method]]]:
     """Yield each user metric: its name, 1 or -1 (higher or lower is better), and its methods."""
     metrics = {
-        name: better
-        for method in comparison.methods
-        for run in method.runs
-        for name, better in run.user_metrics.items()
+        name: better for run in comparison.kept_runs for name, better in run.user_metrics.items()
     }
     for name, better in metrics.items():
         of = [m for m in comparison.methods if all(name in run.user_metrics for run in m.runs)]

@@ -200,6 +200,11 @@ class Comparison:
         ]
 
     @property
+    def kept_runs(self) -> list[Run]:
+        """All runs that are not left out."""
+        return [run for method in self.methods for run in method.runs]
+
+    @property
     def replicates(self) -> str:
         """What a method's numbers are averaged over: ``federations`` or ``seeds``."""
         return "federations" if any(method.federations for method in self.methods) else "seeds"
@@ -207,21 +212,20 @@ class Comparison:
     @property
     def held_out(self) -> list[str]:
         """The domains that runs held out: domains that were tested but had no client."""
-        runs = (run for method in self.methods for run in method.runs)
-        return list(dict.fromkeys(run.held_out_domain for run in runs if run.held_out_domain))
+        domains = (run.held_out_domain for run in self.kept_runs if run.held_out_domain)
+        return list(dict.fromkeys(domains))
 
     @property
     def gaps(self) -> bool:
         """Whether a domain was not tested in some round."""
-        runs = (run for method in self.methods for run in method.runs)
-        return not all(np.isfinite(run.accuracy).all() for run in runs)
+        return not all(np.isfinite(run.accuracy).all() for run in self.kept_runs)
 
     def span(self, window: int = WINDOW) -> str:
         """Describe the averaged rounds, such as ``mean of the last 5 tested rounds (16 to 20)``.
 
         The numbers are left out if they differ between runs.
         """
-        spans = {run.final_rounds(window) for method in self.methods for run in method.runs}
+        spans = {run.final_rounds(window) for run in self.kept_runs}
         if len(spans) > 1:
             return "last round" if window == 1 else mean_of_last(map(len, spans), window)
         (rounds,) = spans
@@ -248,6 +252,11 @@ class Comparison:
             and other.settings("client.") == training
         ]
         return min(candidates, key=lambda other: other.settings("bound.") != bounds, default=None)
+
+
+def several_runs(methods: Iterable[Method]) -> bool:
+    """Return whether any of the methods is averaged over several runs."""
+    return any(len(method.runs) > 1 for method in methods)
 
 
 def mean_of_last(counts: Iterable[int], window: int = WINDOW) -> str:

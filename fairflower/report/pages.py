@@ -25,7 +25,7 @@ from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary, write_summary
 from fairflower.report.tables.cells import Cell, Group, Table
 from fairflower.report.text import thousands
-from fairflower.report.tuning import Tuned, tuning_tables
+from fairflower.report.tuning import tuning_tables
 from fairflower.server.contents import read_text
 
 #: Width to which names of methods and columns are wrapped if a terminal is too narrow for them.
@@ -34,15 +34,15 @@ _NAME = 16
 # --- a terminal -----------------------------------------------------------------------
 
 
-def terminal_table(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> RenderableType:
+def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
     """Return all tables and the verdicts.
 
     Runs that differ only in the seed share a row. The first table has means over the last five
-    tested rounds, the next has the last round, and another the trials of ``tuned`` methods. Without
+    tested rounds, the next has the last round, and another the trials of tuned methods. Without
     runs, there are only the trials. Raises `RunFolderError` if there are neither runs nor
     trials.
     """
-    analysis = analyze(runs, tuned)
+    analysis = analyze(runs)
     parts: list[RenderableType] = []
     if analysis.tuned and not analysis.runs:
         return RichGroup(*_rich_tables(tuning_tables(analysis.tuned)))
@@ -227,9 +227,7 @@ def _escaped(text: str) -> str:
 # --- HTML -----------------------------------------------------------------------------
 
 
-def write_report(
-    runs: Sequence[Run] | Analysis, out: str | Path, tuned: Sequence[Tuned] = ()
-) -> Path:
+def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
     """Write ``index.html``, ``tables.md``, ``summary.csv`` and PNG and SVG files in ``figures/``.
 
     The HTML page is self-contained and follows the reader's light or dark setting.
@@ -240,8 +238,6 @@ def write_report(
         Runs that differ only in the seed become a method.
     out : path
         Folder to write to. It is created if needed, and files of an earlier report are replaced.
-    tuned : sequence of Tuned
-        Trials of the methods, made by `fairflower tune`.
 
     Returns
     -------
@@ -253,7 +249,7 @@ def write_report(
     RunFolderError
         If there are no runs.
     """
-    analysis = analyze(runs, tuned)
+    analysis = analyze(runs)
     chapters = analysis.chapters
     from fairflower.report.figures import (
         comparison as figures,  # matplotlib takes a second to import

@@ -215,9 +215,14 @@ def _run(row: Mapping[str, str]) -> Run:
         for metric in ("accuracy", "personal_accuracy", *SCORES, *of_user)
     }
     rounds = _numbers(row, "rounds", np.int64)
+    if not rounds.size or rounds[0] < 0 or (np.diff(rounds) <= 0).any():
+        raise ValueError(f"rounds = {row['rounds']!r}: expected ascending rounds")
     counts = [int(count) for count in row["clients"].split()]
     domains = tuple(row["domains"].split(_NEXT))
     owners = [d for d, count in zip(domains, counts, strict=True) for _ in range(count)]
+    accuracy = _matrix(table["accuracy"], domains, rounds)
+    if ((accuracy < 0) | (accuracy > 1)).any():
+        raise ValueError("expected accuracies from 0 to 1")
     known = RunConfig().concise()
     settings = [
         parse_assignment(f"{key}={text}")
@@ -237,7 +242,7 @@ def _run(row: Mapping[str, str]) -> Run:
         clients=tuple(ClientInfo(k, domain, 0, ()) for k, domain in enumerate(owners)),
         config=known | dict(settings) | {"seed": int(row["seed"])},
         rounds=rounds,
-        accuracy=_matrix(table["accuracy"], domains, rounds),
+        accuracy=accuracy,
         by_client=AccuracyHistory(rounds=rounds[-1:][: len(by_client)], accuracy=by_client),
         personal=AccuracyHistory(
             rounds=personal, accuracy=_matrix(table["personal_accuracy"], domains, personal)
@@ -370,7 +375,10 @@ def _matrix(
     values = np.full((len(rows), len(columns)), np.nan)
     for c, column in enumerate(columns):
         if column in cells:
-            values[:, c] = np.array(cells[column].split(), dtype=np.float64)
+            cell = np.array(cells[column].split(), dtype=np.float64)
+            if len(cell) != len(rows):  # a single number would be taken for all rows
+                raise ValueError(f"{column}: expected {len(rows)} numbers, got {len(cell)}")
+            values[:, c] = cell
     return values
 
 

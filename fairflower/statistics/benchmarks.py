@@ -69,6 +69,7 @@ def ranks(values: Mapping[str, Sequence[float]]) -> Ranks:
     quantile = stats.studentized_range.ppf(1 - LEVEL, k, math.inf) / math.sqrt(2)
     return Ranks(
         dict(zip(values, placed.mean(axis=1).tolist(), strict=True)),
-        float(stats.friedmanchisquare(*table).pvalue),
+        # With ties everywhere the statistic is 0 / 0.
+        float(stats.friedmanchisquare(*table).pvalue) if np.ptp(table, axis=0).any() else 1.0,
         float(quantile * math.sqrt(k * (k + 1) / (6 * n))),
     )

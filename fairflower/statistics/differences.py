@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import digamma, polygamma, stdtr
 
@@ -136,7 +136,7 @@ def differences(
         methods or a floor provide a variance.
     """
     alike = {
-        key for key, judged in values.items() if len(judged) > 1 and not np.any(_large(judged))
+        key for key, pairs in values.items() if len(pairs) > 1 and np.abs(pairs).max() <= _SAME
     }
     kept = {k: MeanStd.of(v) for k, v in values.items() if len(v) > 1 and k not in alike}
     own = {key: 0.0 if e.std < _SAME else e.std**2 for key, e in kept.items()}
@@ -284,7 +284,3 @@ def difference_of(
         *(estimate.mean, estimate.std, estimate.n, estimate.mean - width, estimate.mean + width, p),
         *(error, df, margin, same),
     )
-
-
-def _large(values: Sequence[float]) -> NDArray[np.bool_]:
-    return np.abs(np.asarray(values, np.float64)) > _SAME

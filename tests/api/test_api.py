@@ -445,6 +445,8 @@ def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
         assert len(ff.read(tmp_path / "runs/*")) == 8
     with pytest.raises(RunFolderError, match="There are no readable runs"):
         ff.read(tmp_path / "none*")
+    with pytest.raises(ConfigError, match=r"paths = \['a', 'b'\]: expected a path"):
+        ff.read(["a", "b"])
     with (
         pytest.warns(UserWarning, match="The run folder .* does not exist"),
         pytest.raises(RunFolderError),

@@ -645,11 +645,11 @@ def test_signs_that_a_terminal_lacks_are_written_in_ascii(monkeypatch):
     written = BytesIO()
     stream = TextIOWrapper(written, "cp1252")  # of Windows
     monkeypatch.setattr(sys, "stdout", stream)
-    said = "STD \N{MINUS SIGN}2.41 \xb1 0.48, \N{GREATER-THAN OR EQUAL TO} 3"
+    said = "\N{GREEK SMALL LETTER SIGMA} type \N{MINUS SIGN}2.41 \xb1 0.48 ▼, 1 ▲, 0 ≈"
     monkeypatch.setattr(cli, "app", lambda: print(said, file=stream))
     cli.main()
     stream.flush()
-    assert written.getvalue().split() == b"STD -2.41 \xb1 0.48, >= 3".split()
+    assert written.getvalue().split() == b"sigma type -2.41 \xb1 0.48 v, 1 ^, 0 ~".split()
 
 
 def test_a_plan_is_printed_and_nothing_is_run(tmp_path):

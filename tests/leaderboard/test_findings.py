@@ -436,6 +436,11 @@ def test_hours_are_those_of_planned_runs_and_other_processors_are_told(tmp_path:
     again = Findings(made.stages)
     assert again.elsewhere(plain) == {"fedheal": 3}
     assert "the uniform run of the same federation: fedheal 3." in tables(again)[1].caption
+    lost = {"outcome": "lost", "processor": ""}
+    for method, federation in (("uniform", 3), ("fedheal", 4)):
+        at = key(made, "plain", method, federation)
+        rows[at] = dataclasses.replace(rows[at], **lost)
+    assert Findings(made.stages).elsewhere(plain) == {"fedheal": 3}
 
 
 def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> None:

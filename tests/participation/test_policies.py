@@ -20,7 +20,11 @@ from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.errors import ConfigError, RoundFailed, StrategyError
 from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
-from fairflower.participation.availability import read_availability, trace_digest
+from fairflower.participation.availability import (
+    absolute_trace,
+    read_availability,
+    trace_digest,
+)
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
@@ -234,6 +238,7 @@ def test_a_policy_that_fails_is_named(
         ),
         ("availability", "markov:leave=2:back=0.5", "probabilities from 0 to 1"),
         ("availability", "markov:leave=0.5", "expected markov:leave=P:back=Q"),
+        ("availability", "markov:0.1", "expected markov:leave=P:back=Q.*got '0.1'"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, key: str, value: str, said: str) -> None:
@@ -257,6 +262,17 @@ def test_a_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "trace.csv").write_text("round,client\n1,2\n")
     assert read_availability("~/trace.csv", 0)(1, range(3)) == [2]
     assert trace_digest("~/trace.csv")
+
+
+def test_a_file_named_like_a_kind_of_availability_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("always", "markov:leave=0.1:back=0.5"):
+        (tmp_path / name).touch()
+        assert trace_digest(name) == ""
+        assert absolute_trace(name) == name
+    assert trace_digest("missing.csv") == ""
 
 
 def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from fairflower.plans.search_space import search_space
 from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
+from fairflower.report.analysis import analyze
 from fairflower.report.tuning import CRITERIA, Trial, chosen
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
@@ -231,7 +232,7 @@ def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Pat
     made = tuning(tmp_path)
     make(made, diverging(above=0.9, otherwise=far_behind))
     runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
-    page = write_report(runs, tmp_path / "report", made.tuned())
+    page = write_report(analyze(runs, made.tuned()), tmp_path / "report")
     tables = Page(page.read_text(encoding="utf-8"))
     one = of(made, "fedheal")
     best = one.chosen
@@ -255,7 +256,7 @@ def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Pat
 def terminal(made: TuningStudies) -> str:
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(terminal_table([], made.tuned()))
+        console.print(terminal_table(analyze([], made.tuned())))
     return capture.get()
 
 

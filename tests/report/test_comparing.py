@@ -72,6 +72,9 @@ def test_federations_that_a_method_lacks_are_named(tmp_path: Path) -> None:
         "other 5." in shown(*folders)
     )
     assert "no finished run" not in shown(*folders[:7])
+    text = shown(*folders[4:7], *folders[7:])  # federations 4 to 6, and 0, 1, 3, 5, 6
+    assert "uniform has no finished run for federations 0, 1 and 3, so its differences use" in text
+    assert text.count("only the other 2.") == 2
 
 
 def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from run_folders import (
     MINUS,
     Page,
     constant,
+    edit,
+    give_clients,
     make_run,
     page_of,
     rising,
@@ -27,7 +30,7 @@ from run_folders import (
 
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.figures import canvas
-from fairflower.report.figures.comparison import draw
+from fairflower.report.figures.comparison import draw, plot
 from fairflower.report.latex import latex
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
@@ -136,6 +139,24 @@ def test_means_over_rounds_are_called_so(tmp_path: Path) -> None:
     titles = [drawn.title for drawn in draw(group_runs([run])[0], tmp_path / "figures")]
     assert "Accuracy per domain, mean of all 3 tested rounds (1 to 3)" in titles
     assert not any("Final" in title for title in titles)
+
+
+def test_clients_of_runs_with_other_clients_are_drawn_once_each(tmp_path: Path) -> None:
+    """The second run lacks client 1 of domain a; the others have means over both runs."""
+    folders = [
+        give_clients(make_run(tmp_path / f"r{seed}", rising(0.5), seed=seed,
+                              clients=dict.fromkeys(range(7), values)), **counts)
+        for seed, values, counts in (
+            (0, [0.1, 0.2, 0.8], {"a": 2, "b": 1}), (1, [0.3, 0.6], {"a": 1, "b": 1}),
+        )
+    ]  # fmt: skip
+    info = json.loads((folders[1] / "run.json").read_text())
+    info["clients"][1]["client_id"] = 2
+    (folders[1] / "run.json").write_text(json.dumps(info))
+    edit("history.csv", ",client,1,", ",client,2,")(folders[1])
+    (comparison,) = group_runs(map(read_run, folders))
+    (points,) = plot(comparison, "clients").axes[0].collections
+    assert sorted(points.get_offsets()[:, 1].tolist()) == pytest.approx([20, 20, 70])
 
 
 @pytest.mark.slow

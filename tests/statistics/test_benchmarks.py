@@ -83,6 +83,12 @@ def test_the_critical_difference_is_demsars() -> None:
     assert found.p < 0.05
 
 
+def test_ranks_of_methods_that_tie_everywhere_say_nothing() -> None:
+    found = ranks({name: [1.0, 2.0, 3.0] for name in "abc"})
+    assert found.mean == {"a": 2.0, "b": 2.0, "c": 2.0}
+    assert found.p == 1.0
+
+
 def test_ranks_need_three_of_each() -> None:
     with pytest.raises(ValueError, match="got 2 and 3"):
         ranks({"a": [1.0] * 3, "b": [1.0] * 3})

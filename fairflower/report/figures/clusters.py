@@ -23,7 +23,7 @@ from fairflower.report.clusters import (
 )
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels
-from fairflower.report.methods import Comparison, Curve, Method
+from fairflower.report.methods import Comparison, Curve, Method, several_runs
 
 #: Diagnostics that this module draws for runs with clusters.
 DRAWN = frozenset({IDS, *MAP, "num_clusters"})
@@ -78,7 +78,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
     axes[0, 1].set_ylim(0, 104)
     axes[0, 2].set_ylim(lowest, 1.04)
     legend(sheet, axes[0, 0])
-    several = any(len(method.runs) > 1 for method in methods)
+    several = several_runs(methods)
     band = f" Band: ± sample standard deviation over {replicates}." * several
     return FigureDraft(
         "clusters",

@@ -16,7 +16,7 @@ from fairflower.numerics import Vector
 from fairflower.numerics.metrics import AVG, MIN, STD, Summary
 from fairflower.report.figures import canvas, clusters, diagnostics, grids, groups, tuning
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, PageFigure, legend, panels
-from fairflower.report.methods import Comparison, Curve, Method
+from fairflower.report.methods import Comparison, Curve, Method, several_runs
 from fairflower.report.text import format_number
 from fairflower.report.tuning import Tuned
 
@@ -103,7 +103,7 @@ def _over_rounds(
 
 
 def _band_caption(comparison: Comparison) -> list[str]:
-    several = any(len(method.runs) > 1 for method in comparison.methods)
+    several = several_runs(comparison.methods)
     line = f"Line: mean over {comparison.replicates}; band: ± their sample standard deviation."
     return [line] if several else []
 
@@ -156,7 +156,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
         )
     panel.set_ylim(0, 100)
     over_runs = ""
-    if any(len(method.runs) > 1 for method in methods):
+    if several_runs(methods):
         over = f"over {comparison.replicates}"
         over_runs = f" and {over}; error bars: ± sample standard deviation {over}"
     legend(sheet, panel)
@@ -174,12 +174,14 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
     sheet, panel = _grouped(domains, canvas.HALF)
     for place, method in enumerate(methods):
         style = styles[method.name]
-        values = 100 * np.array([run.by_client.final() for run in method.runs])
         centers = _offsets(place, methods, len(domains))
-        x = [centers[domains.index(client.domain)] for client in method.runs[0].clients]
+        values: dict[tuple[str, int], list[float]] = {}
+        for run in (run for run in method.runs if run.by_client.rounds.size):
+            for client, accuracy in zip(run.clients, run.by_client.final(), strict=True):
+                values.setdefault((client.domain, client.client_id), []).append(100 * accuracy)
         panel.scatter(
-            x,
-            values.mean(axis=0),
+            [centers[domains.index(domain)] for domain, _ in values],
+            [np.mean(of_client) for of_client in values.values()],
             s=22,
             marker=style.marker,
             color=style.color,
@@ -188,7 +190,7 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
             label=method.name,
         )
     legend(sheet, panel)
-    several = any(len(method.runs) > 1 for method in methods)
+    several = several_runs(methods)
     over_runs = f" and over {comparison.replicates}" if several else ""
     return FigureDraft(
         "clients",

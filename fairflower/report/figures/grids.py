@@ -22,7 +22,7 @@ from fairflower.report.figures.canvas import (
 )
 from fairflower.report.grids import largest_grid, sweeps
 from fairflower.report.measures import fairness
-from fairflower.report.methods import BASELINES, Comparison, Method
+from fairflower.report.methods import BASELINES, Comparison, Method, several_runs
 from fairflower.report.reading import Run
 
 Grid = Mapping[str, Mapping[str, Method]]
@@ -142,7 +142,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
             panel.set_xlabel(leaf)
             panel.set_ylabel(label)
         legend(sheet, axes[0, 0])
-        several = any(len(method.runs) > 1 for method in sweep.methods)
+        several = several_runs(sweep.methods)
         bars = f"; bars: ± sample standard deviation over {comparison.replicates}" * several
         name = sweep.methods[0].strategy
         best = max(sweep.methods, key=lambda method: method.over_seeds(fair[MIN.title].value).mean)

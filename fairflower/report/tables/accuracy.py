@@ -218,8 +218,10 @@ def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Colum
 
 def tested_adapted(comparison: Comparison, domain: str) -> bool:
     """Return whether some run was tested on a held-out domain with AdaBN."""
-    runs = (run for method in comparison.methods for run in method.runs)
-    return any(run.held_out_domain == domain and run.adapted.rounds.size > 0 for run in runs)
+    return any(
+        run.held_out_domain == domain and run.adapted.rounds.size > 0
+        for run in comparison.kept_runs
+    )
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:

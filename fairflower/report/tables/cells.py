@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairflower.report.methods import Comparison, Method
+from fairflower.report.methods import Comparison, Method, several_runs
 from fairflower.report.text import DASH, MARK, format_number, format_std
 from fairflower.statistics.differences import MeanStd
 
@@ -150,7 +150,7 @@ def remark(method: Method) -> str:
 
 def how_to_read(comparison: Comparison) -> str:
     """Explain the small print and bold type of a table; empty if the table has neither."""
-    several = any(len(method.runs) > 1 for method in comparison.methods)
+    several = several_runs(comparison.methods)
     small = f"±: standard deviation over {comparison.replicates} (ddof 1). " if several else ""
     return f"{small}{bold(comparison)}".strip()
 

@@ -247,13 +247,12 @@ _UNDEFINED = "undefined for"
 
 def _undefined(comparison: Comparison) -> list[str]:
     """State once per federation which metrics of group fairness are undefined, and why."""
-    federations = {run.federation for method in comparison.methods for run in method.runs}
+    federations = {run.federation for run in comparison.kept_runs}
     there: dict[str, set[Any]] = {}
-    for method in comparison.methods:
-        for run in method.runs:
-            for note in run_notes(run):
-                if note.startswith(_UNDEFINED):
-                    there.setdefault(note, set()).add(run.federation)
+    for run in comparison.kept_runs:
+        for note in run_notes(run):
+            if note.startswith(_UNDEFINED):
+                there.setdefault(note, set()).add(run.federation)
     return [
         f"Group fairness is {note}"
         if found == federations
@@ -279,7 +278,7 @@ def _unshared(comparison: Comparison) -> list[str]:
     return [
         f"{name} has no finished run for {unit}{'s' if len(missing) > 1 else ''} "
         f"{join_words([str(seed) for seed in sorted(missing)])}, so its differences use "
-        f"only the other {len(there)}."
+        f"only the other {len(there & wanted[name])}."
         for name, there in seeds.items()
         if (missing := wanted[name] - there)
     ]
