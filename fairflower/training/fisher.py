@@ -99,18 +99,18 @@ def chunk_size(
     gradients of activations and intermediate results.
     """
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, torch.UntypedStorage] = {}
 
-    def count(tensor: Tensor) -> Tensor:
+    # No backward pass follows. A hook that returns a layer's output would never be freed.
+    def keep(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+            kept[storage.data_ptr()] = storage
 
     x, y = x.clone(), y.clone()  # views would count their whole storage
-    with saved_tensors_hooks(count, lambda tensor: tensor):
+    with saved_tensors_hooks(keep, lambda nothing: nothing):
         F.cross_entropy(checked_logits(model(x)), y)
-    per_sample = sum(kept.values()) / len(y)
+    per_sample = sum(storage.nbytes() for storage in kept.values()) / len(y)
     if gradients:
         per_sample += sum(p.numel() * p.element_size() for p in trainable(model).values())
     return max(1, int(memory_mb * 2**20 / (2 * per_sample)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -406,6 +407,20 @@ def test_memory_is_that_of_gradients_and_activations_twice() -> None:
         alone = chunk_size(model, x[:k], y[:k], memory_mb=1, gradients=False)
         assert alone == pytest.approx(2**20 / 2 / activations, rel=0.02)
     assert chunk_size(model, x, y, memory_mb=1e-6) == 1
+
+
+def test_counting_activations_keeps_none_of_them() -> None:
+    model, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU()), batch(5)
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    chunk_size(model, x, y, memory_mb=1)
+    before = tensors()
+    for _ in range(3):
+        chunk_size(model, x, y, memory_mb=1)
+    assert tensors() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
