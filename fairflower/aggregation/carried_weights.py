@@ -25,7 +25,7 @@ def current_weights(held: dict[int, float], clients: Sequence[int], fair: Vector
     """Return the stored weights of a round's clients, normalized, shape (K,).
 
     ``fair`` contains the clients' fair shares, shape (K,), positive and not necessarily normalized.
-    If all stored weights are 0, the normalized fair shares are returned.
+    If the stored weights' sum is not positive, the normalized fair shares are returned.
     """
     units = _unnormalized_weights(held, clients, fair)
     return np.asarray(units / units.sum())
@@ -36,7 +36,7 @@ def store_weights(
 ) -> None:
     """Store new ``weights``, shape (K,), for a round's clients; their stored sum is unchanged.
 
-    If the sum was 0, it becomes that of their fair shares.
+    If the sum was not positive, it becomes that of their fair shares.
     """
     mass = _unnormalized_weights(held, clients, fair).sum()
     held.update(zip(clients, (weights * mass / fair).tolist(), strict=True))

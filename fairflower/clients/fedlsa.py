@@ -28,7 +28,10 @@ class FedLSA(FeatureTrainer):
         Weight of the anchor loss. Default 0.1 (FedEquilibria, Table 5, Digits and PACS; 0.7 on
         Office-Caltech).
     tau
-        Temperature. Default 0.1 (the same table).
+        Temperature of the loss, and of the anchors' separation at the server. Default 0.1 (the same
+        table).
+    alpha
+        Weight of the anchors' separation at the server, an argument of `SemanticAnchors`.
 
     See Also
     --------

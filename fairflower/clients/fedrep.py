@@ -14,8 +14,9 @@ class FedRep(FedPer):
     """Local training of the head, which stays with the client, and then of the body.
 
     Like `FedPer`, but each round trains the head for ``head_epochs`` epochs, and then the body for
-    ``train.local-epochs`` epochs. Both phases update BatchNorm statistics, and ``train_loss`` is
-    the mean over both.
+    ``train.local-epochs`` epochs. Both phases update BatchNorm statistics, use the same order of
+    batches, and start with a new optimizer; ``train_loss`` is the mean over both. With
+    ``train.local-epochs = 0`` neither is trained.
 
     Parameters
     ----------

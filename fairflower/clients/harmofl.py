@@ -39,7 +39,7 @@ class HarmoFL(Trainer):
         Weight of a new batch in the running mean. Default 0.1 (released code).
     band
         Highest frequency to normalize, in cycles per pixel, vertically and horizontally. Default
-        0.5, which includes all frequencies.
+        0.5, which includes all frequencies, as the paper's equations do.
 
     See Also
     --------
@@ -49,10 +49,11 @@ class HarmoFL(Trainer):
     -----
     The paper averages the A_k with equal weights; here their weights are those of the models. If
     the first round's step is shorter than the mean update (q-FedAvg, ``dq-ffl``, or a bound such
-    as ``bound.clip-update-norm``), A_mean is shorter than the A_k in the same way. In the paper and
-    here, the running mean starts with the mean of the first batch. The released code normalizes
-    only the zero frequency, the image's mean color, as ``band = 0`` does. It also declares its
-    momentum option as an integer, so that the value 0.1 becomes 0 or is rejected.
+    as ``bound.clip-update-norm``), A_mean is shorter than the A_k in the same way. As in the
+    released code, the running mean starts with the mean of the first batch. The released code
+    normalizes only the zero frequency, the image's mean color, as ``band = 0`` does, and keeps each
+    client's optimizer over the rounds. It also declares its momentum option as an integer, so that
+    the value 0.1 becomes 0 or is rejected.
 
     Examples
     --------

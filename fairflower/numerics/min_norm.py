@@ -21,9 +21,9 @@ from fairflower.numerics import Matrix, Vector
 from fairflower.numerics.threads import one_thread
 
 #: Solvers, in the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
-#: method, gives identical clients identical weights. scipy's active-set NNLS is faster and handles
-#: lengths that differ by nine orders of magnitude. But it gives the whole weight of several
-#: identical clients to one of them, and it does not support bounds.
+#: method, gives identical clients weights that agree to six digits. scipy's active-set NNLS is
+#: faster and handles lengths that differ by nine orders of magnitude. But it gives the whole weight
+#: of several identical clients to one of them, and it does not support bounds.
 SOLVERS = ("CLARABEL", "NNLS", "OSQP", "SCS")
 
 #: Maximum residual of an accepted solution. If the residual is larger, the next solver is tried.

@@ -107,9 +107,9 @@ class AAggFF(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.form, self.cdf, self.variant = form, cdf, variant
-        self.responses: dict[int, Vector] = {}  # silo: client -> r per round, NaN where absent
-        self.means = np.zeros(0)  # silo: mean r of the participating clients, per round
-        self.gains = np.zeros(0)  # silo: <p, r> per round
+        self.responses: dict[int, Vector] = {}  # silo: client -> K r per round, NaN where absent
+        self.means = np.zeros(0)  # silo: mean K r of the participating clients, per round
+        self.gains = np.zeros(0)  # silo: K <p, r> per round
         self.p: dict[int, float] = {}  # silo: client -> weight
         self.sums: dict[int, float] = {}  # device: client -> sum of g, up to a common constant
         self.played = 0  # device: rounds
@@ -130,8 +130,8 @@ class AAggFF(FairStrategy):
         for client in clients:
             self.p.setdefault(client, rest)
             self.responses.setdefault(client, np.full(len(self.means), np.nan))
-        now = dict(zip(clients, response / K, strict=True))
-        self.means = np.append(self.means, response.mean() / K)
+        now = dict(zip(clients, response, strict=True))
+        self.means = np.append(self.means, response.mean())
         known = sorted(self.p)
         R = np.repeat(self.means[:, None], K, axis=1)  # (rounds, K), new clients last
         for i, client in enumerate(known):
@@ -141,7 +141,7 @@ class AAggFF(FairStrategy):
         p = np.array([self.p[client] for client in known] + [rest] * (K - len(known)))
         mass = self._mass(cohort) if len(self.gains) == 0 else 1.0
         self.gains = np.append(self.gains, mass * (p @ R[-1]) / p.sum())
-        p = self._newton(R)
+        p = self._newton(R / K, self.gains / K)  # with the K of now, which grows with new clients
         self.p = dict(zip(known, p[: len(known)].tolist(), strict=True))
         return np.array([self.p[client] for client in clients])
 
@@ -149,15 +149,18 @@ class AAggFF(FairStrategy):
         """Return the sum of all initial weights: 1, or C K in the released variant."""
         return float(len(cohort)) if self.variant == "released" else 1.0
 
-    def _newton(self, R: Vector) -> Vector:
-        """Return the weights of all clients, shape (K,), from their responses R, [rounds, K]."""
+    def _newton(self, R: Vector, gains: Vector) -> Vector:
+        """Return the weights of all clients, shape (K,).
+
+        R, [rounds, K], has the clients' responses, and ``gains``, [rounds], their means by weights.
+        """
         K = R.shape[1]
         alpha, beta = 4.0, K / 4
-        g = -R / (1 + self.gains)[:, None]
+        g = -R / (1 + gains)[:, None]
         square = np.einsum("si,sj->ij", g, g)
         if self.variant == "released":
             return quadratic_weights(alpha * (1 + beta) * np.eye(K) + beta * square, g.sum(axis=0))
-        past = self.gains / (1 + self.gains)  # -<g_s, p_s>
+        past = gains / (1 + gains)  # -<g_s, p_s>
         linear = (g * (1 + beta * past)[:, None]).sum(axis=0)
         return quadratic_weights(alpha * np.eye(K) + beta * square, linear)
 

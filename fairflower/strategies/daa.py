@@ -28,6 +28,9 @@ class DaA(FairStrategy):
     1 to 10 % of the data, the largest weight is 1.06 times the smallest. Every client reports its
     number of examples of each class, ``class_counts``. BatchNorm statistics are averaged with w.
 
+    N is the number of examples of the round's clients. With partial participation it is smaller,
+    so that weights are less uniform, and they depend on who takes part.
+
     Parameters
     ----------
     alpha : float >= 0

@@ -15,6 +15,9 @@ from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 
+#: Degrees by which a computed angle may exceed theta, because it is rounded.
+_ROUNDING = 1e-9
+
 
 class FedEBAPlus(FairStrategy):
     """Weight clients by the exponential of their loss, and add a common gradient step.
@@ -64,7 +67,8 @@ class FedEBAPlus(FairStrategy):
     accounts, which give the numbered equations but not all values. It is **incomplete**: if the
     angle is above theta, the paper's clients align every local step with the mean gradient weighted
     by w, which takes two messages per round. Here, only the weights are used in that case. Do not
-    report results of this class as results of FedEBA+.
+    report results of this class as results of FedEBA+. Accounts differ on the model whose losses
+    are used in the weights: the received one, as here, or each client's trained one.
 
     Examples
     --------
@@ -113,7 +117,7 @@ class FedEBAPlus(FairStrategy):
     def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
         unequal = inequality_angle(cohort.metrics["received_loss"])
         self.diagnostics["angle"] = unequal
-        if self.alpha == 0 or unequal > self.theta:
+        if self.alpha == 0 or unequal > self.theta + _ROUNDING:
             return cohort.average(weights)
         both = replace(cohort, returned=(*cohort.returned, *self._one_step(cohort)))
         K = len(cohort)

@@ -38,9 +38,8 @@ class FedEquilibria(FairStrategy):
         as measured (Eq. 1 as printed). With "none", nearly all the weight goes to the clients with
         the smallest Fisher information, which the model already fits best: since F_k >= 0, a client
         i with <F_i, F_j> >= ||F_i||^2 for all j gets all the weight. With "unit", weight goes to
-        the clients that differ most from the others, including noisy clients. On Digits, "unit" was
-        fairer than "none", and t = 0 was fairer than both
-        (experiments/fedequilibria-digits-cpu.md).
+        the clients that differ most from the others, including noisy clients. So "unit" deviates
+        from the paper (experiments/fedequilibria-digits-cpu.md compares both).
     space : {"fisher", "gradient"}
         Vectors in the QP. ``"gradient"`` uses gradients at the received model, which clients send
         in an ArrayRecord named ``gradient`` (the paper's MOO_G).
@@ -52,6 +51,10 @@ class FedEquilibria(FairStrategy):
     Notes
     -----
     A client with F_k = 0 gets all of w_moo, because the sum is then zero.
+
+    The paper does not say whether F_k is computed for each sample, and at which model the gradients
+    of MOO_G are taken. Here F_k is the mean of squared gradients of single samples, in evaluation
+    mode, and the gradients are taken at the received model.
 
     The paper defines Delta_k with different signs in the text and in Algorithm 1; only
     theta <- sum_k w_k theta_k agrees with its Eq. 4. No code was released.

@@ -69,7 +69,8 @@ class FedGCR(ClusteringMixin, FairStrategy):
         count in later rounds. Default 0.5 (Algorithm 1).
     gamma : float in [0, 1], or None
         How slowly beta approaches delta: with 0, beta is delta from round 2 on; with 1, it stays 0.
-        None, the default, means 0.9 for ``"released"`` and 0.5 otherwise.
+        None, the default, means 0.9 for ``"released"`` and 0.5 otherwise (paper, Implementation
+        Details).
     clustering : {"variant", "kmeans", "gmm"}
         Clustering algorithm. Default ``"variant"``, see the table.
     representation : {"variant", "received", "trained"}

@@ -43,7 +43,7 @@ class FedISM(FairStrategy):
         (paper §4.1).
     variant : {"paper", "released"}
         ``"released"`` follows the authors' code, which normalizes S and adds 1e-10 before
-        raising it to the power q.
+        raising it to the power q. In ``"paper"``, S is at least 1e-10.
 
     See Also
     --------

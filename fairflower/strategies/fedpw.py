@@ -40,11 +40,12 @@ class FedPW(FairStrategy):
     Let L_k be client k's mean training loss, and u_k = theta - theta_k::
 
         l_k = L_k / sum_j L_j            b = beta mean L / (mean L in round 0)
-        a_k = <u_k, sum_j u_j>,  s_k = a_k / sum_j a_j,   b' = beta mean a / (mean a in round 0)
+        a_k = <u_k, sum_j u_j>,  s_k = a_k / sum_j a_j,   b' = beta A / (A in round 0)
         d_k  <- (1 - b) d_k + b l_k,     p_k <- p_k + d_k,   normalized
         d'_k <- (1 - b') d'_k + b' s_k,  q_k <- q_k + d'_k,  normalized
         w    = r p + (1 - r) q,          r = std(p) / (std(p) + std(q))
 
+    where A = ||mean_k u_k||^2, which is mean a / K.
     From the second round, client k drops the smallest |u_k| of each array, a share
     ``min(1, K drop (1/L_k) / sum_j 1/L_j)`` of its coordinates: clients with a small loss are
     pruned more. Then g = sum_k w_k u_k, where w is not renormalized for dropped coordinates. In
@@ -78,13 +79,15 @@ class FedPW(FairStrategy):
     Only the paper's abstract and code were available. The order of the steps is that of the code
     and agrees with the abstract.
 
-    Both variants handle cases that the code does not. A client whose update opposes the sum of all
-    updates has a negative weight, which is set to 0. If a client keeps no coordinate of an array,
-    the spread is undefined, and the array is not scaled. Identical clients get equal weights
-    instead of 0/0. Losses are at least 1e-10. Ties are broken by position.
+    Both variants handle cases that the code does not. A negative weight w_k is set to 0: that of a
+    client whose update opposes the sum of all updates, or, with b above 1, of a client whose loss
+    was far smaller before. If a client keeps no coordinate of an array, the spread is undefined,
+    and the array is not scaled. Identical clients get equal weights instead of 0/0. If A is 0 in
+    round 0, b' is beta. Losses are at least 1e-10. Ties are broken by position.
 
     The code fails if a client is absent. Here, absent clients keep p, q, d and d'; participating
-    clients keep the sum of their weights; and a new client starts with the mean weight and d = 0.
+    clients keep the sum of their weights, in which negative ones count as 0; and a new client
+    starts with the mean weight and d = 0.
 
     Examples
     --------
@@ -147,10 +150,12 @@ class FedPW(FairStrategy):
         K = len(cohort)
         gram = cohort.gram()
         alignment = np.add.accumulate(gram, axis=1)[:, -1]
+        # mean a / K does not depend on the number of clients; in the code, K is constant.
+        common = float(alignment.mean()) / K
         if self.first_loss is None:
-            self.first_loss, self.first_alignment = float(losses.mean()), float(alignment.mean())
+            self.first_loss, self.first_alignment = float(losses.mean()), common
         b = self.beta * float(losses.mean()) / self.first_loss
-        b_dot = self.beta * _ratio(float(alignment.mean()), self.first_alignment or 0.0)
+        b_dot = self.beta * _ratio(common, self.first_alignment or 0.0)
         if self.variant == "adapted":
             b, b_dot = min(b, 1.0), min(b_dot, 1.0)
         p = _track(cohort, self.p, self.dp, _share(losses), b)
@@ -213,6 +218,8 @@ def _track(
     rate = np.array([rates.get(client, 0.0) for client in clients]) / len(cohort)
     rate = (1 - b) * rate + b * share
     known = any(client in held for client in clients)
+    if held.keys() - set(clients):  # a sum of a part of the weights could be close to 0
+        held.update((client, max(held[client], 0.0)) for client in clients if client in held)
     weights = _share((current_weights(held, clients, equal) if known else 0.0) + rate)
     store_weights(held, clients, equal, weights)
     rates.update(zip(clients, (rate * len(cohort)).tolist(), strict=True))
@@ -220,9 +227,9 @@ def _track(
 
 
 def _share(values: Vector) -> Vector:
-    """Return the values divided by their sum, or equal shares if the sum is not positive."""
+    """Return the values divided by their sum, or equal shares if the sum is 0."""
     total = values.sum()
-    return values / total if total > 0 else np.full(len(values), 1 / len(values))
+    return values / total if total else np.full(len(values), 1 / len(values))
 
 
 def _ratio(a: float, b: float, otherwise: float = 1.0) -> float:

@@ -55,6 +55,19 @@ def test_silo_follows_the_regularised_leader(variant):
     assert abs(expected[-1] - 1 / 3).max() > 0.01
 
 
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_silo_with_clients_that_connect_later_equals_clients_that_were_absent(variant) -> None:
+    """Two of ten clients take part in three rounds, before the others are known or not."""
+    late, known = start(2, variant=variant), start(10, variant=variant)
+    for losses in [(3.0, 1.0)] * 3:
+        for rounds in (late, known):
+            weights(rounds, dict(enumerate(losses)))
+    late.strategy.enroll({k: 1000 + k for k in range(10)}, seed=0)
+    both = [weights(rounds, [2.0] * 10) for rounds in (late, known)]
+    np.testing.assert_allclose(*both, atol=1e-3)
+    assert both[0][0] > 0.105
+
+
 def test_silo_takes_the_absent_for_the_mean():
     rounds = start()
     weights(rounds, LOSSES[0])

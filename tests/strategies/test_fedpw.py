@@ -156,6 +156,36 @@ def test_a_loop_that_is_written_out(seed):
         np.testing.assert_allclose(step(rounds, u, L), loop.step(u, L), rtol=1e-9, atol=1e-12)
 
 
+def test_longer_updates_in_later_rounds_follow_the_loop() -> None:
+    """b' is then above 2, so the sum of q + d' is negative in some rounds."""
+    random = np.random.default_rng(5)
+    rounds, loop = start(40), Loop(40, 3)
+    common = random.normal(size=40)
+    for t in range(5):
+        u = (3 if t else 1) * (common + 0.3 * random.normal(size=(3, 40)))
+        np.testing.assert_allclose(step(rounds, u, np.ones(3)), loop.step(u, np.ones(3)), rtol=1e-9)
+
+
+def test_the_number_of_clients_does_not_change_the_steps_of_direction_weights() -> None:
+    """All have the same update, so b' is beta. Weights differ, because new clients have d = 0."""
+    rounds = start(2, 20)
+    step(rounds, {k: [1.0, 2.0] for k in range(2)}, dict.fromkeys(range(2), 1.0))
+    for _ in range(3):
+        step(rounds, {k: [1.0, 2.0] for k in range(20)}, dict.fromkeys(range(20), 1.0))
+        assert np.ptp(rounds.strategy.diagnostics["direction_weights"]) < 0.011
+
+
+@pytest.mark.parametrize("variant", ["released", "adapted"])
+def test_a_negative_stored_weight_counts_as_0_when_others_are_absent(variant) -> None:
+    rounds = start(1, 3, variant=variant)
+    for _ in range(2):
+        step(rounds, [[1.0], [1.0], [-0.9]], (1, 1, 1))
+    assert rounds.strategy.q[2] < 0
+    step(rounds, {0: [1.0], 2: [1.0]}, {0: 1.0, 2: 1.0})
+    found = rounds.strategy.diagnostics["direction_weights"]
+    assert 0 <= found.min() <= found.max() <= 1
+
+
 def test_an_array_in_blocks_gives_the_same_bits(monkeypatch):
     """Blocks of an array are computed by threads."""
     whole, parts = start(), start()
