@@ -54,8 +54,9 @@ class Options(TypedDict, total=False):
     #: None, the default, means no cap.
     clip_update_norm: float | None
     clip_update_median: float | None
-    #: Policy that selects the clients of a round. By default `Uniform`. In a Flower app of your
-    #: own it selects among the connected clients, by ``client-id`` once known, else by node id.
+    #: Policy that selects the clients of a round. By default `Uniform`. In your own Flower
+    #: app it selects among the connected clients. A client is identified by its ``client-id`` after
+    #: its first reply, and by its node id before.
     participation: Participation
     #: Function of the round and all client ids that returns the ids of available clients. By
     #: default all clients are available.

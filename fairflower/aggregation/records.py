@@ -27,7 +27,7 @@ class InvalidReply(ValueError):
 
 
 class NotFinite(InvalidReply):
-    """A reply with NaN or infinite values, or with values so large that they drown out others."""
+    """A reply with NaN or infinite values, or with values too large to be added to others."""
 
 
 def decode_record(record: ArrayRecord) -> Arrays:
@@ -171,7 +171,7 @@ def check_round(name: str, value: object) -> None:
 
 
 def client_id(metrics: MetricRecord, default: int) -> int:
-    """Return the ``client-id`` in a reply's metrics; raise ``InvalidReply`` if it is no id."""
+    """Return the ``client-id`` in a reply's metrics; raise ``InvalidReply`` if it is not an id."""
     value = metrics.get("client-id", default)
     if not (isinstance(value, (int, float)) and float(value).is_integer() and 0 <= value < 2**64):
         raise InvalidReply(f"client-id = {value!r}: expected a non-negative integer")

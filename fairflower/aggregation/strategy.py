@@ -151,7 +151,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         train_config: ConfigRecord | None = None,
         **options: Any,
     ) -> flower.Result:
-        """Run rounds, from the state of earlier ones; ``RoundFailed`` has the last ``arrays``."""
+        """Run ``num_rounds`` rounds, continuing from the state of earlier calls.
+
+        See Flower's ``FedAvg.start`` for the parameters. If a round fails, the last global model is
+        the attribute ``arrays`` of the ``RoundFailed`` error.
+        """
         config = ConfigRecord({"num-server-rounds": num_rounds, **(train_config or {})})
         try:
             return super().start(grid, initial_arrays, num_rounds, timeout, config, **options)
@@ -258,7 +262,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """Return the next global model and the clients' mean metrics.
 
         Raises ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for
-        ``max_client_weight``, and ``Diverged`` if the merged model has NaN or infinite values.
+        ``max_client_weight``; ``Diverged`` if the merged model has NaN or infinite values;
+        ``StrategyError`` if `merge` returns wrong arrays; and ``RuntimeError`` if it is called
+        before `configure_train`.
         """
         if self._sent is None:
             raise RuntimeError("aggregate_train was called before configure_train.")

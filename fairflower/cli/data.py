@@ -29,7 +29,8 @@ def show(
 ) -> None:
     """Print the domains, clients and class counts of a data set, and save a sheet of sample images.
 
-    For features and token ids, the command prints a table of examples instead of saving images.
+    For features and token ids, the command prints statistics of the training examples instead of
+    saving images.
     """
     settings = overrides.file | {"data.name": name} | overrides.options | overrides.assigned
     config = RunConfig.from_flat(settings)

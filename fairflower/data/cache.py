@@ -100,9 +100,9 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
 
 
 def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
-    """Return, for each split, the share (0 to 1) of a federation's examples that another has, too.
+    """Return, for each split, which share of the smaller federation's examples both have, 0 to 1.
 
-    It is the share of the smaller federation. The configs must have the same data set.
+    The configs must have the same data set.
     """
     held = []
     for config in (a, b):

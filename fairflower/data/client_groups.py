@@ -24,8 +24,8 @@ class ClientGroup:
     """The clients of a domain, or only its clean or only its corrupted clients.
 
     Its ``name`` is listed in the federation's ``domains``. All its examples come from the data
-    set's ``domain``. If it is ``corrupted``, all its training and test examples are. Client k gets
-    ``sizes[k]`` of the training examples ``rows``, int64 [N].
+    set's ``domain``. With ``corrupted``, all its training and test examples are corrupted. Client
+    k gets ``sizes[k]`` of the training examples ``rows``, int64 [N].
     """
 
     name: str

@@ -91,7 +91,10 @@ def gigabytes(size: int) -> str:
 
 
 def check_memory(found: str, needed: int, remedy: str) -> None:
-    """Raise ``DataError`` if what was found needs more bytes than are free in memory."""
+    """Raise ``DataError`` if ``needed`` bytes exceed the free memory.
+
+    The message consists of ``found``, both numbers of bytes and ``remedy``.
+    """
     if needed > (free := free_memory()):
         raise DataError(
             f"{found} {gigabytes(needed)}; expected no more than the free memory, "

@@ -111,7 +111,10 @@ def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
     in ``names`` or else with its number. For token ids, the rows are the length of the texts and
     the number of distinct ids.
     """
-    title = f"{federation.name}: {federation.kind} of the training examples per domain"
+    title = (
+        f"{federation.name}: {federation.kind} of the training examples per domain, "
+        "mean ± standard deviation (ddof 0)"
+    )
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("")
     columns = []

@@ -123,7 +123,7 @@ def wait_until(condition: Callable[[], bool], processes: Sequence[Process], even
 def environment(home: Path) -> dict[str, str]:
     """Return environment variables for a process with its files in ``home`` and Flower on PATH."""
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    if direct != "*":  # with other entries, it would not mean all hosts
+    if direct != "*":  # it means all hosts only as the single entry
         direct = ",".join(filter(None, (direct, HOST)))
     # For gRPC, "*" has no meaning.
     grpc = os.environ.get("no_grpc_proxy", "")  # noqa: SIM112

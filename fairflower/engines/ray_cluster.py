@@ -254,7 +254,7 @@ class RayNodes:
         self._versions, self._here = versions(), report_node(prepare, {})
         self._known: set[str] = set()
         self._asked: dict[Any, RayNode] = {}  # reference to a report -> node
-        self._kinds: dict[str, list[str]] = defaultdict(list)  # -> names of nodes
+        self._kinds: dict[str, list[str]] = defaultdict(list)  # hardware -> names of nodes
 
     def grant(self, cpus: int, gpus: float) -> None:
         """Set the resources of a worker, which determine the capacity of nodes that join."""

@@ -107,7 +107,7 @@ class Info(Part, total=False):
     held_out_size: Count
     images: str
     digest: str
-    #: Digest of frozen weights that do not travel.
+    #: Digest of frozen weights that are not exchanged.
     frozen: str
     #: Digest of the file in `participation.availability`.
     availability: str
@@ -163,7 +163,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         ) from error
     info = _json(text, str(file))
     if isinstance(info, dict):
-        info.pop("remarks", None)  # a summary's
+        info.pop("remarks", None)  # only summaries have it
         for name in ("command", "error"):  # may contain names of files in any encoding
             if isinstance(info.get(name), str):
                 info[name] = info[name].encode(errors="replace").decode().replace("\0", "?")

@@ -64,12 +64,12 @@ def check_place(folder: Path) -> None:
         pass
 
 
-#: Largest diagnostic that is stored, such as the cosines between 100 clients: those between 1,000
-#: are 20 MB of text in every round.
+#: Maximum number of values of a diagnostic that is stored. The cosines between 100 clients are so
+#: many; those between 1,000 clients would be 20 MB of text per round.
 MAX_DIAGNOSTIC = 10_000
 
 
-#: Fields of the records in ``diagnostics.jsonl`` that are no diagnostics of the strategy.
+#: Fields of the records in ``diagnostics.jsonl`` that are not diagnostics of the strategy.
 _OWN_FIELDS = frozenset(("round", "client_ids", "dropped", "dropped_in_test"))
 
 

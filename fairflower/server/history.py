@@ -59,7 +59,7 @@ class History:
     def __init__(self, domains: Sequence[str]) -> None:
         self.domains = tuple(domains)
         self._rounds: dict[int, Metrics] = {}
-        self._losses: dict[int, tuple[float, float]] = {}  # sum over examples, and how many
+        self._losses: dict[int, tuple[float, float]] = {}  # (sum of losses, examples)
 
     def read(self, path: Path) -> None:
         """Add the contents of a ``history.csv``."""

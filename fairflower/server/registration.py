@@ -238,7 +238,8 @@ def _register_sites(infos: NodeInfos) -> SiteRegistry:
     )
 
 
-#: Smallest number that is not a node id; Flower's ids are random 64-bit numbers.
+#: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
+#: SuperLink; its other ids are random 64-bit numbers.
 FIRST_ABSENT_NODE = 2
 
 
@@ -252,6 +253,8 @@ def register_resumed_clients(
 
     Parameters
     ----------
+    grid, timeout, stop, settings
+        See `register_clients`.
     earlier : SiteRegistry
         The sites of the run. Its ``nodes`` are the nodes of clients that are identified only
         by their node id.

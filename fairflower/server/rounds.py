@@ -210,7 +210,7 @@ class RoundLoop:
             asked = strategy.configure_candidates(server_round, arrays, self.settings())
         if asked:
             strategy.note_candidates(server_round, self._exchange(asked))
-        with _named(self, server_round):  # its clients are enrolled: it does not ask the grid
+        with _named(self, server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
 
     def _check_client_states(self, merged: Mapping[int, int]) -> None:

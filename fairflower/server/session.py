@@ -108,6 +108,10 @@ class Session:
             If the run cannot start.
         WriteError
             If the run folder can no longer be written.
+        EngineError
+            If the engine cannot continue, for example because a client runs out of GPU memory.
+        MetricError
+            If a user-defined metric fails and ``evaluate.metric-errors`` is ``"stop"``.
         RoundFailed
             If too few clients sent a valid update.
         StrategyError
@@ -167,7 +171,7 @@ class Session:
         return f"The finished rounds are in the run folder; {how}"
 
     def _warn(self, setup: RunSetup) -> None:
-        """Log warnings about settings that have no effect, or another one than expected."""
+        """Log warnings about settings that have no effect or an unexpected effect."""
         evaluator, config = setup.evaluator, self.config
         notes = [
             about_precision(config.train.precision, evaluator.device),
@@ -189,7 +193,7 @@ class Session:
             return RunFolder.create(self.config, facts), None
         lock = lock_folder(self.resume)
         try:
-            # Again: another process may have continued the run since.
+            # Check again: another process may have resumed the run in the meantime.
             checkpoint.resumed_config(
                 self.resume, {"num-server-rounds": self.config.num_server_rounds}
             )

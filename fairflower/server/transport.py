@@ -20,9 +20,10 @@ def send_and_receive(
 
     Flower's method polls ten times a second. Unlike it, this function raises ``RunInterrupted`` as
     soon as ``stop`` is set, and immediately polls again if a grid itself waits for replies
-    (`fairflower.engines.ray`). After the timeout, such a grid forgets messages that no client has
-    received, so that they do not delay the next round. A grid that computes replies while it is
-    asked for them (``computes_replies``, the inline engine) has no timeout as long as it replies.
+    (`fairflower.engines.ray`). After the timeout, a grid with a method ``discard`` drops messages
+    that no worker has received, so that they do not delay the next round. A grid that computes
+    replies while it is asked for them (``computes_replies``, the inline engine) has no timeout as
+    long as it replies.
     """
     messages = list(messages)
     waiting = set()

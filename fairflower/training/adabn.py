@@ -17,12 +17,13 @@ def layers_with_statistics(model: nn.Module) -> list[_NormBase]:
 
 @contextmanager
 def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
-    """Give BatchNorm layers the mean and variance of these examples; restore the old ones on exit.
+    """Set BatchNorm statistics to those of the batches; restore the earlier statistics on exit.
 
-    Every batch counts equally; batches of one example are ignored if there are larger ones, and
-    joined if there are not. A single example has no variance, so the old ones stay. To compute the
-    statistics, each batch passes through BatchNorm layers in training mode, which use the
-    statistics of the batch. The rest of the network is in eval mode, and is unchanged.
+    Every batch has the same weight. Batches of a single example are ignored; if all batches are of
+    this kind, they are joined. With a single example in total, the statistics do not change,
+    because one example has no variance. To compute the statistics, each batch passes through
+    BatchNorm layers in training mode, which use the statistics of the batch. The rest of the
+    network is in eval mode, and is unchanged.
     """
     layers = layers_with_statistics(model)
     kept = [{name: b.clone() for name, b in m.named_buffers(recurse=False)} for m in layers]

@@ -100,10 +100,11 @@ def evaluate_round(
 def candidate_round(
     trainer: Trainer, context: Context, config: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Measure the model with which a candidate would train, on the examples to test.
+    """Measure the model from which a candidate client would start training.
 
-    Unlike in `evaluate_round`, arrays that stay with the client have its own values. Returns
-    ``client-id``, ``eval_loss`` and ``accuracy``.
+    The examples are ``trainer.test_examples``, which fairflower's app sets to training examples
+    (``split = "train"``). Unlike in `evaluate_round`, arrays that stay with the client have its own
+    values. Returns ``client-id``, ``eval_loss`` and ``accuracy``.
     """
     load_state(trainer, context, config, before=server_round(config))
     trainer.recall()

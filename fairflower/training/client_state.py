@@ -66,7 +66,7 @@ def load_state(
         try:
             arrays, _ = read_arrays(files[kept])
         except (DamagedFile, FileNotFoundError):
-            continue  # the server notices, and names the client
+            continue  # the server logs a warning with the client's id
         for path, array in arrays.items():
             name, _, leaf = path.partition("/")
             trainer.state.setdefault(name, {})[leaf] = array

@@ -61,10 +61,10 @@ def float64_on(device: torch.device) -> torch.dtype:
 
 
 def limit_threads(n: int = 1) -> int:
-    """Set torch's number of threads to the number of CPUs of this process, and return it.
+    """Set torch's number of threads, and return it.
 
-    In a Ray worker, this is the number of CPUs that Ray assigned to the worker; elsewhere it is
-    ``n``. More threads than free cores slow down training.
+    In a Ray worker it is the number of CPUs that Ray assigned to the worker, and otherwise ``n``.
+    More threads than free cores slow down training.
     """
     granted = _granted_by_ray("CPU")
     threads = max(1, n if granted is None else int(granted))

@@ -6,8 +6,9 @@ on its training examples, without augmentation. Measurements do not change the t
 
 Measured arrays are sent as an ArrayRecord with the measurement's name. It has an array for each
 trainable parameter, under the parameter's name and with the type in which it is sent, except for
-parameters that stay with the client. A representation is a single array named ``h``; the model
-determines its length.
+parameters that stay with the client. Representations, ``class_counts`` and
+``received_group_counts`` are a single array named ``h``; its length is the model's number of
+features, the number of classes, or six times the number of groups.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Measurement:
 KEPT = "last-trained"
 
 #: Key of `Trainer.state` for `standalone_loss`, which trains for at most `EPOCHS` epochs and stops
-#: after `PATIENCE` epochs in which the loss has not decreased by `FALL`.
+#: after `PATIENCE` epochs in which the loss has not decreased by `FALL`. The numbers are this
+#: project's choice.
 ALONE = "trained-alone"
 EPOCHS, PATIENCE, FALL = 50, 5, 0.01
 
