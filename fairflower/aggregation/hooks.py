@@ -76,8 +76,8 @@ class StrategyHooks:
     _taken: tuple[str, ...] | None = None
 
     #: Values that explain the last merge: numbers, arrays of shape (K,) per client, or (K, K)
-    #: per pair of clients. A subclass that overrides `merge` must set ``weights``. If updates are bounded,
-    #: ``clipped`` has the factors by which they were scaled down.
+    #: per pair of clients. A subclass that overrides `merge` must set ``weights``. If updates are
+    #: bounded, ``clipped`` has the factors by which they were scaled down.
     diagnostics: dict[str, Diagnostic]
     #: Clusters of the last cohort; None if the strategy does not cluster.
     clusters: Clusters | None
