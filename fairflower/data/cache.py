@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -202,17 +202,9 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     clients: list[ClientInfo] = []
     data: list[Arrays] = []
     for group in groups:
-        shares: dict[str, list[Split]] = {}
-        for s, source in ((s, SPLITS[s]) for s in rows):
-            by_client, unscaled = rows[s][group.name], examples[s][group.name]
-            array = _to_training_layout(config, group, unscaled, by_client, source, shape)
-            x = np.split(array, np.cumsum([len(share) for share in by_client])[:-1])
-            y = [labels[source][group.domain][share] for share in by_client]
-            shares[s] = [Split(*pair) for pair in zip(x, y, strict=True)]
-        for splits in zip(*shares.values(), strict=True):
-            by_split = dict(zip(shares, splits, strict=True))
-            data.append(_arrays(by_split, people[len(data)]))
-            counts = np.bincount(by_split["train"].y, minlength=num_classes).tolist()
+        for splits in _splits_by_client(config, group, rows, examples, labels, shape):
+            data.append(_arrays(splits, people[len(data)]))
+            counts = np.bincount(splits["train"].y, minlength=num_classes).tolist()
             clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
     domains = (*(group.name for group in groups), config.held_out)
     check_names((*domains, *data_set.classes, *data_set.group_names))
@@ -242,6 +234,27 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     x = _to_training_layout(config, group, unseen_examples[group.name], by_client, "test", shape)
     split = Split(x, labels["test"][group.domain][by_client[0]])
     return federation, data, _arrays({"test": split}, unseen_people[0])
+
+
+def _splits_by_client(
+    config: DataConfig,
+    group: ClientGroup,
+    rows: Mapping[str, Rows],
+    examples: Mapping[str, Examples],
+    labels: Mapping[str, Mapping[str, Ints]],
+    shape: tuple[int, ...],
+) -> Iterator[dict[str, Split]]:
+    """Yield the splits of each client of a group."""
+    shares: dict[str, list[Split]] = {}
+    for split, of_split in rows.items():
+        source, by_client = SPLITS[split], of_split[group.name]
+        unscaled = examples[split][group.name]
+        array = _to_training_layout(config, group, unscaled, by_client, source, shape)
+        x = np.split(array, np.cumsum([len(share) for share in by_client])[:-1])
+        y = [labels[source][group.domain][share] for share in by_client]
+        shares[split] = [Split(*pair) for pair in zip(x, y, strict=True)]
+    for splits in zip(*shares.values(), strict=True):
+        yield dict(zip(shares, splits, strict=True))
 
 
 def _listed(rows: Mapping[str, Rows]) -> dict[str, Any]:

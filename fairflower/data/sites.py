@@ -84,33 +84,11 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     the largest at any site. Images have three channels if any site has color images. Raises
     ``DataError`` if the sites' examples differ in size, or if only some sites name their classes.
     """
-    sizes = {_size(site): site.domains[0] for site in sites}
-    if len(sizes) > 1:
-        listing = ", ".join(
-            f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items()
-        )
-        kind = sites[0].kind
-        remedy = (
-            "Set data.image-size to resize them"
-            if kind == "images"
-            else "Give all examples the same size"
-        )
-        raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
-    if len({bool(site.classes) for site in sites}) > 1:
-        raise DataError(
-            "Some sites name their classes, and others only number them. Use class names at all "
-            "sites."
-        )
+    _check_compatible(sites)
     merged = max(sites, key=lambda site: site.shape[0])
     classes = merged.classes
     if any(site.classes != classes for site in sites):
         classes = tuple(sorted({name for site in sites for name in site.classes}))
-    if len({site.groups for site in sites}) > 1:
-        lacking = ", ".join(site.domains[0] for site in sites if not site.groups)
-        raise DataError(
-            f"These sites do not report groups of people: {lacking}. Start their SuperNodes with "
-            "this version of fairflower, or remove data.groups."
-        )
     merged = replace(
         merged,
         num_classes=len(classes) or max(site.num_classes for site in sites),
@@ -138,6 +116,32 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
         clients=tuple(site_client_info(k, site, merged) for k, site in enumerate(sites)),
         validation_sizes=summed("validation_sizes"),
     )
+
+
+def _check_compatible(sites: Sequence[Federation]) -> None:
+    sizes = {_size(site): site.domains[0] for site in sites}
+    if len(sizes) > 1:
+        listing = ", ".join(
+            f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items()
+        )
+        kind = sites[0].kind
+        remedy = (
+            "Set data.image-size to resize them"
+            if kind == "images"
+            else "Give all examples the same size"
+        )
+        raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
+    if len({bool(site.classes) for site in sites}) > 1:
+        raise DataError(
+            "Some sites name their classes, and others only number them. Use class names at all "
+            "sites."
+        )
+    if len({site.groups for site in sites}) > 1:
+        lacking = ", ".join(site.domains[0] for site in sites if not site.groups)
+        raise DataError(
+            f"These sites do not report groups of people: {lacking}. Start their SuperNodes with "
+            "this version of fairflower, or remove data.groups."
+        )
 
 
 def as_in(merged: Federation, site: Federation, split: Split) -> Split:
