@@ -22,7 +22,7 @@ ANY = arrays_from.arrays(
 
 
 @given(ANY)
-def test_a_record_has_the_bytes_of_flowers_own(array):
+def test_records_equal_flowers_own(array):
     for layout in (array, np.asfortranarray(array), array[..., ::-1] if array.ndim else array):
         record = record_of({"a": layout})
         assert record["a"] == Array(np.asarray(layout, order="C"))
@@ -31,12 +31,12 @@ def test_a_record_has_the_bytes_of_flowers_own(array):
         assert np.array_equal(back, layout, equal_nan=layout.dtype.kind == "f")
 
 
-def test_python_objects_do_not_travel():
+def test_arrays_of_python_objects_are_refused():
     with pytest.raises(ValueError, match="Python objects"):
         record_of({"a": np.array([{}], dtype=object)})
 
 
-def test_an_array_in_shared_memory_is_copied_only_for_its_bytes():
+def test_an_array_in_shared_memory_is_copied_only_when_serialized():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     plain = Array(values)
     memory = np.frombuffer(plain.data, np.uint8).copy()

@@ -35,7 +35,7 @@ def test_pyproject_declares_every_key_with_its_default():
         assert type(declared[key]) is type(default), key
 
 
-def test_a_run_resumed_with_allowed_settings_is_the_same_method():
+def test_execution_settings_do_not_change_the_method():
     (more_rounds,) = CHANGEABLE - config.execution()
     assert more_rounds == "num-server-rounds"
     own = config.keys()
@@ -57,7 +57,7 @@ def wrong_values(allowed: ArgumentSpec) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_arguments_are_refused_alike_in_a_config_and_in_a_constructor(name):
+def test_config_and_constructor_refuse_the_same_arguments(name):
     for arg, allowed in STRATEGIES[name].argument_specs().items():
         assert allowed.bounded or allowed.text, arg
         STRATEGIES[name](**{arg: allowed.default})
@@ -71,7 +71,7 @@ def test_arguments_are_refused_alike_in_a_config_and_in_a_constructor(name):
             assert str(by_key.value).partition(":")[2] == str(by_hand.value).partition(":")[2]
 
 
-def test_pyproject_has_no_federations_which_flower_would_rewrite():
+def test_pyproject_declares_no_federations():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "federations" not in project["tool"]["flwr"]
 
@@ -81,7 +81,7 @@ def test_experiments_are_valid_run_configs(path):
     RunConfig.from_flat(config.read_toml(path))
 
 
-def test_defaults_survive_flat_and_toml():
+def test_the_default_config_survives_conversion_to_flat_and_toml():
     assert RunConfig.from_flat(RunConfig().to_flat()) == RunConfig()
     assert (
         RunConfig.from_flat(config.flatten_tables(tomllib.loads(RunConfig().to_toml())))
@@ -102,19 +102,19 @@ def test_defaults_survive_flat_and_toml():
         },
     )
 )
-def test_any_config_survives_flat_and_toml(flat):
+def test_any_config_survives_conversion_to_flat_and_toml(flat):
     made = RunConfig.from_flat(flat)
     assert RunConfig.from_flat(made.to_flat()) == made
     assert RunConfig.from_flat(config.flatten_tables(tomllib.loads(made.to_toml()))) == made
 
 
-def test_none_turns_an_argument_off_and_default_leaves_it_to_the_strategy():
+def test_the_values_none_and_default_disable_or_omit_an_argument():
     made = RunConfig.from_flat({"strategy.tau": "none", "strategy.beta": "default"})
     assert made.strategy.args == {"tau": None}
 
 
 @given(st.permutations(["t", "scale", "space"]))
-def test_a_method_has_one_label_however_its_arguments_are_ordered(order):
+def test_the_label_does_not_depend_on_the_order_of_arguments(order):
     args = {"t": 0.3, "scale": None, "space": "gradient"}
     label = StrategyConfig("fedequilibria", {arg: args[arg] for arg in order}).label
     assert label == "fedequilibria:t=0.3:scale=none:space=gradient"
@@ -147,7 +147,7 @@ def test_bad_values_are_named_with_what_is_allowed(flat, message):
         RunConfig.from_flat(flat)
 
 
-#: A key of each type that settings have, with and without bounds or choices, and of methods.
+#: A key of each type of setting, with and without bounds or choices, and keys of methods.
 KEYS = (
     *("seed", "client-cpus", "fraction-train", "train.lr", "data.augment", "data.dir", "engine"),
     *("run-name", "data.name", "model.name", "model.weights", "strategy.name", "client.name"),
@@ -158,7 +158,7 @@ KEYS = (
 @pytest.mark.parametrize(
     "key", thinned([(key,) for key in config.key_help()], [(key,) for key in KEYS])
 )
-def test_no_value_is_worse_than_an_error(key):
+def test_damaged_values_cause_at_most_a_config_error(key):
     told = []
     for value in damaged.PYTHON.values():
         try:
@@ -181,13 +181,13 @@ def test_no_value_is_worse_than_an_error(key):
         ("seed=1\nnum-server-rounds=9", "seed = .*: expected a whole number, got str"),
     ],
 )
-def test_no_text_is_worse_than_an_error(text, message, tmp_path):
+def test_damaged_text_causes_a_config_error(text, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat(config.parse_assignments([text]))
 
 
 @pytest.mark.parametrize("name", ["2026-01-02", "07:30:00", "2026-01-02T07:30:00Z"])
-def test_a_date_is_text(name):
+def test_dates_are_parsed_as_text(name):
     assert config.parse_assignments([f"run-name={name}"]) == {"run-name": name}
 
 
@@ -200,7 +200,7 @@ def test_a_date_is_text(name):
         f"{'.'.join('a' * 2000)} = 1",
     ],
 )
-def test_config_files_that_python_cannot_hold(text, tmp_path):
+def test_config_files_that_python_cannot_parse_or_open_are_refused(text, tmp_path):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
         config.read_toml(tmp_path / "bad.toml")
@@ -209,11 +209,11 @@ def test_config_files_that_python_cannot_hold(text, tmp_path):
             config.read_toml(tmp_path / name)
 
 
-def test_integers_are_numbers():
+def test_integers_are_accepted_for_floats():
     assert RunConfig.from_flat({"train.lr": 1}).train.lr == 1.0
 
 
-def test_config_files_that_cannot_be_read(tmp_path):
+def test_missing_and_invalid_config_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no-such"):
         config.read_toml(tmp_path / "no-such.toml")
     (tmp_path / "bad.toml").write_text("seed = = 1")
@@ -235,6 +235,6 @@ def test_config_files_that_cannot_be_read(tmp_path):
         ),
     ],
 )
-def test_what_fedgc_cannot_take_is_refused_before_the_run(changes, message):
+def test_settings_that_fedgc_does_not_support_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({"client.name": "fedgc", "model.name": "prompt-vit-tiny"} | changes)

@@ -1,4 +1,4 @@
-"""The program for the day on which a GPU is there, on the CPU."""
+"""The GPU benchmark program (benchmarks/cuda.py), on the CPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fairflower.registry import CLIENTS, STRATEGIES
 
 PROGRAM = Path(__file__).parent.parent / "benchmarks" / "cuda.py"
 
-#: What the program does without; `pandas` and `jinja2` are those of reports.
+#: Libraries that the program does not need; `pandas` and `jinja2` are for reports.
 MISSING = ("ray", "flwr_datasets", "datasets", "pandas", "matplotlib")
 WITHOUT = f"import sys\nsys.modules |= dict.fromkeys({(*MISSING, 'jinja2')})\n"
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The program as a module; NVIDIA's package has its name."""
+    """Return the program as a module; its name differs from NVIDIA's package ``cuda``."""
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
     spec = importlib.util.spec_from_file_location("cuda_benchmark", PROGRAM)
     assert spec is not None
@@ -43,7 +43,7 @@ def call(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_it_makes_all_parts_without_ray_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_the_program_runs_all_parts_without_ray_and_resumes(tmp_path: Path) -> None:
     first = call(tmp_path, "--parts", "right", "--minutes", "8")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "| fedheal with sgd        |    0.0e+00 |" in first.stdout
@@ -59,11 +59,11 @@ def test_it_makes_all_parts_without_ray_and_goes_on_where_it_stopped(tmp_path: P
     assert rows.read_text().startswith(before)
     assert [row["name"] for row in map(json.loads, rows.read_text().splitlines())].count(
         "fedheal with sgd"
-    ) == 2  # begun, and done
+    ) == 2  # started and finished
     assert rows.with_name("table.md").read_text() == second.stdout
 
 
-def test_every_strategy_and_client_is_among_its_parts(cuda: Any) -> None:
+def test_the_parts_contain_every_strategy_and_client(cuda: Any) -> None:
     from cuda_parts import items
 
     names = items(quick=False)["right"]
@@ -72,7 +72,9 @@ def test_every_strategy_and_client_is_among_its_parts(cuda: Any) -> None:
     assert trained == {*CLIENTS} - {"fedavg"}  # another name of sgd
 
 
-def test_a_later_row_counts_and_half_a_line_does_not(cuda: Any, tmp_path: Path) -> None:
+def test_later_rows_replace_earlier_ones_and_incomplete_lines_are_skipped(
+    cuda: Any, tmp_path: Path
+) -> None:
     cuda.add_row(tmp_path, "right", "a", {"error": "CUDA error"})
     cuda.add_row(tmp_path, "right", "b", {"begun": True})
     cuda.add_row(tmp_path, "right", "a", {"right": True})
@@ -85,7 +87,7 @@ def test_a_later_row_counts_and_half_a_line_does_not(cuda: Any, tmp_path: Path) 
     assert not cuda.is_finished({"rounds": 3, "unfinished": True})
 
 
-def test_a_run_of_the_papers_stops_in_time_and_goes_on(
+def test_a_paper_run_stops_at_the_time_limit_and_resumes(
     cuda: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cuda_parts import papers
@@ -99,7 +101,7 @@ def test_a_run_of_the_papers_stops_in_time_and_goes_on(
     assert [*second["accuracy"]] == ["mnist", "usps", "svhn", "syn"]
 
 
-def test_every_strategy_and_client_leaves_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_runs_every_strategy_and_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """``benchmarks/bits.py``, which shows that a change of code changes no model."""
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
     from bits import RUNS

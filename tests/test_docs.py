@@ -1,4 +1,4 @@
-"""What the documents say: their programs run, and their tables are the code's."""
+"""The documents: their programs run, and their tables match the code."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def set_weights(net: nn.Module, arrays: list[np.ndarray]) -> None:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a program of a page in a project whose module ``task`` is this one."""
+    """Return a function that runs a page's program with a module ``task`` made from this file."""
     task = ModuleType("task")
     for thing in (Net, load_data, train, get_weights, set_weights):
         setattr(task, thing.__name__, thing)
@@ -101,7 +101,7 @@ class Grid(InlineGrid):
 
 @pytest.fixture
 def merged(monkeypatch: pytest.MonkeyPatch) -> list[FairStrategy]:
-    """The strategy, once for every round that it merged."""
+    """Collect the strategy once for every round that it merges."""
     found = []
     aggregate = FairStrategy.aggregate_train
 
@@ -117,13 +117,15 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[FairStrategy]:
 
 
 @pytest.mark.parametrize("style", ["", "classic-"])
-def test_the_programs_of_the_page_work(style: str, programs: Any, merged: list[Any]) -> None:
+def test_documented_server_and_client_programs_run(
+    style: str, programs: Any, merged: list[Any]
+) -> None:
     server, client = programs(f"{style}server")["app"], programs(f"{style}client")["app"]
     server(Grid(client, CLIENTS), Context(1, 1, {}, RecordDict(), {}))
     assert len(merged) == 3
 
 
-def test_a_client_that_sends_fishers_serves_fedequilibria_in_both_styles(
+def test_documented_clients_work_with_fedequilibria_in_both_styles(
     programs: Any, merged: list[Any]
 ) -> None:
     """The page's message client with the strategy of its classic server, and the reverse."""
@@ -168,7 +170,7 @@ ADAPTING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ADAPTING)
-def test_adapters_of_a_transformer_are_merged_in_the_type_they_are_sent_in(
+def test_adapters_are_merged_in_the_dtype_in_which_they_are_sent(
     name: str, kind: str, programs: Any, merged: list[Any]
 ) -> None:
     """Arrays of float16 from a network in float32, and, as the page says, float32 of bfloat16."""
@@ -215,8 +217,8 @@ def test_adapters_of_a_transformer_are_merged_in_the_type_they_are_sent_in(
         assert (array.numpy() != start[key].numpy()).any()
 
 
-def test_bfloat16_itself_is_what_flower_refuses() -> None:
-    """Once it does not, the page can be shorter."""
+def test_flower_refuses_bfloat16() -> None:
+    """Once Flower accepts it, the page can be shortened."""
     with pytest.raises(TypeError, match="unsupported ScalarType BFloat16"):
         ArrayRecord({"w": torch.zeros(2, dtype=torch.bfloat16)})
 
@@ -233,7 +235,7 @@ def load_arrays(number: int) -> list[np.ndarray]:
     return [images.astype(np.uint8), labels, images.astype(np.uint8), labels]
 
 
-def test_the_trainers_of_the_page_share_control_variates(
+def test_documented_scaffold_clients_share_control_variates(
     programs: Any, merged: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = sys.modules["task"]
@@ -246,7 +248,7 @@ def test_the_trainers_of_the_page_share_control_variates(
     assert any(np.abs(array).max() > 0 for array in variates.c.values())
 
 
-def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
+def test_documented_helpers_compute_valid_values(programs: Any) -> None:
     found = programs("helpers")
     trained = dict(Net().named_parameters())
     assert found["fisher"].keys() == found["gradient"].keys() == trained.keys()
@@ -254,12 +256,12 @@ def test_the_helpers_of_the_page_compute_what_it_says(programs: Any) -> None:
     assert found["rise"] > 0
 
 
-def test_the_rules_of_the_page_keep_what_the_page_has_one_checked_for(programs: Any) -> None:
+def test_documented_strategies_pass_check_strategy(programs: Any) -> None:
     check_strategy(programs("mine.py")["LossPower"], power=2.0)
     check_strategy(programs("smoothed.py")["Smoothed"])
 
 
-def test_the_arrays_of_the_page_are_each_clients_own(
+def test_documented_local_arrays_stay_with_the_clients(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("own_words.py", "reviews.py"):
@@ -274,7 +276,7 @@ def test_the_arrays_of_the_page_are_each_clients_own(
     assert models[0] == models[1]
 
 
-def test_the_measurement_of_the_page_reaches_its_strategy(
+def test_the_documented_measurement_reaches_its_strategy(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "entropy.py").write_text(programs.texts["entropy.py"])
@@ -292,7 +294,7 @@ def test_the_measurement_of_the_page_reaches_its_strategy(
     check_strategy(programs("entropy.py")["Unsure"])
 
 
-def test_the_tracker_of_the_page_writes_a_line_for_every_round(
+def test_the_documented_tracker_writes_a_line_for_every_round(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lines.py").write_text(programs.texts["lines.py"])
@@ -303,11 +305,11 @@ def test_the_tracker_of_the_page_writes_a_line_for_every_round(
     assert all(0 <= row["accuracy/AVG"] <= 1 for row in rounds)
 
 
-def test_every_field_of_a_cohort_is_told_of() -> None:
-    told = needs.cohort()
+def test_every_field_of_a_cohort_is_documented() -> None:
+    table = needs.cohort()
     for field in dataclasses.fields(Cohort):
-        assert told.count(f"| `{field.name}` | ") == 1
-    assert "| `average(weights)` | Return the weighted mean" in told
+        assert table.count(f"| `{field.name}` | ") == 1
+    assert "| `average(weights)` | Return the weighted mean" in table
 
 
 QUICK = {
@@ -320,7 +322,7 @@ QUICK = {
 
 
 @pytest.mark.slow
-def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
+def test_the_documented_texts_can_be_shown_compared_and_analyzed(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the folder of ``reviews.py``, as the page says; the loss is the page's own."""
@@ -348,7 +350,7 @@ def test_the_texts_of_the_page_are_shown_compared_and_looked_at(
     assert "reviews:Focal" in call("sharpness", "out/runs")
 
 
-def test_the_tables_of_the_page_are_read_and_trained_on(
+def test_the_documented_tables_can_be_read_and_trained_on(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "patients.py").write_text(programs.texts["patients.py"])
@@ -366,7 +368,7 @@ def test_the_tables_of_the_page_are_read_and_trained_on(
     check_data(programs("patients.py")["Patients"], DataConfig(dir=str(tmp_path)))
 
 
-def test_the_partitioner_of_the_page_gives_a_client_two_classes(programs: Any) -> None:
+def test_the_documented_partitioner_gives_each_client_two_classes(programs: Any) -> None:
     data_set = programs("pathological.py")["TwoClasses"](DataConfig(clients_per_domain=5))
     labels = np.arange(100) % 10
     parts, _ = apply_partitioner(data_set, "cifar10", labels)
@@ -375,8 +377,8 @@ def test_the_partitioner_of_the_page_gives_a_client_two_classes(programs: Any) -
     assert len(rows) == len(set(rows)) > 0
 
 
-def test_the_loss_of_the_page_is_the_papers(programs: Any) -> None:
-    """Without focus it is the cross entropy; what has 0.9 counts a hundredth with gamma 2."""
+def test_the_documented_focal_loss_matches_the_paper(programs: Any) -> None:
+    """gamma 0 gives the cross entropy; with gamma 2, probability 0.9 counts a hundredth."""
     net = nn.Identity()
     x, y = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log(), torch.tensor([0, 0])
 
@@ -389,7 +391,7 @@ def test_the_loss_of_the_page_is_the_papers(programs: Any) -> None:
     assert loss(2) == pytest.approx((entropies * [0.01, 0.25]).mean(), rel=1e-5)
 
 
-def test_the_page_on_packages_shows_the_examples_own_lines() -> None:
+def test_the_page_on_packages_quotes_the_example() -> None:
     page = (DOCS / "your-own-parts.md").read_text()
     example = DOCS.parent / "examples" / "my-method"
     project = (example / "pyproject.toml").read_text()
@@ -399,7 +401,7 @@ def test_the_page_on_packages_shows_the_examples_own_lines() -> None:
     assert rule.partition("class LossPower")[2] in page
 
 
-def test_the_guides_metrics_are_computed_in_a_run(
+def test_the_documented_metrics_are_computed_in_a_run(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_metrics.py").write_text(programs.texts["my_metrics.py"])
@@ -411,12 +413,12 @@ def test_the_guides_metrics_are_computed_in_a_run(
     assert all(np.isfinite(run.scores[name]).all() for name in run.user_metrics)
 
 
-def test_the_private_strategy_of_the_page_is_made(programs: Any) -> None:
+def test_the_documented_private_strategy_can_be_constructed(programs: Any) -> None:
     wrapper = programs("private-server")["strategy"]
     assert isinstance(wrapper.strategy, FairStrategy)
 
 
-def test_sums_per_node_differ_in_as_many_places_as_the_page_says(
+def test_the_documented_program_of_sums_per_node_prints_its_value(
     programs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs("sums-per-node")
@@ -424,14 +426,14 @@ def test_sums_per_node_differ_in_as_many_places_as_the_page_says(
 
 
 @pytest.mark.parametrize("path", needs.DOCUMENTS, ids=lambda path: path.name)
-def test_tables_are_those_of_the_code(path: Path) -> None:
+def test_generated_tables_are_up_to_date(path: Path) -> None:
     text = path.read_text()
     assert needs.filled(text) == text, "run python docs/tables.py"
 
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The program that measures how far one lying client gets."""
+    """Import the program that measures the influence of one lying client."""
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
     import liar
 
@@ -442,7 +444,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def liar_tables() -> list[list[list[str]]]:
-    """The cells of the tables about it."""
+    """Return the cells of the tables about lying clients."""
     _, _, section = (DOCS / "faults.md").read_text().partition("## Clients that lie")
     section, _, _ = section.partition("\n## ")
     tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[1:]  # the first has the keys
@@ -452,14 +454,16 @@ def liar_tables() -> list[list[list[str]]]:
     ]
 
 
-def assert_same(found: list[str], told: list[str]) -> None:
-    """As far as rounded figures can be, from other processors, too."""
-    numbers = [pytest.approx(float(n), rel=0.5 if "e" in n else 0.01, abs=0.015) for n in told[1:]]
-    assert found[0] == told[0]
+def assert_same(found: list[str], documented: list[str]) -> None:
+    """Compare rows of rounded numbers, with tolerances for other processors."""
+    numbers = [
+        pytest.approx(float(n), rel=0.5 if "e" in n else 0.01, abs=0.015) for n in documented[1:]
+    ]
+    assert found[0] == documented[0]
     assert [float(n) for n in found[1:]] == numbers, "run benchmarks/liar.py"
 
 
-def test_the_table_on_liars_in_training_is_that_of_its_runs(
+def test_the_table_on_liars_in_training_matches_its_summary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
@@ -471,27 +475,27 @@ def test_the_table_on_liars_in_training_is_that_of_its_runs(
 
 
 @pytest.mark.slow
-def test_the_influence_of_a_liar_is_told_of_strategies_that_exist(liar: Any) -> None:
-    """Of all of them only at a release: a new strategy does not have to wait for its row."""
+def test_the_tables_on_liars_list_existing_strategies(liar: Any) -> None:
+    """All strategies are listed only at a release: a new one needs no row until then."""
     by_strategy, remembering, exchanges = (
         {row[0].strip("`"): row for row in table} for table in liar_tables()
     )
     assert by_strategy.keys() <= STRATEGIES.keys()
     assert remembering.keys() <= {name for name, rule in STRATEGIES.items() if rule.STATE}
     assert exchanges.keys() <= set(liar.EXCHANGES)
-    assert_same(liar.row("fairfed"), by_strategy["fairfed"])  # a quick one
+    assert_same(liar.row("fairfed"), by_strategy["fairfed"])  # a fast one
 
 
-#: Rules whose rows take longer to measure than all others' together.
+#: Strategies whose rows take longer to measure than all others together.
 LONG_TO_MEASURE = {"fedequilibria", "fedfv", "fedgcr", "fedce", "fedga"}
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_what_is_told_of_liars_is_measured(liar: Any) -> None:
+def test_the_tables_on_liars_match_measurements(liar: Any) -> None:
     by_strategy, remembering, exchanges = liar_tables()
-    for told, measure in ((by_strategy, liar.row), (remembering, liar.long_row)):
-        for row in told:
+    for table, measure in ((by_strategy, liar.row), (remembering, liar.long_row)):
+        for row in table:
             if (name := row[0].strip("`")) not in LONG_TO_MEASURE:
                 assert_same(measure(name), row)
     for row in exchanges[::2]:
@@ -501,14 +505,14 @@ def test_what_is_told_of_liars_is_measured(liar: Any) -> None:
 @pytest.mark.parametrize(
     "methods", [registry.STRATEGIES, registry.CLIENTS], ids=["strategies", "clients"]
 )
-def test_every_method_has_an_example_and_related_methods(methods: Any) -> None:
+def test_every_docstring_of_a_method_has_see_also_and_examples(methods: Any) -> None:
     for name, method in methods.items():
         text = method.__doc__ or ""
         assert "\n    See Also\n    --------\n" in text, name
         assert "\n    Examples\n    --------\n    >>> " in text, name
 
 
-def test_every_table_is_in_some_document() -> None:
+def test_every_generated_table_is_in_a_document() -> None:
     text = "".join(path.read_text() for path in needs.DOCUMENTS)
     assert set(re.findall(r"<!-- table: (\w+) -->", text)) == set(needs.TABLES)
 
@@ -517,12 +521,12 @@ LINKING = [*DOCS.glob("*.md"), *DOCS.parent.glob("experiments/*.md"), *DOCS.pare
 
 
 @pytest.mark.parametrize("path", LINKING, ids=str)
-def test_links_between_documents_lead_somewhere(path: Path) -> None:
+def test_targets_of_links_between_documents_exist(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
 
 
-def test_keys_and_certificates_are_not_committed_by_accident():
+def test_keys_and_certificates_are_ignored_by_git():
     made = ["certificates/server.key", "superlink.db", "superlink.db-wal", "site.key", "a.key.pub"]
     command = ["git", "check-ignore", *made]
     done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)

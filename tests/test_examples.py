@@ -1,4 +1,4 @@
-"""What is in examples/ works."""
+"""The programs in examples/ work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LORA = ROOT / "examples/lora"
 
 
 def outputs(cell: Any, kind: str) -> str:
-    """All that a cell shows of one kind, as one text."""
+    """Return a cell's outputs of one MIME type as one text."""
     return "".join(
         output["data"][kind] for output in cell.outputs if kind in output.get("data", {})
     )
@@ -57,7 +57,7 @@ def test_the_notebook_shows_runs_tables_and_figures(tmp_path: Path) -> None:
     )
 
 
-def test_the_texts_of_the_lora_example_are_a_thousand_sentences_per_domain() -> None:
+def test_the_lora_example_has_1000_sentences_per_domain() -> None:
     for domain in ("films", "products", "restaurants"):
         with (LORA / f"texts/{domain}.csv").open(encoding="utf-8", newline="") as file:
             labels = [row["label"] for row in csv.DictReader(file)]
@@ -65,7 +65,7 @@ def test_the_texts_of_the_lora_example_are_a_thousand_sentences_per_domain() -> 
 
 
 @pytest.mark.slow
-def test_the_lora_example_is_one_command(
+def test_the_command_of_the_lora_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None
 ) -> None:
     """The command of its config, for one round of one seed with a fifth of the texts."""
@@ -90,7 +90,7 @@ def test_the_lora_example_is_one_command(
         assert len(read_run(path).clients) == 12
 
 
-def test_the_app_with_one_strategy_learns_for_its_worst_client(
+def test_the_one_strategy_app_improves_its_worst_client(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As `flwr run` does it, but one client after another in this process."""

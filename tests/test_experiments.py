@@ -1,4 +1,4 @@
-"""The experiments: their commands are ones, and no table or figure of the papers is left out."""
+"""The experiments: their commands are valid; all tables and figures of the papers are listed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairflower.plans import comparison
 CONFIGS = configs()
 INDEX = (FOLDER / "README.md").read_text()
 
-#: What the papers have, by the last number of each, appendices included.
+#: Last numbers of the papers' tables and figures, appendices included.
 PAPERS = {
     "FedHEAL": {"Table": 5, "Figure": 7},
     "FedISM": {"Table": 8, "Figure": 7},
@@ -32,7 +32,7 @@ PAPERS = {
 
 
 def header(path: Path) -> str:
-    """The comment that a config begins with."""
+    """Return the comment at the beginning of a config."""
     lines = path.read_text().split("\n\n")[0].splitlines()
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 
@@ -46,17 +46,17 @@ COMMAND = typer.main.get_command(app)
 COMMANDS = list(dict.fromkeys(c for text in (INDEX, *map(header, CONFIGS)) for c in commands(text)))
 
 
-#: What each command began with, for all tests that ask.
+#: Cache: what each command began with.
 BEGUN: dict[str, Any] = {}
 
 
 class Begun(Exception):
-    """Raised where a command has read its arguments and begins to work, with what on."""
+    """Raised, with a command's input, when the command has read its arguments."""
 
 
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Give a command: its plan, its paths, or the data that it shows."""
+    """Return a function from a command to its plan, its paths, or the data that it shows."""
     monkeypatch.chdir(FOLDER.parent)
     monkeypatch.setattr(comparison, "remaining_plan", lambda plan, folder, console: plan)
     monkeypatch.setattr(comparison, "locked_folder", lambda folder: nullcontext())
@@ -82,12 +82,12 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_one(command: str, begin: Callable[[str], Any]) -> None:
+def test_every_documented_command_is_valid(command: str, begin: Callable[[str], Any]) -> None:
     assert "..." not in command
     assert begin(command)
 
 
-def test_what_is_looked_at_afterwards_is_what_was_made(begin: Callable[[str], Any]) -> None:
+def test_analyzed_folders_are_made_by_documented_comparisons(begin: Callable[[str], Any]) -> None:
     made = [
         f"{run.output_dir}/{run.run_name}/".removeprefix(f"{FOLDER.parent}/")
         for command in COMMANDS
@@ -101,12 +101,12 @@ def test_what_is_looked_at_afterwards_is_what_was_made(begin: Callable[[str], An
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_table_and_figure_is_told_of(paper: str) -> None:
+def test_every_table_and_figure_of_a_paper_is_listed(paper: str) -> None:
     (section,) = re.findall(rf"^## {paper} .*?(?=^## |\Z)", INDEX, re.DOTALL | re.MULTILINE)
     left_out = re.findall(r"Not made: (.*?)\.", section, re.DOTALL)
     made = re.findall(r"^### (.*?):", section, re.MULTILINE)
-    told = Counter(re.findall(r"(?:Table|Figure) \d+", " ".join([*left_out, *made])))
-    assert told == Counter(
+    listed = Counter(re.findall(r"(?:Table|Figure) \d+", " ".join([*left_out, *made])))
+    assert listed == Counter(
         f"{kind} {n}" for kind, last in PAPERS[paper].items() for n in range(1, last + 1)
     )
     for part in re.split(r"^### ", section, flags=re.MULTILINE)[1:]:
@@ -137,7 +137,7 @@ def test_some_configs_refer_to_others() -> None:
 
 
 @pytest.mark.parametrize("path", LIKE, ids=lambda path: path.name)
-def test_what_differs_from_another_config_is_said(path: Path) -> None:
+def test_headers_state_the_differences_from_another_config(path: Path) -> None:
     text = " ".join(header(path).split())
     other, own = settings(LIKE[path]), settings(path)
     for key in own:
@@ -146,8 +146,8 @@ def test_what_differs_from_another_config_is_said(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_as_in_the_paper_is_what_the_paper_prints(path: Path) -> None:
-    """FedEquilibria's Eq. 1 has Fisher diagonals as they are, FedISM's ResNet-18 is pretrained."""
+def test_configs_as_in_the_paper_have_the_papers_settings(path: Path) -> None:
+    """FedEquilibria's Eq. 1 has unscaled Fisher diagonals; FedISM's ResNet-18 is pretrained."""
     if "as in the paper" in header(path):
         own = settings(path)
         assert own["strategy.name"] != "fedequilibria" or own["strategy.scale"] == "none"

@@ -1,4 +1,4 @@
-"""What an installation lacks is said at once, with what to install."""
+"""Missing libraries are reported at once, with the extra to install."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fairflower.strategies import STRATEGIES, min_norm_weights
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No library of any extra is there."""
+    """Pretend that no library of any extra is installed."""
     monkeypatch.setattr(errors, "installed", lambda library: False)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.usefixtures("lacking")
-def test_a_strategy_that_needs_more_says_so_where_it_is_made(name: str) -> None:
+def test_strategies_report_their_missing_extra_when_constructed(name: str) -> None:
     rule = STRATEGIES[name]
     if not rule.extra:
         rule()
@@ -40,14 +40,14 @@ def test_a_strategy_that_needs_more_says_so_where_it_is_made(name: str) -> None:
 
 
 @pytest.mark.usefixtures("lacking")
-def test_exchanges_and_solvers_name_their_extra() -> None:
+def test_exchanges_and_solvers_report_their_missing_extra() -> None:
     for needing in (ClusterCenters, lambda: min_norm_weights([[1.0]])):
         with pytest.raises(NotInstalled, match=r"fairflower\[solvers\]"):
             needing()
 
 
 @pytest.mark.usefixtures("lacking")
-def test_runs_and_reports_need_the_libraries_of_training() -> None:
+def test_runs_and_reports_report_the_missing_extra_train() -> None:
     for name in ("run", "compare", "read"):
         with pytest.raises(
             ImportError, match=rf"fairflower.{name} needs torch.*fairflower\[train\]"
@@ -63,7 +63,7 @@ BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets")
 
 
 @pytest.mark.nightly
-def test_without_ray_a_run_is_inline_and_says_so(tmp_path: Path) -> None:
+def test_without_ray_runs_use_the_inline_engine_and_say_so(tmp_path: Path) -> None:
     """A run, a comparison and a report in a process that can import none of `BEYOND_TRAINING`."""
     code = f"""
 import sys
@@ -89,7 +89,7 @@ for call in (["run", *runs], ["compare", *runs, *compared], ["report", "runs"]):
 
 @pytest.fixture
 def training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The libraries of `fairflower[train]` are there, and no others."""
+    """Pretend that only the libraries of `fairflower[train]` are installed."""
     for module in (errors, choice):
         monkeypatch.setattr(module, "installed", lambda library: library not in BEYOND_TRAINING)
 
@@ -105,7 +105,7 @@ def training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "--data=femnist"], "needs flwr_datasets, datasets."),
     ],
 )
-def test_a_library_is_asked_for_by_the_feature_that_uses_it(
+def test_features_report_the_library_that_they_need(
     command: list[str], needs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
@@ -115,7 +115,7 @@ def test_a_library_is_asked_for_by_the_feature_that_uses_it(
 
 
 @pytest.mark.usefixtures("training_alone")
-def test_auto_is_the_inline_engine_without_ray_and_ray_with_it(
+def test_engine_auto_is_ray_if_installed_and_else_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = RunConfig(workers=2)
@@ -129,7 +129,7 @@ def test_auto_is_the_inline_engine_without_ray_and_ray_with_it(
 
 
 @pytest.mark.usefixtures("training_alone")
-def test_a_few_runs_are_parallel_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_runs_are_parallel_jobs_only_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "cpus", lambda: 4)
     monkeypatch.setattr(jobs, "installed", lambda library: False)
     assert [jobs.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 3, 4]
@@ -140,8 +140,8 @@ def test_a_few_runs_are_parallel_without_ray(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_a_project_with_torch_alone_measures_and_trains() -> None:
-    """Whatever else of the extras is missing; without torch, tests/deploy/test_light.py looks."""
+def test_measuring_needs_no_library_of_the_extras_but_torch() -> None:
+    """All other libraries are missing; tests/deploy/test_light.py tests without torch."""
     code = f"""
 import sys
 for library in {[library for library in EXTRAS["sim"] if library != "torch"]}:
@@ -155,7 +155,7 @@ print(list(fisher_diagonal(torch.nn.Linear(2, 2), [(torch.ones(3, 2), torch.tens
     assert done.stdout == "['weight', 'bias']\n", done.stderr
 
 
-def test_the_extras_are_those_of_the_project() -> None:
+def test_the_extras_match_pyproject() -> None:
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     parts = tomllib.loads(text)["project"]["optional-dependencies"]
     named = {"scikit-learn": "sklearn", "pillow": "PIL", "flwr-datasets": "flwr_datasets"}
@@ -173,7 +173,7 @@ def test_the_extras_are_those_of_the_project() -> None:
     assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | set(EXTRAS["train"])
 
 
-def test_a_folder_of_a_librarys_name_is_no_library(
+def test_a_folder_with_a_librarys_name_does_not_count_as_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "no_such_library").mkdir()

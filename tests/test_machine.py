@@ -1,4 +1,4 @@
-"""The machine that a run folder names, by what processors say of themselves."""
+"""The machine that a run folder records, from /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ CPU part\t: 0xd40
         ("", "", []),
     ],
 )
-def test_processors_are_named(cpuinfo: str, name: str, instructions: list[str]) -> None:
+def test_processors_are_read_from_cpuinfo(cpuinfo: str, name: str, instructions: list[str]) -> None:
     assert machine.processor(cpuinfo) == (name, instructions)
 
 
-def test_a_run_folder_has_the_versions_of_the_solvers_that_its_strategy_needs(
+def test_a_run_folder_records_the_versions_of_the_needed_solvers(
     tmp_path: Path,
 ) -> None:
     found = {}
@@ -71,30 +71,30 @@ def test_a_run_folder_has_the_versions_of_the_solvers_that_its_strategy_needs(
     assert found["fedgcr"]["scikit-learn"] == sklearn.__version__
 
 
-def test_a_run_folder_names_the_machine_of_every_session(
+def test_a_run_folder_records_the_machine_of_every_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
     config = RunConfig.from_flat({"output-dir": str(tmp_path)})
     client = {"client_id": 0, "domain": "a", "num_examples": 1, "class_counts": [1]}
-    of = {"domains": ["a"], "clients": [client]}
+    federation = {"domains": ["a"], "clients": [client]}
 
     def facts(folder: RunFolder) -> Any:
         folder.finish("stopped")
         return json.loads((folder.path / "run.json").read_text())
 
     cpuinfo.write_text(AMD)
-    folder = RunFolder.create(config, of)
+    folder = RunFolder.create(config, federation)
     first = facts(folder)
     assert first["machine"]["processor"] == "AMD EPYC family 25 model 1"
     assert first["machine"]["instructions"] == "avx2"
     assert first["machine"]["kernels"] == torch.backends.cpu.get_cpu_capability()
     assert first["versions"]["torch"] == torch.__version__.partition("+")[0]
-    # A folder of before these facts goes on, with those of the session that goes on.
+    # An older folder without these facts can be resumed; the new session records its own.
     old = first | {"machine": {"system": "Linux", "machine": "x86_64", "cpus": 2}}
     (folder.path / "run.json").write_text(json.dumps(old))
     cpuinfo.write_text(INTEL)
-    again = facts(RunFolder.reopen(folder.path, config, of, lock=lock_folder(folder.path)))
+    again = facts(RunFolder.reopen(folder.path, config, federation, lock=lock_folder(folder.path)))
     assert again["machine"] == old["machine"]
     assert again["resumed"][0]["machine"]["instructions"] == "avx2 avx512f amx_tile"

@@ -1,4 +1,4 @@
-"""Strategies, clients, models and data sets of other packages, by name and by place."""
+"""Strategies, clients, models and data sets of other packages, by entry point and by module."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPTIONS = [f"--set={key}={value}" for key, value in QUICK.items()]
 
 
 class Packages:
-    """What is installed, as Python sees it, for the time of a test."""
+    """Fake installed packages for the duration of a test."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Packages:
         monkeypatch.syspath_prepend(str(folder))
 
     def install(self, name: str, entry_points: dict[str, dict[str, str]], **modules: str) -> None:
-        """A package with entry points, and modules with some source."""
+        """Install a package with entry points, and modules with the given source."""
         info = self.folder / f"{name.replace('-', '_')}-1.2.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
@@ -69,7 +69,7 @@ class Packages:
         (info / "entry_points.txt").write_text("\n".join(groups))
         for module, source in modules.items():
             (self.folder / f"{module}.py").write_text(source)
-        # Another path, or what was offered before would be remembered.
+        # A new path entry, because entry points are cached by path.
         self._patch.syspath_prepend(str(self.folder / name))
         importlib.invalidate_caches()
 
@@ -136,13 +136,13 @@ def mine(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return packages
 
 
-# --- what is found --------------------------------------------------------------------------
+# --- parts that are found -------------------------------------------------------------------------
 
 
-def test_clients_train_where_the_strategy_is_not_installed(
+def test_clients_train_without_the_strategys_package(
     mine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a learning-rate schedule every round's run config is another, parsed anew."""
+    """With a learning-rate schedule, the run config changes and is parsed every round."""
     settings = QUICK | {"num-server-rounds": 3, "train.lr-schedule": "linear"}
     named = {"strategy.name": "mine:Mine", "strategy.power": 2.0, "output-dir": str(tmp_path)}
     made = RunConfig.from_flat(settings | named)
@@ -167,18 +167,18 @@ def test_clients_train_where_the_strategy_is_not_installed(
 
 @pytest.mark.usefixtures("example")
 @pytest.mark.parametrize("name", ["loss-power", "my_method.strategy:LossPower"])
-def test_a_strategy_of_a_package_is_configured_as_a_built_in_one(name: str) -> None:
+def test_a_strategy_of_a_package_is_configured_like_a_built_in_one(name: str) -> None:
     made = RunConfig.from_flat({"strategy.name": name, "strategy.power": 2.5})
     assert made.strategy.factory.__name__ == "LossPower"
     assert made.label == f"{name}:power=2.5"
     assert RunConfig.from_flat(made.to_flat()) == made
     assert RunConfig.from_flat(config.flatten_tables(tomllib.loads(made.to_toml()))) == made
     assert StrategyConfig.parse(f"fedavg,{name}:power=2.5")[1] == made.strategy
-    # As it can be told where keys are declared beforehand: `flwr run`.
+    # `flwr run` accepts only declared keys, so arguments come with the name.
     assert RunConfig.from_flat({"strategy.name": f"{name}:power=2.5"}) == made
     both = {"strategy.name": f"{name}:power=2.5", "strategy.power": 3.0}
     assert RunConfig.from_flat(both).label == f"{name}:power=3.0"
-    # An argument given as its default is no other method.
+    # An argument equal to its default does not change the method.
     given = RunConfig.from_flat({"strategy.name": name, "strategy.power": 1.0})
     assert given.label == name
     assert config.method_key(given.to_flat()) == config.method_key({"strategy.name": name} | {
@@ -198,7 +198,7 @@ def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> N
     assert sys.path[-1] == str(Path.cwd())
 
 
-def test_a_run_folder_is_read_without_running_what_lies_beside_it(mine: Packages) -> None:
+def test_reading_a_method_of_a_run_runs_no_local_module(mine: Packages) -> None:
     Path("mine.py").write_text("raise SystemExit('was run')")
     assert dict(StrategyConfig("mine:Mine", {"power": 2}).defaults()) == {}
     flat = {"strategy.name": "mine:Mine", "strategy.power": 2}
@@ -209,7 +209,7 @@ def test_a_run_folder_is_read_without_running_what_lies_beside_it(mine: Packages
 @pytest.mark.parametrize(
     "key", ["strategy.name", "client.name", "model.name", "data.name"], ids=lambda key: key[:-5]
 )
-def test_a_class_that_raises_is_named_with_the_line(
+def test_an_error_in_a_users_class_names_its_line(
     key: str, failure: str, mine: Packages, tmp_path: Path
 ) -> None:
     bases = {"strategy": "FedAvg", "client": "Trainer", "model": "CNN", "data": "UCIDigits"}
@@ -238,7 +238,7 @@ def test_a_class_that_raises_is_named_with_the_line(
         ("client.name", "make_exchanges = classmethod(lambda cls, args: {}['k'])"),
     ],
 )
-def test_a_class_that_cannot_be_checked_is_named(key: str, broken: str, mine: Packages) -> None:
+def test_a_users_class_that_fails_checks_is_named(key: str, broken: str, mine: Packages) -> None:
     Path("raising.py").write_text(
         "from fairflower.clients import Trainer\nfrom fairflower.strategies import FedAvg\n"
         f"class Mine({'FedAvg' if key == 'strategy.name' else 'Trainer'}):\n    {broken}\n"
@@ -248,7 +248,7 @@ def test_a_class_that_cannot_be_checked_is_named(key: str, broken: str, mine: Pa
         RunConfig.from_flat({key: "raising:Mine"})
 
 
-def test_exchanges_of_another_kind_are_named(mine: Packages) -> None:
+def test_wrong_results_of_make_exchanges_are_named(mine: Packages) -> None:
     Path("raising.py").write_text(
         "from fairflower.clients import Trainer\nclass Mine(Trainer):\n"
         "    make_exchanges = classmethod(lambda cls, args: [3])\n"
@@ -260,14 +260,14 @@ def test_exchanges_of_another_kind_are_named(mine: Packages) -> None:
         RunConfig.from_flat({"client.name": "raising:Mine"})
 
 
-def test_arguments_go_to_a_module_in_the_working_directory(mine: Packages) -> None:
+def test_shared_arguments_reach_a_module_in_the_working_directory(mine: Packages) -> None:
     from fairflower.plans.plan import Plan
 
     plan = Plan.grid({}, StrategyConfig.parse("mine:Mine"), [0], {"strategy.power": 2})
     assert [run.label for run in plan.runs] == ["mine:Mine:power=2", "uniform"]
 
 
-def test_arguments_stay_where_the_method_is_named_again() -> None:
+def test_overrides_keep_the_arguments_of_the_same_method() -> None:
     flat = {"strategy.name": "fedheal:tau=0.4:beta=0.1"}
     assert StrategyConfig("fedheal", {"beta": "default"}).override(flat) == {
         "strategy.name": "fedheal",
@@ -277,7 +277,7 @@ def test_arguments_stay_where_the_method_is_named_again() -> None:
 
 
 @pytest.mark.usefixtures("example")
-def test_all_four_parts_run_are_listed_reported_and_resumed(
+def test_all_four_parts_can_be_run_listed_reported_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "width", 200)
@@ -307,19 +307,19 @@ def test_all_four_parts_run_are_listed_reported_and_resumed(
 
 
 @pytest.mark.usefixtures("example")
-def test_flower_lets_arguments_pass_that_come_with_a_name() -> None:
+def test_flower_accepts_arguments_that_come_with_a_name() -> None:
     own = flatten_dict(get_project_config(EXAMPLE)["tool"]["flwr"]["app"]["config"])
     ours = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])
     given = parse_config_args(["strategy.name='loss-power:power=3.0' client.name='smooth'"])
     for declared in (own, ours):
         made = RunConfig.from_flat(fuse_dicts(declared, given))
         assert made.label == "smooth+loss-power:power=3.0"
-    with pytest.raises(ValueError, match=r"strategy\.power"):  # hence with the name
+    with pytest.raises(ValueError, match=r"strategy\.power"):  # hence arguments come with the name
         fuse_dicts(ours, parse_config_args(["strategy.power=3.0"]))
 
 
 @pytest.mark.usefixtures("example")
-def test_a_plan_shares_arguments_and_names_folders(tmp_path: Path) -> None:
+def test_a_plan_passes_arguments_and_names_run_folders(tmp_path: Path) -> None:
     from fairflower.plans.plan import Plan
 
     strategies = StrategyConfig.parse("fedheal,my_method.strategy:LossPower,uniform")
@@ -335,7 +335,7 @@ def test_a_plan_shares_arguments_and_names_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("example")
-def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packages) -> None:
+def test_a_run_can_be_read_without_its_package(tmp_path: Path, packages: Packages) -> None:
     names = [f"--set={key}={value}" for key, value in PARTS.items()]
     call("run", *names, *OPTIONS, f"--output-dir={tmp_path / 'runs'}", "--set=strategy.power=2")
     (folder,) = (tmp_path / "runs").iterdir()
@@ -348,7 +348,7 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
         assert "Unknown client 'smooth'" in output
 
 
-# --- what is refused ------------------------------------------------------------------------
+# --- parts that are refused -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -372,18 +372,18 @@ def test_a_run_is_read_where_its_package_is_not(tmp_path: Path, packages: Packag
         ("fedheal:tau", r"Expected key=value, got 'tau'"),
     ],
 )
-def test_a_strategy_that_cannot_be_had_is_explained(
+def test_an_unusable_strategy_is_refused_with_the_reason(
     name: str, message: str, mine: Packages
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({"strategy.name": name})
 
 
-def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) -> None:
+def test_a_misspelled_argument_suggests_the_strategys_own(mine: Packages) -> None:
     (strategy,) = StrategyConfig.parse("mine:Mine:powr=1")
-    with pytest.raises(ConfigError, match=r"Did you mean 'strategy\.power'\?") as told:
+    with pytest.raises(ConfigError, match=r"Did you mean 'strategy\.power'\?") as raised:
         RunConfig.from_flat(strategy.override({}))
-    assert "strategy.tau" not in str(told.value)
+    assert "strategy.tau" not in str(raised.value)
 
 
 @pytest.mark.usefixtures("example")
@@ -413,12 +413,14 @@ def test_a_slip_in_an_own_argument_is_told_with_the_methods_own(mine: Packages) 
         ("client.name", "smoothe", "Did you mean 'smooth'"),
     ],
 )
-def test_a_part_of_the_wrong_kind_is_refused(key: str, name: str, message: str) -> None:
+def test_parts_of_a_wrong_kind_or_with_wrong_arguments_are_refused(
+    key: str, name: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({key: name})
 
 
-def test_a_function_that_makes_no_model_is_refused(mine: Packages) -> None:
+def test_a_function_that_returns_no_model_is_refused(mine: Packages) -> None:
     from fairflower.models import build
 
     Path("other.py").write_text("def make(classes, shape): return 3")
@@ -426,7 +428,7 @@ def test_a_function_that_makes_no_model_is_refused(mine: Packages) -> None:
         build("other:make", 3, (1, 8, 8), seed=0)
 
 
-def test_two_packages_of_one_name_are_told_apart_by_place(mine: Packages) -> None:
+def test_a_name_of_two_packages_is_refused_and_the_module_path_works(mine: Packages) -> None:
     for package, place in (("one", "mine:Mine"), ("two", "other:Other")):
         mine.install(package, {"fairflower.strategies": {"best": place}})
     Path("other.py").write_text(MINE.replace("Mine", "Other"))
@@ -440,14 +442,14 @@ def test_two_packages_of_one_name_are_told_apart_by_place(mine: Packages) -> Non
     assert "other:Other" in listed
 
 
-def test_a_built_in_name_stays_the_built_in_ones(mine: Packages) -> None:
+def test_built_in_names_take_precedence_over_packages(mine: Packages) -> None:
     mine.install("one", {"fairflower.strategies": {"fedavg": "mine:Mine"}})
     made = RunConfig.from_flat({"strategy.name": "fedavg"})
     assert made.strategy.factory.__module__ == "fairflower.strategies.fedavg"
     assert "mine:Mine" in call("list", "strategies")
 
 
-def test_a_broken_package_harms_only_who_names_it(
+def test_a_broken_package_fails_only_if_it_is_named(
     mine: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "width", 250)

@@ -1,4 +1,4 @@
-"""What runs without POSIX: every module is imported, and a run trained, as on Windows."""
+"""Systems without POSIX, such as Windows: every module can be imported and a run trained."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fairflower.data import opening
 from fairflower.errors import ConfigError
 from fairflower.training.device import choose_device, float64_on
 
-#: As Windows: no POSIX module, and none of what `os` and `signal` lack there. Only fairflower's own
-#: modules meet it: other packages, imported first, choose their code for this system.
+#: Emulate Windows: remove POSIX modules and what `os` and `signal` lack there. It affects only
+#: fairflower's modules, because other packages are imported first.
 WINDOWS = """
 import os, signal, sys
 {first}
@@ -101,19 +101,19 @@ def on_windows(code: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_module_is_imported_and_a_run_trained_without_posix(tmp_path: Path) -> None:
+def test_modules_can_be_imported_and_a_run_trained_without_posix(tmp_path: Path) -> None:
     assert int(on_windows(TRAINS + IMPORTS, tmp_path).split()[-1]) > 150
     assert list(tmp_path.glob("runs/*/model.safetensors"))
 
 
 @pytest.mark.nightly
-def test_every_module_of_the_tests_is_imported_without_posix(tmp_path: Path) -> None:
+def test_all_test_modules_can_be_imported_without_posix(tmp_path: Path) -> None:
     tests = TESTS.format(tests=str(ROOT / "tests"), paths=["docs", "experiments"])
     skipped = on_windows("import pytest, hypothesis, psutil, nbclient" + tests, tmp_path).split()
     assert skipped == ["test_signals"]
 
 
-def test_a_file_that_is_read_is_replaced_later_on_windows(
+def test_replacing_a_file_is_retried_while_it_is_open_on_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
@@ -131,12 +131,12 @@ def test_a_file_that_is_read_is_replaced_later_on_windows(
     assert paths.read_text(tmp_path / "file") == "new"
 
 
-def test_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening.Path, "read_text", lambda self, encoding: "")
     assert opening.free_memory() > 10**8
 
 
-def test_a_mac_s_gpu_is_named_where_there_is_none_and_adds_in_float32() -> None:
+def test_a_missing_apple_gpu_is_reported_and_mps_sums_in_float32() -> None:
     if not torch.backends.mps.is_available():
         with pytest.raises(
             ConfigError, match=r"'mps': PyTorch finds no Apple GPU on this machine\. Use"

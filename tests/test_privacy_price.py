@@ -34,7 +34,9 @@ def test_the_noise_gives_the_stated_epsilons(price: ModuleType) -> None:
             assert 0.97 * stated < epsilon(privacy, 1, rounds) <= stated
 
 
-def test_a_federation_has_a_run_in_every_cell(price: ModuleType, tmp_path: Path) -> None:
+def test_the_plan_has_a_run_in_every_cell_of_every_federation(
+    price: ModuleType, tmp_path: Path
+) -> None:
     runs = price.plan(4, tmp_path, "").runs
     assert len(runs) == 4 * len(price.DATA) * len(price.CONDITIONS) * len(price.STRATEGIES)
     assert len({run.run_name for run in runs}) == len(runs)
@@ -51,7 +53,7 @@ def test_a_federation_has_a_run_in_every_cell(price: ModuleType, tmp_path: Path)
     assert {run.seed for run in runs[: 3 * len(runs) // 4]} == {0, 1, 2}
 
 
-def test_only_federations_with_all_cells_are_compared(price: ModuleType, tmp_path: Path) -> None:
+def test_only_complete_federations_are_compared(price: ModuleType, tmp_path: Path) -> None:
     falls = {"plain": (0.9, 0.5), "epsilon 10": (0.8, 0.3), "epsilon 3": (0.6, 0.3)}
     folders = []
     for number in range(6):

@@ -1,4 +1,4 @@
-"""The documentation as a site: its pages are whole, and all links lead somewhere."""
+"""The documentation site: its pages are complete, and all links are valid."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_method_has_a_page_with_its_paper_and_arguments(
     assert len(re.findall(r"^:   \*.+?\.\* \S", text, re.MULTILINE)) == len(method.arguments())
 
 
-def test_a_page_tells_default_range_meaning_and_where_the_method_was_measured(
+def test_a_method_page_shows_formula_arguments_and_experiments(
     made: dict[str, str],
 ) -> None:
     text = made["methods/strategies/term.md"]
@@ -66,23 +66,25 @@ def test_a_page_tells_default_range_meaning_and_where_the_method_was_measured(
         (ArgumentSpec("a", text=True), "Any word"),
     ],
 )  # fmt: skip
-def test_what_an_argument_takes_is_said_in_words(argument: ArgumentSpec, text: str) -> None:
+def test_allowed_values_of_an_argument_are_described_in_words(
+    argument: ArgumentSpec, text: str
+) -> None:
     assert pages.allowed_values(argument) == text
 
 
-def test_a_pattern_in_the_nav_is_every_page_that_is_not_named_elsewhere() -> None:
+def test_a_pattern_in_the_nav_expands_to_pages_not_named_elsewhere() -> None:
     nav = [{"Guide": ["b.md", "*.md", "x/*.md"]}, "c.md"]
     found = pages.expand_nav(nav, ["a.md", "b.md", "c.md", "x/d.md"], set(pages.nav_paths(nav)))
     assert found == [{"Guide": ["b.md", "a.md", "x/d.md"]}, "c.md"]
 
 
-def test_tables_of_methods_lead_to_their_pages_and_programs_lose_their_names() -> None:
+def test_tables_of_methods_link_to_pages_and_code_blocks_lose_file_names() -> None:
     page = "<!-- table: all_clients -->\n| `fedavg` | x |\n<!-- end -->\n```python mine.py\n```"
     text = "\n| [`fedavg`](../methods/clients/sgd.md) | x |\n\n```python\n```"
     assert pages.on_page_markdown(page) == text
 
 
-def test_docstrings_become_markdown_but_for_their_code() -> None:
+def test_docstrings_become_markdown_except_their_code() -> None:
     docstring = "Let <a, b> be ``<c>``::\n\n    <d, e>::\n\nA sum::\n\n    f"
     markdown = "Let &lt;a, b> be ``<c>``:\n\n    <d, e>::\n\nA sum:\n\n    f"
     assert docstrings.as_markdown(docstring) == markdown
@@ -98,7 +100,7 @@ def test_examples_and_see_also_of_a_docstring_become_code_and_a_list() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_all_of_it_is_markup(tmp_path: Path) -> None:
+def test_the_site_is_built_without_warnings_or_leftover_markdown(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

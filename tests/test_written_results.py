@@ -1,4 +1,4 @@
-"""What experiments/*.md say is what their summaries say, and nothing is said by hand."""
+"""experiments/*.md match their summaries, and no verdict is written by hand."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ MEASURED_BEFORE = {
 
 
 def parts(text: str) -> Iterator[tuple[str, str]]:
-    """The summary and the text of every generated part."""
+    """Yield the summary and the text of every generated part."""
     for part in GENERATED.finditer(text):
         yield part["summary"], part["text"]
 
 
-#: How lines begin that a program wrote into them: tables, captions, verdicts and rule.
+#: Beginnings of lines that a program wrote: tables, captions, verdicts and legend.
 WRITTEN = (
     "|",
     "- ",
@@ -67,14 +67,14 @@ WRITTEN = (
 
 
 def by_hand(path: Path) -> str:
-    """What somebody wrote."""
+    """Return the text that was written by hand."""
     lines = GENERATED.sub("", path.read_text(encoding="utf-8")).splitlines()
     written = WRITTEN if path.name in MEASURED_BEFORE else ()
     return "\n".join(line for line in lines if not line.startswith(written))
 
 
 def written(source: Path) -> str:
-    """What a summary says, or the rows of a leaderboard (``fairflower leaderboard --report``)."""
+    """Return the text made from a summary or, as ``fairflower leaderboard --report``, from rows."""
     if source.name == "federations.csv":
         design = Design.read(LEADERBOARD)
         return text_of(Findings(Stages(design, Ledger(source))))
@@ -85,7 +85,7 @@ def written(source: Path) -> str:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_tables_and_verdicts_are_those_of_the_summary(path: Path) -> None:
+def test_tables_and_verdicts_match_the_summary(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     found = dict(parts(text))
     for summary, said in found.items():
@@ -98,7 +98,7 @@ def test_tables_and_verdicts_are_those_of_the_summary(path: Path) -> None:
         assert "not regenerated" not in text
 
 
-def test_every_summary_is_some_documents_and_every_old_document_is_there() -> None:
+def test_every_summary_is_in_a_document_and_every_old_document_exists() -> None:
     used = {
         (path.parent / summary).resolve()
         for path in DOCUMENTS
@@ -129,8 +129,8 @@ FAIRNESS = Measure(
 )
 
 
-def told(cell: str, better: int, n: int) -> Difference:
-    """``**−16.42 ▼** ±1.14`` or ``+0.83``: the table says whether it counts."""
+def parse_difference(cell: str, better: int, n: int) -> Difference:
+    """``**−16.42 ▼** ±1.14`` or ``+0.83``: marks tell whether it counts."""
     plain = cell.replace("*", "").replace("\N{MINUS SIGN}", "-")
     mark = {"▲": better, "▼": -better}.get("".join(re.findall("[▲▼]", plain)), 0)
     mean, *std = re.sub("[▲▼ ]", "", plain).split("±")
@@ -140,12 +140,12 @@ def told(cell: str, better: int, n: int) -> Difference:
 
 
 def sign(one: Difference) -> int:
-    """Of one that counted by the rule of then, from three seeds on."""
+    """Return the sign of a difference that counted by the earlier criterion, from three seeds."""
     return int(math.copysign(1, one.mean)) if one.p < 0.05 and one.n >= 3 else 0
 
 
 def judgement(one: Contrast) -> tuple[str, str]:
-    """In the words of then."""
+    """Return the judgement in its earlier wording, and its preposition."""
     if one.n < 3:
         return "too few seeds to tell (3 needed)", "against"
     pairs = list(zip(one.measure.metrics, one.differences, strict=True))
@@ -169,14 +169,14 @@ def worth(contrasts: Mapping[str, Contrast]) -> str:
 
 
 def tables(text: str, title: str) -> Iterator[list[list[str]]]:
-    """The cells of the tables under lines that begin so, the header first."""
+    """Yield the cells of the tables under lines that begin with the title, header first."""
     for found in re.finditer(rf"^\*\*{title}[^\n]*\n\n((?:^\|.*\n)+)", text, re.MULTILINE):
         lines = found[1].splitlines()
         yield [[c.strip() for c in line.split("|")[1:-1]] for line in (lines[0], *lines[2:])]
 
 
 def differences(text: str) -> dict[str, dict[str, Contrast]]:
-    """Method -> baseline -> contrast, of the table of differences; empty without one."""
+    """Return method -> baseline -> contrast from the table of differences, if there is one."""
     found: dict[str, dict[str, Contrast]] = {}
     for header, *rows in tables(text, "Difference from the baselines"):
         baselines = [title.rpartition(" ")[2] for title in header[1::3]]
@@ -186,7 +186,10 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
             found[label] = {
                 baseline: Contrast(
                     FAIRNESS,
-                    tuple(told(c, b, int(n)) for c, b in zip(triple, (1, -1, 1), strict=True)),
+                    tuple(
+                        parse_difference(c, b, int(n))
+                        for c, b in zip(triple, (1, -1, 1), strict=True)
+                    ),
                 )
                 for baseline, triple in triples
                 if triple[0] != "\N{EN DASH}"
@@ -206,16 +209,18 @@ def sentence(name: str, against: Mapping[str, Contrast]) -> str:
 
 
 def what_counts(text: str) -> list[str]:
-    """The sentence on each of FedGCR's tables."""
+    """Return a sentence on each of FedGCR's tables."""
     found = []
     for dif in (1, 5, 10):
         ((header, *rows),) = tables(text, f"DIF {dif}:")
         words = []
         for column, more in (("σ type vs FedAvg", -1), ("worst vs FedAvg", 1)):  # noqa: RUF001
             at = header.index(column)
-            signs = {row[0]: sign(told(row[at], more, 3)) for row in rows if "±" in row[at]}
+            signs = {
+                row[0]: sign(parse_difference(row[at], more, 3)) for row in rows if "±" in row[at]
+            }
             for way, word in ((1, "higher"), (-1, "lower")):
-                names = ", ".join(name for name, told_sign in signs.items() if told_sign == way)
+                names = ", ".join(name for name, marked in signs.items() if marked == way)
                 if names:
                     words.append(f"{column.partition(' vs')[0]} is {word} with {names}")
         found.append(f"- DIF {dif}, against FedAvg: {'; '.join(words)}; nothing else counts.")
@@ -223,7 +228,7 @@ def what_counts(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(MEASURED_BEFORE))
-def test_what_an_old_document_says_is_what_its_tables_say(name: str) -> None:
+def test_the_sentences_of_an_old_document_match_its_tables(name: str) -> None:
     text = GENERATED.sub("", (EXPERIMENTS / name).read_text(encoding="utf-8"))
     rows = differences(text)
     if "fedgcr" in name:
@@ -264,7 +269,7 @@ def signed_number(value: float) -> str:
     return "+" * (value > 0) + number(value)
 
 
-def test_the_readme_counts_what_the_leaderboard_shows(found: Findings, readme: str) -> None:
+def test_the_counts_in_the_readme_match_the_leaderboard(found: Findings, readme: str) -> None:
     for row in counted(found).groups[0].rows:
         assert f"| {' | '.join([row.name, *(cell.text for cell in row.cells)])} |" in readme
     all_of_them = [one for b in found.benchmarks for one in found.judged(b).values()]
@@ -282,7 +287,7 @@ def test_the_readme_counts_what_the_leaderboard_shows(found: Findings, readme: s
     assert f"and {gone} of them not with every setting of uniform weights" in readme
 
 
-def test_the_readme_says_what_the_leaderboard_says(found: Findings, readme: str) -> None:
+def test_the_results_in_the_readme_match_the_leaderboard(found: Findings, readme: str) -> None:
     named = {benchmark.name: benchmark for benchmark in found.benchmarks}
     health, site, digits, hospitals, images, five = (
         found.judged(named[name])
@@ -322,7 +327,9 @@ def test_the_readme_says_what_the_leaderboard_says(found: Findings, readme: str)
     assert f"SCAFFOLD loses {interval(five['scaffold+uniform'], -1)}" in readme
 
 
-def test_the_readme_says_what_holds_over_benchmarks(found: Findings, readme: str) -> None:
+def test_the_readme_states_that_nothing_is_concluded_over_benchmarks(
+    found: Findings, readme: str
+) -> None:
     finished, sources = len(found.benchmarks), len(found.sources)
     assert (finished, sources, len(found.design.benchmarks)) == (6, 4, 7)
     assert sources < MIN_PAIRS == 5
@@ -330,14 +337,14 @@ def test_the_readme_says_what_holds_over_benchmarks(found: Findings, readme: str
     assert "these six are four independent data sets, and five are needed" in readme
 
 
-def test_the_readme_says_what_one_learning_rate_gives(readme: str) -> None:
+def test_the_readmes_result_with_one_learning_rate_matches_its_summary(readme: str) -> None:
     (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
     fedism = chapter.contrasts.against_baselines[0]["fedism"]["Uniform"]
     average, worst = interval(fedism["AVG"][0]), interval(fedism["MIN"][0], unit="")
     assert f"FedISM's average gains {average} and its worst hospital {worst}" in readme
 
 
-def test_what_holds_has_the_leaderboards_conclusions(found: Findings) -> None:
+def test_the_table_in_what_holds_matches_the_leaderboard(found: Findings) -> None:
     methods = ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr")
     rows = []
     for benchmark in found.benchmarks:
@@ -356,7 +363,7 @@ INTERVAL = re.compile(
 
 
 def first_choices(found: Findings) -> Iterator[Difference]:
-    """What the first choices of methods that were tuned again showed."""
+    """Yield the differences of the first settings of methods that were tuned again."""
     ledger = found.stages.ledger.rows.values()
     for benchmark in found.benchmarks:
         planned = {run.key for run in found.stages.confirmation(benchmark)}
@@ -368,7 +375,7 @@ def first_choices(found: Findings) -> Iterator[Difference]:
         yield from found.judged_rows(benchmark, [*kept, *earlier]).values()
 
 
-def test_intervals_of_the_results_are_those_of_their_rows(found: Findings) -> None:
+def test_documented_intervals_are_among_the_computed_ones(found: Findings) -> None:
     one = [*first_choices(found)]
     for benchmark in found.benchmarks:
         one += [*found.judged(benchmark).values(), *found.secondary(benchmark).values()]
@@ -392,7 +399,7 @@ def test_intervals_of_the_results_are_those_of_their_rows(found: Findings) -> No
             assert (mean_of, *ends.split(", ")) in known, f"{name}: {mean_of} [{ends}]"
 
 
-def test_no_summary_names_a_folder_of_the_machine_that_made_it() -> None:
+def test_no_summary_contains_an_absolute_path() -> None:
     for path in EXPERIMENTS.glob("*.csv"):
         absolute = re.findall(r"(?:^|[,:\"])(/\w[^,\"]*)", path.read_text(encoding="utf-8"), re.M)
         assert not absolute, f"{path.name}: {absolute[0]}"

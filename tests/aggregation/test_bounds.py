@@ -33,13 +33,13 @@ def test_capped_weights_stay_on_the_simplex_in_order_and_in_proportion(pair):
     order = np.argsort(weights, kind="stable")
     assert (np.diff(capped[order]) >= -1e-12).all()
     free = (capped < cap * (1 - 1e-9)) & (weights > 1e-9)
-    ratios = capped[free] / weights[free]  # the excess goes to the others as they are weighted
+    ratios = capped[free] / weights[free]  # the excess is shared in proportion to weights
     assert max(ratios, default=0) - min(ratios, default=0) <= 1e-6 * max(ratios, default=0)
     if weights.max() <= cap:
         assert capped is weights
 
 
-def test_capped_weights_by_hand():
+def test_capped_weights_match_a_hand_computation():
     # 0.6 is capped to 0.35; 0.25 left over goes 3:1 and lifts the next to 0.4875: capped, too.
     np.testing.assert_allclose(cap_weights(np.array([0.6, 0.3, 0.1]), 0.35), [0.35, 0.35, 0.3])
     np.testing.assert_allclose(cap_weights(np.array([1.0, 0.0, 0.0]), 0.5), [0.5, 0.25, 0.25])
@@ -49,7 +49,7 @@ def test_capped_weights_by_hand():
 
 
 def cohort(*moves: float) -> Cohort:
-    """Clients that move along (3, 4) / 5, and their statistics by a tenth of that."""
+    """Return clients that move along (3, 4) / 5; their statistics move by a tenth of that."""
     received = {"w": np.ones(2, np.float32), "bn.running_var": np.ones(1, np.float32)}
     received["n"] = np.array(7)
     returned = [
@@ -84,7 +84,7 @@ def test_the_bound_can_be_a_multiple_of_the_median_length():
     np.testing.assert_allclose(factors, [1, 1, 2 / 3, 2 / 40, 1, 1], rtol=1e-6)
 
 
-def test_statistics_have_a_length_of_their_own():
+def test_batchnorm_statistics_have_their_own_length():
     given = cohort(1.0, 1.0, 1.0)
     given.returned[2]["bn.running_var"][:] = 1e4
     clipped, factors = clip_updates(given, median=1.0)
@@ -92,14 +92,14 @@ def test_statistics_have_a_length_of_their_own():
     assert clipped.returned[2]["bn.running_var"] == pytest.approx(1.1)
 
 
-def test_where_nothing_is_too_long_nothing_is_touched():
+def test_updates_within_the_bound_are_unchanged():
     given = cohort(1.0, 2.0)
     assert clip_updates(given, norm=2.1)[0] is given
     assert clip_updates(cohort(0.0, 0.0), median=1.0)[1].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("huge", [1e20, 3e38, -3e38])
-def test_the_hugest_updates_are_clipped_to_finite_ones(huge):
+def test_huge_updates_are_clipped_to_finite_ones(huge):
     given = cohort(1.0, 1.0, 1.0)
     given.returned[0]["w"][:] = huge
     clipped, _ = clip_updates(given, median=1.0)
@@ -109,7 +109,7 @@ def test_the_hugest_updates_are_clipped_to_finite_ones(huge):
 
 # --- with strategies -----------------------------------------------------------------------
 
-#: What a client may say of itself to get all weight, or none.
+#: Claims by which a client might get all the weight, or none.
 CLAIMS = [
     {"num-examples": 2**53, "received_loss": 1e9},
     {"num-examples": 1, "received_loss": 0.0},
@@ -117,7 +117,7 @@ CLAIMS = [
 
 
 def lie(name: str, claims: dict[str, float], length: float = 1.0, **options) -> Rounds:
-    """Three rounds of five clients of which client 0 lies."""
+    """Run three rounds of five clients, of which client 0 lies."""
     random = np.random.default_rng(0)
     rounds = Rounds(STRATEGIES[name](**options), MODEL, range(5))
     for _ in range(3):
@@ -137,7 +137,7 @@ def lie(name: str, claims: dict[str, float], length: float = 1.0, **options) -> 
 
 @every_strategy
 @pytest.mark.parametrize("claims", CLAIMS, ids=["everything", "nothing"])
-def test_no_claim_lifts_a_client_above_the_cap(name, claims):
+def test_false_claims_do_not_lift_a_client_above_the_cap(name, claims):
     rounds = lie(name, claims, max_client_weight=0.3)
     weights = rounds.strategy.diagnostics["weights"]
     assert weights.max() <= 0.3 + 1e-6
@@ -145,7 +145,7 @@ def test_no_claim_lifts_a_client_above_the_cap(name, claims):
 
 
 @every_strategy
-def test_an_enormous_update_moves_the_model_no_further_than_the_cohort_does(name):
+def test_a_huge_update_moves_the_model_no_further_than_honest_ones(name):
     bounds = {"max_client_weight": 0.3, "clip_update_median": 1.0}
     for claims in CLAIMS:
         rounds = lie(name, claims, length=1e7, **bounds)
@@ -156,13 +156,13 @@ def test_an_enormous_update_moves_the_model_no_further_than_the_cohort_does(name
 
 
 @every_strategy
-def test_bounds_that_nobody_reaches_move_no_bit(name):
+def test_bounds_that_are_not_reached_change_nothing(name):
     free = lie(name, {}).model
     bounded = lie(name, {}, clip_update_norm=1e9, clip_update_median=1e9).model
     assert all(free[key].tobytes() == bounded[key].tobytes() for key in MODEL)
 
 
-def test_a_capped_mean_is_the_mean_by_capped_weights():
+def test_fedavg_with_a_cap_averages_by_the_capped_weights():
     random = np.random.default_rng(3)
     moves = updates(random, range(3))
     rounds = Rounds(FedAvg(max_client_weight=0.5), MODEL, range(3))
@@ -172,8 +172,8 @@ def test_a_capped_mean_is_the_mean_by_capped_weights():
     np.testing.assert_allclose(rounds.strategy.diagnostics["weights"], [0.5, 0.3, 0.2])
 
 
-def test_fedheal_gives_nobody_more_than_the_cap_even_where_others_are_masked():
-    """Client 0 alone is consistent: its coordinate is its own, but for the cap."""
+def test_fedheal_respects_the_cap_where_other_clients_are_masked():
+    """Only client 0 is consistent: without a cap it alone moves the coordinate."""
 
     def moved(**bound):
         rounds = Rounds(
@@ -189,7 +189,7 @@ def test_fedheal_gives_nobody_more_than_the_cap_even_where_others_are_masked():
     assert moved(max_client_weight=0.6) == pytest.approx(0.6)
 
 
-def test_too_few_replies_for_the_cap_end_the_run():
+def test_too_few_replies_for_the_cap_fail_the_round():
     rounds = Rounds(Uniform(max_client_weight=0.3, min_clients=1), MODEL, range(4))
     messages = rounds.ask()
     replies = [good(m, k) for k, m in enumerate(messages[:3])] + [failure(messages[3], "boom")]
@@ -206,7 +206,7 @@ def test_too_few_replies_for_the_cap_end_the_run():
         ({"clip_update_median": -1}, "clip_update_median = -1: expected a positive number"),
     ],
 )
-def test_bounds_out_of_bounds_are_refused(options, message):
+def test_bounds_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         FedAvg(**options)
 
@@ -222,13 +222,13 @@ def test_a_run_takes_its_bounds_from_its_config(tmp_path):
         session(config(tmp_path, **{"bound.max-client-weight": 0.3})).run()
 
 
-def test_clients_that_stand_still_leave_every_bit_under_all_bounds():
+def test_zero_updates_leave_the_model_unchanged_under_all_bounds():
     rounds = Rounds(FedAvg(max_client_weight=0.5, clip_update_median=1.0), MODEL, range(3))
     model = rounds.step({k: zero_update() for k in range(3)}, {0: 5, 1: 70, 2: 900})
     assert all(model[key].tobytes() == MODEL[key].tobytes() for key in MODEL)
 
 
-def test_what_clients_return_to_an_exchange_is_bounded_by_its_median():
+def test_arrays_for_an_exchange_are_clipped_by_their_median_length():
     """Control changes of lengths 1, 2, 3 and 1e6: the median is 2, and the mean is over 4."""
     model = {"w": np.zeros(3, np.float32)}
     rounds = Rounds(FedAvg(exchanges=[ControlVariates()], clip_update_median=2), model, range(4))
@@ -240,8 +240,8 @@ def test_what_clients_return_to_an_exchange_is_bounded_by_its_median():
     np.testing.assert_allclose(exchange.broadcast(2)["w"], [5 / 4, 2 / 4, 3 / 4])
 
 
-def test_a_client_has_one_vote_on_how_long_prototypes_are():
-    """Honest clients have two of the six classes each; the liar claims them all."""
+def test_each_client_counts_once_in_the_median_length_of_prototypes():
+    """Honest clients have two of the six classes each; the liar claims all six."""
     classes = 6
     model = {"head.weight": np.zeros((classes, 3), np.float32)}
     rounds = Rounds(FedAvg(exchanges=[Prototypes()], clip_update_median=1), model, range(4))
@@ -259,13 +259,13 @@ def test_a_client_has_one_vote_on_how_long_prototypes_are():
     np.testing.assert_allclose(exchange.broadcast(2)["mean"], expected, rtol=1e-6)
 
 
-def test_of_two_clients_neither_decides_the_median_alone():
+def test_with_two_clients_the_median_is_the_shorter_update():
     rounds = Rounds(FedAvg(clip_update_median=1), {"w": np.zeros(2, np.float32)}, range(2))
     model = rounds.step({0: {"w": np.float32([1, 0])}, 1: {"w": np.float32([0, 1e6])}})
     np.testing.assert_allclose(model["w"], [0.5, 0.5])
 
 
-def test_nobody_has_prototypes_of_more_images_than_examples():
+def test_prototype_counts_above_num_examples_are_refused():
     count = np.array([2, 3])
     arrays = {"mean": np.ones((2, 3), np.float32), "count": count}
     trained = {"head.weight": np.zeros((2, 3), np.float32)}

@@ -1,4 +1,4 @@
-"""Weights that clients carry from round to round, also past rounds without them."""
+"""Weights that clients keep between rounds, also over rounds in which they are absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairflower.aggregation.carried_weights import current_weights, store_weight
 
 
 @given(st.integers(0, 10_000))
-def test_the_absent_keep_theirs_and_the_present_keep_their_sum(seed):
+def test_absent_clients_keep_their_weights_and_present_clients_their_sum(seed):
     random = np.random.default_rng(seed)
     fair = random.integers(1, 100, 6).astype(float)
     held: dict[int, float] = {}
@@ -28,7 +28,7 @@ def test_the_absent_keep_theirs_and_the_present_keep_their_sum(seed):
         np.testing.assert_allclose(current_weights(held, present.tolist(), fair[present]), weights)
 
 
-def test_with_everybody_present_shares_are_the_weights_of_the_round_before():
+def test_under_full_participation_weights_are_those_of_the_previous_round():
     held: dict[int, float] = {}
     for weights in ([0.5, 0.3, 0.2], [0.1, 0.0, 0.9], [0.0, 0.0, 1.0]):
         store_weights(held, (4, 5, 9), np.array([1.0, 7.0, 2.0]), np.array(weights))
@@ -37,7 +37,7 @@ def test_with_everybody_present_shares_are_the_weights_of_the_round_before():
         )
 
 
-def test_clients_that_hold_nothing_together_start_anew():
+def test_clients_with_total_weight_0_restart_from_their_fair_weights():
     held = {0: 0.0, 1: 0.0, 2: 3.0}
     np.testing.assert_allclose(current_weights(held, (0, 1), np.array([1.0, 3.0])), [0.25, 0.75])
     store_weights(held, (0, 1), np.array([1.0, 3.0]), np.array([0.5, 0.5]))

@@ -1,4 +1,4 @@
-"""Sums over a cohort: against plain loops, and the same bits for any number of threads."""
+"""Sums over a cohort: against plain loops, and identical for any number of threads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def three_rounds(rule):
 
 
 @pytest.mark.parametrize("variant", ["paper", "algorithm1", "released"])
-def test_any_number_of_threads_gives_the_same_bits(monkeypatch, variant):
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch, variant):
     monkeypatch.setattr(module, "SPAN", 1000)
     seen = []
     for threads in (1, 2, 3):
@@ -49,7 +49,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch, variant):
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_gram_and_norms_are_those_of_the_flat_updates(monkeypatch):
+def test_gram_and_norms_match_the_flat_updates(monkeypatch):
     monkeypatch.setattr(module, "THREADS", 2)
     monkeypatch.setattr(module, "SPAN", 1024)
     one = cohort()
@@ -64,7 +64,7 @@ def test_gram_and_norms_are_those_of_the_flat_updates(monkeypatch):
     np.testing.assert_allclose(one.squared_norms(), (flat**2).sum(1), rtol=1e-5)
 
 
-def test_a_step_that_is_no_mean_leaves_statistics_to_their_weights():
+def test_move_averages_statistics_by_the_given_weights():
     one = cohort()
     c, w = np.linspace(-0.3, 0.4, CLIENTS), np.linspace(0.1, 0.3, CLIENTS)
     moved = one.move(c, w)
@@ -76,13 +76,13 @@ def test_a_step_that_is_no_mean_leaves_statistics_to_their_weights():
 
 
 @pytest.mark.parametrize("last", [0.0, -0.1, 0.9, np.nan])
-def test_statistics_cannot_follow_a_step_that_is_no_mean(last):
+def test_move_requires_weights_for_statistics_if_coefficients_form_no_mean(last):
     rest = 0.2 if last else 0.0
     with pytest.raises(ValueError, match="give weights for the buffers"):
         cohort().move(np.array([rest] * (CLIENTS - 1) + [last]))
 
 
-def test_an_array_that_nobody_masks_is_averaged_to_the_bit_as_without_masks():
+def test_unmasked_arrays_are_averaged_exactly_as_without_masks():
     one = cohort()
     weights = one.sample_weights  # whose sum in 32 bits is 1.0000001
     every = np.ones(SHAPES["a"], bool).reshape(-1)
@@ -93,7 +93,7 @@ def test_an_array_that_nobody_masks_is_averaged_to_the_bit_as_without_masks():
     np.testing.assert_allclose(masked["a"], plain["a"], rtol=1e-4, atol=1e-6)
 
 
-def test_a_client_without_a_mask_counts_with_its_whole_weight():
+def test_a_client_without_a_mask_counts_with_its_full_weight():
     received, updates = np.zeros(2), ({"x": np.ones(2)}, {"x": np.full(2, 3.0)})
     one = Cohort(1, (0, 1), np.ones(2), {"x": received}, updates)
     mask = np.array([True, False])
@@ -102,7 +102,7 @@ def test_a_client_without_a_mask_counts_with_its_whole_weight():
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
-def test_squares_are_summed_block_by_block_in_their_own_precision(size):
+def test_squares_are_summed_block_by_block(size):
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     starts = range(0, size, BLOCK)
     plain = [float(np.einsum("i,i->", v, v)) for v in (values[i : i + BLOCK] for i in starts)]

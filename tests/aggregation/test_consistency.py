@@ -17,7 +17,7 @@ from fairflower.strategies import FedAvg
 
 
 def by_hand(signs: np.ndarray) -> np.ndarray:
-    """Shares of coordinates by consistency; ``signs`` [rounds, coordinates] are True or False."""
+    """Return shares of coordinates by consistency; ``signs`` [rounds, coordinates] are boolean."""
     rounds, coordinates = signs.shape
     counts = np.zeros(BINS)
     for column in signs.T:
@@ -29,7 +29,7 @@ def by_hand(signs: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("window", [2, 5, 10])
-def test_histograms_count_signs_window_by_window(window):
+def test_histograms_match_sign_counts_in_every_window(window):
     random = np.random.default_rng(0)
     model = {"w": np.zeros((3, 50), np.float32), "bn.running_mean": np.zeros(4, np.float32)}
     strategy = FedAvg(observers=[SignConsistency(window)])
@@ -49,7 +49,7 @@ def test_histograms_count_signs_window_by_window(window):
             np.testing.assert_allclose(found[k], by_hand(np.array(seen)[:, k]))
 
 
-def test_a_client_is_counted_over_the_rounds_it_took_part_in():
+def test_consistency_counts_only_rounds_with_participation():
     model = {"w": np.zeros(2, np.float32)}
     strategy = FedAvg(observers=[SignConsistency(4)], min_clients=1)
     rounds = Rounds(strategy, model, range(3))
@@ -65,7 +65,7 @@ def test_a_client_is_counted_over_the_rounds_it_took_part_in():
 
 
 @pytest.mark.slow
-def test_random_signs_give_the_binomial():
+def test_the_histogram_of_random_signs_is_binomial():
     signs = np.random.default_rng(1).random((10, 200_000)) < 0.5
     n = np.arange(11)
     np.testing.assert_allclose(histogram(n / 10, binom.pmf(n, 10, 0.5)), by_hand(signs), atol=0.005)
@@ -73,7 +73,7 @@ def test_random_signs_give_the_binomial():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_that_is_observed_shows_it_in_its_report(tmp_path: Path):
+def test_the_report_of_an_observed_run_shows_consistency(tmp_path: Path):
     from rich.console import Console
 
     from fairflower.engines.launch import launch

@@ -1,4 +1,4 @@
-"""What rules that look for a direction share: unequal losses, memory, and layers of a model."""
+"""Helpers of direction-based strategies: inequality of losses, memory, and layers of a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cohort(server_round: int, clients: tuple[int, ...], size: int = 2) -> Cohort
 
 
 @given(st.lists(st.floats(0.01, 9), min_size=2, max_size=6).map(np.array))
-def test_equalising_is_the_gradient_of_the_cosine_with_ones(F):
+def test_the_inequality_gradient_is_that_of_the_negative_cosine_with_ones(F):
     def minus_cosine(v):
         return -v.sum() / np.sqrt(len(v) * (v @ v))
 
@@ -40,13 +40,13 @@ def test_equalising_is_the_gradient_of_the_cosine_with_ones(F):
     assert inequality_gradient(F) @ F == pytest.approx(0, abs=1e-9)
 
 
-def test_angles_by_hand():
+def test_inequality_angles_match_a_hand_computation():
     assert inequality_angle(np.array([1.0, 0.0])) == pytest.approx(45)
     assert inequality_angle(np.full(7, 3.0)) == pytest.approx(0, abs=1e-5)
     assert inequality_angle(np.array([0.0, 0.0, 1e300])) == pytest.approx(54.7356, abs=1e-4)
 
 
-def test_absent_clients_are_recalled_as_they_last_moved_as_far_back_as_asked():
+def test_absent_clients_are_added_with_their_last_update_up_to_an_age():
     seen, memory = {}, {}
     for now, clients in ((1, (5, 7)), (2, (3,))):
         store_updates(cohort(now, clients), seen, memory)
@@ -59,14 +59,14 @@ def test_absent_clients_are_recalled_as_they_last_moved_as_far_back_as_asked():
     assert ages.tolist() == [0, 0]
 
 
-def test_a_direction_is_stretched_to_another_ones_length():
+def test_a_direction_is_rescaled_to_the_length_of_another():
     gram, like = np.diag([1.0, 4.0]), np.array([0.5, 0.5])
     c = rescale_to_length(np.array([3.0, 0.0]), gram, like)
     np.testing.assert_allclose(c, (np.sqrt(1.25), 0))
     np.testing.assert_array_equal(rescale_to_length(np.zeros(2), gram, like), 0)
 
 
-def test_layers_have_inner_products_and_coefficients_of_their_own():
+def test_gram_and_move_accept_single_layers():
     received = {"a": np.zeros(2), "b": np.zeros(1)}
     returned = ({"a": np.array([1.0, 2]), "b": np.ones(1)}, {"a": np.ones(2), "b": np.zeros(1)})
     both = Cohort(1, (0, 1), np.ones(2), received, returned)

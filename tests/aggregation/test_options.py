@@ -1,4 +1,4 @@
-"""Options of every strategy, as a Flower app of one's own passes them."""
+"""Options of every strategy, as a user's Flower app passes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODEL = {
 
 
 def grid(reply: Callable[[Message, int], dict[str, Any]], clients: int = 6) -> InlineGrid:
-    """A Flower app's nodes, which reply to training with these records."""
+    """Return the nodes of a Flower app that replies to training with the given records."""
     app = ClientApp()
 
     @app.train()
@@ -53,7 +53,7 @@ def plain(message: Message, client: int) -> dict[str, Any]:
 
 
 def rounds(strategy: Any, nodes: InlineGrid, number: int) -> list[list[int]]:
-    """Train, and return the places of the nodes that were asked in each round."""
+    """Train; return the indices of the nodes that were asked in each round."""
     asked = []
     push = nodes.push_messages
 
@@ -90,20 +90,20 @@ def rounds(strategy: Any, nodes: InlineGrid, number: int) -> list[list[int]]:
         ("buffers", "norm.running_mean"),
     ],
 )
-def test_a_wrong_option_is_named(option: str, value: Any) -> None:
+def test_a_wrong_option_is_named_in_the_error(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{option} = .*: expected "):
         FedAvg(**{option: value})
 
 
-def test_buffers_are_added_to_those_that_names_and_types_tell() -> None:
-    told = {"norm.running_mean", "norm.num_batches_tracked"}
-    assert FedAvg().buffers_of(MODEL) == told
-    assert FedAvg(buffers=["frozen"]).buffers_of(MODEL) == told | {"frozen"}
+def test_given_buffers_are_added_to_the_detected_ones() -> None:
+    detected = {"norm.running_mean", "norm.num_batches_tracked"}
+    assert FedAvg().buffers_of(MODEL) == detected
+    assert FedAvg(buffers=["frozen"]).buffers_of(MODEL) == detected | {"frozen"}
     with pytest.raises(ConfigError, match=r"buffers: the model has no array 'frosen'"):
         FedAvg(buffers=["frosen"]).buffers_of(MODEL)
 
 
-def test_a_frozen_array_without_a_fisher_diagonal_is_told_how_to_be_named() -> None:
+def test_a_frozen_array_without_a_fisher_diagonal_must_be_a_buffer() -> None:
     pytest.importorskip("cvxpy")
 
     def reply(message: Message, client: int) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_a_frozen_array_without_a_fisher_diagonal_is_told_how_to_be_named() -> N
     FedEquilibria(buffers=["frozen"]).start(grid(reply), record_of(MODEL), num_rounds=1)
 
 
-def test_a_policy_selects_among_the_nodes_of_a_users_app() -> None:
+def test_a_participation_policy_works_in_a_users_app() -> None:
     asked = rounds(FedHEAL(participation=RoundRobin(), fraction_train=1 / 3), grid(plain), 3)
     assert sorted(node for places in asked for node in places) == list(range(6))
 
@@ -138,7 +138,7 @@ def test_a_policy_sees_losses_by_client_id_in_a_users_app() -> None:
     assert set(policy.train_losses) == {100, 101, 102, 103, 104, 105}
 
 
-def test_availability_holds_in_a_users_app() -> None:
+def test_availability_works_in_a_users_app() -> None:
     def odd(server_round: int, clients: Any) -> list[int]:
         return [client for client in clients if client % 2]
 
@@ -157,7 +157,7 @@ def test_the_first_round_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) ->
     assert strategy.population == 8
 
 
-def test_lists_are_averaged_like_numbers() -> None:
+def test_list_metrics_are_averaged_elementwise() -> None:
     def reply(message: Message, client: int) -> dict[str, Any]:
         found = plain(message, client)
         found["metrics"]["per_class"] = [float(client), 1.0]
@@ -172,7 +172,7 @@ def test_lists_are_averaged_like_numbers() -> None:
     assert "ragged" not in metrics
 
 
-def test_start_says_how_many_rounds_there_are() -> None:
+def test_start_passes_the_number_of_rounds_unless_configured() -> None:
     strategy = FedGA()
 
     def reply(message: Message, client: int) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_start_says_how_many_rounds_there_are() -> None:
 
 
 @pytest.mark.parametrize("exchanges", [(), (ControlVariates(),)])
-def test_arrays_that_nothing_reads_are_told(
+def test_arrays_that_nothing_reads_cause_a_warning(
     exchanges: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SCAFFOLD without its exchange trains, but with corrections that cancel its steps."""
@@ -199,12 +199,14 @@ def test_arrays_that_nothing_reads_are_told(
 
     with caplog.at_level(logging.WARNING, "flwr"):
         run_toy_rounds(FedAvg(exchanges=exchanges), make, clients=2, rounds=2)
-    told = [r.getMessage() for r in caplog.records if "'control'" in r.getMessage()]
-    assert len(told) == (0 if exchanges else 1)
+    warnings = [r.getMessage() for r in caplog.records if "'control'" in r.getMessage()]
+    assert len(warnings) == (0 if exchanges else 1)
 
 
-def test_a_model_under_another_name_is_read_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Beside a Fisher diagonal, the only other record is the model."""
+def test_a_model_under_another_name_is_read_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The only record beside the Fisher diagonal is the model."""
     pytest.importorskip("cvxpy")
     strategy = FedEquilibria(buffers=["frozen"])
 
@@ -220,7 +222,7 @@ def test_a_model_under_another_name_is_read_and_not_told(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("cause", ["replies", "selection"])
-def test_a_failed_round_leaves_the_last_model_and_start_goes_on_from_it(cause: str) -> None:
+def test_a_failed_round_keeps_the_last_model_for_another_start(cause: str) -> None:
     def reply(message: Message, client: int) -> dict[str, Any]:
         moved = {name: a + 1 for name, a in arrays_of(message.content["arrays"]).items()}
         metrics = MetricRecord({"num-examples": 0 if failing else 1})

@@ -1,4 +1,4 @@
-"""A round's messages and replies, as every strategy sends and takes them."""
+"""The messages and replies of a round, for every strategy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_arrays_that_are_not_real_numbers_are_refused(array: np.ndarray) -> None
 
 
 @every_strategy
-def test_a_missing_measurement_is_one_error_that_names_it(name):
+def test_a_missing_measurement_fails_the_round_with_its_name(name):
     rounds = Rounds(STRATEGIES[name](), MODEL, range(2))
     replies = [good(message, k) for k, message in enumerate(rounds.ask())]
     if not rounds.strategy.needs:
@@ -81,7 +81,7 @@ def test_a_missing_measurement_is_one_error_that_names_it(name):
 
 
 @pytest.mark.parametrize("kind", BAD_REPLIES)
-def test_a_bad_reply_is_dropped_by_name_and_the_rest_go_on(kind, caplog):
+def test_a_bad_reply_is_dropped_and_the_others_are_merged(kind, caplog):
     make, reason = BAD_REPLIES[kind]
     strategy = FedAvg()
     rounds = Rounds(strategy, MODEL, range(4))
@@ -96,8 +96,8 @@ def test_a_bad_reply_is_dropped_by_name_and_the_rest_go_on(kind, caplog):
     assert re.search(reason, caplog.text)
 
 
-def test_all_of_a_merge_is_computed_by_one_thread():
-    """Sums of several threads would depend on how many there are."""
+def test_merging_uses_a_single_thread():
+    """Sums of several threads would depend on their number."""
     threads: list[int] = []
 
     class Spy(FedAvg):
@@ -119,7 +119,7 @@ def test_all_of_a_merge_is_computed_by_one_thread():
     assert set(threads) == {1}
 
 
-def test_missing_replies_are_named():
+def test_clients_without_a_reply_are_listed_as_dropped():
     strategy = FedAvg(min_clients=2)
     rounds = Rounds(strategy, MODEL, range(4))
     messages = rounds.ask()
@@ -127,7 +127,7 @@ def test_missing_replies_are_named():
     assert strategy.dropped == dict.fromkeys([1, 3], "no reply before the timeout")
 
 
-def test_too_few_replies_stop_the_run_and_say_why():
+def test_too_few_replies_fail_the_round_with_the_reasons():
     rounds = Rounds(FedAvg(), MODEL, range(4))
     messages = rounds.ask()
     replies = [good(messages[0], 0), failure(messages[1], "out of memory")]
@@ -143,22 +143,22 @@ def test_too_few_replies_stop_the_run_and_say_why():
         (["Info is no number", "inference failed"], RoundFailed),
     ],
 )
-def test_training_that_left_the_numbers_is_told_from_what_else_stops_a_run(reasons, error):
+def test_divergence_is_distinguished_from_other_failures(reasons, error):
     rounds = Rounds(FedAvg(), MODEL, range(2))
     replies = [failure(m, reason) for m, reason in zip(rounds.ask(), reasons, strict=True)]
-    with pytest.raises(RoundFailed, match="0 of 2") as told:
+    with pytest.raises(RoundFailed, match="0 of 2") as raised:
         rounds.finish(replies)
-    assert type(told.value) is error
+    assert type(raised.value) is error
 
 
-def test_more_clients_asked_for_than_there_are_is_no_divergence():
+def test_min_clients_above_the_number_of_clients_is_no_divergence():
     rounds = Rounds(FedAvg(min_clients=3), MODEL, range(2))
-    with pytest.raises(RoundFailed, match=r"2 of 2 .* fewer than the 3") as told:
+    with pytest.raises(RoundFailed, match=r"2 of 2 .* fewer than the 3") as raised:
         rounds.finish([good(message, k) for k, message in enumerate(rounds.ask())])
-    assert type(told.value) is RoundFailed
+    assert type(raised.value) is RoundFailed
 
 
-def test_updates_that_are_no_numbers_are_divergence():
+def test_nan_updates_of_all_clients_are_divergence():
     rounds = Rounds(FedAvg(), MODEL, range(2))
     still = {name: np.zeros_like(array) for name, array in MODEL.items()}
     moved = {**still, "conv.weight": np.full_like(MODEL["conv.weight"], np.nan)}
@@ -166,7 +166,7 @@ def test_updates_that_are_no_numbers_are_divergence():
         rounds.step(dict.fromkeys(range(2), moved))
 
 
-def test_measurements_that_are_not_finite_are_named():
+def test_infinite_measurements_of_all_clients_are_divergence():
     rounds = Rounds(FedEquilibria(), MODEL, range(2))
     still = {name: np.zeros_like(array) for name, array in MODEL.items()}
     fisher = {"fisher": {"conv.weight": np.full_like(MODEL["conv.weight"], np.inf)}}
@@ -174,14 +174,14 @@ def test_measurements_that_are_not_finite_are_named():
         rounds.step(dict.fromkeys(range(2), still), measured=dict.fromkeys(range(2), fisher))
 
 
-def test_no_reply_at_all_is_an_error_and_not_a_standstill():
+def test_a_round_without_replies_fails():
     rounds = Rounds(FedAvg(min_clients=1), MODEL, range(2))
     rounds.ask()
     with pytest.raises(RoundFailed, match="0 of 2"):
         rounds.finish([])
 
 
-def test_an_error_reply_from_the_superlink_is_traced_to_the_node_that_was_asked():
+def test_an_error_reply_from_the_superlink_is_assigned_to_the_asked_node():
     rounds = Rounds(FedAvg(min_clients=1), MODEL, range(2))
     messages = rounds.ask()
     lost = failure(messages[1], "node unavailable")
@@ -190,10 +190,10 @@ def test_an_error_reply_from_the_superlink_is_traced_to_the_node_that_was_asked(
     assert rounds.strategy.dropped == {1: "node unavailable"}
 
 
-# --- what one client alone is told -----------------------------------------------------
+# --- values for single clients -----------------------------------------------------
 
 
-class Telling(FedAvg):
+class SendsSecrets(FedAvg):
     def tell(self, client_id):
         return {"secret": client_id * 0.5} if client_id != 1 else {}
 
@@ -202,8 +202,8 @@ def secrets(messages: list[Message]) -> list[object]:
     return [m.content.config_records["config"].get("secret") for m in messages]
 
 
-def test_each_client_is_told_its_own_and_nobody_elses():
-    rounds = Rounds(Telling(), MODEL, range(4))
+def test_each_client_receives_only_its_own_value():
+    rounds = Rounds(SendsSecrets(), MODEL, range(4))
     messages = rounds.ask()
     assert secrets(messages) == [0.0, None, 1.0, 1.5]
     for message in messages:
@@ -211,19 +211,21 @@ def test_each_client_is_told_its_own_and_nobody_elses():
         assert message.content.array_records.keys() == {"arrays"}
 
 
-def test_without_a_roster_a_client_is_known_by_the_id_that_it_sent():
+def test_without_enrollment_a_client_is_known_by_the_id_it_sent():
     class Nodes:
         def get_node_ids(self):
             return [7, 9]
 
     set_task_identity()
-    strategy = Telling()
+    strategy = SendsSecrets()
     for expected in ({7: 3.5, 9: 4.5}, {7: 10.0, 9: 11.0}):
         messages = list(
             strategy.configure_train(1, record_of(MODEL), ConfigRecord(), Nodes())  # type: ignore[arg-type]
         )
-        told = dict(zip([m.metadata.dst_node_id for m in messages], secrets(messages), strict=True))
-        assert told == expected
+        received = dict(
+            zip([m.metadata.dst_node_id for m in messages], secrets(messages), strict=True)
+        )
+        assert received == expected
         for i, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = str(i)
         replies = [good(m, {7: 20, 9: 22}[m.metadata.dst_node_id]) for m in messages]
@@ -249,7 +251,7 @@ def test_sampling_depends_on_the_seed_and_not_on_node_ids():
 
 
 @pytest.mark.parametrize(("share", "asked"), [(0.0, 0), (0.3, 3), (1.0, 10)])
-def test_a_share_of_the_clients_is_asked_to_test(share, asked):
+def test_fraction_evaluate_sets_the_number_of_clients_that_test(share, asked):
     strategy = FedAvg(fraction_evaluate=share)
     Rounds(strategy, MODEL, range(10))
     messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), None))

@@ -1,4 +1,4 @@
-"""State as plain arrays."""
+"""State of strategies as plain arrays."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def equal(one, two) -> bool:
         keys, st.recursive(leaves, lambda inner: st.dictionaries(keys, inner), max_leaves=8)
     )
 )
-def test_any_state_survives_being_flattened(state):
+def test_any_state_survives_flattening(state):
     assert equal(unflatten_state(flatten_state(state)), state)
 
 
-def test_what_cannot_be_kept_is_named():
+def test_values_that_cannot_be_stored_are_named():
     with pytest.raises(TypeError, match="p/#3: cannot keep"):
         flatten_state({"p": {3: object()}})
 
 
-def test_numbers_of_numpy_are_arrays_without_dimensions():
+def test_numpy_scalars_become_arrays_without_dimensions():
     flat = flatten_state({"a": {0: np.float32(1.5)}})
     assert unflatten_state(flat) == {"a": {0: np.array(1.5, np.float32)}}
 
@@ -63,7 +63,7 @@ def test_a_restored_state_shares_no_arrays_with_its_origin():
 
 @pytest.mark.parametrize("strategy", [FedFV, FedLF, FedMDFG])
 def test_arrays_without_dimensions_are_kept(strategy):
-    """Such as a temperature that is learned."""
+    """For example, a learned temperature."""
     received = {"t": np.array(1.0, np.float32), "w": np.ones(2, np.float32)}
     rounds = Rounds(strategy(min_clients=1), received, range(2))
     moves = {k: {name: array + k for name, array in received.items()} for k in range(2)}
@@ -73,7 +73,7 @@ def test_arrays_without_dimensions_are_kept(strategy):
     assert again.memory[1]["t"] == rounds.strategy.memory[1]["t"]
 
 
-def test_a_state_with_other_parts_is_refused():
+def test_a_state_with_other_exchanges_is_refused():
     with_c = FedAvg(exchanges=[ControlVariates()])
     with pytest.raises(ValueError, match=r"has exchanges 'control', but the strategy"):
         FedAvg().load_state_dict(with_c.state_dict())
@@ -82,6 +82,6 @@ def test_a_state_with_other_parts_is_refused():
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
-def test_a_number_that_no_array_has_room_for_is_named(number):
+def test_an_integer_beyond_64_bits_is_named(number):
     with pytest.raises(TypeError, match="p/#3: cannot keep"):
         flatten_state({"p": {3: number}})

@@ -1,4 +1,4 @@
-"""What a person does in Python."""
+"""The Python API: run, compare and read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = {
 }
 
 
-# --- what is given ----------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_method_is_a_name_a_class_or_a_dict(given: Any, expected: tuple[str, A
     assert methods(StrategyConfig, given) == methods(StrategyConfig, [given]) == [made]
 
 
-def test_classes_have_the_names_by_which_any_process_finds_them(monkeypatch) -> None:
+def test_classes_are_named_so_that_any_process_can_import_them(monkeypatch) -> None:
     assert name_of("client.name", MOON) == "moon"
     assert name_of("model.name", CNN) == "cnn"
     assert name_of("strategy.name", Mine) == f"{__name__}:Mine"
@@ -68,7 +68,7 @@ def test_classes_have_the_names_by_which_any_process_finds_them(monkeypatch) -> 
         method(StrategyConfig, Mine)
 
 
-def test_policies_trackers_metrics_and_makers_are_given_as_they_are() -> None:
+def test_settings_accept_classes_and_functions() -> None:
     given = {
         "participation.policy": RoundRobin,
         "track": MyTracker,
@@ -87,12 +87,12 @@ def test_policies_trackers_metrics_and_makers_are_given_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("key", ["evaluate.metrics", "participation.policy"])
-def test_what_no_other_process_can_import_is_refused(key) -> None:
+def test_a_lambda_is_refused_as_a_setting(key) -> None:
     with pytest.raises(ConfigError, match=rf"{key}: .*<lambda> is defined in .* Move the function"):
         settings_of({key: lambda logits, labels: 0})
 
 
-def test_a_tracker_and_a_metric_of_ones_own_see_every_round(tmp_path) -> None:
+def test_a_user_defined_tracker_and_metric_see_every_round(tmp_path) -> None:
     MyTracker.seen.clear()
     result = ff.run(
         {**SMALL, "track": MyTracker, "evaluate.metrics": errors},
@@ -111,12 +111,12 @@ def test_a_tracker_and_a_metric_of_ones_own_see_every_round(tmp_path) -> None:
 
 
 def errors(logits, labels):
-    """The share of wrong predictions, as a metric."""
+    """Return the share of wrong predictions, a metric."""
     return (logits.argmax(axis=1) != labels).mean()
 
 
 class MyTracker(Tracker):
-    """Somebody's own."""
+    """A user's tracker."""
 
     seen: ClassVar[list[Any]] = []
 
@@ -133,10 +133,10 @@ class MyTracker(Tracker):
 
 
 class Mine(FedHEAL):
-    """Somebody's own."""
+    """A user's strategy."""
 
 
-def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
+def test_nested_flat_and_toml_settings_are_equivalent(tmp_path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("seed = 2\n[data]\nclients-per-domain = 3\n[strategy]\nbeta = 'none'\n")
     nested = {
@@ -179,7 +179,9 @@ def test_settings_are_the_same_however_they_are_given(tmp_path) -> None:
         ({"settings": {"client-gpus": np.ones(2)}}, r"client-gpus = \[1.0, 1.0\]: expected"),
     ],
 )
-def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_path) -> None:
+def test_invalid_arguments_of_run_are_refused_before_a_folder_is_written(
+    arguments, message, tmp_path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         ff.run(**{"output_dir": tmp_path, **arguments})
     assert not list(tmp_path.iterdir())
@@ -215,7 +217,7 @@ def test_what_cannot_be_run_is_said_before_anything_is(arguments, message, tmp_p
         ({"leave_one_domain_out": "no"}, "leave_one_domain_out = 'no': expected True or False"),
     ],
 )
-def test_a_comparison_that_cannot_be_made_is_refused(arguments, message, tmp_path) -> None:
+def test_invalid_arguments_of_compare_are_refused(arguments, message, tmp_path) -> None:
     with pytest.raises(ConfigError, match=message):
         ff.compare(**{"output_dir": tmp_path, **arguments})
 
@@ -224,12 +226,12 @@ def test_a_comparison_that_cannot_be_made_is_refused(arguments, message, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_is_the_commands(tmp_path) -> None:
+def test_a_run_in_python_equals_the_commands(tmp_path) -> None:
     """The same settings give the same bits from Python and from the command line."""
     told = []
     run = ff.run(
         SMALL, strategy="fedheal:tau=0.4", rounds=2, seed=3, output_dir=tmp_path / "a",
-        on_round=lambda number, figures: told.append((number, figures["accuracy/MIN"])),
+        on_round=lambda number, metrics: told.append((number, metrics["accuracy/MIN"])),
         progress=False,
     )  # fmt: skip
     call(
@@ -248,7 +250,7 @@ def test_a_run_is_the_commands(tmp_path) -> None:
     assert run.history.query("metric == 'accuracy' and round == 2")["value"].min() == worst[2]
 
 
-def test_a_run_is_shown_as_it_goes_on_unless_it_is_not_wanted(tmp_path, capsys) -> None:
+def test_a_run_shows_its_progress_unless_disabled(tmp_path, capsys) -> None:
     ff.run(SMALL, rounds=1, output_dir=tmp_path, progress=False)
     assert not capsys.readouterr().out
     ff.run(SMALL, rounds=1, output_dir=tmp_path)
@@ -256,8 +258,8 @@ def test_a_run_is_shown_as_it_goes_on_unless_it_is_not_wanted(tmp_path, capsys) 
 
 
 def test_a_run_that_a_callback_stopped_is_resumed(tmp_path) -> None:
-    def on_round(number: int, figures: dict[str, float]) -> np.bool:
-        return np.array(figures["train_loss"]) > 0
+    def on_round(number: int, metrics: dict[str, float]) -> np.bool:
+        return np.array(metrics["train_loss"]) > 0
 
     run = ff.run(SMALL, rounds=3, output_dir=tmp_path, on_round=on_round, progress=False)
     assert (run.status, run.run.last_round) == ("stopped", 1)
@@ -265,7 +267,7 @@ def test_a_run_that_a_callback_stopped_is_resumed(tmp_path) -> None:
     assert (again.status, again.run.last_round, again.path) == ("completed", 3, run.path)
 
 
-def test_a_comparison_keeps_what_is_done(tmp_path, monkeypatch) -> None:
+def test_a_comparison_keeps_completed_runs(tmp_path, monkeypatch) -> None:
     def compare(strategies: Any) -> ff.Results:
         return ff.compare(
             SMALL, strategies=strategies, clients=[MOON], seeds=[0, 5], rounds=1,
@@ -296,7 +298,7 @@ print(len(results))
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_script_needs_no_guard_for_runs_side_by_side(tmp_path) -> None:
+def test_a_script_with_parallel_runs_needs_no_main_guard(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script)]
@@ -306,7 +308,7 @@ def test_a_script_needs_no_guard_for_runs_side_by_side(tmp_path) -> None:
     assert done.stdout.endswith("2\n")
 
 
-def test_importing_fairflower_brings_nothing_along() -> None:
+def test_importing_fairflower_imports_no_heavy_library() -> None:
     heavy = {"torch", "flwr", "numpy", "pandas", "matplotlib", "ray", "rich"}
     program = f"import sys, fairflower; fairflower.__version__; print({heavy} & set(sys.modules))"
     command = [sys.executable, "-c", program]
@@ -314,7 +316,7 @@ def test_importing_fairflower_brings_nothing_along() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert all(getattr(ff, name) for name in ff.__all__)
     with pytest.raises(AttributeError, match="no attribute 'runs'"):
         ff.runs  # noqa: B018
@@ -339,8 +341,8 @@ def test_a_damaged_model_is_named(results) -> None:
         _ = results[0].model
 
 
-def test_the_table_is_that_of_the_report(results) -> None:
-    """Domain a at 2 to 6 rounds: start + 0.04; b is 0.9."""
+def test_the_table_has_means_and_deviations_over_seeds(results) -> None:
+    """Domain a has start + 0.04 on average over rounds 2 to 6; b has 0.9."""
     table = results.table
     assert list(table.index) == ["fedavg", "uniform", "fedheal"]
     assert table.loc["fedheal", ("a", "mean")] == pytest.approx(61 + 4)
@@ -351,7 +353,7 @@ def test_the_table_is_that_of_the_report(results) -> None:
     assert (table["seeds", "n"] == 3).all()
 
 
-#: What three seeds allow.
+#: The only verdict that three seeds allow.
 TOO_FEW = (
     "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); see the tables for the "
     "differences"
@@ -381,7 +383,7 @@ def test_wrong_arguments_of_results_are_named(results, tmp_path) -> None:
     assert results[9:].history.columns.tolist() == results.history.columns.tolist()
 
 
-def test_the_history_has_every_figure_of_every_run(results) -> None:
+def test_the_history_has_every_metric_of_every_run(results) -> None:
     with (results[0].path / "history.csv").open("a") as file:
         file.write("7,domain,NA,loss,nan\n7,domain,b,acc")  # the last line is being written
     history = results.history
@@ -408,7 +410,7 @@ def test_results_are_a_sequence_of_runs(results, tmp_path) -> None:
     assert set(again.history["round"]) == {2, 3, 4, 5, 6}
 
 
-def test_a_notebook_shows_table_verdicts_and_notes(results) -> None:
+def test_a_notebook_shows_the_table_and_verdicts(results) -> None:
     page = results._repr_html_()
     assert page.count("<table>") == 1
     assert "<strong>65.00</strong>" in page
@@ -420,12 +422,12 @@ def test_figures_are_drawn_by_name(results) -> None:
     labels = {line.get_label() for line in figure.axes[0].lines}
     assert {"fedavg", "uniform", "fedheal"} <= labels
     assert figure.axes[0].get_ylabel() == "MIN over domains, %"
-    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+    assert figure._repr_png_().startswith(b"\x89PNG")  # the image that a notebook shows
     with pytest.raises(ConfigError, match="Did you mean 'worst'"):
         results.plot("wrst")
 
 
-def test_runs_of_several_data_sets_are_kept_apart(results, tmp_path) -> None:
+def test_runs_on_several_data_sets_are_separate_in_the_table(results, tmp_path) -> None:
     make_run(tmp_path / "other", constant(c=0.5, d=0.25))
     both = results + ff.read(tmp_path / "other")
     assert both.table.index.names == ["data", "method"]
@@ -434,7 +436,7 @@ def test_runs_of_several_data_sets_are_kept_apart(results, tmp_path) -> None:
         both.plot()
 
 
-def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
+def test_folders_without_a_readable_run_are_skipped_or_refused(results, tmp_path) -> None:
     (tmp_path / "runs/report").mkdir()
     assert len(ff.read(tmp_path / "runs/*", tmp_path / "runs")) == 9
     (tmp_path / "runs/fedavg-0/history.csv").write_text("nonsense\n")
@@ -457,8 +459,8 @@ def test_what_is_no_run_is_passed_over_or_named(results, tmp_path) -> None:
 # --- notebooks --------------------------------------------------------------------------------
 
 
-def test_a_notebooks_cell_shows_the_round_and_is_cleared(monkeypatch) -> None:
-    """Without ipywidgets, which rich's own display needs there."""
+def test_a_notebook_cell_shows_the_progress_and_is_cleared(monkeypatch) -> None:
+    """This needs no ipywidgets, which rich's own display needs in a notebook."""
     shown: list[str] = []
 
     class Handle:

@@ -49,7 +49,7 @@ from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, FedEquilibri
 
 
 class ClassicRounds:
-    """What `Rounds` does, as a classic server would do it."""
+    """Run `Rounds` as a classic server does."""
 
     def __init__(self, strategy: FairStrategy, clients: int, named: bool = True) -> None:
         set_task_identity()
@@ -81,8 +81,8 @@ class ClassicRounds:
 
 @pytest.mark.parametrize("named", [True, False])
 @every_strategy
-def test_a_classic_server_computes_the_same_bits(name: str, named: bool) -> None:
-    """With arrays by name, and by position with the buffers told."""
+def test_a_classic_server_computes_identical_results(name: str, named: bool) -> None:
+    """With arrays by name, and by position with the buffers given."""
     clients = 4
     buffers = None if named else ["1", "2"]
     one = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(clients))
@@ -103,7 +103,7 @@ def test_a_classic_server_computes_the_same_bits(name: str, named: bool) -> None
             assert ins.config["server-round"] == two.round
             assert ins.config.get("measure", "") == ",".join(two.legacy.strategy.needs)
             arrays = {n: (a + moves[k][n]).astype(a.dtype) for n, a in two.model.items()}
-            # `Rounds.step` makes up its measurements for the round that it is about to begin.
+            # `Rounds.step` makes up measurements for the round that begins.
             one.round += 1
             made_up = one.make_up(k)
             one.round -= 1
@@ -124,7 +124,7 @@ def test_a_classic_server_computes_the_same_bits(name: str, named: bool) -> None
             assert np.array_equal(a, b, equal_nan=True)
 
 
-def test_metrics_are_means_by_samples() -> None:
+def test_metrics_are_averaged_by_samples() -> None:
     rounds = ClassicRounds(FedAvg(), 2)
     asked = rounds.ask()
     results = [
@@ -151,7 +151,7 @@ def classic_app(client: Callable[[Context], Trainer]) -> ClientApp:
 
 
 @pytest.mark.parametrize("name", ["fedheal", "fedequilibria", "fedfv"])
-def test_a_classic_app_ends_where_a_message_app_does(name: str) -> None:
+def test_a_classic_app_trains_the_same_model_as_a_message_app(name: str) -> None:
     start = client(Context(1, 1, {"partition-id": 0}, RecordDict(), {})).send()
     nodes: dict[str, Any] = {"min_train_nodes": 3, "min_available_nodes": 3}
     nodes |= {"min_evaluate_nodes": 3}
@@ -175,21 +175,21 @@ def test_a_classic_app_ends_where_a_message_app_does(name: str) -> None:
         assert np.array_equal(value, legacy.strategy.diagnostics[key])
 
 
-# Those that share, return or keep something, or test more than the global model.
-TELLING = [name for name in CLIENTS if name not in ("fedavg", "sam", "fedsam", "gsam", "fedprox")]
+# Clients that share, return or keep arrays, or test more than the global model.
+NOT_PLAIN = [name for name in CLIENTS if name not in ("fedavg", "sam", "fedsam", "gsam", "fedprox")]
 
 
 @pytest.mark.slow
-# FedCE's clients keep what they measure by, too: beside what their method keeps, or alone.
+# FedCE's clients also keep their model for measurements: beside other state, or alone.
 @pytest.mark.parametrize(
     ("name", "rule"),
     thinned(
         itertools.product(CLIENTS, ["fedheal", "fedce"]),
-        {*((name, "fedheal") for name in TELLING), ("sgd", "fedce"), ("scaffold", "fedce")},
+        {*((name, "fedheal") for name in NOT_PLAIN), ("sgd", "fedce"), ("scaffold", "fedce")},
     ),
 )
-def test_a_classic_app_trains_by_every_method_as_a_message_app_does(name: str, rule: str) -> None:
-    """With what exchanges share and collect, and with what clients keep between rounds."""
+def test_a_classic_app_matches_a_message_app_for_every_client(name: str, rule: str) -> None:
+    """Includes arrays of exchanges and the state of clients."""
     nodes = {f"min_{kind}_nodes": 3 for kind in ("train", "evaluate", "available")}
 
     def strategy() -> FairStrategy:
@@ -218,12 +218,12 @@ def test_a_classic_app_trains_by_every_method_as_a_message_app_does(name: str, r
     assert not legacy.strategy.dropped
 
 
-def test_a_client_may_be_asked_for_the_first_model() -> None:
+def test_without_initial_parameters_flower_asks_a_client() -> None:
     legacy = LegacyStrategy(FedAvg())
     assert legacy.initialize_parameters(manager(1)) is None
 
 
-def test_tests_are_averaged_by_samples_and_by_what_all_report() -> None:
+def test_evaluation_averages_the_metrics_that_all_clients_report() -> None:
     set_task_identity()
     legacy = LegacyStrategy(FedAvg(), MODEL)
     parameters = legacy.initialize_parameters(manager(2))
@@ -242,10 +242,10 @@ def test_tests_are_averaged_by_samples_and_by_what_all_report() -> None:
     assert legacy.evaluate(1, parameters) is None
 
 
-# --- what goes wrong -------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------
 
 
-def test_who_failed_is_named_where_flower_says_so_and_guessed_where_it_does_not() -> None:
+def test_failures_are_assigned_to_the_named_or_remaining_client() -> None:
     rounds = ClassicRounds(FedAvg(min_clients=1), 3)
     asked = rounds.ask()
     bad = FitRes(Status(Code.FIT_NOT_IMPLEMENTED, "cannot fit"), Parameters([], ""), 0, {})
@@ -273,7 +273,7 @@ def fit_result(tensors: int, measured: Any) -> FitRes:
         (2, "{}", r"missing \['bn.num_batches_tracked'\]"),
     ],
 )
-def test_a_client_that_packs_something_else_is_dropped_with_the_reason(
+def test_wrongly_packed_results_fail_with_the_reason(
     tensors: int, measured: str, reason: str
 ) -> None:
     rounds = ClassicRounds(FedEquilibria(), 2)
@@ -283,7 +283,7 @@ def test_a_client_that_packs_something_else_is_dropped_with_the_reason(
         rounds.finish(results)
 
 
-def test_unnamed_arrays_whose_buffers_nobody_told_are_explained() -> None:
+def test_unnamed_arrays_without_given_buffers_are_explained() -> None:
     rounds = ClassicRounds(FedEquilibria(), 2, named=False)
     asked = rounds.ask()
     note = '{"fisher": ["conv.weight"]}'
@@ -296,14 +296,14 @@ def test_unnamed_arrays_whose_buffers_nobody_told_are_explained() -> None:
 
 
 @pytest.mark.parametrize("initial", [None, ndarrays_to_parameters(list(MODEL.values()))])
-def test_exchanges_need_arrays_by_name(initial: Parameters | None) -> None:
+def test_exchanges_require_arrays_by_name(initial: Parameters | None) -> None:
     with pytest.raises(
         ValueError, match=r"Exchanges \(ControlVariates\).*a dict of initial parameters"
     ):
         LegacyStrategy(FedAvg(exchanges=[ControlVariates()]), initial)
 
 
-def test_a_client_that_returns_nothing_to_an_exchange_is_dropped() -> None:
+def test_results_without_the_arrays_of_an_exchange_fail() -> None:
     rounds = ClassicRounds(FedAvg(exchanges=[ControlVariates()]), 2)
     results = [(proxy, result(MODEL, 5, {}, {})) for proxy, _ in rounds.ask().values()]
     with pytest.raises(
@@ -312,10 +312,10 @@ def test_a_client_that_returns_nothing_to_an_exchange_is_dropped() -> None:
         rounds.finish(results)
 
 
-def test_clients_of_start_server_have_a_node_and_the_process_a_run(
+def test_clients_of_start_server_get_node_ids_and_the_process_a_run_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which Flower's own runtimes see to; in real processes it is in test_start.py."""
+    """Flower's own runtimes set them; test_start.py tests this in real processes."""
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name in ("_run_id", "_task_id", "_node_id"):
         monkeypatch.setattr(identity, name, None)
@@ -334,7 +334,7 @@ def test_clients_of_start_server_have_a_node_and_the_process_a_run(
 
 
 @pytest.mark.slow
-def test_it_needs_no_torch() -> None:
+def test_the_classic_strategy_needs_no_torch() -> None:
     code = "import fairflower.classic.strategy, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -346,7 +346,7 @@ names = st.lists(st.text(max_size=3), unique=True, max_size=3)
 
 
 @given(st.dictionaries(st.text(max_size=3), names, max_size=3))
-def test_what_was_packed_is_unpacked(kinds: dict[str, list[str]]) -> None:
+def test_packed_arrays_are_unpacked_unchanged(kinds: dict[str, list[str]]) -> None:
     counter = iter(range(100))
     measured = {k: {n: np.full(2, next(counter)) for n in part} for k, part in kinds.items()}
     parameters, note = pack([np.zeros(1)], measured)
@@ -358,7 +358,7 @@ def test_what_was_packed_is_unpacked(kinds: dict[str, list[str]]) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=3), names, max_size=3), st.integers(0, 3))
-def test_what_is_shared_is_split_from_the_model(
+def test_shared_arrays_are_split_from_the_model(
     kinds: dict[str, list[str]], model_size: int
 ) -> None:
     model = [np.full(2, -1 - i) for i in range(model_size)]
@@ -371,7 +371,7 @@ def test_what_is_shared_is_split_from_the_model(
     assert all(shared[k][n] is array for k, arrays in sent.items() for n, array in arrays.items())
 
 
-def test_a_config_that_names_more_arrays_than_came_is_refused() -> None:
+def test_a_config_that_names_too_many_arrays_is_refused() -> None:
     with pytest.raises(ValueError, match="'shared' names 3 arrays, but 1 follow"):
         split([np.zeros(1)], {"shared": '{"control": ["a", "b", "c"]}'})
     assert split([np.zeros(1)], {}) == ([np.zeros(1)], {})
@@ -384,7 +384,7 @@ def test_tensors_can_be_packed() -> None:
     assert [array.dtype for array in parameters] == [np.float32] * 2
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_named_in_the_error() -> None:
     with pytest.raises(ConfigError, match=r"strategy = <class .*FedAvg'>: expected fairflower's"):
         LegacyStrategy(FedAvg)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"initial_parameters has type list: expected a dict"):
@@ -392,7 +392,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 @pytest.mark.parametrize("ids", [{}, {0: 7, 1: 8, 2: 9}], ids=["nodes", "client-id"])
-def test_functions_of_the_users_aggregate_the_metrics_of_clients_that_were_merged(ids: Any) -> None:
+def test_user_functions_aggregate_the_metrics_of_merged_clients(ids: Any) -> None:
     """Client 1 sends NaN in round 1, so its metrics are not passed."""
     seen: list[Any] = []
 
@@ -424,7 +424,7 @@ def test_functions_of_the_users_aggregate_the_metrics_of_clients_that_were_merge
     assert loss == pytest.approx(0.5)
 
 
-def test_tensors_that_need_gradients_or_are_bfloat16_are_packed() -> None:
+def test_parameters_and_bfloat16_tensors_are_packed_as_float32() -> None:
     tensor = torch.tensor([0.5, 2.0])
     for value in (nn.Parameter(tensor), tensor.bfloat16()):
         parameters, _ = pack([], {"fisher": {"w": value}})

@@ -60,7 +60,7 @@ json.dump(found, open("found.json", "w"))
 
 
 @pytest.mark.parametrize("call", ["server", pytest.param("simulation", marks=pytest.mark.nightly)])
-def test_afl_under(call: str, tmp_path: Path) -> None:
+def test_afl_runs_under_start_server_and_start_simulation(call: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(PROGRAM)
     command = [sys.executable, "app.py", call, str(free_port())]
     run(command, env=environment(tmp_path), cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The command as a person types it."""
+"""The `fairflower` command and its options."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _plain(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_run_prints_folder_progress_table_and_what_to_do_next(tmp_path):
+def test_run_prints_its_folder_progress_table_and_next_command(tmp_path):
     output = call("run", *QUICK, f"--output-dir={tmp_path}", "--strategy=fedheal:tau=0.4")
     (folder,) = tmp_path.iterdir()
     assert output.count(str(folder)) >= 2
@@ -75,7 +75,7 @@ def test_run_prints_folder_progress_table_and_what_to_do_next(tmp_path):
     assert "tau = 0.4" in (folder / "config.toml").read_text()
 
 
-def test_settings_are_told_that_all_runs_of_a_plan_share():
+def test_the_setup_summary_shows_settings_that_all_runs_share():
     flat = {"data.clients-per-domain": 1, "fraction-train": 0.5, "data.validation-fraction": 0.1}
     runs = [RunConfig.from_flat(flat | {"train.lr": lr}) for lr in (0.1, 0.2)]
     data, training = setup_summary(Plan(runs), prepare(runs[0].data)).splitlines()
@@ -91,7 +91,7 @@ def test_settings_are_told_that_all_runs_of_a_plan_share():
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
+def test_the_setting_that_determines_the_number_of_clients_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flat = {"data.imbalance-factor": 3}
     runs = [RunConfig.from_flat(flat)]
@@ -105,21 +105,21 @@ def test_what_says_how_many_clients_there_are_is_told(tmp_path, monkeypatch):
     assert told not in call(*shown)
 
 
-def test_weights_that_are_not_there_are_told_before_the_data_are_prepared(tmp_path):
+def test_missing_weights_are_reported_before_data_are_prepared(tmp_path):
     weights = ["--model=resnet18", f"--set=model.weights={tmp_path / 'no.pth'}"]
     output = call("run", *QUICK, f"--output-dir={tmp_path}", *weights, expect=2)
     assert "no.pth': file not found" in output
     assert "Preparing" not in output
 
 
-def test_clients_that_are_available_are_read_before_the_data_are_prepared(tmp_path):
+def test_invalid_availability_is_reported_before_data_are_prepared(tmp_path):
     wrong = ["--set=participation.availability=markov:leave=2:back=0.5"]
     output = call("run", *QUICK, f"--output-dir={tmp_path}", *wrong, expect=2)
     assert "probabilities from 0 to 1" in output
     assert "Preparing" not in output
 
 
-def test_a_runs_own_config_runs_it_again(tmp_path):
+def test_the_config_of_a_run_reproduces_its_model(tmp_path):
     call("run", *QUICK, f"--output-dir={tmp_path}", "--strategy=uniform", "--seed=5")
     (first,) = tmp_path.iterdir()
     call("run", "--config", str(first / "config.toml"), "--set=run-name=again")
@@ -165,7 +165,7 @@ def test_compare_adds_uniform_and_writes_one_report(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_compare_goes_on_after_a_failed_run_and_says_so(tmp_path):
+def test_compare_continues_after_a_failed_run_and_reports_it(tmp_path):
     output = call(
         "compare", *QUICK, "--strategies=fedavg", "--seeds=0", f"--output-dir={tmp_path}",
         "--lr=1e30", "--set=train.local-epochs=3", expect=1,
@@ -174,7 +174,7 @@ def test_compare_goes_on_after_a_failed_run_and_says_so(tmp_path):
     assert "Lower train.lr" in output
 
 
-def test_what_is_told_of_a_failed_run_is_no_markup(monkeypatch):
+def test_errors_of_failed_runs_are_not_parsed_as_markup(monkeypatch):
     said = "[/data] is gone. Run: pip install fairflower[mlflow]"
 
     class Failing:
@@ -196,12 +196,12 @@ def test_what_is_told_of_a_failed_run_is_no_markup(monkeypatch):
     assert told.getvalue().count("fairfed:metric=[loss], seed") == 2
 
 
-def test_where_something_was_written_is_told_as_it_is(tmp_path, capsys):
+def test_output_paths_are_not_parsed_as_markup(tmp_path, capsys):
     say_where("report", tmp_path / "runs[old]" / "index.html")
     assert f"report: {tmp_path}/runs[old]/index.html" in capsys.readouterr().out
 
 
-def test_list_shows_everything_that_has_a_name():
+def test_list_shows_every_registered_name():
     output = call("list")
     parts = (registry.ADAPTERS, registry.PARTICIPATION, registry.TRACKERS)
     methods = (STRATEGIES, registry.CLIENTS, registry.MODELS, registry.DATA_SETS)
@@ -234,13 +234,13 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
     ],
 )
 def test_errors_say_what_to_change_and_show_no_traceback(args, code, message):
-    """Others are in ``wrong_inputs.py``."""
+    """More errors are tested in ``wrong_inputs.py``."""
     output = call(*args, expect=code)
     assert message in output
     assert "Traceback" not in output
 
 
-# --- a config's own arguments ----------------------------------------------------------------
+# --- arguments from a config ------------------------------------------------------------------
 
 OWN = """
 [strategy]
@@ -262,7 +262,7 @@ def own(tmp_path) -> str:
 
 @pytest.fixture
 def planned(monkeypatch) -> list[tuple[str, StrategyConfig, ClientConfig]]:
-    """Label, strategy and client of the runs that a command would have made."""
+    """Label, strategy and client of the runs that a command plans, without running them."""
     runs: list[tuple[str, StrategyConfig, ClientConfig]] = []
 
     def execute(plan: Plan, *_: object) -> None:
@@ -293,12 +293,12 @@ def planned(monkeypatch) -> list[tuple[str, StrategyConfig, ClientConfig]]:
         ),
     ],
 )
-def test_a_strategy_takes_the_arguments_of_a_config_that_is_its_own(given, labels, own, planned):
+def test_a_strategy_takes_its_arguments_from_the_config(given, labels, own, planned):
     if given:
         given = [f"--strategies={given[0]}", *given[1:]]
     call("compare", own, "--clients=sgd", "--seeds=0", *given)
     assert [label for label, _, _ in planned] == labels
-    # The label says all that is not a default.
+    # The label has every argument that is not at its default.
     for label, strategy, _ in planned:
         (named,) = StrategyConfig.parse(label)
         assert {**strategy.defaults(), **strategy.args} == {**named.defaults(), **named.args}
@@ -319,7 +319,7 @@ def test_a_strategy_takes_the_arguments_of_a_config_that_is_its_own(given, label
         (["--set=client.mu=3.0"], ["moon:mu=3.0"]),
     ],
 )
-def test_a_client_keeps_its_own_arguments(given, labels, own, planned):
+def test_a_client_takes_its_arguments_from_the_config(given, labels, own, planned):
     call("compare", own, "--strategies=uniform", "--seeds=0", *given)
     assert [client.label for _, _, client in planned] == labels
 
@@ -339,7 +339,7 @@ def test_a_client_keeps_its_own_arguments(given, labels, own, planned):
         (["--strategy=term", "--set=strategy.t=0.5", "--client=sgd"], "term:t=0.5"),
     ],
 )
-def test_a_single_run_treats_them_alike(given, label, own, planned):
+def test_a_single_run_takes_its_arguments_from_the_config(given, label, own, planned):
     output = call("run", own, *given, "--output-dir=/out", "--seed=3", "--rounds=7")
     assert [label for label, _, _ in planned] == [label]
     client, _, strategy = label.rpartition("+")
@@ -361,14 +361,14 @@ def test_a_single_run_treats_them_alike(given, label, own, planned):
         (["run", "--set=strategy.name=fedavg"], "strategy.t is an argument of fedequilibria, term"),
     ],
 )
-def test_what_a_config_does_not_go_with_is_refused(given, message, own, planned):
+def test_options_that_contradict_each_other_or_the_config_are_refused(given, message, own, planned):
     assert message in call(*given, own, expect=2)
     assert not planned
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_path):
+def test_compare_prints_its_plan_and_runs_it(own, tmp_path):
     folder = tmp_path / "out"
     strategies = "fedequilibria,fedequilibria:scale=none"
     where = [own, *QUICK, "--clients=sgd", "--seeds=4", f"--output-dir={folder}"]
@@ -391,7 +391,7 @@ def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_pat
         "fedequilibria:t=0.8:scale=none": (0.8, "none"),
         "uniform": ("default", "default"),
     }
-    # An argument given as its default is no other method.
+    # An argument that is set to its default gives the same method.
     again = call("compare", *where, "--strategies=fedequilibria", "--set=strategy.scale=unit")
     assert "2 of 2 runs are already completed" in again
 
@@ -399,7 +399,7 @@ def test_the_plan_is_printed_before_it_runs_and_the_runs_keep_to_it(own, tmp_pat
 # --- plans and progress --------------------------------------------------------------------
 
 
-def test_shared_arguments_go_to_the_strategies_that_take_them():
+def test_shared_arguments_go_to_the_strategies_that_accept_them():
     strategies = StrategyConfig.parse("fedavg,fedheal,fedheal:tau=0.1")
     plan = Plan.grid({}, strategies, [0], {"strategy.tau": 0.4})
     assert [(run.label, run.strategy.args) for run in plan.runs] == [
@@ -410,7 +410,7 @@ def test_shared_arguments_go_to_the_strategies_that_take_them():
     ]
 
 
-def test_seeds_and_strategies_round_trip():
+def test_seeds_and_strategy_labels_are_parsed():
     assert parse_seeds("2-4") == [2, 3, 4]
     strategy = StrategyConfig("fedheal", {"tau": None, "variant": "released"})
     assert StrategyConfig.parse(strategy.label) == [strategy]
@@ -419,18 +419,18 @@ def test_seeds_and_strategies_round_trip():
             parse_seeds(text)
 
 
-def test_a_label_shows_what_differs_from_the_defaults():
+def test_a_label_shows_only_arguments_that_differ_from_defaults():
     assert StrategyConfig("fedheal", {"tau": 0.3, "beta": 0.1}).label == "fedheal:beta=0.1"
 
 
-def test_set_wins_over_the_strategy_option(tmp_path):
+def test_the_set_option_overrides_the_strategy_option(tmp_path):
     call("run", *QUICK, "--strategy=fedheal:tau=0.1", "--set=strategy.tau=0.9",
          "--set=run-name=x", f"--output-dir={tmp_path}")  # fmt: skip
     assert json.loads((tmp_path / "x/run.json").read_text())["label"] == "fedheal:tau=0.9"
 
 
-def test_help_is_fast():
-    """It imports nothing that takes long."""
+def test_help_imports_no_slow_library():
+    """Slow imports would delay every command."""
     program = (
         "import sys; from fairflower.cli import app; app(['--help'], standalone_mode=False); "
         "print(sys.modules.keys() & {'flwr', 'matplotlib', 'pandas', 'ray', 'scipy', 'torch'})"
@@ -439,7 +439,7 @@ def test_help_is_fast():
     assert done.stdout.endswith("set()\n"), done.stdout + done.stderr
 
 
-def test_the_version():
+def test_the_version_option_prints_the_version():
     assert call("--version").startswith("fairflower ")
 
 
@@ -463,7 +463,7 @@ def test_without_a_terminal_every_round_is_a_line():
     assert lines[-1].endswith(f"STD ddof 1  {100 * statistics.stdev([0.9, 0.6]):.1f}")
 
 
-def test_the_screen_and_a_callback_say_the_same_of_all_domains():
+def test_the_screen_and_callbacks_report_the_same_metrics_over_domains():
     accuracies = {"mnist": 0.93, "svhn": 0.57, "usps": 0.88}
     history = History(list(accuracies))
     for domain, accuracy in accuracies.items():
@@ -483,13 +483,13 @@ def test_on_a_terminal_the_last_round_remains():
     assert text.count("svhn[old]") > 1
 
 
-def test_a_number_that_a_round_lacks_leaves_its_column_empty():
+def test_a_metric_that_a_round_lacks_is_shown_as_a_dash():
     out = StringIO()
     progress = RunProgress(Console(file=out, force_terminal=True, width=200), "fedheal", 4)
     progress.start(Path("/tmp/run"))
     private = {"epsilon": 1.5}
-    for server_round, figures in enumerate(({}, private, {}, private)):
-        progress.round(server_round, {"mnist": 0.9, "svhn": 0.5}, figures)
+    for server_round, metrics in enumerate(({}, private, {}, private)):
+        progress.round(server_round, {"mnist": 0.9, "svhn": 0.5}, metrics)
     progress._live.refresh()
     rows = [line.split() for line in out.getvalue().splitlines() if line.startswith("    ")]
     assert [row[-1] for row in rows[-4:]] == ["–", "1.5", "–", "1.5"]  # noqa: RUF001
@@ -498,7 +498,7 @@ def test_a_number_that_a_round_lacks_leaves_its_column_empty():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
+def test_a_comparison_is_resumed_where_it_stopped(tmp_path):
     where = ["--seeds=0", f"--output-dir={tmp_path}", *QUICK]
     call("compare", "--strategies=fedavg", *where)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
@@ -518,7 +518,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     assert "already" not in call(*both, "--set=train.lr=0.01")
 
 
-def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
+def test_an_output_folder_is_locked_and_holds_either_a_comparison_or_a_study(tmp_path):
     def told(command: str) -> str:
         return " ".join(call(command, "--seeds=1", f"--output-dir={tmp_path}", expect=2).split())
 
@@ -535,11 +535,11 @@ def test_a_folder_of_many_runs_has_one_process_and_is_of_one_kind(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_runs_side_by_side_end_in_the_same_bits_and_one_that_fails_is_named(tmp_path):
-    sound, torn = "fedprox:mu=0.5", "fedprox:mu=1e+30"
+def test_parallel_runs_give_the_same_models_and_failed_runs_are_named(tmp_path):
+    valid, failing = "fedprox:mu=0.5", "fedprox:mu=1e+30"
     what = ["--strategies=fedavg", "--seeds=0,1", *QUICK, "--set=train.local-epochs=3"]
-    call("compare", *what, f"--clients={sound}", f"--output-dir={tmp_path / '1'}")
-    both = f"--clients={sound},{torn}"
+    call("compare", *what, f"--clients={valid}", f"--output-dir={tmp_path / '1'}")
+    both = f"--clients={valid},{failing}"
     output = call("compare", *what, both, "--jobs=2", f"--output-dir={tmp_path / '2'}", expect=1)
     models = {p.parent.name: p.read_bytes() for p in tmp_path.glob("1/runs/*/model.safetensors")}
     assert len(models) == 4
@@ -547,8 +547,8 @@ def test_runs_side_by_side_end_in_the_same_bits_and_one_that_fails_is_named(tmp_
     for name, model in models.items():
         assert (tmp_path / "2" / "runs" / name / "model.safetensors").read_bytes() == model
     assert output.count("failed:") == 4
-    assert f"{torn}+fedavg, seed 0 failed:" in output
-    assert f"{sound}+fedavg, seed 0 failed:" not in output
+    assert f"{failing}+fedavg, seed 0 failed:" in output
+    assert f"{valid}+fedavg, seed 0 failed:" not in output
     assert "Lower train.lr" in output
 
 
@@ -557,13 +557,13 @@ def test_runs_side_by_side_end_in_the_same_bits_and_one_that_fails_is_named(tmp_
     [
         ({}, 4, 4),
         ({}, 5, 4),
-        ({}, 3, 1),  # the cores are better filled by each run's clients
+        ({}, 3, 1),  # each run's clients fill the cores better
         ({"client-cpus": 2}, 3, 2),
         ({"client-cpus": 8}, 3, 1),
         ({"client-gpus": 0.5}, 5, 1),
     ],
 )
-def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypatch):
+def test_auto_jobs_runs_as_many_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypatch):
     monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: 4)
     plan = Plan.grid(
         {"train.device": "cpu", **settings}, StrategyConfig.parse("uniform"), [*range(runs)]
@@ -583,7 +583,7 @@ def test_as_many_runs_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypat
         (["--ray-address=auto"], 1),
     ],
 )
-def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
+def test_engine_options_run_one_job_at_a_time_by_default(given, jobs, tmp_path, monkeypatch):
     monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: 2)
     asked = []
     monkeypatch.setattr(
@@ -595,7 +595,7 @@ def test_who_chooses_an_engine_gets_it(given, jobs, tmp_path, monkeypatch):
     assert asked == [jobs]
 
 
-def test_runs_side_by_side_are_inline():
+def test_parallel_runs_refuse_the_ray_engine():
     message = call("compare", "--jobs=2", "--engine=ray", expect=2)
     assert (
         "use the inline engine, on this machine and with one client at a time, but engine = 'ray'"
@@ -603,7 +603,7 @@ def test_runs_side_by_side_are_inline():
     )
 
 
-def test_runs_side_by_side_are_not_for_a_cluster():
+def test_parallel_runs_refuse_a_ray_cluster():
     message = call("compare", "--jobs=2", "--ray-address=auto", expect=2)
     assert "Remove --jobs or ray-address" in " ".join(message.split())
 
@@ -616,7 +616,7 @@ def test_an_invalid_number_of_jobs_is_refused(jobs, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_ctrl_c_stops_runs_side_by_side_and_begins_no_more(tmp_path):
+def test_ctrl_c_stops_parallel_runs_and_starts_no_others(tmp_path):
     options = [f"--output-dir={tmp_path}", "--jobs=2", *QUICK, "--rounds=2000", "--seeds=0-4"]
     command = [sys.executable, "-m", "fairflower.cli", "compare", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -631,7 +631,7 @@ def test_ctrl_c_stops_runs_side_by_side_and_begins_no_more(tmp_path):
     assert states == ["stopped", "stopped"]
 
 
-def test_a_name_that_the_terminal_cannot_show_ends_no_command(monkeypatch):
+def test_a_name_that_the_terminal_cannot_encode_is_escaped(monkeypatch):
     written = BytesIO()
     stream = TextIOWrapper(written, "ascii")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -641,9 +641,9 @@ def test_a_name_that_the_terminal_cannot_show_ends_no_command(monkeypatch):
     assert written.getvalue() == b"report: /caf\\xe9/\\udcff\n"
 
 
-def test_signs_that_a_terminal_lacks_are_written_in_ascii(monkeypatch):
+def test_symbols_that_the_terminal_cannot_encode_are_written_in_ascii(monkeypatch):
     written = BytesIO()
-    stream = TextIOWrapper(written, "cp1252")  # of Windows
+    stream = TextIOWrapper(written, "cp1252")  # an encoding of Windows
     monkeypatch.setattr(sys, "stdout", stream)
     said = "\N{GREEK SMALL LETTER SIGMA} type \N{MINUS SIGN}2.41 \xb1 0.48 ▼, 1 ▲, 0 ≈"
     monkeypatch.setattr(cli, "app", lambda: print(said, file=stream))
@@ -652,7 +652,7 @@ def test_signs_that_a_terminal_lacks_are_written_in_ascii(monkeypatch):
     assert written.getvalue().split() == b"sigma type -2.41 \xb1 0.48 v, 1 ^, 0 ~".split()
 
 
-def test_a_plan_is_printed_and_nothing_is_run(tmp_path):
+def test_compare_with_plan_prints_the_plan_and_runs_nothing(tmp_path):
     output = " ".join(call("compare", "--plan", f"--output-dir={tmp_path / 'new'}").split())
     assert "30 runs on uci-digits" in output
     assert "Smallest detectable difference: 1." in output
@@ -661,7 +661,7 @@ def test_a_plan_is_printed_and_nothing_is_run(tmp_path):
     assert "Add --plan" in message
 
 
-def test_the_spread_of_earlier_runs_gives_points(tmp_path):
+def test_a_plan_with_a_pilot_reports_differences_in_points(tmp_path):
     for label, shift in (("uniform", 0.0), ("fedavg", 0.02)):
         for seed in range(3):
             values = [{"a": 0.5 + shift * seed, "b": 0.9}] * 3
@@ -683,7 +683,7 @@ def test_the_spread_of_earlier_runs_gives_points(tmp_path):
         (["--no-prune"], {"prune": False}),
     ],
 )
-def test_the_options_of_tune_are_those_of_its_study(options, changed, tmp_path, monkeypatch):
+def test_the_options_of_tune_set_its_protocol(options, changed, tmp_path, monkeypatch):
     class Announced(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""Commands of many runs, killed with SIGKILL: begun again, they end in the same tables."""
+"""Commands that are killed with SIGKILL and started again give the same results."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def kill_at(home: Path, command: list[str], pattern: str) -> None:
     command = [sys.executable, "-m", "fairflower.cli", *command]
     with started(command, env=environment(home)) as process:
         while not any(home.glob(pattern)):
-            assert process.poll() is None, f"it ended before there was a {pattern}"
-            time.sleep(0.005)  # a run of the leaderboard is there for less than a second
+            assert process.poll() is None, f"the command ended before there was a {pattern}"
+            time.sleep(0.005)  # a leaderboard's run lasts less than a second
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         wait_for(lambda: not belonging_to(home), "its workers to end with it")
 
 
 def tables(report: Path) -> str:
-    """What a report computed: its tables, and the numbers in full, without when runs began."""
+    """Return a report's tables and its summary without the start times of runs."""
     rows = re.sub(r"\d{4}-\d\d-\d\dT[^,]*", "", (report / "summary.csv").read_text())
     return (report / "tables.md").read_text() + rows
 
@@ -75,7 +75,9 @@ def tables(report: Path) -> str:
     ],
 )
 @pytest.mark.usefixtures("undrawn")
-def test_compare(jobs: int, pattern: str, tmp_path: Path) -> None:
+def test_a_killed_comparison_gives_the_same_tables_after_a_restart(
+    jobs: int, pattern: str, tmp_path: Path
+) -> None:
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     call(*COMPARE, "--engine=inline", "--jobs=1", "--output-dir", alone)
     begun = [*COMPARE, "--engine=inline", f"--jobs={jobs}", f"--output-dir={killed}"]
@@ -96,7 +98,7 @@ def test_compare(jobs: int, pattern: str, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("undrawn")
-def test_tune(place: str, tmp_path: Path) -> None:
+def test_a_killed_study_gives_the_same_tables_after_a_restart(place: str, tmp_path: Path) -> None:
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     call(*TUNE, "--jobs=1", "--output-dir", alone)
     kill_at(tmp_path, [*TUNE, "--jobs=1", f"--output-dir={killed}"], f"killed/{place}")
@@ -114,7 +116,9 @@ def test_tune(place: str, tmp_path: Path) -> None:
         "killed.csv",
     ],
 )
-def test_leaderboard(pattern: str, tmp_path: Path) -> None:
+def test_a_killed_leaderboard_gives_the_same_rows_after_a_restart(
+    pattern: str, tmp_path: Path
+) -> None:
     rows: dict[str, list[dict[str, str]]] = {}
     for name in ("alone", "killed"):
         file = tmp_path / f"{name}.toml"

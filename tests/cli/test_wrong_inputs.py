@@ -1,4 +1,4 @@
-"""Error messages for wrong inputs: one short error that names the thing and the remedy."""
+"""Wrong inputs give one short error that names the input and the remedy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from wrong_inputs import WRONG
 
 from fairflower.cli.terminal import console
 
-pytestmark = pytest.mark.linux  # paths of Linux, and what its system says of them
+pytestmark = pytest.mark.linux  # paths and system messages of Linux
 
-#: Lines that an error may take, with those of the usage where a command is mistyped.
+#: Maximum number of lines of an error, including the usage of a mistyped command.
 LINES = 5
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that `wrong_places` has, and room for what commands write by default."""
+    """A folder with the files of `wrong_places`, in which commands may write."""
     folder = tmp_path_factory.mktemp("places")
     wrong_places.make(folder)
     return folder
@@ -35,7 +35,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for given, told in rows
     ],
 )
-def test_wrong_inputs_are_told(
+def test_wrong_inputs_give_a_short_error(
     command: str, told: str, places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "width", 10_000)

@@ -1,4 +1,4 @@
-"""Local training: closed forms, reproducibility, what travels, and both of Flower's APIs."""
+"""Local training: closed forms, reproducibility, exchanged arrays, and both of Flower's APIs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stacked(arrays: Arrays) -> np.ndarray:
     return np.asarray(np.c_[arrays["1.weight"], arrays["1.bias"]], np.float64)
 
 
-def test_two_full_batch_steps_are_sgd_with_momentum_and_weight_decay_by_hand() -> None:
+def test_two_full_batch_steps_match_sgd_with_momentum_and_weight_decay() -> None:
     plain = ClientData(split(20, 0), split(5, 1), (0.5,) * 3, (0.5,) * 3, 4)
     settings = TrainConfig(local_epochs=2, batch_size=32, lr=0.02, momentum=0.9, weight_decay=0.1)
     client = trainer(linear(), data=plain, settings=settings)
@@ -100,7 +100,7 @@ def test_evaluation_uses_running_statistics_and_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_no_local_epochs_returns_the_received_model_and_its_loss() -> None:
+def test_zero_local_epochs_return_the_received_model_and_its_loss() -> None:
     client = trainer(linear(), settings=TrainConfig(local_epochs=0))
     arrays = client.send()
     sent, train_loss = one_round(client, arrays)
@@ -111,7 +111,7 @@ def test_no_local_epochs_returns_the_received_model_and_its_loss() -> None:
 # --- what the result depends on --------------------------------------------------------
 
 
-def test_the_same_round_gives_the_same_bits_whatever_came_before() -> None:
+def test_a_round_does_not_depend_on_earlier_calls() -> None:
     start = trainer().send()
     expected, loss = one_round(trainer(), start)
     client = trainer()
@@ -139,7 +139,7 @@ def test_seed_client_and_round_each_change_the_draws(
     assert not models_equal(other, expected)
 
 
-def test_clients_that_share_a_worker_and_its_model_do_not_depend_on_their_order() -> None:
+def test_clients_that_share_a_model_do_not_depend_on_their_order() -> None:
     model = batch_normed()
     start = trainer(model).send()
 
@@ -151,7 +151,7 @@ def test_clients_that_share_a_worker_and_its_model_do_not_depend_on_their_order(
     assert all(models_equal(forwards[i], backwards[i]) for i in forwards)
 
 
-def test_training_leaves_torchs_generator_and_switches_alone() -> None:
+def test_training_leaves_torchs_generator_and_cudnn_flags_unchanged() -> None:
     cudnn = torch.backends.cudnn
     client = trainer()
     generator, switches = torch.get_rng_state(), (cudnn.deterministic, cudnn.benchmark)
@@ -179,9 +179,9 @@ def test_derived_seeds_are_63_bits_and_differ(parts: list[list[int | str]]) -> N
 @pytest.mark.parametrize("name", ["resnet10", "resnet18"])
 @pytest.mark.parametrize(("images", "steps"), [(5, 1), (9, 2), (1, 0)])
 def test_batches_of_one_image_do_not_break_batch_norm(name: str, images: int, steps: int) -> None:
-    """Four at a time: the fifth joins the four, the ninth the second four.
+    """With batch size 4, image 5 joins the first batch and image 9 the second.
 
-    A client's only image is normalised by the received statistics, which stay.
+    A client's only image is normalized by the received statistics, which do not change.
     """
     client = trainer(
         models.build(name, 4, (3, 8, 8), seed=0),
@@ -202,7 +202,7 @@ def test_batches_of_one_image_do_not_break_batch_norm(name: str, images: int, st
             assert np.array_equal(arrays[key], start[key]) == (steps == 0)
 
 
-def test_batches_of_one_image_are_allowed_where_they_are_asked_for() -> None:
+def test_batch_size_1_is_allowed() -> None:
     client = trainer(data=data(train=3), settings=TrainConfig(local_epochs=1, batch_size=1))
     arrays, loss = one_round(client, client.send())
     assert math.isfinite(loss)
@@ -210,7 +210,7 @@ def test_batches_of_one_image_are_allowed_where_they_are_asked_for() -> None:
     assert all(module.training for module in client.model.modules())
 
 
-# --- what travels ----------------------------------------------------------------------
+# --- exchanged arrays ---- ------------------------------------------------------------------
 
 
 def test_arrays_keep_names_order_shapes_and_types() -> None:
@@ -236,7 +236,7 @@ def test_sent_arrays_are_copies() -> None:
     assert client.model.state_dict()["0.weight"].abs().sum() > 0
 
 
-def test_received_arrays_are_only_read() -> None:
+def test_received_arrays_are_not_modified() -> None:
     client = trainer()
     arrays = client.send()
     kept = {name: array.copy() for name, array in arrays.items()}
@@ -248,7 +248,7 @@ def test_received_arrays_are_only_read() -> None:
     assert models_equal(sent, one_round(client, kept)[0])
 
 
-def test_arrays_are_taken_by_name_in_any_order() -> None:
+def test_arrays_are_matched_by_name_in_any_order() -> None:
     client = trainer()
     arrays = {name: array + 1 for name, array in client.send().items()}
     client.receive({name: arrays[name] for name in reversed(arrays)})
@@ -266,7 +266,9 @@ def test_arrays_are_taken_by_name_in_any_order() -> None:
         ({"extra": np.zeros(1)}, r"9 arrays.*got 10.*Unknown: extra"),
     ],
 )
-def test_other_arrays_are_refused_whole(change: Arrays, message: str) -> None:
+def test_wrong_arrays_are_refused_and_leave_the_model_unchanged(
+    change: Arrays, message: str
+) -> None:
     client = trainer()
     before = client.send()
     wrong = {name: np.asarray(array + 1) for name, array in before.items()} | change
@@ -283,22 +285,22 @@ def test_missing_arrays_are_named() -> None:
         client.receive(arrays)
 
 
-# --- what can go wrong -----------------------------------------------------------------
+# --- errors -----------------------------------------------------------------
 
 
-def test_a_loss_that_explodes_names_client_round_and_remedy() -> None:
+def test_a_diverging_loss_names_client_round_and_remedy() -> None:
     client = trainer(linear(), settings=TrainConfig(local_epochs=2, batch_size=4, lr=1e38))
     with pytest.raises(FloatingPointError, match=r"Client 3.*round 7.*Lower train\.lr"):
         client.train(7)
 
 
-def test_training_needs_the_round(context: Context) -> None:
+def test_fit_requires_server_round_in_the_config(context: Context) -> None:
     client = NumPyTrainer(trainer(), context)
     with pytest.raises(ValueError, match=r"server-round.*on_fit_config_fn"):
         client.fit(client.get_parameters({}), {})
 
 
-def test_a_client_without_images_says_so() -> None:
+def test_a_client_without_images_raises_an_error() -> None:
     client = trainer(data=data(train=0, test=0))
     with pytest.raises(ValueError, match="Client 3 has no training images"):
         client.train(1)
@@ -320,7 +322,7 @@ def context() -> Context:
     return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 
-def test_the_message_api_is_fit_and_evaluate_to_the_last_bit(context: Context) -> None:
+def test_the_message_api_equals_fit_and_evaluate_exactly(context: Context) -> None:
     start = trainer().send()
     seen = []
 
@@ -351,7 +353,7 @@ def test_the_message_api_is_fit_and_evaluate_to_the_last_bit(context: Context) -
     assert seen == [(3, {"server-round": 5, "seed": 0})] * 2
 
 
-def test_the_same_trainer_is_a_classic_client(context: Context) -> None:
+def test_a_trainer_works_as_a_classic_client(context: Context) -> None:
     app = ClientApp(client_fn=lambda context: NumPyTrainer(trainer(), context).to_client())
     client = NumPyTrainer(trainer(), context)
     start = client.get_parameters({})
@@ -375,16 +377,16 @@ def test_the_same_trainer_is_a_classic_client(context: Context) -> None:
         client.fit(start[:-1], {"server-round": 2})
 
 
-def test_a_message_without_arrays_is_explained(context: Context) -> None:
+def test_a_message_without_arrays_raises_an_error(context: Context) -> None:
     app = make_client_app(lambda context, config: trainer())
     content = RecordDict({"weights": record_of(trainer().send())})
     with pytest.raises(ValueError, match=r"train message has no ArrayRecord 'arrays'.*weights"):
         app(Message(content, 1, "train"), context)
 
 
-def test_a_method_varies_the_loop_through_its_hooks() -> None:
+def test_subclasses_change_the_training_loop_through_hooks() -> None:
     class Halved(SGD):
-        """Descends half the loss: plain SGD with half the learning rate."""
+        """Train on half the loss, which equals SGD with half the learning rate."""
 
         count = 0
 
@@ -436,7 +438,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         (0, {"CPU": 1.0, "GPU": 0.5}, "cpu"),
     ],
 )
-def test_auto_takes_a_gpu_that_was_granted(
+def test_device_auto_uses_a_gpu_only_if_granted(
     gpus: int,
     resources: dict[str, float] | None,
     expected: str,
@@ -447,7 +449,7 @@ def test_auto_takes_a_gpu_that_was_granted(
     assert choose_device("auto") == torch.device(expected)
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
     assert choose_device("cpu") == torch.device("cpu")
     assert choose_device("cuda:0") == torch.device("cuda:0")
@@ -468,7 +470,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads")
-def test_threads_are_the_cpus_that_were_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_match_the_granted_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit_threads() == torch.get_num_threads() == 1
     assert limit_threads(2) == torch.get_num_threads() == 2
     pretend_ray(monkeypatch, {"CPU": 3.0})
@@ -478,7 +480,7 @@ def test_threads_are_the_cpus_that_were_granted(monkeypatch: pytest.MonkeyPatch)
 
 
 @NEEDS_CUDA
-def test_a_gpu_draws_the_same_and_repeats_itself() -> None:
+def test_gpu_training_matches_the_cpu_and_is_reproducible() -> None:
     start = trainer().send()
     linear_start = trainer(linear()).send()
     on_cpu, cpu_loss = one_round(trainer(linear()), linear_start)

@@ -1,4 +1,4 @@
-"""What every registered method of local training must do, alone and with every strategy."""
+"""Checks of every registered client, alone and with every strategy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fairflower.testing.trainers import CHECKS, check_training, check_training_u
 
 every_client = pytest.mark.parametrize("name", CLIENTS)
 
-# A strategy sees what replies say and an exchange what clients return, neither sees the other:
-# so every client trains with a strategy that measures its gradients and with one that merges
-# coordinate by coordinate, and every strategy with a client that has no exchange, and with one
-# that has, each exchange in its turn.
+# Strategies read replies, exchanges read what clients return for them; they are independent. So
+# every client trains with a strategy that measures gradients and with one that merges coordinate
+# by coordinate; every strategy trains with a client without exchange, and with one that has an
+# exchange (all exchanges in turn).
 STRICT = ("fedequilibria", "fedheal")
 PLAIN, *CARRIERS = {m.exchanges: name for name, m in reversed([*CLIENTS.items()])}.values()
 STAND_FOR_ALL = {
@@ -40,18 +40,18 @@ every_pair = pytest.mark.parametrize(
 
 
 @every_pair
-def test_every_client_trains_under_every_strategy_and_repeats_itself(name, strategy):
+def test_every_client_trains_reproducibly_under_every_strategy(name, strategy):
     check_training(method(name), STRATEGIES[strategy])
 
 
 @every_client
 @pytest.mark.parametrize(
     "check",
-    # The pairs above are more than what anybody's trainer is checked with.
+    # The pairs above include more than this check.
     [check for check in CHECKS if check is not check_training_under_strategies],
     ids=lambda check: check.__name__,
 )
-def test_every_client_keeps_what_is_checked_of_any(name, check):
+def test_every_client_passes_the_shared_checks(name, check):
     check(method(name))
 
 
@@ -103,7 +103,7 @@ class Undeclared(SGD):
         (HidesTheLoss, "raised no FloatingPointError"),
     ],
 )
-def test_a_trainer_that_breaks_a_rule_is_told_so(kind, message):
+def test_check_trainer_reports_broken_requirements(kind, message):
     with pytest.raises(AssertionError, match=f"^{kind.__name__}.*: .*{message}"):
         check_trainer(kind)
 
@@ -114,7 +114,7 @@ def test_every_exchange_is_in_the_exchanges_package(name):
 
 
 @every_client
-def test_arguments_out_of_range_are_refused_before_anything_starts(name):
+def test_arguments_out_of_range_are_refused_before_the_run(name):
     kind = CLIENTS[name]
     chosen = {"client.name": name, "model.name": (*kind.models, "cnn")[0]}
     for arg, allowed in kind.argument_specs().items():
@@ -132,24 +132,24 @@ def test_arguments_out_of_range_are_refused_before_anything_starts(name):
                 owner.made_with({arg: allowed.range.low - 1.0})
 
 
-def test_another_methods_argument_is_refused():
+def test_an_argument_of_another_client_is_refused():
     with pytest.raises(ConfigError, match=r"Unknown argument of fedprox 'nu'.*Valid: mu"):
         trainer("fedprox", nu=1.0)
 
 
-def test_fedavg_is_plain_local_training_and_leaves_the_label_to_the_strategy():
+def test_client_fedavg_equals_sgd_and_is_omitted_from_labels():
     one = RunConfig.from_flat({"client.name": "fedavg", "strategy.name": "fedheal"})
     assert one.label == "fedheal"
     assert RunConfig.from_flat({"client.name": "moon", "client.mu": 1}).label == "moon:mu=1+fedheal"
     assert models_equal(method("fedavg").two_rounds()[0], method("sgd").two_rounds()[0])
 
 
-def test_the_methods_differ():
-    """None is another in disguise, from its second round on."""
-    # Of Ditto the global track is plain; the statistics that SiloBN keeps are not used in training.
+def test_all_clients_train_different_models_except_plain_ones():
+    """No two clients give the same model after two rounds, except those listed as plain."""
+    # Ditto's global model is trained by SGD; SiloBN's local statistics are not used in training.
     plain = ("sgd", "fedavg", "ditto", "silobn")
     made = {name: method(name).two_rounds()[0] for name in CLIENTS}
-    # A head of FedPer's and FedRep's clients is in no message.
+    # The head of FedPer and FedRep is in no message.
     models = {
         name: model.get("head.weight", model.get("layer.weight")).tobytes()
         for name, model in made.items()

@@ -1,4 +1,4 @@
-"""FedGC: its losses by loops, what it trains, what it keeps, and the centres it needs."""
+"""FedGC: losses against loops, trained and kept arrays, and cluster centers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def alike(a, b, similarity):
 
 
 def second_round(variant="adapted", **changes):
-    """A client at the start of its second round, with centres."""
+    """Return a client at the start of its second round, with centers."""
     client = trainer("fedgc", variant=variant, **changes)
     train_and_measure(client, {"server-round": 1})
     client.num_rounds = 10
@@ -48,7 +48,7 @@ def second_round(variant="adapted", **changes):
 
 @pytest.mark.parametrize("similarity", ["variant", "cosine", "dot"])
 @variants
-def test_the_losses_are_equations_6_to_8_by_loops(variant, similarity):
+def test_the_losses_match_equations_6_to_8(variant, similarity):
     client = second_round(variant, similarity=similarity)
     if similarity == "variant":  # the equations are printed with products
         similarity = "dot" if variant == "paper" else "cosine"
@@ -72,27 +72,27 @@ def test_the_losses_are_equations_6_to_8_by_loops(variant, similarity):
 
 
 @variants
-def test_a_batch_is_the_mean_of_batches_of_one(variant):
+def test_the_loss_of_a_batch_is_the_mean_over_its_images(variant):
     client = second_round(variant)
     x, y = next(client.train_examples.eval_batches(5))
     alone = [client.loss(x[i : i + 1], y[i : i + 1]).item() for i in range(5)]
     assert client.loss(x, y).item() == pytest.approx(np.mean(alone), rel=1e-5)
 
 
-def test_gradients_reach_prompts_gc_net_and_head_and_nothing_else():
+def test_only_prompts_gc_net_and_head_get_gradients():
     client = second_round()
     client.loss(*next(client.train_examples.eval_batches(5))).backward()
     reached = {n for n, p in client.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert {name.split(".")[0] for name in reached} == TRAINED
 
 
-def test_what_is_sent_is_as_large_as_what_is_trained():
+def test_sent_arrays_have_the_size_of_the_trained_parameters():
     client = trainer("fedgc")
     sent = sum(array.nbytes for array in client.send().values())
     assert sent == sum(4 * p.numel() for p in client.trainable)
 
 
-def test_without_a_cluster_it_is_the_cross_entropy():
+def test_the_loss_without_a_cluster_is_the_cross_entropy():
     client = second_round()
     x, y = next(client.train_examples.eval_batches(5))
     plain = torch.nn.functional.cross_entropy(client.model(x), y)
@@ -102,7 +102,7 @@ def test_without_a_cluster_it_is_the_cross_entropy():
         torch.testing.assert_close(client.loss(x, y), plain)
 
 
-def test_another_network_is_refused_with_the_remedy():
+def test_a_network_without_gc_net_and_an_unknown_variant_are_refused():
     base = models.build("vpt-vit-tiny", 4, (1, 8, 8), seed=0)
     for model in (tiny_model(), base):
         with pytest.raises(ConfigError, match=r"GC-Net.*is a .* without.*prompt-vit-tiny"):
@@ -111,7 +111,7 @@ def test_another_network_is_refused_with_the_remedy():
         trainer("fedgc", variant="new")
 
 
-# --- the centres ---------------------------------------------------------------------------
+# --- the centers ---------------------------------------------------------------------------
 
 MODEL = {"w": np.zeros(2, np.float32)}
 
@@ -119,8 +119,10 @@ MODEL = {"w": np.zeros(2, np.float32)}
 @pytest.mark.parametrize("sharpness", ["none", "sam"])
 @pytest.mark.parametrize("ready", [False, True])
 @variants
-def test_the_loss_reported_is_the_cross_entropy_but_in_the_papers_text(variant, ready, sharpness):
-    """In one step on all images: that of the received model."""
+def test_the_reported_loss_is_the_cross_entropy_except_in_the_paper_variant(
+    variant, ready, sharpness
+):
+    """With one step on all images, it is the loss of the received model."""
     settings = replace(SETTINGS, batch_size=100, sharpness=sharpness)
     make = second_round if ready else lambda variant, **o: trainer("fedgc", variant=variant, **o)
     client = make(variant, settings=settings)
@@ -139,7 +141,7 @@ def test_the_loss_reported_is_the_cross_entropy_but_in_the_papers_text(variant, 
 @pytest.mark.parametrize(
     "asked", ["received_representation", "representation", ""], ids=["received", "trained", "none"]
 )
-def test_the_former_prompt_is_the_one_that_was_sent(asked, variant):
+def test_the_kept_representation_is_the_one_sent(asked, variant):
     client = trainer("fedgc", variant=variant)
     _, sent = train_and_measure(client, {"server-round": 1, "measure": asked})
     kept = client.state["h"]["h"]
@@ -159,7 +161,7 @@ def step(rounds, clients):
 
 
 @pytest.mark.parametrize("rule", [FedAvg, lambda **o: FedGCR(num_clusters=2, **o)])
-def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
+def test_centers_are_cluster_means_whether_exchange_or_strategy_clusters(rule):
     exchange = ClusterCenters(num_clusters=2)
     rounds = Rounds(rule(min_clients=1, exchanges=[exchange]), MODEL, range(5))
     step(rounds, [0, 1, 2, 3])
@@ -171,21 +173,21 @@ def test_centres_are_the_means_of_their_clusters_whoever_finds_them(rule):
         np.testing.assert_allclose(H[messages[k]["config"]["cluster"]], mean)
     assert "cluster" not in messages[4]["config"]  # never seen
     step(rounds, [0, 3])
-    assert exchange.members.keys() == POINTS.keys()  # the absent keep theirs
+    assert exchange.members.keys() == POINTS.keys()  # absent clients keep theirs
     assert exchange.members[0] == exchange.members[1] != exchange.members[2]
 
 
-def test_a_client_is_told_the_row_of_its_centre_whatever_their_order():
+def test_clients_receive_the_row_of_their_center():
     exchange = ClusterCenters(num_clusters=2)
     exchange.members = {5: 10, 6: 2}
     exchange.centres = {10: np.ones(3), 2: np.zeros(3)}
-    for client, centre in ((5, 1), (6, 0)):
+    for client, center in ((5, 1), (6, 0)):
         row = exchange.tell(client)["cluster"]
-        np.testing.assert_array_equal(exchange.broadcast(2)["H"][row], centre)
+        np.testing.assert_array_equal(exchange.broadcast(2)["H"][row], center)
 
 
-def test_the_exchange_has_the_variants_of_the_strategy():
-    """Whose h, the clustering, and a T' that has to be given."""
+def test_the_exchange_variants_match_those_of_the_strategy():
+    """The measured representation, the clustering, and a required number of clusters."""
     for variant in ("adapted", "paper", "released"):
         exchange, rule = (
             kind(num_clusters=2, variant=variant) for kind in (ClusterCenters, FedGCR)
@@ -201,7 +203,7 @@ def test_the_exchange_has_the_variants_of_the_strategy():
         )
 
 
-def test_the_exchange_clusters_as_it_is_told(monkeypatch):
+def test_the_exchange_uses_the_chosen_clustering(monkeypatch):
     asked = []
 
     def spy(*args, clustering, **options):
@@ -218,8 +220,8 @@ def test_the_exchange_clusters_as_it_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize("rule", [FedAvg, lambda **o: FedGCR(num_clusters=2, variant="paper", **o)])
-def test_the_papers_text_federates(rule):
-    """Its own trained model's h, asked once; Eq. 6 in what the clients report."""
+def test_the_paper_variant_trains_in_a_federation(rule):
+    """The trained model's representation is measured once; clients report the loss of Eq. 6."""
     arguments = {"variant": "paper", "num_clusters": 2}
     strategy = rule(min_clients=1, exchanges=[ClusterCenters.made_with(arguments)])
     model, _ = run_toy_rounds(strategy, lambda k: trainer("fedgc", k, **arguments), 4, 3)
@@ -228,7 +230,7 @@ def test_the_papers_text_federates(rule):
     assert strategy.diagnostics["num_clusters"] == 2
 
 
-def test_the_strategys_clusters_are_taken_over():
+def test_the_exchange_uses_the_strategys_clusters():
     exchange = ClusterCenters(num_clusters=1)
     rule = FedGCR(num_clusters=2, exchanges=[exchange])
     step(Rounds(rule, MODEL, range(4)), range(4))
@@ -237,7 +239,7 @@ def test_the_strategys_clusters_are_taken_over():
 
 
 @pytest.mark.parametrize("rule", [Uniform, FedGCR])
-def test_clients_that_sit_rounds_out_change_no_bit_of_a_repeated_run(rule):
+def test_runs_with_absent_clients_are_reproducible(rule):
     def run(reverse):
         strategy = rule(fraction_train=0.6, exchanges=exchanges("fedgc"))
         return run_toy_rounds(strategy, lambda k: trainer("fedgc", k), 4, 3, reverse=reverse)[0]
@@ -245,7 +247,7 @@ def test_clients_that_sit_rounds_out_change_no_bit_of_a_repeated_run(rule):
     assert models_equal(run(False), run(True))
 
 
-def test_the_state_holds_the_trained_parts_and_h_alone():
+def test_the_state_holds_only_the_trained_arrays_and_h():
     client = second_round()
     assert client.state.keys() == {"h", "previous"}
     assert {name.split(".")[0] for name in client.state["previous"]} == TRAINED

@@ -1,4 +1,4 @@
-"""FedMix: the expanded loss against finite differences, and what leaves a client."""
+"""FedMix: the expanded loss against finite differences, and the averages that are sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mixing(model, lambda_=0.1):
 
 
 @networks
-def test_the_loss_is_mixups_to_first_order_image_by_image(make):
+def test_the_loss_is_first_order_mixup_per_image(make):
     client = mixing(make())
     client.images, client.labels = client.images.double(), client.labels.double()
     x, y = next(client.train_examples.eval_batches(4))
@@ -58,13 +58,13 @@ def test_the_loss_is_mixups_to_first_order_image_by_image(make):
 
 
 @networks
-def test_every_trained_parameter_gets_the_gradient_of_that_loss(make):
+def test_every_trained_parameter_gets_a_finite_gradient(make):
     client = mixing(make())
     client.loss(*next(client.train_examples.eval_batches(4))).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in client.trainable)
 
 
-def test_without_averages_it_is_the_cross_entropy():
+def test_the_loss_without_averages_is_the_cross_entropy():
     client = trainer("fedmix")
     client.begin(1)
     client.model.eval()
@@ -72,7 +72,7 @@ def test_without_averages_it_is_the_cross_entropy():
     torch.testing.assert_close(client.loss(x, y), F.cross_entropy(client.model(x), y))
 
 
-def test_averages_are_means_of_disjoint_batches_the_same_every_round():
+def test_averages_are_means_of_fixed_disjoint_batches():
     held = data(train=16)
     client = trainer("fedmix", data=held)  # two batches of 8
     averages = client.averages()
@@ -86,14 +86,14 @@ def test_averages_are_means_of_disjoint_batches_the_same_every_round():
     assert models_equal(client.returns["averages"], averages)
 
 
-def test_a_single_image_never_leaves():
+def test_a_single_image_is_never_sent():
     one = trainer("fedmix", data=data(train=1)).averages()
     assert len(one["images"]) == len(one["labels"]) == 0
     few = trainer("fedmix", data=data(train=3), settings=SETTINGS).averages()
     assert len(few["images"]) == 1
 
 
-def test_the_server_sends_the_last_averages_of_every_client_by_client():
+def test_the_server_sends_the_averages_of_all_clients_in_order():
     exchange = AveragedBatches()
     run_toy_rounds(Uniform(exchanges=[exchange]), lambda k: trainer("fedmix", k), 3, 1)
     sent = exchange.broadcast(2)
@@ -111,7 +111,7 @@ def test_the_server_sends_the_last_averages_of_every_client_by_client():
         ({"more": np.zeros(1)}, "expected the arrays"),
     ],
 )
-def test_a_misfit_is_refused(change, problem):
+def test_invalid_averages_are_refused(change, problem):
     good = {"images": np.zeros((1, 1, 8, 8), np.float32), "labels": np.ones((1, 1), np.float32)}
     exchange = AveragedBatches()
     exchange.check(good, {})

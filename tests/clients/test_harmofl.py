@@ -1,4 +1,4 @@
-"""HarmoFL: amplitudes against numpy's full transform, and whole runs on all sides."""
+"""HarmoFL: amplitudes against numpy's full Fourier transform, and whole runs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 AMPLITUDE = "amplitude_norm.running_mean"
 
 
-# --- an independent one, image by image and over the full spectrum ----------------------
+# --- an independent implementation: per image, over the full spectrum ----------------------
 
 
 def amplitude_of(image: np.ndarray) -> np.ndarray:
     return np.abs(np.fft.fft2(image))
 
 
-def harmonised(image: np.ndarray, amplitude: np.ndarray, band: float) -> np.ndarray:
-    """An image [C, H, W] with the low frequencies of another amplitude."""
+def harmonized(image: np.ndarray, amplitude: np.ndarray, band: float) -> np.ndarray:
+    """Return an image [C, H, W] with low frequencies from another amplitude."""
     spectrum = np.fft.fft2(image)
     down, across = (np.abs(np.fft.fftfreq(n)) <= band + 1e-9 for n in image.shape[1:])
     low = np.outer(down, across)
@@ -51,7 +51,7 @@ def layer(shape: tuple[int, int, int], band: float = 0.5, momentum: float = 0.1)
 
 
 def apply(norm: AmplitudeNorm, images: np.ndarray) -> np.ndarray:
-    """The layer on intensities in [0, 1], which it is given normalised."""
+    """Apply the layer to intensities in [0, 1], which are normalized before and restored after."""
     mean, std = (statistics(v[: images.shape[1]]) for v in (MEAN, STD))
     x = torch.tensor((images - mean) / std, dtype=torch.float32)
     return norm(x).numpy().astype(float) * std + mean
@@ -59,7 +59,7 @@ def apply(norm: AmplitudeNorm, images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("band", [0.5, 0.2, 0.0])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 7, 10), (2, 6, 5)])
-def test_the_layer_follows_a_running_mean_and_then_keeps_it(
+def test_the_layer_tracks_a_running_mean_in_training_and_fixes_it_in_evaluation(
     shape: tuple[int, int, int], band: float
 ) -> None:
     batches = np.random.default_rng(0).random((3, 4, *shape))
@@ -70,24 +70,24 @@ def test_the_layer_follows_a_running_mean_and_then_keeps_it(
     for batch in batches:
         mean = np.mean([amplitude_of(image) for image in batch], axis=0)
         running = mean if running is None else 0.7 * running + 0.3 * mean
-        expected = [harmonised(image, running, band) for image in batch]
+        expected = [harmonized(image, running, band) for image in batch]
         np.testing.assert_allclose(apply(norm, batch), expected, atol=2e-6)
     assert running is not None
     half = running[:, :, : shape[2] // 2 + 1]
     np.testing.assert_allclose(norm.running_mean, half, rtol=1e-5)
     norm.eval()
     before = norm.running_mean.clone()
-    expected = [harmonised(image, running, band) for image in batches[0]]
+    expected = [harmonized(image, running, band) for image in batches[0]]
     np.testing.assert_allclose(apply(norm, batches[0]), expected, atol=2e-6)
     assert torch.equal(norm.running_mean, before)
 
 
-def test_as_long_as_no_amplitude_is_known_images_stay_as_they_are() -> None:
+def test_images_are_unchanged_without_a_known_amplitude() -> None:
     images = np.random.default_rng(0).random((3, 3, 8, 8))
     np.testing.assert_allclose(apply(layer((3, 8, 8)).train(), images), images, atol=1e-6)
 
 
-def test_the_zero_frequency_alone_is_the_mean_colour() -> None:
+def test_band_0_replaces_only_the_mean_color() -> None:
     images = np.random.default_rng(0).random((3, 3, 8, 8)) * [[[[0.1]]], [[[0.5]]], [[[1.0]]]]
     norm = layer((3, 8, 8), band=0.0)
     norm.running_mean[:, 0, 0] = 64 * torch.tensor([0.1, 0.2, 0.3])
@@ -98,7 +98,7 @@ def test_the_zero_frequency_alone_is_the_mean_colour() -> None:
 
 
 @given(st.integers(0, 2**31), st.tuples(st.integers(1, 3), st.integers(2, 12), st.integers(2, 12)))
-def test_afterwards_every_image_has_the_common_amplitude(
+def test_normalized_images_have_the_common_amplitude(
     seed: int, shape: tuple[int, int, int]
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -108,11 +108,11 @@ def test_afterwards_every_image_has_the_common_amplitude(
     after = apply(norm, rng.random((2, *shape)))
     for image in after:
         np.testing.assert_allclose(amplitude_of(image), common, atol=2e-4)
-    np.testing.assert_allclose(apply(norm, after), after, atol=2e-4)  # so twice is once
+    np.testing.assert_allclose(apply(norm, after), after, atol=2e-4)  # idempotent
 
 
 @pytest.mark.parametrize("value", [0, 255])
-def test_a_flat_image_is_no_nan(value: int) -> None:
+def test_a_constant_image_gives_no_nan(value: int) -> None:
     norm = layer((3, 8, 8))
     norm.running_mean.fill_(2.0)
     assert np.isfinite(apply(norm, np.full((1, 3, 8, 8), value / 255))).all()
@@ -122,7 +122,7 @@ def test_a_flat_image_is_no_nan(value: int) -> None:
 
 
 class Net(nn.Module):
-    """``batch_normed`` with a forward of its own."""
+    """``batch_normed`` in a module with its own forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def client(name: str = "harmofl", model: nn.Module | None = None, **arguments: A
     return build_trainer(method, model or Net(), client_data, ROUND, client_id=0, seed=0)
 
 
-def test_a_step_counts_its_images_once_though_it_sees_them_twice() -> None:
+def test_a_sam_step_counts_its_images_once() -> None:
     trainer = client()
     assert (trainer.settings.rho, trainer.sharpness) == (0.05, "sam")
     trainer.train(1)
@@ -151,7 +151,7 @@ def test_a_step_counts_its_images_once_though_it_sees_them_twice() -> None:
     np.testing.assert_allclose(trainer.send()[AMPLITUDE], expected[:, :, :5], rtol=1e-5)
 
 
-def test_a_common_amplitude_stays_and_training_is_sams_on_its_images() -> None:
+def test_a_received_amplitude_is_kept_and_training_equals_fedsam() -> None:
     received = client().send()
     received[AMPLITUDE] = np.random.default_rng(0).random((3, 8, 5)).astype(np.float32)
     after = {}
@@ -166,7 +166,7 @@ def test_a_common_amplitude_stays_and_training_is_sams_on_its_images() -> None:
         assert np.array_equal(array, expected)
 
 
-def test_a_trainer_leaves_nothing_in_a_network_that_others_use() -> None:
+def test_a_shared_network_tracks_amplitudes_only_in_training() -> None:
     """Clients of a worker share the network, whose running mean only training may change."""
     network = Net()
     first = client(model=network)
@@ -183,7 +183,7 @@ def test_a_trainer_leaves_nothing_in_a_network_that_others_use() -> None:
     assert not layer.track_running_stats
 
 
-def test_the_trainer_tests_and_measures_on_normalised_images() -> None:
+def test_the_trainer_tests_on_amplitude_normalized_images() -> None:
     trainer = client()
     assert isinstance(trainer, HarmoFL)
     norm = trainer.model.amplitude_norm
@@ -198,7 +198,7 @@ def test_the_trainer_tests_and_measures_on_normalised_images() -> None:
     assert trainer.test()["eval_loss"] != pytest.approx(plain.test()["eval_loss"], abs=1e-3)
 
 
-def test_a_model_that_cannot_take_a_layer_is_refused() -> None:
+def test_a_sequential_model_is_refused() -> None:
     with pytest.raises(TypeError, match=r"nn\.Sequential"):
         client(model=batch_normed())
 
@@ -210,17 +210,17 @@ def mean_amplitude(train: Split) -> np.ndarray:
     return np.mean([amplitude_of(x / 255) for x in train.x], axis=0)
 
 
-HARMONISED = {"client.name": "harmofl", "data.augment": False, "evaluate.by": "both"}
+HARMONIZED = {"client.name": "harmofl", "data.augment": False, "evaluate.by": "both"}
 
 
 @pytest.mark.parametrize(
     "strategy",
     ["fedavg", "uniform", "fedheal", "fedequilibria", "fedmgda+", "fedism", "fedce"],
 )
-def test_the_server_averages_amplitudes_once_and_tests_as_the_clients_do(
+def test_the_server_averages_amplitudes_once_and_tests_like_the_clients(
     tmp_path: Any, strategy: str
 ) -> None:
-    made = config(tmp_path, **HARMONISED, **{"strategy.name": strategy, "fraction-train": 0.5})
+    made = config(tmp_path, **HARMONIZED, **{"strategy.name": strategy, "fraction-train": 0.5})
     folder = run(made)
     model = load_file(folder / "model.safetensors")
     federation = prepare(made.data)
@@ -229,7 +229,7 @@ def test_the_server_averages_amplitudes_once_and_tests_as_the_clients_do(
         [int(r["name"]) for r in rows if (r["round"], r["metric"]) == (n, "train_loss")]
         for n in ("1", "2")
     )
-    assert first != second  # so somebody trains who did not help to find the amplitude
+    assert first != second  # so a client trains that did not contribute to the amplitude
     halves = [mean_amplitude(federation.train(k))[:, :, :9] for k in first]
     low, high = np.min(halves, axis=0), np.max(halves, axis=0)
     found = model[AMPLITUDE]
@@ -245,13 +245,13 @@ def test_the_server_averages_amplitudes_once_and_tests_as_the_clients_do(
     assert accuracy["client"] == accuracy["domain"][4:]  # one client a domain; not round 0
 
 
-def test_the_run_config_decides_on_the_frequencies() -> None:
+def test_the_run_config_sets_the_band() -> None:
     made = RunConfig.from_flat({"client.name": "harmofl", "client.band": 0.0})
     trainer = client(**made.client.args)
     assert trainer.model.amplitude_norm.normalised.sum() == 1  # type: ignore[union-attr]
 
 
-def test_other_runs_of_the_same_process_have_no_amplitude(tmp_path: Any) -> None:
+def test_other_runs_in_the_same_process_have_no_amplitude(tmp_path: Any) -> None:
     before, between, after = (
         load_file(run(config(tmp_path, **{"client.name": name})) / "model.safetensors")
         for name in ("sgd", "harmofl", "sgd")
@@ -261,7 +261,7 @@ def test_other_runs_of_the_same_process_have_no_amplitude(tmp_path: Any) -> None
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_representations_are_of_the_images_that_the_model_gets() -> None:
+def test_representations_use_the_normalized_images() -> None:
     trainer = HarmoFL(tiny_model(), data(0, train=40), SETTINGS, client_id=0, seed=0)
     trainer.train(1)
     measured = representation(trainer)["h"]

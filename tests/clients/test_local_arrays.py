@@ -1,4 +1,4 @@
-"""Arrays that stay with the clients, against a loop in which each client has a whole model."""
+"""Arrays that stay with the clients, against a loop with a whole model for each client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ every = pytest.mark.parametrize("kind", LOCAL)
 
 
 def train(network, number: int, k: int, only=lambda name: True, epochs: int = 1):
-    """Train the chosen parameters of a client's network by SGD, and no others; the mean loss."""
+    """Train only the chosen parameters of a client's network by SGD; return the mean loss."""
     for name, p in network.named_parameters():
         p.requires_grad_(only(name))
     settings = replace(SETTINGS, local_epochs=epochs)
@@ -48,7 +48,7 @@ def train(network, number: int, k: int, only=lambda name: True, epochs: int = 1)
 
 
 def loop(kind, clients: int, rounds: int):
-    """Every client has a whole model; of all but the local arrays it gets the mean each round."""
+    """Train a whole model per client; after each round, average all except the local arrays."""
     own = [copy_arrays(tiny_model()) for _ in range(clients)]
     for number in range(1, rounds + 1):
         for k in range(clients):
@@ -68,7 +68,7 @@ def loop(kind, clients: int, rounds: int):
 
 
 @every
-def test_it_is_the_loop_in_which_local_arrays_are_never_averaged(kind):
+def test_training_matches_a_loop_that_never_averages_local_arrays(kind):
     make = TrainerCase(kind).trainer
     model, grid = run_toy_rounds(Uniform(), make, 3, 3)
     expected = loop(kind, 3, 3)
@@ -93,14 +93,14 @@ def test_fedrep_reports_the_loss_of_both_phases_and_the_steps_of_the_body():
 
 
 @every
-def test_no_measurement_of_a_local_array_is_sent(kind):
+def test_measurements_exclude_local_arrays(kind):
     strategy = FedEquilibria()
     model, _ = run_toy_rounds(strategy, TrainerCase(kind).trainer, 3, 2)
     assert not model.keys() & LOCAL[kind]
     assert not strategy.dropped
 
 
-def test_layers_are_found_by_type_also_in_shortcuts():
+def test_norm_layers_are_found_by_type_also_in_shortcuts():
     network = build("resnet10", 10, (3, 16, 16), 0)
     norms = {name for name, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert any("downsample" in name for name in norms)
@@ -110,7 +110,7 @@ def test_layers_are_found_by_type_also_in_shortcuts():
     assert not any(name.rpartition(".")[2] in kept for name in copy_arrays(network))
 
 
-def test_a_network_without_normalization_trains_as_sgd():
+def test_fedbn_without_normalization_layers_equals_sgd():
     def plain():
         network = tiny_model()
         network.norm = nn.Identity()
@@ -123,7 +123,7 @@ def test_a_network_without_normalization_trains_as_sgd():
     assert models_equal(*models)
 
 
-def test_head_and_body_are_all_that_travels():
+def test_head_and_body_cover_all_arrays():
     network = build("cnn", 10, (3, 16, 16), 0)
     assert head_arrays(network) == ["head.weight", "head.bias"]
     assert set(head_arrays(network) + body_arrays(network)) == copy_arrays(network).keys()
@@ -131,7 +131,7 @@ def test_head_and_body_are_all_that_travels():
 
 @pytest.mark.parametrize("kind", [FedPer, FedRep, LGFedAvg])
 @pytest.mark.parametrize("part", ["head", "body"])
-def test_a_network_without_the_part_is_refused_with_its_arrays(kind, part):
+def test_a_network_without_head_or_body_is_refused(kind, part):
     def lacking():
         network = nn.Module()
         setattr(network, "last" if part == "head" else "head", nn.Linear(2, 2))
@@ -143,15 +143,15 @@ def test_a_network_without_the_part_is_refused_with_its_arrays(kind, part):
         kind(lacking(), data(), SETTINGS, client_id=0, seed=0)
 
 
-def test_the_head_of_every_client_begins_with_the_runs_seed(tmp_path):
-    """A client that has not trained tests the server's model."""
+def test_local_heads_start_from_the_runs_seed(tmp_path):
+    """With lr 0, personal models equal the server's model."""
     made = {"client.name": "fedper", "evaluate.by": "both", "train.lr": 0.0, "seed": 3}
     read = read_run(resuming.session(resuming.config(tmp_path, **made)).run())
     assert len(set(read.accuracy.ravel())) > 1
     np.testing.assert_array_equal(read.personal.accuracy[-1], read.accuracy[-1])
 
 
-def test_a_report_has_the_spread_between_the_clients_of_a_domain(tmp_path):
+def test_a_report_shows_the_spread_of_personal_models_in_a_domain(tmp_path):
     made = {"client.name": "fedbn", "evaluate.by": "both", "data.clients-per-domain": 2}
     folder = run(config(tmp_path, **made), nodes=8)
     read = read_run(folder)
@@ -169,7 +169,7 @@ def test_a_report_has_the_spread_between_the_clients_of_a_domain(tmp_path):
     np.testing.assert_allclose(again.personal_by_client.final(), own, atol=1e-6)
 
 
-def test_the_test_tells_the_personal_from_the_global_model():
+def test_testing_reports_the_personal_and_the_global_model():
     client = TrainerCase(FedBN).trainer()
     client.train(1)
     metrics = client.test()
@@ -186,7 +186,7 @@ def mean_logit(logits, labels):
 
 
 @pytest.mark.parametrize("kind", [FedBN, SiloBN, Ditto])
-def test_metrics_of_users_are_of_the_global_model(kind):
+def test_user_metrics_use_the_global_model(kind):
     """They equal those of a client that never trained, and not the personal model's."""
     client, fresh = TrainerCase(kind).trainer(), TrainerCase(kind).trainer()
     client.train(1)
@@ -195,7 +195,7 @@ def test_metrics_of_users_are_of_the_global_model(kind):
         trainer.test_metrics = f"{__name__}:mean_logit"
     client.recall()
     client.test()
-    if kind is not Ditto:  # whose personal model is not in the network now
+    if kind is not Ditto:  # Ditto's personal model is not in the network now
         ((x, _),) = client.test_examples.eval_batches(1000)
         personal = client.model(x).mean().item()
         assert abs(personal - measure_metrics(fresh)[0]["mean_logit"]) > 1e-6
@@ -218,7 +218,7 @@ FEDBN = {"client.name": "fedbn", "evaluate.by": "both", "strategy.name": "unifor
         ("lg-fedavg", "dq-ffl", "the body"),
     ],
 )
-def test_a_run_reports_personal_models_and_resumes_to_the_bit(name, strategy, part, tmp_path):
+def test_a_run_reports_personal_models_and_resumes_identically(name, strategy, part, tmp_path):
     chosen = {"client.name": name, "evaluate.by": "both", "strategy.name": strategy}
     chosen["model.name"] = "cnn:norm=batch"
     whole = resuming.session(resuming.config(tmp_path / "whole", **chosen)).run()
@@ -241,7 +241,7 @@ class NeedsTheHead(FedAvg):
         return super().weigh(cohort)
 
 
-def test_a_strategy_that_needs_an_array_that_is_local_is_told_its_name(tmp_path):
+def test_a_strategy_that_needs_a_local_array_gets_an_error_with_its_name(tmp_path):
     made = {"client.name": "fedper", "strategy.name": f"{__name__}:NeedsTheHead"}
     with pytest.raises(StrategyError, match=r"'head\.weight' stays with the clients .*'fedper'"):
         run(config(tmp_path, **made))
@@ -249,7 +249,7 @@ def test_a_strategy_that_needs_an_array_that_is_local_is_told_its_name(tmp_path)
     run(config(tmp_path, **made))
 
 
-def test_a_run_without_normalization_or_personal_tests_says_so_once(tmp_path):
+def test_missing_normalization_and_missing_personal_tests_are_logged_once(tmp_path):
     made = {"client.name": "silobn", "strategy.name": "uniform", "num-server-rounds": 1}
     log = (run(config(tmp_path, **made)) / "log.txt").read_text()
     assert log.count("no arrays that could stay with the clients") == 1
@@ -260,8 +260,8 @@ def test_a_run_without_normalization_or_personal_tests_says_so_once(tmp_path):
 
 @pytest.mark.parametrize("kind", [FedPer, FedBN])
 @pytest.mark.parametrize("keep", ["client", "server"])
-def test_candidates_measure_the_model_with_which_they_would_train(tmp_path, kind, keep) -> None:
-    """And not one with initial values in place of the client's own arrays."""
+def test_power_of_choice_candidates_measure_with_their_local_arrays(tmp_path, kind, keep) -> None:
+    """Candidates must not use initial values in place of their local arrays."""
     asked, received = {}, {}
     choose = PowerOfChoice.choose
     with pytest.MonkeyPatch.context() as patch:

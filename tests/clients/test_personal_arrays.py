@@ -1,4 +1,4 @@
-"""Arrays that the server keeps for each client: the bits of arrays that stay with the clients."""
+"""Arrays that the server keeps for each client equal arrays that stay with the clients."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ every = pytest.mark.parametrize("kind", [FedBN, SiloBN, FedPer, FedRep, LGFedAvg
 
 
 @every
-def test_a_model_and_its_arrays_are_those_of_clients_that_keep_them(kind):
-    """Clients are away in some rounds, and with ``server`` they have no state at all."""
+def test_keep_server_gives_the_models_and_arrays_of_keep_client(kind):
+    """Clients are absent in some rounds; with ``server`` they have no state."""
     models, kept = {}, {}
     for keep in ("client", "server"):
         case = TrainerCase(kind, arguments={"keep": keep})
@@ -54,7 +54,7 @@ def test_a_model_and_its_arrays_are_those_of_clients_that_keep_them(kind):
 
 @pytest.mark.slow
 @every
-def test_it_passes_the_checks_of_any_trainer(kind):
+def test_keep_server_passes_check_trainer(kind):
     check_trainer(kind, keep="server")
 
 
@@ -68,16 +68,18 @@ def rows(folder) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_a_run_has_the_models_and_tests_of_clients_that_keep_their_arrays(tmp_path):
+def test_a_run_with_keep_server_equals_one_with_keep_client(tmp_path):
     local = resuming.session(resuming.config(tmp_path / "local", **SETTINGS)).run()
     kept = resuming.session(resuming.config(tmp_path / "kept", **KEPT)).run()
     assert resuming.outcome(kept)["model"] == resuming.outcome(local)["model"]
-    # state-round is told by clients with state.
+    # Only clients with state report state-round.
     assert rows(kept) == [row for row in rows(local) if row[3] != "state-round"]
     assert "client_state" not in read_facts(kept)
     (chapter,) = analyze([read_run(kept)]).chapters
     assert any("the server keeps it for them" in note for note in chapter.notes)
-    resuming.resume(kept, **{"num-server-rounds": 4})  # as no client had a state to delete
+    resuming.resume(
+        kept, **{"num-server-rounds": 4}
+    )  # possible because no client had deleted state
     longer = resuming.config(tmp_path / "long", **KEPT, **{"num-server-rounds": 4})
     assert (
         resuming.outcome(kept)["model"]
@@ -86,8 +88,8 @@ def test_a_run_has_the_models_and_tests_of_clients_that_keep_their_arrays(tmp_pa
 
 
 @pytest.mark.slow
-def test_clients_that_lost_everything_get_their_arrays_again(tmp_path):
-    """Where they stay with the clients, they are lost, and the run ends in another model."""
+def test_clients_that_lost_their_state_get_their_arrays_from_the_server(tmp_path):
+    """Arrays that stay with the clients are lost, and the run gives other results."""
     ends = {}
     for name, settings in (("local", SETTINGS), ("kept", KEPT)):
         whole = resuming.session(resuming.config(tmp_path / "whole", **settings)).run()
@@ -102,7 +104,7 @@ def test_clients_that_lost_everything_get_their_arrays_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_without_such_arrays_trains_as_sgd(tmp_path):
+def test_silobn_without_running_statistics_equals_sgd(tmp_path):
     chosen = {"model.name": "cnn", "strategy.name": "uniform"}  # without running statistics
     made = [
         resuming.session(resuming.config(tmp_path / name, **chosen, **{"client.name": name})).run()
@@ -111,7 +113,7 @@ def test_a_network_without_such_arrays_trains_as_sgd(tmp_path):
     assert resuming.outcome(made[0])["model"] == resuming.outcome(made[1])["model"]
 
 
-# --- what a client may return --------------------------------------------------------------
+# --- checks of returned arrays --------------------------------------------------------------
 
 OWN = {"norm.weight": np.ones(3, np.float32), "norm.num_batches_tracked": np.array(1, np.int64)}
 BAD = {
@@ -125,7 +127,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_client_with_bad_arrays_is_left_out_by_name_and_gets_its_last_good_ones(what):
+def test_a_client_with_bad_arrays_is_dropped_and_keeps_its_last_good_ones(what):
     bad, reason = BAD[what]
     exchange = PersonalArrays()
     exchange.prepare(OWN)
@@ -151,7 +153,7 @@ def test_a_client_with_bad_arrays_is_left_out_by_name_and_gets_its_last_good_one
     assert models_equal(again[2], {name: array * 4 for name, array in OWN.items()})
 
 
-def test_a_client_that_sends_none_is_left_out():
+def test_a_client_that_sends_no_personal_arrays_is_dropped():
     rounds = Rounds(FedAvg(exchanges=[PersonalArrays()]), MODEL, range(3))
     told = {"num-examples": 3, "train_loss": 0.5}
     rounds.finish(
@@ -168,7 +170,7 @@ def test_a_client_that_sends_none_is_left_out():
     "setting", [{"secure-aggregation": True}, {"privacy.noise-multiplier": 1.0}]
 )
 @pytest.mark.parametrize("client", ["fedbn", "silobn", "fedper", "fedrep", "lg-fedavg"])
-def test_masks_and_noise_refuse_them_by_name(setting, client):
+def test_secure_aggregation_and_noise_refuse_keep_server(setting, client):
     chosen = {"strategy.name": "uniform", "client.name": client, **setting}
     RunConfig.from_flat(chosen)
     with pytest.raises(ConfigError, match=f"'{client}' .*'personal' .*Set client.keep = 'client'"):

@@ -1,4 +1,4 @@
-"""PropFair's loss on batches against the formula, and where it goes on as a tangent."""
+"""PropFair's batch loss against the formula and its tangent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toys import tiny_model, trainer
 
 
 def loss_at(entropy: float, **arguments) -> tuple[float, float]:
-    """The client's loss of a batch with that cross entropy, and its slope there."""
+    """Return the client's loss for a batch with this cross entropy, and its slope."""
     client = trainer("propfair", model=tiny_model(), **arguments)
     # Two classes' logits that give one image this cross entropy: log(1 + exp(z)).
     z = torch.tensor(math.log(math.expm1(entropy)), requires_grad=True)
@@ -23,7 +23,7 @@ def loss_at(entropy: float, **arguments) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("entropy", [0.01, 1.0, 2.5])
-def test_it_is_the_logarithm_of_what_is_left(entropy):
+def test_the_loss_is_minus_log_of_1_minus_entropy_over_m(entropy):
     value, slope = loss_at(entropy, M=3.0, epsilon=0.2)
     assert value == pytest.approx(-math.log(1 - entropy / 3), rel=1e-5)
     assert slope == pytest.approx(1 / (3 - entropy), rel=1e-5)
@@ -36,11 +36,11 @@ def test_the_loss_is_linear_beyond_the_tangent_point(entropy):
     assert slope == pytest.approx(5, rel=1e-5)
 
 
-def test_the_released_code_falls_back_to_a_share_of_the_cross_entropy():
+def test_the_released_variant_falls_back_to_the_cross_entropy_over_m():
     assert loss_at(2.9, M=3.0, epsilon=0.2, variant="released") == pytest.approx((2.9 / 3, 1 / 3))
 
 
-def test_a_large_m_is_plain_training_at_a_smaller_rate():
+def test_a_large_m_gives_the_plain_loss_over_m():
     client, plain = trainer("propfair", M=1e4), trainer("sgd")
     x, y = torch.randn(8, 1, 8, 8), torch.arange(8) % 4
     client.model.eval(), plain.model.eval()

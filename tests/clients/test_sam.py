@@ -88,7 +88,7 @@ def parameters(model: nn.Module) -> Vector:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_the_gradient_is_gsams_closed_form_through_batch_norm(
+def test_the_gradient_matches_gsams_closed_form_through_batch_norm(
     alpha: float, dtype: torch.dtype, close: float
 ) -> None:
     model, (x, y) = net().to(dtype), batch()
@@ -110,7 +110,7 @@ def test_the_gradient_is_gsams_closed_form_through_batch_norm(
             assert (p.grad - before).abs().max() > 1e-4
 
 
-def test_what_gsam_takes_off_is_at_right_angles_to_sams_gradient() -> None:
+def test_gsam_removes_a_component_orthogonal_to_sams_gradient() -> None:
     x, y = batch()
     gradients = []
     for alpha in (0.0, 0.5):
@@ -125,13 +125,13 @@ def test_what_gsam_takes_off_is_at_right_angles_to_sams_gradient() -> None:
     assert abs(dot(removed, sam)) < 1e-12
 
 
-# --- what must not move ------------------------------------------------------------------
+# --- parameters and statistics ------------------------------------------------------------------
 
 
-def test_the_parameters_are_restored_to_the_last_bit() -> None:
+def test_the_parameters_are_restored_exactly() -> None:
     model, (x, y) = net(), batch()
     with torch.no_grad():
-        model[4].bias += 1e6  # what is added here and subtracted again would be rounded
+        model[4].bias += 1e6  # adding and subtracting a step would round
         model[0].weight *= 1e-8
     before = parameters(model)
     loss = lambda: F.cross_entropy(model(x), y)  # noqa: E731
@@ -149,12 +149,12 @@ def trained(settings: TrainConfig, model: nn.Module | None = None, name: str = "
 
 
 @pytest.mark.parametrize("rule", ["none", "sam", "gsam"])
-def test_batch_norm_counts_a_step_once(rule: str) -> None:
+def test_batch_norm_counts_a_sam_step_once(rule: str) -> None:
     settings = TrainConfig(local_epochs=2, batch_size=8, lr=0.1, sharpness=rule)
     norm: Any = trained(settings).model[1]  # type: ignore[index]
     assert norm.num_batches_tracked == 2 * 3
     assert norm.track_running_stats
-    # Where the parameters stay, the statistics are those that plain steps leave behind.
+    # If the parameters do not move, the statistics equal those of plain steps.
     still = TrainConfig(local_epochs=2, batch_size=8, lr=0.0, weight_decay=0.0, rho=10.0)
     plain, sharp = (
         trained(TrainConfig(**(vars(still) | {"sharpness": name}))).send()
@@ -164,7 +164,7 @@ def test_batch_norm_counts_a_step_once(rule: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1])
-def test_a_vanishing_gradient_is_no_nan(alpha: float) -> None:
+def test_a_vanishing_gradient_gives_no_nan(alpha: float) -> None:
     model, (x, _) = net(), batch()
     for factor in (0.0, 1e-30):
         model.zero_grad()
@@ -175,7 +175,7 @@ def test_a_vanishing_gradient_is_no_nan(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["sam", "fedsam", "gsam"])
-def test_frozen_parameters_stay_and_the_others_train(name: str) -> None:
+def test_only_parameters_that_are_not_frozen_train(name: str) -> None:
     model = net()
     model[0].weight.requires_grad_(False)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -188,7 +188,7 @@ def test_frozen_parameters_stay_and_the_others_train(name: str) -> None:
 # --- whole rounds ------------------------------------------------------------------------
 
 
-def test_methods_and_settings_name_the_same_steps() -> None:
+def test_sam_clients_equal_sgd_with_the_same_settings() -> None:
     def arrays(name: str, **changes: Any) -> dict[str, np.ndarray]:
         settings = TrainConfig(local_epochs=2, batch_size=8, **changes)
         return trained(settings, batch_normed(), name).send()  # with dropout
@@ -203,7 +203,7 @@ def test_methods_and_settings_name_the_same_steps() -> None:
     assert models_equal(arrays("gsam"), arrays("sgd", sharpness="gsam"))
 
 
-def test_without_a_radius_sam_is_plain_training_but_for_dropouts_second_mask() -> None:
+def test_sam_with_rho_0_equals_sgd_except_with_dropout() -> None:
     def arrays(model: nn.Module, rule: str) -> dict[str, np.ndarray]:
         settings = TrainConfig(local_epochs=2, batch_size=8, sharpness=rule, rho=0.0)
         return trained(settings, model).send()
@@ -212,7 +212,7 @@ def test_without_a_radius_sam_is_plain_training_but_for_dropouts_second_mask() -
     assert not models_equal(arrays(batch_normed(), "sam"), arrays(batch_normed(), "none"))
 
 
-def test_fedsam_has_its_own_radius() -> None:
+def test_fedsam_has_its_own_rho() -> None:
     assert CLIENTS["fedsam"].arguments() == {"rho": 0.1}
     config = RunConfig.from_flat({"client.name": "fedsam", "client.rho": 0.2})
     assert config.label == "fedsam:rho=0.2+fedheal"
@@ -225,7 +225,7 @@ def prior_of(client_data: ClientData) -> Tensor:
     return torch.tensor(counts / counts.sum())
 
 
-def test_salt_is_adam_by_hand_with_new_moments_every_round() -> None:
+def test_salt_matches_adam_with_new_moments_every_round() -> None:
     half = (0.5,) * 3
     client_data = ClientData(split(20, 0), split(5, 1), half, half, 4)
     client = build_trainer(ClientConfig("gsam"), net(), client_data, SALT, client_id=0, seed=0)
@@ -246,7 +246,7 @@ def test_salt_is_adam_by_hand_with_new_moments_every_round() -> None:
         client.model[0].bias.data.copy_(w[1])  # type: ignore[index]
 
 
-def test_a_methods_own_gradient_comes_on_top_of_the_sharpened_one() -> None:
+def test_fedprox_adds_its_gradient_to_that_of_gsam() -> None:
     half = (0.5,) * 3
     client_data = ClientData(split(20, 0), split(5, 1), half, half, 4)
     settings = TrainConfig(
@@ -277,7 +277,7 @@ def adjusted_client(labels: list[int]) -> SGD:
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0, 1, 1, 2, 3, 3], [0, 0, 0, 0, 0, 1, 3, 3]])
-def test_logit_adjustment_is_the_softmax_with_prior_odds(labels: list[int]) -> None:
+def test_logit_adjustment_matches_the_softmax_with_prior_odds(labels: list[int]) -> None:
     client = adjusted_client(labels)
     logits = torch.randn(8, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
     y = torch.tensor(labels)
@@ -291,7 +291,7 @@ def test_logit_adjustment_is_the_softmax_with_prior_odds(labels: list[int]) -> N
     torch.testing.assert_close(logits.grad, wanted.float(), rtol=0, atol=1e-6)
 
 
-def test_an_absent_class_is_no_nan_and_its_logit_is_left_alone() -> None:
+def test_an_absent_class_gives_no_nan_and_its_logit_is_unchanged() -> None:
     client = adjusted_client([0, 0, 0, 0, 0, 1, 3, 3])
     before = client.send()
     after, loss = one_round(client, before)
@@ -299,13 +299,13 @@ def test_an_absent_class_is_no_nan_and_its_logit_is_left_alone() -> None:
     assert all(np.isfinite(array).all() for array in after.values())
     moved = np.abs(after["1.bias"] - before["1.bias"])
     assert moved[2] < 1e-6 < moved[[0, 1, 3]].min()  # weight decay alone
-    # Testing is of the plain model: no prior of a client's.
+    # Testing uses the plain model, without the client's prior.
     x, y = next(client.test_examples.eval_batches(5))
     plain = F.cross_entropy(client.model(x), y).item()
     assert client.test()["eval_loss"] == pytest.approx(plain, rel=1e-6)
 
 
-def test_gsam_where_the_second_pass_does_not_reach_a_parameter():
+def test_gsam_handles_a_parameter_unused_in_the_second_pass():
     """As in a network that routes examples: g_p is 0 there, and g is orthogonal to it."""
     model = nn.ParameterList([torch.tensor([3.0]), torch.tensor([4.0])])
     (model[0] * 2 + model[1] * 1).sum().backward()

@@ -1,4 +1,4 @@
-"""Methods of local training against closed forms and loops written out."""
+"""Clients against closed forms and plain loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from fairflower.strategies import FedAvg, Uniform
 PLAIN = TrainConfig(local_epochs=1, batch_size=8, lr=0.1, momentum=0.0, weight_decay=0.0)
 
 # Four clients whose losses have different curvatures and minima: averaging local
-# minimisers is not minimising the mean loss.
+# minimizers does not minimize the mean loss.
 CURVATURE = np.array([[1.0, 4.0], [5.0, 1.0], [2.0, 3.0], [0.5, 6.0]])
 MINIMUM = np.array([[1.0, -2.0], [-1.0, 3.0], [4.0, 0.0], [0.0, 1.0]])
 
@@ -58,7 +58,7 @@ def optimum(weights: Any = None, decay: float = 0.0, clients: int = 4) -> np.nda
 
 
 def on_bowls(kind, strategy, rounds, settings, clients=4, examples=(2, 2, 2, 2), **arguments):
-    """The global w after rounds on the first of the four losses."""
+    """Return the global w after rounds; client k has the k-th of the four losses."""
 
     def make(k):
         a, c = CURVATURE[k].tolist(), MINIMUM[k].tolist()
@@ -71,7 +71,7 @@ def on_bowls(kind, strategy, rounds, settings, clients=4, examples=(2, 2, 2, 2),
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.0])
-def test_fedprox_descends_the_loss_and_half_mu_of_the_squared_distance(mu):
+def test_fedprox_descends_the_loss_plus_the_proximal_term(mu):
     a, c, start = CURVATURE[0], MINIMUM[0], np.array([2.0, 2.0])
     settings = replace(PLAIN, local_epochs=3, weight_decay=0.2)
     client = bowl(FedProx, a.tolist(), c.tolist(), settings, mu=mu)
@@ -83,7 +83,7 @@ def test_fedprox_descends_the_loss_and_half_mu_of_the_squared_distance(mu):
     np.testing.assert_allclose(client.send()["w"], w, rtol=1e-5)
 
 
-def test_fedprox_goes_to_the_proximal_point():
+def test_fedprox_converges_to_the_proximal_point():
     a, c, start = CURVATURE[0], MINIMUM[0], np.array([2.0, 2.0])
     client = bowl(FedProx, a.tolist(), c.tolist(), replace(PLAIN, local_epochs=300), mu=3.0)
     client.receive({"w": start.astype(np.float32)})
@@ -119,7 +119,7 @@ def test_scaffold_reaches_the_joint_optimum_with_half_of_the_clients():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_control_variate_is_the_mean_gradient_with_weight_decay(momentum):
-    """After one step exactly the gradient; after more of them between first and last."""
+    """After one step it is the gradient; after more, it lies between the first and the last."""
     a, c, start = CURVATURE[0], MINIMUM[0], np.array([2.0, 2.0])
     for epochs in (1, 4):
         settings = replace(PLAIN, local_epochs=epochs, momentum=momentum, weight_decay=0.2, lr=0.01)
@@ -138,7 +138,7 @@ def test_the_control_variate_is_the_mean_gradient_with_weight_decay(momentum):
             assert (np.abs(control) < np.abs(first)).all()
 
 
-def test_scaffold_refuses_other_optimisers_before_anything_starts():
+def test_scaffold_refuses_optimizers_other_than_sgd():
     settings = {"client.name": "scaffold", "train.optimizer": "adam"}
     with pytest.raises(ConfigError, match=r"train.optimizer = 'adam': SCAFFOLD .* 'sgd'"):
         RunConfig.from_flat(settings)
@@ -152,7 +152,7 @@ THOROUGH = replace(PLAIN, local_epochs=10, lr=0.15)
 
 
 @pytest.mark.slow
-def test_feddyn_rests_at_the_optimum_of_the_mean_loss_where_fedavg_does_not():
+def test_feddyn_reaches_the_joint_optimum_where_fedavg_does_not():
     rule = Uniform(exchanges=[DynamicRegularizer()])
     w = on_bowls(FedDyn, rule, 30, THOROUGH, alpha=2.0)
     np.testing.assert_allclose(w, optimum(), rtol=0, atol=0.01)
@@ -161,14 +161,14 @@ def test_feddyn_rests_at_the_optimum_of_the_mean_loss_where_fedavg_does_not():
 
 
 @pytest.mark.slow
-def test_feddyn_reaches_it_with_half_of_the_clients_too():
+def test_feddyn_reaches_the_joint_optimum_with_half_of_the_clients():
     rule = Uniform(fraction_train=0.5, exchanges=[DynamicRegularizer()])
     w = on_bowls(FedDyn, rule, 60, THOROUGH, alpha=2.0)
     np.testing.assert_allclose(w, optimum(), rtol=0, atol=0.01)
 
 
 @pytest.mark.slow
-def test_feddyn_under_sample_weights_rests_at_the_sample_weighted_optimum():
+def test_feddyn_under_fedavg_reaches_the_sample_weighted_optimum():
     examples = (2, 6, 3, 9)
     rule = FedAvg(exchanges=[DynamicRegularizer()])
     settings = replace(THOROUGH, batch_size=16)
@@ -178,13 +178,13 @@ def test_feddyn_under_sample_weights_rests_at_the_sample_weighted_optimum():
 
 
 @pytest.mark.slow
-def test_feddyn_rests_there_with_weight_decay_and_momentum():
+def test_feddyn_reaches_the_optimum_with_weight_decay_and_momentum():
     settings = replace(THOROUGH, momentum=0.5, lr=0.1, weight_decay=0.3)
     w = on_bowls(FedDyn, Uniform(exchanges=[DynamicRegularizer()]), 30, settings, alpha=2.0)
     np.testing.assert_allclose(w, optimum(decay=0.3), rtol=0, atol=0.01)
 
 
-def test_feddyn_is_algorithm_1_with_local_problems_solved_exactly():
+def test_feddyn_matches_algorithm_1_with_exact_local_solutions():
     """The paper's h and g_k in numpy, half of the clients a round."""
     alpha, clients = 0.5, 4
     rule = Uniform(fraction_train=0.5, exchanges=[DynamicRegularizer()])
@@ -216,14 +216,14 @@ def arrays_of(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def trained(model: nn.Module) -> nn.Module:
-    """Running statistics that are not those of a batch, so that the modes differ."""
+    """Set random running statistics, so that training and evaluation mode differ."""
     model.norm.running_mean.uniform_(-0.5, 0.5)
     model.norm.running_var.uniform_(0.5, 2)
     return model
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(5.0, 0.5), (1.0, 0.2)])
-def test_moons_loss_is_eq_3_with_frozen_networks(mu, tau):
+def test_moons_loss_matches_eq_3_with_frozen_networks(mu, tau):
     torch.manual_seed(0)
     local, received, previous = (
         trained(tiny_model(1)),
@@ -266,7 +266,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a @ b) / (a.norm() * b.norm()).clamp(min=1e-8)
 
 
-def test_moon_starts_as_plain_training_and_keeps_what_it_sent():
+def test_moons_first_round_equals_sgd_and_keeps_the_sent_model():
     start = trainer("sgd").send()
     results = []
     for name in ("sgd", "moon"):
@@ -279,7 +279,7 @@ def test_moon_starts_as_plain_training_and_keeps_what_it_sent():
 
 
 @pytest.mark.parametrize("name", ["moon", "fedproto", "fedproc", "fedlsa"])
-def test_methods_on_features_say_what_model_they_need(name):
+def test_clients_that_use_features_require_a_classifier(name):
     plain = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
     with pytest.raises(TypeError, match=r"features.*Sequential.*fairflower.models.Classifier"):
         trainer(name, model=plain)
@@ -288,7 +288,7 @@ def test_methods_on_features_say_what_model_they_need(name):
 # --- prototypes: FedProto and FedProc ------------------------------------------------------
 
 
-def test_class_means_are_those_of_a_loop_over_the_images():
+def test_class_means_match_a_loop_over_the_images():
     client = trainer("fedproto", data=data(classes=3))
     client.eval_batch_size = 5
     client.train(1)
@@ -312,7 +312,7 @@ PROTOTYPES = np.linspace(-1, 2, CLASSES * 6, dtype=np.float32).reshape(CLASSES, 
 KNOWN = np.array([3, 0, 1, 9])  # class 1 has no prototype
 
 
-def test_fedprotos_loss_by_hand():
+def test_fedprotos_loss_matches_a_hand_computation():
     x, y = batch()
     client = trainer("fedproto", lambda_=0.7)
     client.shared["prototypes"] = {"mean": PROTOTYPES, "count": KNOWN}
@@ -331,7 +331,7 @@ def test_fedprotos_loss_by_hand():
     ("server_round", "rounds", "num_rounds", "a"),
     [(2, 0, 10, 0.9), (10, 0, 10, 0.1), (3, 4, 10, 0.5), (9, 4, 10, 0.0), (2, 0, 0, 0.99)],
 )
-def test_fedprocs_loss_by_hand(server_round, rounds, num_rounds, a):
+def test_fedprocs_loss_matches_a_hand_computation(server_round, rounds, num_rounds, a):
     x, y = batch()
     client = trainer("fedproc", rounds=rounds)
     client.num_rounds = num_rounds
@@ -352,7 +352,7 @@ def test_fedprocs_loss_by_hand(server_round, rounds, num_rounds, a):
     assert client.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_batch_without_any_known_class_has_a_gradient_of_numbers():
+def test_a_batch_without_known_classes_has_finite_gradients():
     x, y = batch(2)
     for name in ("fedproto", "fedproc"):
         client = trainer(name)
@@ -363,8 +363,8 @@ def test_a_batch_without_any_known_class_has_a_gradient_of_numbers():
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedproc", "fedlsa"])
-def test_without_anything_shared_the_first_round_is_plain_training(name):
-    """Nobody's first round goes without labels."""
+def test_the_first_round_without_shared_arrays_equals_sgd(name):
+    """The first round trains on the labels with full weight."""
     start = trainer("sgd").send()
     results = []
     for each in ("sgd", name):
@@ -395,7 +395,7 @@ def test_prototypes_reach_the_clients_of_the_next_round():
 # --- FedLSA ------------------------------------------------------------------------------
 
 
-def test_fedlsas_loss_by_hand():
+def test_fedlsas_loss_matches_a_hand_computation():
     x, y = batch()
     anchors = F.normalize(torch.tensor(PROTOTYPES)).numpy()
     client = trainer("fedlsa", lambda_=0.7, tau=0.2)
@@ -418,7 +418,7 @@ def test_fedlsas_loss_by_hand():
 def ditto(
     lambda_: float, rounds: int = 3, epochs: int = 4, lr: float = 0.1, share: str = "global"
 ) -> tuple[Any, Any]:
-    """Global w, and the personal w of client 0, after rounds with two clients."""
+    """Return the global w and client 0's personal w after rounds with two clients."""
     settings = replace(PLAIN, local_epochs=epochs, lr=lr, momentum=0.5, weight_decay=0.1)
 
     def make(k):
@@ -444,7 +444,7 @@ def personal_by_hand(
 
 
 def global_by_hand(rounds: int, epochs: int, lr: float) -> list[np.ndarray]:
-    """What is received in each round, and the last model: plain averaging."""
+    """Return the models received in each round and the last one, by plain averaging."""
     w = [np.zeros(2)]
     for _ in range(rounds):
         local = []
@@ -459,7 +459,7 @@ def global_by_hand(rounds: int, epochs: int, lr: float) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 1.0])
-def test_dittos_personal_model_descends_eq_2_from_where_it_was(lambda_):
+def test_dittos_personal_model_matches_eq_2(lambda_):
     received = global_by_hand(3, 4, 0.1)
     model, personal = ditto(lambda_)
     np.testing.assert_allclose(model, received[-1], rtol=1e-4, atol=1e-5)
@@ -468,7 +468,7 @@ def test_dittos_personal_model_descends_eq_2_from_where_it_was(lambda_):
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 1.0])
-def test_ditto_can_send_the_personal_models_which_go_on_from_where_they_were(lambda_):
+def test_ditto_can_send_the_personal_models(lambda_):
     received = [np.zeros(2)]
     for _ in range(3):
         v = [personal_by_hand(lambda_, received, 4, 0.1, k) for k in (0, 1)]
@@ -480,7 +480,7 @@ def test_ditto_can_send_the_personal_models_which_go_on_from_where_they_were(lam
     assert np.abs(model - ditto(lambda_)[0]).max() > 0.01
 
 
-def test_ditto_that_sends_the_personal_model_trains_no_other(monkeypatch):
+def test_ditto_with_share_personal_trains_only_the_personal_model(monkeypatch):
     one = trainer("ditto", share="personal")
     two = trainer("ditto")
     taken = []
@@ -499,8 +499,8 @@ def test_ditto_that_sends_the_personal_model_trains_no_other(monkeypatch):
         trainer("ditto", share="all")
 
 
-def test_ditto_with_lambda_0_is_training_alone_to_the_last_bit():
-    """With batch norm and augmentation: the chain of a client that never hears of others."""
+def test_ditto_with_lambda_0_equals_training_alone():
+    """With batch norm and augmentation; alone means without any other client."""
     _, grid = run_toy_rounds(Uniform(), lambda k: trainer("ditto", k, lambda_=0.0), 2, 3)
     alone = trainer("sgd", 1)
     for number in (1, 2, 3):
@@ -519,13 +519,13 @@ def test_ditto_with_a_large_lambda_is_the_global_model():
     assert np.abs(free - last_received).max() > 0.2
 
 
-def test_dittos_global_track_is_plain_training_and_personal_models_stay():
+def test_dittos_global_model_equals_that_of_sgd():
     plain, _ = run_toy_rounds(Uniform(), lambda k: trainer("sgd", k), 3, 2)
     model, _ = run_toy_rounds(Uniform(), lambda k: trainer("ditto", k), 3, 2)
     assert models_equal(model, plain)
 
 
-def test_ditto_tests_both_models_on_the_clients_own_images():
+def test_ditto_tests_both_models_on_the_clients_test_images():
     client = trainer("ditto", data=replace(data(), test=images(40, 3)))
     before = client.test()
     assert before["personal_accuracy"] == before["accuracy"]
@@ -539,7 +539,7 @@ def test_ditto_tests_both_models_on_the_clients_own_images():
     assert models_equal(client.send(), received)
 
 
-# --- what a client keeps -------------------------------------------------------------------
+# --- client state -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -549,7 +549,7 @@ def context() -> Context:
 
 
 class Counting(SGD):
-    """Counts its rounds in its state."""
+    """Count rounds in the client's state."""
 
     def end(self, server_round: int) -> None:
         n = self.state.get("rounds", {}).get("n", np.zeros((), np.int64))
@@ -557,7 +557,7 @@ class Counting(SGD):
 
 
 def count(context: Context, server_round: int, run_id: str | None = "a") -> int:
-    """Rounds that the client says it has done, after one more."""
+    """Run one more round; return the number of rounds in the client's state."""
     client = Counting(
         nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES)),
         ClientData(images(4, 0), images(4, 1), (0.5,), (0.5,), CLASSES, Augment()),
@@ -573,7 +573,7 @@ def count(context: Context, server_round: int, run_id: str | None = "a") -> int:
     return int(client.state["rounds"]["n"])
 
 
-def test_state_goes_from_round_to_round_over_rounds_sat_out(context):
+def test_state_persists_over_skipped_rounds(context):
     assert [count(context, n) for n in (1, 2, 7)] == [1, 2, 3]
 
 
@@ -583,15 +583,15 @@ def test_state_of_another_run_is_not_used(context):
     ]  # fmt: skip
 
 
-def test_a_server_that_sends_no_run_id_has_state_too(context):
+def test_state_persists_without_a_run_id(context):
     assert [count(context, n, None) for n in (1, 2)] == [1, 2]
 
 
-def test_a_round_that_is_done_again_does_not_start_from_its_own_end(context):
+def test_a_repeated_round_does_not_use_its_own_state(context):
     assert [count(context, n) for n in (1, 2, 2)] == [1, 2, 1]
 
 
-def test_what_a_trainer_no_longer_keeps_is_gone(context):
+def test_state_that_the_trainer_clears_is_deleted(context):
     count(context, 1)
     assert "fairflower/rounds" in context.state
     client = trainer("sgd")

@@ -1,4 +1,4 @@
-"""Every strategy and every client on features and on token ids: it trains, or says so."""
+"""Every client and strategy on features and on token ids: it trains or refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairflower.training.build import build_trainer
 kinds = pytest.mark.parametrize("kind", MODELS)
 RUN = {"features": "randhie", "tokens": "vectors:Texts"}
 
-#: Those that say no, and why.
+#: Clients that refuse, and their errors.
 REFUSE = {
     "harmofl": "HarmoFL trains on images, but the data are",
     "fedmix": "FedMix trains on images, but the data are",
@@ -40,7 +40,7 @@ def trainer(name: str, kind: str, client: int) -> Trainer:
 
 @kinds
 @pytest.mark.parametrize("name", CLIENTS)
-def test_every_client_trains_on_them_or_refuses_by_name(name: str, kind: str) -> None:
+def test_every_client_trains_on_features_and_tokens_or_refuses(name: str, kind: str) -> None:
     if name in REFUSE:
         with pytest.raises(ConfigError, match=REFUSE[name]):
             trainer(name, kind, 0)
@@ -58,7 +58,7 @@ def test_every_client_trains_on_them_or_refuses_by_name(name: str, kind: str) ->
 
 @kinds
 @pytest.mark.parametrize("name", ONE_FOR_EACH_NEED)
-def test_strategies_merge_models_of_them(name: str, kind: str) -> None:
+def test_strategies_merge_models_of_features_and_tokens(name: str, kind: str) -> None:
     rule = STRATEGIES[name]()
     start = trainer("sgd", kind, 0).send()
     model, _ = run_toy_rounds(rule, lambda client: trainer("sgd", kind, client), 3, 2, start)
@@ -68,7 +68,7 @@ def test_strategies_merge_models_of_them(name: str, kind: str) -> None:
 
 
 @kinds
-def test_what_training_says_of_them_is_the_loss_and_accuracy_by_hand(kind: str) -> None:
+def test_tested_loss_and_accuracy_match_a_hand_computation(kind: str) -> None:
     one = trainer("sgd", kind, 0)
     x, y = one.data.test
     scaled = torch.tensor(x if kind == "tokens" else (x - 0.5) / np.float32(2))
@@ -80,7 +80,7 @@ def test_what_training_says_of_them_is_the_loss_and_accuracy_by_hand(kind: str) 
     assert found["accuracy"] == pytest.approx(right)
 
 
-def test_the_models_keep_what_is_checked_of_any() -> None:
+def test_mlp_and_embedding_bag_pass_check_model() -> None:
     from fairflower.models.embedding_bag import EmbeddingBag
     from fairflower.models.perceptron import MLP
 
@@ -91,7 +91,7 @@ def test_the_models_keep_what_is_checked_of_any() -> None:
         check_model(EmbeddingBag)
 
 
-def test_a_bag_knows_no_order_and_no_filling() -> None:
+def test_an_embedding_bag_ignores_order_and_padding() -> None:
     bag = MODELS["tokens"]()
     x = torch.tensor([[3, 5, 9, 0, 0], [9, 3, 5, 0, 0], [3, 5, 9, 3, 5], [0, 0, 0, 0, 0]])
     found = bag.features(x)
@@ -101,14 +101,14 @@ def test_a_bag_knows_no_order_and_no_filling() -> None:
     assert not found[3].any()
 
 
-# --- what goes with what --------------------------------------------------------------------
+# --- compatible settings --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("data_name", "model"),
     [("uci-digits", "cnn"), ("randhie:groups=site", "mlp"), ("vectors:Texts", "embedding-bag")],
 )
-def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model: str) -> None:
+def test_the_default_model_matches_the_data(data_name: str, model: str) -> None:
     assert RunConfig.from_flat({"data.name": data_name}).model.name == model
 
 
@@ -137,14 +137,14 @@ def test_a_run_that_names_no_model_takes_that_of_its_data(data_name: str, model:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_what_does(
+def test_incompatible_models_and_settings_are_refused(
     settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({"data.name": "randhie"} | settings)
 
 
-def test_images_of_an_mlp_are_in_a_row() -> None:
+def test_an_mlp_flattens_images() -> None:
     net, x = build("mlp:hidden=8", 10, (1, 4, 4), 0), torch.rand(3, 1, 4, 4)
     torch.testing.assert_close(net(x), net(x.flatten(1)))
     assert not torch.allclose(net(x), net(x.flip(3)))

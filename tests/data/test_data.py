@@ -39,7 +39,7 @@ def uci() -> Federation:
 
 @pytest.fixture
 def small(tmp_path: Path) -> DataConfig:
-    """Two domains of 40 and 20 images whose pixels say which image they are."""
+    """Two domains of 40 and 20 images whose pixels are the number of the image."""
     for domain, offset, size in (("a", 0, 40), ("b", 100, 20)):
         numbers = np.arange(offset, offset + size, dtype=np.uint8)
         x = np.broadcast_to(numbers[:, None, None], (size, 4, 4))
@@ -57,7 +57,7 @@ def numbers(federation: Federation) -> list[list[int]]:
 # --- any data set -----------------------------------------------------------------------
 
 
-def test_data_sets_keep_what_is_checked_of_any(small: DataConfig) -> None:
+def test_built_in_data_sets_pass_check_data(small: DataConfig) -> None:
     check_data(UCIDigits)
     check_data(DomainNpzFolder, small)
 
@@ -91,7 +91,7 @@ class Restless(DomainNpzFolder):
         (Restless, "the fingerprint differs between calls"),
     ],
 )
-def test_a_data_set_that_breaks_a_rule_is_told_so(
+def test_check_data_reports_violated_rules(
     kind: type[DomainNpzFolder], message: str, small: DataConfig
 ) -> None:
     with pytest.raises(AssertionError, match=message):
@@ -156,7 +156,7 @@ class NoRows(DomainNpzFolder):
         (NoRows, r"data\.name = 'test_data:NoRows': it failed with TypeError: .*images\(\)"),
     ],
 )
-def test_what_a_data_set_returns_is_checked_before_it_is_divided(
+def test_invalid_data_of_a_data_set_are_refused_before_division(
     kind: type[DomainNpzFolder], message: str, small: DataConfig
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -174,7 +174,7 @@ def test_embedded_default_has_the_documented_sizes(uci: Federation) -> None:
     assert (uci.shape, uci.num_classes, uci.augment) == ((3, 16, 16), 10, Augment(crop_padding=1))
 
 
-def test_clients_are_domain_major_and_described_truthfully(uci: Federation) -> None:
+def test_clients_are_ordered_by_domain_and_described_correctly(uci: Federation) -> None:
     assert [client.client_id for client in uci.clients] == list(range(20))
     for index, client in enumerate(uci.clients):
         assert client.domain == uci.domains[index // 5]
@@ -185,7 +185,7 @@ def test_clients_are_domain_major_and_described_truthfully(uci: Federation) -> N
         assert client.class_counts == tuple(np.bincount(y, minlength=10))
 
 
-def test_test_set_is_its_clients_shares(uci: Federation) -> None:
+def test_the_test_set_of_a_domain_joins_its_clients_shares(uci: Federation) -> None:
     for domain, size in zip(uci.domains, uci.test_sizes, strict=True):
         x, y = uci.test(domain)
         shares = [uci.client_test(client) for client in uci.clients_of(domain)]
@@ -194,7 +194,7 @@ def test_test_set_is_its_clients_shares(uci: Federation) -> None:
         np.testing.assert_array_equal(x, np.concatenate([share.x for share in shares]))
 
 
-def test_arrays_are_the_callers_to_change(uci: Federation) -> None:
+def test_changing_a_returned_array_does_not_change_the_federation(uci: Federation) -> None:
     before = uci.train(0).x.copy()
     uci.train(0).x[:] = 0
     np.testing.assert_array_equal(uci.train(0).x, before)
@@ -225,18 +225,18 @@ def test_no_source_image_is_used_twice() -> None:
     assert used.max() < 1797
 
 
-def test_train_and_test_come_from_other_writing_sessions() -> None:
+def test_train_and_test_come_from_different_writing_sessions() -> None:
     from sklearn.datasets import load_digits
 
     rows = uci_digits.source_rows()
     last_train = max(value.max() for (_, split), value in rows.items() if split == "train")
     first_test = min(value.min() for (_, split), value in rows.items() if split == "test")
-    # A session starts with three times 0-9; the border lies where one starts.
+    # A session starts with three times 0-9; the test images start with a session.
     assert last_train < 1157 <= first_test
     assert load_digits().target[1157:1187].tolist() == 3 * list(range(10))
 
 
-def test_train_and_test_fonts_are_apart_and_shipped() -> None:
+def test_train_and_test_fonts_are_disjoint_and_shipped() -> None:
     train, test = uci_digits.fonts("train"), uci_digits.fonts("test")
     assert not set(train) & set(test)
     assert all(path.is_file() for path in train + test)
@@ -261,7 +261,7 @@ def test_domains_look_as_documented(uci: Federation) -> None:
 
 
 @pytest.mark.slow
-def test_generation_is_the_same_every_time() -> None:
+def test_generation_does_not_depend_on_the_global_random_state() -> None:
     np.random.seed(1)
     first = uci_digits.generate()
     np.random.seed(2)
@@ -272,8 +272,8 @@ def test_generation_is_the_same_every_time() -> None:
 
 
 @pytest.mark.slow
-def test_handwriting_can_be_read_at_its_size() -> None:
-    """The nearest training image gets the class right: digits, not noise."""
+def test_handwritten_digits_are_recognizable_at_their_size() -> None:
+    """The nearest training image has the right class, so the images are digits and not noise."""
     splits = uci_digits.generate()
     for domain, least in (("plain", 0.9), ("rotated", 0.5)):
         (x, y), (x_test, y_test) = splits[domain, "train"], splits[domain, "test"]
@@ -282,24 +282,24 @@ def test_handwriting_can_be_read_at_its_size() -> None:
         assert (nearest == y_test).mean() > least
 
 
-# --- what moves the draw, and what does not ---------------------------------------------
+# --- what the partition depends on ------------------------------------------------------
 
 
-def test_partition_moves_with_its_seed_only(small: DataConfig) -> None:
+def test_the_partition_depends_only_on_its_seed(small: DataConfig) -> None:
     first = numbers(prepare(small))
-    np.random.seed(7)  # somebody else's random numbers
+    np.random.seed(7)  # the global random state
     assert numbers(prepare(replace(small, test_examples=10))) == first
     assert numbers(prepare(replace(small, image_size=8))) == first
     assert numbers(prepare(replace(small, seed=1))) != first
 
 
-def test_other_domains_do_not_move_a_domains_draw(small: DataConfig) -> None:
+def test_the_partition_of_a_domain_does_not_depend_on_other_domains(small: DataConfig) -> None:
     both = numbers(prepare(small))
     assert numbers(prepare(replace(small, domains="b"))) == both[2:]
     assert numbers(prepare(replace(small, domains="b,a"))) == both[2:] + both[:2]
 
 
-def test_more_clients_leave_the_first_ones_alone(small: DataConfig) -> None:
+def test_more_clients_do_not_change_the_first_clients(small: DataConfig) -> None:
     two = numbers(prepare(replace(small, domains="a", examples_per_client=5)))
     four = replace(small, domains="a", examples_per_client=5, clients_per_domain=4)
     assert numbers(prepare(four))[:2] == two
@@ -310,7 +310,7 @@ def test_test_sets_do_not_depend_on_the_number_of_clients(small: DataConfig) -> 
     np.testing.assert_array_equal(two.x, three.x)
 
 
-def test_fewer_test_examples_are_a_part_of_more(small: DataConfig) -> None:
+def test_fewer_test_examples_are_the_first_of_more(small: DataConfig) -> None:
     def test_set(count: int) -> list[int]:
         x = prepare(replace(small, test_examples=count)).test("a").x
         return x[:, 0, 0, 0].tolist()  # type: ignore[no-any-return]
@@ -321,7 +321,7 @@ def test_fewer_test_examples_are_a_part_of_more(small: DataConfig) -> None:
     assert test_set(0) != sorted(test_set(0))
 
 
-def test_labels_and_test_shares_stay_with_their_images(small: DataConfig) -> None:
+def test_labels_stay_with_their_images_in_training_and_test(small: DataConfig) -> None:
     federation = prepare(small)
     for client in federation.clients:
         offset = 0 if client.domain == "a" else 100
@@ -342,7 +342,7 @@ def test_labels_and_test_shares_stay_with_their_images(small: DataConfig) -> Non
         ({"examples_per_client": 7}, [7, 7, 7, 7]),
     ],
 )
-def test_sizes_follow_the_config(
+def test_client_sizes_follow_the_config(
     small: DataConfig, change: dict[str, int | float], expected: list[int]
 ) -> None:
     federation = prepare(replace(small, **change))  # type: ignore[arg-type]
@@ -380,7 +380,7 @@ def test_domains_are_taken_in_the_order_given() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{}, {"domains": "AVG"}, {"domains": "a", "held_out": "AVG"}])
-def test_a_domain_is_not_called_as_a_figure_over_all_of_them(
+def test_a_domain_name_that_is_reserved_for_a_metric_is_refused(
     chosen: dict[str, Any], small: DataConfig
 ) -> None:
     shutil.copy(Path(small.dir, "a.npz"), Path(small.dir, "AVG.npz"))
@@ -389,7 +389,7 @@ def test_a_domain_is_not_called_as_a_figure_over_all_of_them(
     assert prepare(replace(small, domains="a")).domains == ("a",)
 
 
-# --- the draw ---------------------------------------------------------------------------
+# --- the partition ----------------------------------------------------------------------
 
 
 @given(
@@ -411,19 +411,19 @@ def test_clients_have_disjoint_rows_of_their_sizes(
     assert set(rows) <= set(range(available))
 
 
-def test_partitions_are_those_of_release_0_1() -> None:
-    """The papers' partitions are named by their seed, so no change may move them."""
+def test_partitions_are_unchanged_since_release_0_1() -> None:
+    """Partitions are identified by their seed, so no change of the code may alter them."""
     mnist = divide("mnist", np.arange(8), [3, 3], seed=0)
     assert [part.tolist() for part in mnist] == [[3, 0, 4], [2, 5, 1]]
     (usps,) = divide("usps", np.arange(4), [2], seed=0)
     assert usps.tolist() == [0, 1]
 
 
-def test_every_image_is_as_likely_as_any_other() -> None:
+def test_every_image_is_drawn_with_equal_probability() -> None:
     drawn = np.zeros(8)
     for seed in range(200):
         drawn[divide("a", np.arange(8), [2], seed)[0]] += 1
-    # 200 draws with chance 1/4: 50 and a standard deviation of 6.
+    # 200 draws with probability 1/4: 50 and a standard deviation of 6.
     assert drawn.sum() == 400
     assert (abs(drawn - 50) < 25).all()
 
@@ -441,7 +441,7 @@ def run(code: str, home: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_who_prepare_the_same_at_once_all_succeed_with_the_same_data(
+def test_concurrent_preparation_gives_the_same_data(
     small: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In threads: they race for the folder as processes do."""
@@ -461,7 +461,7 @@ def test_who_prepare_the_same_at_once_all_succeed_with_the_same_data(
     assert [path.name for path in (tmp_path / "cache" / "data").iterdir()] == [found[0].folder.name]
 
 
-def test_opening_imports_nothing_heavy(uci: Federation) -> None:
+def test_opening_a_federation_imports_no_heavy_library(uci: Federation) -> None:
     code = (
         "import json, sys\n"
         "from fairflower.config import DataConfig\n"
@@ -474,22 +474,20 @@ def test_opening_imports_nothing_heavy(uci: Federation) -> None:
     assert not loaded & heavy
 
 
-def test_a_prepared_benchmark_is_only_opened(
-    small: DataConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_data_are_reused(small: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(small)
     monkeypatch.setattr(cache, "_build", lambda *_: pytest.fail("prepared again"))
     assert prepare(small) == first
     assert Federation.open(first.folder) == first
 
 
-def test_no_augmentation_needs_no_other_folder(uci: Federation) -> None:
+def test_augmentation_does_not_change_the_prepared_folder(uci: Federation) -> None:
     bare = prepare(replace(UCI, augment=False))
-    assert prepare(replace(UCI, augment=False)) is bare, "what it found of its data is found once"
+    assert prepare(replace(UCI, augment=False)) is bare, "the cached federation is returned"
     assert (bare.augment, bare.folder) == (Augment(), uci.folder)
 
 
-def test_data_are_prepared_anew_after_a_change_of_the_preparation(
+def test_data_are_prepared_again_for_a_new_cache_version(
     small: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepare(small)
@@ -497,7 +495,7 @@ def test_data_are_prepared_anew_after_a_change_of_the_preparation(
     assert prepare(small).folder != before.folder
 
 
-def test_changed_files_are_prepared_anew(small: DataConfig) -> None:
+def test_changed_files_are_prepared_again(small: DataConfig) -> None:
     before = prepare(small)
     path = Path(small.dir, "a.npz")
     with np.load(path) as arrays:
@@ -508,7 +506,7 @@ def test_changed_files_are_prepared_anew(small: DataConfig) -> None:
     assert after.test_sizes == (39, 20)
 
 
-def test_changed_attributes_are_prepared_anew(
+def test_data_are_prepared_again_after_changed_attributes(
     small: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(small, name="test_data:Listed")
@@ -519,7 +517,7 @@ def test_changed_attributes_are_prepared_anew(
     assert prepare(config) is before
 
 
-def test_an_interrupted_write_leaves_nothing_behind(
+def test_an_interrupted_preparation_leaves_no_files(
     small: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path / "home"))
@@ -531,7 +529,7 @@ def test_an_interrupted_write_leaves_nothing_behind(
     assert len(prepare(small).clients) == 4
 
 
-def test_a_killed_write_is_not_mistaken_for_a_finished_one(
+def test_an_unfinished_preparation_is_not_used(
     small: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = prepare(small).folder.name
@@ -542,7 +540,7 @@ def test_a_killed_write_is_not_mistaken_for_a_finished_one(
     assert len(numbers(prepare(small))) == 4
 
 
-def test_a_worker_caches_larger_data_up_to_a_number_of_bytes(
+def test_a_worker_caches_large_data_up_to_a_limit_in_bytes(
     uci: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_app, "_SMALL", 0)
@@ -564,7 +562,7 @@ def test_a_worker_caches_larger_data_up_to_a_number_of_bytes(
     client_app._reader.cache_clear()
 
 
-def test_a_home_that_cannot_be_written_is_explained(
+def test_a_home_folder_that_cannot_be_written_is_reported(
     small: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -573,7 +571,7 @@ def test_a_home_that_cannot_be_written_is_explained(
         prepare(small)
 
 
-def test_damaged_folders_are_named(small: DataConfig, tmp_path: Path) -> None:
+def test_damaged_prepared_folders_are_named(small: DataConfig, tmp_path: Path) -> None:
     federation = prepare(small)
     (federation.folder / "client-001.npz").write_bytes(b"half")
     with pytest.raises(DataError, match=r"client-001.npz .*Delete the folder"):

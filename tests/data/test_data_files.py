@@ -1,4 +1,4 @@
-"""Reading the files of others: npz, Hugging Face on disk and on the Hub; every complaint."""
+"""Reading npz files and Hugging Face data sets on disk and on the Hub; their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def _no_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the tests that ask for it sees the real data."""
+    """Hide the real data from tests that do not ask for them."""
     if "digits_dir" not in request.fixturenames:
         monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
 
@@ -49,7 +49,7 @@ def all_digits(folder: Path, **changes: Any) -> DataConfig:
 # --- a folder of npz files --------------------------------------------------------------
 
 
-def test_npz_folder_describes_itself(tmp_path: Path) -> None:
+def test_an_npz_folder_gives_domains_shape_and_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "grey.npz", **arrays())
     np.savez(tmp_path / "colour.npz", **arrays(shape=(8, 8, 3)))
     federation = prepare(npz(tmp_path))
@@ -62,7 +62,7 @@ def test_npz_folder_describes_itself(tmp_path: Path) -> None:
     np.testing.assert_array_equal(grey[:, 0], grey[:, 1])
 
 
-def test_npz_pixels_arrive_unchanged(tmp_path: Path) -> None:
+def test_pixels_of_npz_files_are_unchanged(tmp_path: Path) -> None:
     source = arrays(shape=(5, 7, 3))
     source["y_train"] = np.arange(12)
     np.savez(tmp_path / "a.npz", **source)
@@ -74,13 +74,13 @@ def test_npz_pixels_arrive_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 8, 1)])
-def test_npz_grey_alone_stays_grey(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_grayscale_npz_files_stay_grayscale(tmp_path: Path, shape: tuple[int, ...]) -> None:
     np.savez_compressed(tmp_path / "a.npz", **arrays(shape=shape))
     federation = prepare(npz(tmp_path))
     assert (federation.shape, federation.mean) == ((1, 8, 8), (0.5,))
 
 
-def test_npz_sizes_that_differ_need_an_image_size(tmp_path: Path) -> None:
+def test_npz_files_of_different_sizes_need_an_image_size(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **arrays())
     np.savez(tmp_path / "b.npz", **arrays(shape=(9, 8)))
     with pytest.raises(DataError, match=r"differ in size \(a 8x8, b 9x8\). Set data.image-size"):
@@ -88,7 +88,7 @@ def test_npz_sizes_that_differ_need_an_image_size(tmp_path: Path) -> None:
     assert prepare(npz(tmp_path, image_size=6)).shape == (1, 6, 6)
 
 
-def test_images_that_are_larger_than_the_memory_once_resized_are_refused(
+def test_images_that_exceed_memory_after_resizing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays())
@@ -122,7 +122,7 @@ def with_(**changes: Any) -> Callable[[Arrays], Arrays]:
         (with_(y_train=np.array([{}] * 12)), r"y_train cannot be read .*without Python objects"),
     ],
 )
-def test_npz_that_is_wrong_is_explained(
+def test_invalid_npz_arrays_are_reported_with_their_file(
     tmp_path: Path, spoil: Callable[[Arrays], Arrays], message: str
 ) -> None:
     np.savez(tmp_path / "a.npz", **spoil(arrays()))
@@ -132,13 +132,13 @@ def test_npz_that_is_wrong_is_explained(
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
-def test_npz_that_is_no_archive_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_npz_archive_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.npz is not an .npz file. Expected"):
         prepare(npz(tmp_path))
 
 
-def test_npz_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
+def test_a_damaged_array_in_an_npz_archive_is_named(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", **arrays(train=400))
     content = bytearray((tmp_path / "a.npz").read_bytes())
     with zipfile.ZipFile(tmp_path / "a.npz") as archive:
@@ -149,7 +149,7 @@ def test_npz_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
         prepare(npz(tmp_path))
 
 
-def test_folder_that_is_missing_or_empty_is_named(
+def test_a_missing_or_empty_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match=r"'npz' needs a folder. Set data.dir"):
@@ -165,7 +165,7 @@ def test_folder_that_is_missing_or_empty_is_named(
         prepare(DataConfig(name="npz"))
 
 
-def test_resolved_config_needs_neither_environment_nor_working_directory(
+def test_a_resolved_config_needs_neither_environment_nor_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays())
@@ -185,7 +185,7 @@ def test_resolved_config_needs_neither_environment_nor_working_directory(
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (16, 16), (40, 40, 3), (32, 32, 3)])
-def test_resizing_is_torchvisions(shape: tuple[int, ...]) -> None:
+def test_resizing_matches_torchvision(shape: tuple[int, ...]) -> None:
     transforms = pytest.importorskip("torchvision.transforms")
     images = RNG.integers(0, 256, (3, *shape), np.uint8)
     ours = to_chw(images, 3, (32, 32))
@@ -198,7 +198,7 @@ def test_resizing_is_torchvisions(shape: tuple[int, ...]) -> None:
 # --- Digits -----------------------------------------------------------------------------
 
 
-def test_digits_settings_are_the_papers(tmp_path: Path) -> None:
+def test_digits_settings_match_the_paper(tmp_path: Path) -> None:
     for domain in ("mnist", "usps", "svhn", "syn"):
         np.savez(tmp_path / f"{domain}.npz", **arrays(shape=(16, 16)))
     federation = prepare(all_digits(tmp_path, examples_per_client=6))
@@ -209,7 +209,7 @@ def test_digits_settings_are_the_papers(tmp_path: Path) -> None:
     assert federation.augment == Augment(crop_padding=4, horizontal_flip=False)
 
 
-def test_digits_fraction_is_of_the_published_size(tmp_path: Path) -> None:
+def test_the_fraction_of_digits_is_relative_to_the_published_size(tmp_path: Path) -> None:
     np.savez(tmp_path / "usps.npz", **arrays(train=200))
     federation = prepare(all_digits(tmp_path, domains="usps"))
     assert [client.num_examples for client in federation.clients] == [72, 72]
@@ -220,7 +220,7 @@ def test_digits_fraction_is_of_the_published_size(tmp_path: Path) -> None:
         prepare(all_digits(tmp_path, domains="usps"))
 
 
-def test_digits_stand_in_for_syn_is_said(tmp_path: Path) -> None:
+def test_a_stand_in_for_syn_is_named_in_the_sources(tmp_path: Path) -> None:
     np.savez(tmp_path / "synlike.npz", **arrays())
     config = all_digits(tmp_path, domains="syn", examples_per_client=2)
     assert prepare(config).sources == (f"{tmp_path / 'synlike.npz'} (a stand-in for SYN)",)
@@ -228,7 +228,7 @@ def test_digits_stand_in_for_syn_is_said(tmp_path: Path) -> None:
     assert prepare(config).sources == (str(tmp_path / "syn.npz"),)
 
 
-def test_digit_five_settings_are_fedgcrs(tmp_path: Path) -> None:
+def test_digit_five_settings_match_fedgcr(tmp_path: Path) -> None:
     for domain in ("mnist", "usps", "synlike", "mnistm", "svhn"):
         np.savez(tmp_path / f"{domain}.npz", **arrays(shape=(16, 16)))
     federation = prepare(DataConfig(name="digit-five", dir=str(tmp_path), clients_per_domain=2))
@@ -240,7 +240,7 @@ def test_digit_five_settings_are_fedgcrs(tmp_path: Path) -> None:
     assert federation.sources[2].endswith("synlike.npz (a stand-in for SYN)")
 
 
-def test_digit_five_uses_no_more_of_a_domain_than_fedgcr(tmp_path: Path) -> None:
+def test_digit_five_uses_at_most_as_many_examples_of_a_domain_as_fedgcr(tmp_path: Path) -> None:
     large = {
         **arrays(),
         "x_train": np.zeros((4000, 4, 4), np.uint8),
@@ -253,7 +253,7 @@ def test_digit_five_uses_no_more_of_a_domain_than_fedgcr(tmp_path: Path) -> None
     assert sizes == [2975 // 5] * 5 + [12 // 5] * 5
 
 
-def test_digits_complaints(tmp_path: Path) -> None:
+def test_invalid_digits_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither .*mnist.npz nor .*mnist exists. Set data.dir"):
         prepare(all_digits(tmp_path))
     with pytest.raises(DataError, match=r"Unknown domain 'mnsit'. Did you mean 'mnist'?"):
@@ -296,7 +296,7 @@ def hugging_face(source: Arrays) -> DatasetDict:
     )
 
 
-def test_hugging_face_on_disk_gives_what_npz_gives(tmp_path: Path) -> None:
+def test_a_saved_hugging_face_data_set_equals_npz_files(tmp_path: Path) -> None:
     source = arrays()
     (tmp_path / "files").mkdir()
     np.savez(tmp_path / "files" / "mnist.npz", **source)
@@ -313,7 +313,7 @@ def test_hugging_face_on_disk_gives_what_npz_gives(tmp_path: Path) -> None:
     assert again.folder == second.folder
 
 
-def test_hugging_face_complaints(tmp_path: Path) -> None:
+def test_invalid_hugging_face_data_sets_are_refused(tmp_path: Path) -> None:
     config = all_digits(tmp_path, domains="mnist", examples_per_client=6)
     good = hugging_face(arrays())
     for number, (data, message) in enumerate(
@@ -340,7 +340,7 @@ def test_hugging_face_complaints(tmp_path: Path) -> None:
         prepare(config)
 
 
-def test_hub_data_comes_through_flwr_datasets(
+def test_hub_data_are_loaded_by_flwr_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = arrays()
@@ -355,7 +355,9 @@ def test_hub_data_comes_through_flwr_datasets(
     np.testing.assert_array_equal(hub.train(1).x, files.train(1).x)
 
 
-def test_hub_that_cannot_help_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_domains_missing_on_the_hub_and_failed_downloads_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def offline(**_: Any) -> None:
         raise ConnectionError("no network")
 

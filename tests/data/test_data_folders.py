@@ -1,4 +1,4 @@
-"""Folders of images by domain and class, saved data sets and the Hub; every class."""
+"""Folders of images by domain and class, saved data sets, the Hub; every class on each client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DATA_SETS: dict[str, type[ClassFolders]] = {
 
 @pytest.fixture(autouse=True)
 def _no_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the tests that ask for it sees the real data."""
+    """Hide the real data from tests that do not ask for them."""
     if "office_dir" not in request.fixturenames:
         monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
 
@@ -123,7 +123,7 @@ def assert_same(one: Federation, other: Federation) -> None:
     seed=st.integers(0, 2**32 - 1),
     data=st.data(),
 )
-def test_exchange_gives_every_class_and_shares_only_what_is_rare(
+def test_cover_every_class_gives_each_client_all_classes_and_shares_only_rare_ones(
     counts: list[int], seed: int, data: st.DataObject
 ) -> None:
     total, kinds = sum(counts), len(counts)
@@ -154,7 +154,7 @@ def test_exchange_gives_every_class_and_shares_only_what_is_rare(
         np.testing.assert_array_equal(after, before)
 
 
-def test_missing_class_comes_from_what_nobody_holds() -> None:
+def test_a_missing_class_is_taken_from_unassigned_examples() -> None:
     values = np.array([0, 1, 0, 0, 1, 1])
     after = cover_every_class(np.arange(6), values, [2, 2], np.random.default_rng(0))
     assert after[:2].tolist() == [0, 1]
@@ -162,7 +162,7 @@ def test_missing_class_comes_from_what_nobody_holds() -> None:
     assert after[4:].tolist() in ([2, 5], [4, 2], [3, 5], [4, 3])
 
 
-def test_every_client_holds_every_class_where_that_is_asked_for() -> None:
+def test_every_client_holds_every_class_with_the_option() -> None:
     labels = np.repeat(range(4), (1, 2, 1, 8))
     every = divide("b", labels, [4] * 3, 5, every_class=True)
     for part in every:
@@ -173,14 +173,14 @@ def test_every_client_holds_every_class_where_that_is_asked_for() -> None:
     assert [part.tolist() for part in plain] != [part.tolist() for part in every]
 
 
-def test_clients_that_hold_every_class_as_drawn_are_as_without_the_option() -> None:
+def test_the_option_changes_nothing_if_all_clients_already_hold_every_class() -> None:
     labels = np.repeat(range(3), 10)
     every = divide("a", labels, [10] * 3, 5, every_class=True)
     plain = divide("a", labels, [10] * 3, 5)
     assert [part.tolist() for part in every] == [part.tolist() for part in plain]
 
 
-def test_fewer_images_than_classes_are_refused() -> None:
+def test_fewer_examples_per_client_than_classes_are_refused() -> None:
     with pytest.raises(
         DataError, match=r"domain 'a' needs examples of all 3 classes, but gets only 2"
     ):
@@ -190,7 +190,7 @@ def test_fewer_images_than_classes_are_refused() -> None:
 # --- the papers' settings ---------------------------------------------------------------
 
 
-def test_office_caltech_settings_are_the_papers(tmp_path: Path) -> None:
+def test_office_caltech_settings_match_the_paper(tmp_path: Path) -> None:
     write(tmp_path, "office-caltech", 3)
     federation = prepare(small("office-caltech", tmp_path, image_size=0, fraction=0.45))
     assert (federation.shape, federation.num_classes) == ((3, 192, 192), 10)
@@ -201,7 +201,7 @@ def test_office_caltech_settings_are_the_papers(tmp_path: Path) -> None:
     assert federation.sources == (str(tmp_path / "amazon"), str(tmp_path / "caltech"))
 
 
-def test_pacs_settings(tmp_path: Path) -> None:
+def test_pacs_settings_match_the_paper(tmp_path: Path) -> None:
     write(tmp_path, "pacs", 5)
     federation = prepare(small("pacs", tmp_path, image_size=0))
     assert federation.domains == ("photo", "art_painting")
@@ -210,7 +210,7 @@ def test_pacs_settings(tmp_path: Path) -> None:
     assert PACS.fraction == 0.1
 
 
-def test_domainnet_settings_are_fedgcrs(tmp_path: Path) -> None:
+def test_domainnet_settings_match_fedgcr(tmp_path: Path) -> None:
     write(tmp_path, "domainnet", 5)
     federation = prepare(small("domainnet", tmp_path, image_size=0))
     assert federation.domains == ("clipart", "real")
@@ -220,7 +220,7 @@ def test_domainnet_settings_are_fedgcrs(tmp_path: Path) -> None:
     assert DomainNet.domain_names[2:] == ("painting", "sketch", "quickdraw", "infograph")
 
 
-def test_domainnet_passes_over_its_other_classes(tmp_path: Path) -> None:
+def test_domainnet_ignores_its_other_classes(tmp_path: Path) -> None:
     write(tmp_path / "files", "domainnet")
     ten = prepare(small("domainnet", tmp_path / "files"))
     for domain in ("clipart", "real"):
@@ -236,7 +236,7 @@ def test_domainnet_passes_over_its_other_classes(tmp_path: Path) -> None:
     assert_same(ten, prepare(small("domainnet", tmp_path / "saved")))
 
 
-def test_office_caltech_splits_by_index_as_torchvision_orders(tmp_path: Path) -> None:
+def test_office_caltech_splits_by_index_in_torchvisions_order(tmp_path: Path) -> None:
     datasets = pytest.importorskip("torchvision.datasets")
     transforms = pytest.importorskip("torchvision.transforms")
     for label in OfficeCaltech.classes:
@@ -315,7 +315,7 @@ def test_real_office_caltech_clients_are_disjoint(office_dir: str, seed: int) ->
         ("pacs", "PACS/kfold"),
     ],
 )
-def test_folder_may_lie_one_deeper(tmp_path: Path, name: str, place: str) -> None:
+def test_the_domains_may_be_in_a_subfolder(tmp_path: Path, name: str, place: str) -> None:
     write(tmp_path / "flat", name)
     write(tmp_path / "deep" / place, name)
     deep = prepare(small(name, tmp_path / "deep"))
@@ -324,7 +324,7 @@ def test_folder_may_lie_one_deeper(tmp_path: Path, name: str, place: str) -> Non
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_images_keep_their_labels_and_train_is_not_test(tmp_path: Path, name: str) -> None:
+def test_images_keep_their_labels_and_splits_are_disjoint(tmp_path: Path, name: str) -> None:
     write(tmp_path, name)
     federation = prepare(small(name, tmp_path))
     for d, domain in enumerate(federation.domains):
@@ -355,7 +355,7 @@ def test_only_chosen_images_are_decoded(tmp_path: Path) -> None:
             path.write_bytes(b"broken")
             spoiled += 1
     assert spoiled == 100 - 2 * 24 - 2
-    _digest.cache_clear()  # another process
+    _digest.cache_clear()  # as in another process
     again = prepare(config)
     assert again.folder != good.folder
     assert_same(good, again)
@@ -366,7 +366,7 @@ def test_only_chosen_images_are_decoded(tmp_path: Path) -> None:
         prepare(replace(config, test_examples=0))
 
 
-def test_other_modes_become_rgb(tmp_path: Path) -> None:
+def test_grayscale_and_palette_images_become_rgb(tmp_path: Path) -> None:
     write(tmp_path, "pacs")
     grey = Pictures.fromarray(np.full((4, 4), 77, np.uint8))
     for path in (tmp_path / "photo" / "dog").iterdir():
@@ -376,7 +376,7 @@ def test_other_modes_become_rgb(tmp_path: Path) -> None:
     assert (x[y == 0] == 77).all()
 
 
-def test_added_removed_and_changed_files_are_prepared_anew(tmp_path: Path) -> None:
+def test_added_and_changed_files_are_prepared_again(tmp_path: Path) -> None:
     write(tmp_path, "pacs")
     config = small("pacs", tmp_path)
     folders = [prepare(config).folder]
@@ -385,12 +385,12 @@ def test_added_removed_and_changed_files_are_prepared_anew(tmp_path: Path) -> No
     Pictures.fromarray(picture(0, 99, 0)).save(extra)
     folders.append(prepare(config).folder)
     Pictures.fromarray(picture(0, 100, 0)).resize((9, 9)).save(extra)
-    _digest.cache_clear()  # another process
+    _digest.cache_clear()  # as in another process
     folders.append(prepare(config).folder)
     assert len(set(folders)) == 3
 
 
-def test_a_class_folder_is_listed_once_to_read_it(
+def test_a_class_folder_is_listed_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "pacs")
@@ -407,7 +407,7 @@ def test_a_class_folder_is_listed_once_to_read_it(
     assert {listed[str(tmp_path / "photo" / name)] for name in PACS.classes} == {1}
 
 
-def test_resolved_config_needs_no_environment(
+def test_a_resolved_config_needs_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "pacs")
@@ -419,7 +419,7 @@ def test_resolved_config_needs_no_environment(
     assert prepare(resolved) == here
 
 
-def test_folder_complaints(tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Office-Caltech-10 is not on the .*Hub. Set data.dir"):
         prepare(DataConfig(name="office-caltech"))
     config = small("office-caltech", tmp_path)
@@ -446,7 +446,7 @@ def test_folder_complaints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_saved_data_set_gives_what_the_folder_gives(tmp_path: Path, name: str) -> None:
+def test_a_saved_data_set_equals_the_folder(tmp_path: Path, name: str) -> None:
     write(tmp_path / "files", name)
     files = prepare(small(name, tmp_path / "files"))
     whole = data_set(name)
@@ -461,7 +461,7 @@ def test_saved_data_set_gives_what_the_folder_gives(tmp_path: Path, name: str) -
         assert saved.sources[1].startswith(str(tmp_path / place))
 
 
-def test_pacs_is_the_same_in_whatever_order_and_under_whatever_names_it_comes(
+def test_pacs_does_not_depend_on_the_order_or_the_names_of_its_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "files", "pacs")
@@ -492,7 +492,7 @@ def test_pacs_is_the_same_in_whatever_order_and_under_whatever_names_it_comes(
 
 
 @pytest.mark.parametrize("kind", ["numbers", "words", "another order"])
-def test_labels_of_saved_data_sets_go_by_name(tmp_path: Path, kind: str) -> None:
+def test_labels_of_saved_data_sets_are_matched_by_class_name(tmp_path: Path, kind: str) -> None:
     names = list(PACS.classes)
     numbers = rows("pacs")["label"]
     label, column = {
@@ -506,7 +506,7 @@ def test_labels_of_saved_data_sets_go_by_name(tmp_path: Path, kind: str) -> None
     np.testing.assert_array_equal(x[:, 0, 0, 0], y)
 
 
-def test_hub_data_comes_through_flwr_datasets(
+def test_hub_data_are_loaded_by_flwr_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_set("pacs").to_parquet(str(tmp_path / "hub" / "train.parquet"))
@@ -517,7 +517,7 @@ def test_hub_data_comes_through_flwr_datasets(
     assert_same(hub, prepare(small("pacs", tmp_path / "files")))
 
 
-def test_hub_that_cannot_help_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_from_the_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(**_: Any) -> None:
         raise ConnectionError("no network")
 
@@ -528,7 +528,7 @@ def test_hub_that_cannot_help_is_explained(monkeypatch: pytest.MonkeyPatch) -> N
         prepare(DataConfig(name="pacs"))
 
 
-def test_hugging_face_complaints(tmp_path: Path) -> None:
+def test_invalid_hugging_face_data_sets_are_refused(tmp_path: Path) -> None:
     good = data_set("pacs")
     for number, (data, message) in enumerate(
         (

@@ -25,7 +25,7 @@ IMAGENET = (0.485, 0.456, 0.406)
 
 @pytest.fixture(autouse=True)
 def _no_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the tests that ask for it sees the real data."""
+    """Hide the real data from tests that do not ask for them."""
     if "ham_dir" not in request.fixturenames:
         monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
 
@@ -39,7 +39,7 @@ def ham_dir() -> str:
 
 
 def save(path: Path, label: int, number: int) -> None:
-    """A picture of one colour, (class, number, 9), which PNG keeps and JPEG nearly."""
+    """Save an image of one color, (10 * class, number, 9), which JPEG nearly keeps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.full((8, 8, 3), (10 * label, number, 9), np.uint8)
     Pictures.fromarray(pixels).save(path, quality=100, subsampling=0)
@@ -69,7 +69,7 @@ def isic(folder: Path, **changes: Any) -> DataConfig:
 
 
 def write_isic(root: Path, count: int = 10) -> list[list[Any]]:
-    """``count`` images per class, and one of none of the classes."""
+    """Write ``count`` images per class, and a row without any of the classes."""
     rows: list[list[Any]] = [["ISIC_unknown", *[0.0] * 8, 1.0]]
     for number in range(count):
         for label in range(8):
@@ -80,7 +80,7 @@ def write_isic(root: Path, count: int = 10) -> list[list[Any]]:
     return rows
 
 
-def test_isic_class_counts_are_the_papers() -> None:
+def test_isic_class_counts_match_the_paper() -> None:
     totals = [4522, 12875, 3323, 867, 2624, 239, 253, 628]
     labels = np.repeat(np.arange(8), totals)
     test = ISIC2019(DataConfig(name="isic2019")).is_test(labels)
@@ -88,7 +88,7 @@ def test_isic_class_counts_are_the_papers() -> None:
     assert test.sum() == 5069
 
 
-def test_isic_images_keep_their_labels_and_train_is_not_test(tmp_path: Path) -> None:
+def test_isic_images_keep_their_labels_and_splits_are_disjoint(tmp_path: Path) -> None:
     write_isic(tmp_path)
     federation = prepare(isic(tmp_path))
     assert (federation.domains, federation.num_classes) == (("isic2019",), 8)
@@ -104,7 +104,7 @@ def test_isic_images_keep_their_labels_and_train_is_not_test(tmp_path: Path) -> 
     assert not seen["train"] & seen["test"]
 
 
-def test_isic_split_is_the_same_for_every_seed_of_the_partition(tmp_path: Path) -> None:
+def test_the_isic_test_split_does_not_depend_on_the_partition_seed(tmp_path: Path) -> None:
     write_isic(tmp_path)
     one, other = (prepare(isic(tmp_path, seed=seed)) for seed in (0, 1))
     test = [np.unique(f.test("isic2019").x.reshape(16, -1), axis=0) for f in (one, other)]
@@ -112,7 +112,7 @@ def test_isic_split_is_the_same_for_every_seed_of_the_partition(tmp_path: Path) 
     assert (one.train(0).x != other.train(0).x).any()
 
 
-def test_isic_settings_are_fedisms(tmp_path: Path) -> None:
+def test_isic_settings_match_fedism(tmp_path: Path) -> None:
     write_isic(tmp_path / "ISIC_2019", 5)
     federation = prepare(isic(tmp_path, image_size=0, test_examples=4))
     assert federation.shape == (3, 224, 224)
@@ -121,7 +121,7 @@ def test_isic_settings_are_fedisms(tmp_path: Path) -> None:
     assert federation.sources == (str(tmp_path / "ISIC_2019"),)
 
 
-def test_isic_becomes_clean_and_corrupted_clients(tmp_path: Path) -> None:
+def test_isic_is_divided_into_clean_and_corrupted_clients(tmp_path: Path) -> None:
     write_isic(tmp_path, 30)
     config = isic(tmp_path, clients_per_domain=5, corrupted_clients=1, dirichlet_alpha=1.0)
     federation = prepare(config)
@@ -133,7 +133,7 @@ def test_isic_becomes_clean_and_corrupted_clients(tmp_path: Path) -> None:
     assert federation.test("corrupted").x.std(axis=(2, 3)).min() > 10
 
 
-def test_isic_changes_are_noticed(tmp_path: Path) -> None:
+def test_changed_isic_files_are_prepared_again(tmp_path: Path) -> None:
     rows = write_isic(tmp_path)
     first = prepare(isic(tmp_path)).folder
     assert prepare(isic(tmp_path)).folder == first
@@ -144,7 +144,7 @@ def test_isic_changes_are_noticed(tmp_path: Path) -> None:
     assert len({first, second, prepare(isic(tmp_path)).folder}) == 3
 
 
-def test_isic_complaints(tmp_path: Path) -> None:
+def test_invalid_isic_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ISIC 2019 is not on the Hugging Face Hub. Set data.dir"):
         prepare(DataConfig(name="isic2019"))
     with pytest.raises(DataError, match=r"a folder that has ISIC_2019_Training_GroundTruth.csv an"):
@@ -185,7 +185,7 @@ def ich(folder: Path, **changes: Any) -> DataConfig:
 
 
 def write_ich(root: Path, found: dict[str, list[int]], exported: set[str] | None = None) -> None:
-    """The table of slices and their kinds; pictures are named and coloured by the first kind."""
+    """Write a table of slices and kinds; images are colored by the first kind."""
     rows = []
     for number, (name, kinds) in enumerate(found.items()):
         for c, kind in enumerate(KINDS):
@@ -201,7 +201,7 @@ def singles(count: int = 10) -> dict[str, list[int]]:
     return {f"{label}a{number}": [label] for number in range(count) for label in range(5)}
 
 
-def test_ich_takes_slices_of_exactly_one_kind(tmp_path: Path) -> None:
+def test_ich_uses_only_slices_of_exactly_one_kind(tmp_path: Path) -> None:
     write_ich(tmp_path, {**singles(), "none": [], "two": [0, 3], "all": [0, 1, 2, 3, 4]})
     federation = prepare(ich(tmp_path))
     for split, each in (("train", 8), ("test", 2)):
@@ -210,7 +210,7 @@ def test_ich_takes_slices_of_exactly_one_kind(tmp_path: Path) -> None:
         assert abs(colours[:, 0].astype(int) - 10 * labels).max() <= 2
 
 
-def test_ich_passes_over_slices_that_were_not_exported(tmp_path: Path) -> None:
+def test_ich_ignores_slices_that_were_not_exported(tmp_path: Path) -> None:
     exported = {name for name in singles() if not name.endswith("9")}
     write_ich(tmp_path, singles(), exported)
     data = RSNAICH(ich(tmp_path))
@@ -221,7 +221,7 @@ def test_ich_passes_over_slices_that_were_not_exported(tmp_path: Path) -> None:
         prepare(ich(tmp_path / "few"))
 
 
-def test_ich_takes_as_many_slices_as_the_paper(
+def test_ich_draws_the_same_slices_for_every_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ich(tmp_path, singles(20))
@@ -245,7 +245,7 @@ def ham(folder: Path | str, **changes: Any) -> DataConfig:
 
 
 @pytest.mark.parametrize("name", ["ham10000.npz", "ham10000_28.npz"])
-def test_ham_from_a_file(tmp_path: Path, name: str) -> None:
+def test_ham_is_read_from_an_npz_file(tmp_path: Path, name: str) -> None:
     x = np.random.default_rng(0).integers(0, 256, (14, 28, 28, 3), np.uint8)
     y = np.arange(14) % 7
     np.savez(tmp_path / name, x_train=x, y_train=y, x_test=x[:7], y_test=y[:7])
@@ -286,7 +286,7 @@ def hub_of_ham() -> tuple[DatasetDict, list[tuple[str, str, int]]]:
     return DatasetDict(splits), images
 
 
-def test_ham_on_the_hub_is_split_anew_by_lesion(
+def test_ham_from_the_hub_is_split_by_lesion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, images = hub_of_ham()
@@ -308,7 +308,7 @@ def test_ham_on_the_hub_is_split_anew_by_lesion(
     assert len(lesions["test"]) == round(0.2 * 35)
 
 
-def test_ham_complaints(tmp_path: Path) -> None:
+def test_invalid_ham_data_sets_are_refused(tmp_path: Path) -> None:
     data, _ = hub_of_ham()
     for number, (change, message) in enumerate(
         (
@@ -323,7 +323,7 @@ def test_ham_complaints(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_ham_is_shared_as_in_fedism(ham_dir: str) -> None:
+def test_real_ham_is_divided_as_in_fedism(ham_dir: str) -> None:
     """A fifth of every class is corrupted; the test set appears twice."""
     config = ham(ham_dir, clients_per_domain=20, corrupted_clients=4, dirichlet_alpha=1.0)
     federation = prepare(config)
@@ -343,8 +343,8 @@ def test_real_ham_is_shared_as_in_fedism(ham_dir: str) -> None:
 
 
 @cache
-def mean_colours(ham_dir: str) -> np.ndarray:
-    """Of every image to train on, shape (N, 3)."""
+def mean_colors(ham_dir: str) -> np.ndarray:
+    """Mean color of every training image, shape (N, 3)."""
     data = HAM10000(ham(ham_dir))
     rows = np.arange(len(data.labels("ham10000", "train")))
     return data.images("ham10000", "train", rows).mean(axis=(1, 2))
@@ -352,16 +352,16 @@ def mean_colours(ham_dir: str) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_real_ham_is_corrupted_regardless_of_where_it_comes_from(ham_dir: str, seed: int) -> None:
-    """Clean and corrupted nevi have the same colour: means of 4,299 and of 1,075 images.
+def test_corruption_of_real_ham_does_not_depend_on_the_source(ham_dir: str, seed: int) -> None:
+    """Clean and corrupted nevi have the same color: means of 4,299 and of 1,075 images.
 
-    Where their standard deviation is s, the difference of the means has 0.034 s. In order of
-    id, as they are stored, the last fifth differs by 0.3 s to 1.0 s.
+    If their standard deviation is s, that of the difference of the means is 0.034 s. In order
+    of id, as images are stored, the last fifth differs by 0.3 s to 1.0 s.
     """
     data = HAM10000(ham(ham_dir, clients_per_domain=5, corrupted_clients=1, seed=seed))
     labels = data.labels("ham10000", "train")
     nevi = labels == CLASSES.index("nv")
-    colour = mean_colours(ham_dir)
+    colour = mean_colors(ham_dir)
     parts = client_groups(data, {"ham10000": labels})
     colours = [colour[part.rows[nevi[part.rows]]] for part in parts]
     assert [len(own) for own in colours] == [4299, 1075]

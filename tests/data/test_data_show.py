@@ -1,4 +1,4 @@
-"""The contact sheet and the table."""
+"""The contact sheet and the table of clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairflower.data.show import clients_table, contact_sheet
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Federation:
-    """Domains of one colour each: 8 red and 4 grey images, two clients each."""
+    """Domains of one color each: 8 red and 4 gray images, two clients each."""
     red = np.zeros((8, 6, 6, 3), np.uint8)
     red[..., 0] = 255
     grey = np.full((4, 6, 6), 128, np.uint8)

@@ -58,7 +58,7 @@ def held(federation: Federation, images: np.ndarray, clients: list[int]) -> list
     return [[known[image.tobytes()] for image in federation.train(i).x] for i in clients]
 
 
-def spoilt(config: DataConfig, images: np.ndarray, split: str = "train") -> np.ndarray:
+def corrupted_images(config: DataConfig, images: np.ndarray, split: str = "train") -> np.ndarray:
     rows = np.arange(len(images))
     about = {"seed": config.seed, "domain": "skin", "split": split}
     return corrupt(images, rows, config.corruption, config.severity, **about)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def spoilt(config: DataConfig, images: np.ndarray, split: str = "train") -> np.n
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["noise", "blur"])
-def test_a_share_of_every_class_is_corrupted_and_held_by_the_last_clients(
+def test_the_last_clients_hold_a_corrupted_share_of_every_class(
     one: DataConfig, alpha: float, kind: str
 ) -> None:
     config = replace(one, dirichlet_alpha=alpha, corruption=kind, severity=2)
@@ -79,12 +79,12 @@ def test_a_share_of_every_class_is_corrupted_and_held_by_the_last_clients(
     assert federation.clients_of("corrupted") == [8, 9]
     images, labels = source(config)
     clean = held(federation, images, federation.clients_of("clean"))
-    bad = held(federation, spoilt(config, images), federation.clients_of("corrupted"))
+    bad = held(federation, corrupted_images(config, images), federation.clients_of("corrupted"))
     own = np.bincount(labels)
     cut = np.array([round(0.8 * count) for count in own])
     for parts, whole in ((clean, cut), (bad, own - cut)):
         counts = np.bincount(labels[np.concatenate(parts)], minlength=CLASSES)
-        # All of the group's, but for the remainder of equal shares.
+        # All images of the group, except for the remainder of equal shares.
         assert (counts <= whole).all()
         assert whole.sum() - counts.sum() < (1 if alpha else len(parts))
     used = [row for part in (*clean, *bad) for row in part]
@@ -96,14 +96,14 @@ def test_a_share_of_every_class_is_corrupted_and_held_by_the_last_clients(
 
 
 class Stored(DomainNpzFolder):
-    """A domain without files, for what labels alone decide."""
+    """A domain without files, for tests that need only labels."""
 
     def all_domains(self) -> list[str]:
         return ["skin"]
 
 
 def drawn(labels: np.ndarray, seed: int = 0, **changes: Any) -> np.ndarray:
-    """Whose of the images are clean, bool [N], with a fifth of the clients corrupted."""
+    """Which images are clean, bool [N], with a fifth of the clients corrupted."""
     settings: dict[str, Any] = {"clients_per_domain": 20, "corrupted_clients": 4, **changes}
     config = DataConfig(name="npz", dir=".", seed=seed, **settings)
     clean, bad = client_groups(Stored(config), {"skin": labels})
@@ -113,7 +113,7 @@ def drawn(labels: np.ndarray, seed: int = 0, **changes: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_images_stored_hospital_by_hospital_reach_both_groups_alike(seed: int) -> None:
+def test_images_sorted_by_hospital_are_distributed_randomly_over_both_groups(seed: int) -> None:
     """A hospital's images in the clean group of a class follow a hypergeometric law.
 
     Of N images, K the hospital's, n clean: mean n K / N, variance
@@ -134,7 +134,7 @@ def test_images_stored_hospital_by_hospital_reach_both_groups_alike(seed: int) -
             assert abs(found - kept * share) < 4 * spread
 
 
-def test_groups_are_exchangeable_over_seeds() -> None:
+def test_every_image_is_equally_likely_to_be_clean() -> None:
     """Every image is clean in 80 % of the draws: of 400, 320 with standard deviation 8."""
     labels = np.repeat([0, 1], [30, 10])
     often = sum(drawn(labels, seed).astype(int) for seed in range(400))
@@ -142,7 +142,7 @@ def test_groups_are_exchangeable_over_seeds() -> None:
     assert not (drawn(labels, 0) == drawn(labels, 1)).all()
 
 
-def test_groups_depend_on_the_seed_of_the_data_and_the_domain_alone(one: DataConfig) -> None:
+def test_groups_do_not_depend_on_other_data_settings(one: DataConfig) -> None:
     labels = source(one)[1]
     first = drawn(labels)
     other: dict[str, Any] = {
@@ -155,8 +155,10 @@ def test_groups_depend_on_the_seed_of_the_data_and_the_domain_alone(one: DataCon
         np.testing.assert_array_equal(drawn(labels, **{key: value}), first)
 
 
-def test_a_federation_says_which_images_its_clients_have(one: DataConfig) -> None:
-    """Whatever was done to them, and where they lie; but not where the draw is another."""
+def test_the_fingerprint_of_a_federation_depends_only_on_its_clients_images(
+    one: DataConfig,
+) -> None:
+    """Not on their corruption or folder, but on the draw of clients and of test examples."""
     first = prepare(one)
     blurred = prepare(replace(one, corruption="blur"))
     assert len(first.fingerprint) == 64
@@ -182,10 +184,10 @@ def test_both_groups_are_tested_on_the_same_images(one: DataConfig) -> None:
     known = {image.tobytes(): row for row, image in enumerate(images)}
     order = [known[image.tobytes()] for image in clean.x]
     assert sorted(order) == list(range(40))
-    np.testing.assert_array_equal(corrupted.x, spoilt(one, images, "test")[order])
+    np.testing.assert_array_equal(corrupted.x, corrupted_images(one, images, "test")[order])
 
 
-def test_the_corruption_does_not_move_the_partition(one: DataConfig) -> None:
+def test_the_corruption_does_not_change_the_partition(one: DataConfig) -> None:
     noisy = prepare(one)
     blurred = prepare(replace(one, corruption="blur", severity=5))
     assert noisy.clients == blurred.clients
@@ -196,8 +198,8 @@ def test_the_corruption_does_not_move_the_partition(one: DataConfig) -> None:
     assert noisy.sources[0].endswith("skin.npz")
 
 
-def test_corruption_is_of_the_size_that_is_trained_at(one: DataConfig) -> None:
-    """Noise stays noise between neighbours, as it would not if it were enlarged."""
+def test_images_are_corrupted_after_resizing(one: DataConfig) -> None:
+    """Noise of neighboring pixels is uncorrelated, which enlarged noise would not be."""
     grey = np.full((60, 8, 8), 128, np.uint8)
     labels = np.arange(60) % CLASSES
     np.savez(Path(one.dir, "skin.npz"), x_train=grey, y_train=labels, x_test=grey, y_test=labels)
@@ -218,14 +220,14 @@ def test_several_domains_have_two_groups_each(one: DataConfig) -> None:
 
 
 @pytest.mark.parametrize("count", [10, 11])
-def test_some_client_stays_clean(one: DataConfig, count: int) -> None:
+def test_at_least_one_client_must_be_clean(one: DataConfig, count: int) -> None:
     with pytest.raises(
         DataError, match=f"corrupted-clients = {count}: at least one of the 10 clients"
     ):
         prepare(replace(one, corrupted_clients=count))
 
 
-# --- labels -----------------------------------------------------------------------------
+# --- label shift ------------------------------------------------------------------------
 
 
 def shares(alpha: float, seed: int, domain: str = "a") -> np.ndarray:
@@ -242,7 +244,7 @@ def shares(alpha: float, seed: int, domain: str = "a") -> np.ndarray:
     st.sampled_from([0.05, 0.3, 1.0, 50.0]),
     st.integers(0, 2**32),
 )
-def test_the_draws_are_those_of_flower_s_partitioner(
+def test_dirichlet_shares_match_flowers_partitioner(
     labels: list[int], clients: int, alpha: float, seed: int
 ) -> None:
     values = np.array(labels, np.int64)
@@ -268,19 +270,19 @@ def test_shares_of_a_class_have_the_moments_of_a_dirichlet_distribution() -> Non
     assert drawn.var() == pytest.approx(4 / 150, rel=0.2)
 
 
-def test_a_large_alpha_gives_equal_shares_and_a_small_one_most_of_a_class() -> None:
+def test_a_large_alpha_gives_equal_shares_and_a_small_alpha_concentrates_classes() -> None:
     assert abs(shares(1e7, 0) - 80).max() <= 1
     largest = np.concatenate([shares(0.05, seed).max(axis=1) for seed in range(10)])
     assert np.median(largest) > 300
 
 
-def test_label_shift_moves_with_the_seed_and_the_domain_alone() -> None:
+def test_label_shift_depends_on_the_seed_and_the_domain() -> None:
     np.testing.assert_array_equal(shares(1.0, 3), shares(1.0, 3))
     assert (shares(1.0, 3) != shares(1.0, 4)).any()
     assert (shares(1.0, 3) != shares(1.0, 3, "b")).any()
 
 
-def test_only_the_chosen_number_of_images_is_shared(one: DataConfig) -> None:
+def test_only_the_chosen_number_of_images_is_divided(one: DataConfig) -> None:
     config = replace(one, corrupted_clients=0, clients_per_domain=4, examples_per_client=20)
     federation = prepare(config)
     sizes = [client.num_examples for client in federation.clients]
@@ -289,7 +291,7 @@ def test_only_the_chosen_number_of_images_is_shared(one: DataConfig) -> None:
     assert len(set(sizes)) > 1
 
 
-def test_too_much_shift_for_too_many_clients_is_explained(one: DataConfig) -> None:
+def test_an_alpha_too_small_for_many_clients_is_refused(one: DataConfig) -> None:
     with pytest.raises(DataError, match=r"= 0.001 gives each of 100 clients at least two of the"):
         prepare(replace(one, clients_per_domain=100, corrupted_clients=0, dirichlet_alpha=0.001))
 
@@ -317,12 +319,12 @@ def by_domain(federation: Federation) -> list[list[int]]:
     ("domains", "factor", "ratio"),
     [(5, 5, 1.5), (5, 10, 1.8), (6, 5, 1.4), (6, 10, 1.6), (4, 5, 1.7), (4, 10, 2.16)],
 )
-def test_ratios_are_those_of_fedgcr(domains: int, factor: int, ratio: float) -> None:
+def test_imbalance_ratios_match_fedgcr(domains: int, factor: int, ratio: float) -> None:
     assert series_ratio(factor, domains) == ratio
 
 
-def test_an_imbalance_beyond_exact_numbers_of_clients_is_refused() -> None:
-    """With five domains no decimals give 10**18 again, so a search for them would not end."""
+def test_an_imbalance_factor_above_the_limit_is_refused() -> None:
+    """With five domains no decimal ratio gives 10**18 again, so a search for one would not end."""
     with pytest.raises(DataError, match=r"imbalance-factor = 10*: expected at most 1000000"):
         series_ratio(10**18, 5)
 
@@ -337,7 +339,7 @@ def test_the_first_domain_has_factor_times_the_clients_of_the_last(
     assert clients == sorted(clients, reverse=True)
 
 
-def test_a_small_domain_gives_what_it_has(five: DataConfig) -> None:
+def test_a_small_domain_uses_all_its_images_and_limits_later_domains(five: DataConfig) -> None:
     x, y = np.zeros((100, 2, 2), np.uint8), np.arange(100) % CLASSES
     np.savez(Path(five.dir, "b.npz"), x_train=x, y_train=y, x_test=x, y_test=y)
     sizes = by_domain(prepare(five))
@@ -346,11 +348,13 @@ def test_a_small_domain_gives_what_it_has(five: DataConfig) -> None:
     assert sum(sizes[2]) <= 100 / 1.5
 
 
-def test_every_image_of_the_first_domain_by_default(five: DataConfig) -> None:
+def test_all_images_of_the_first_domain_are_used_by_default(five: DataConfig) -> None:
     assert 2996 <= sum(by_domain(prepare(replace(five, examples_per_client=0)))[0]) <= 3000
 
 
-def test_unequal_domains_keep_their_clients_and_test_sets(five: DataConfig) -> None:
+def test_domains_with_unequal_numbers_of_clients_have_consistent_ids_and_tests(
+    five: DataConfig,
+) -> None:
     federation = prepare(five)
     assert [client.client_id for client in federation.clients] == list(range(13))
     assert federation.clients_of("b") == [5, 6, 7]
@@ -378,7 +382,7 @@ def test_unequal_domains_keep_their_clients_and_test_sets(five: DataConfig) -> N
         ),
     ],
 )
-def test_impossible_imbalance_is_explained(
+def test_impossible_imbalance_settings_are_refused(
     five: DataConfig, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):

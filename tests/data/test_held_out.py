@@ -1,4 +1,4 @@
-"""A held-out domain: no client has it, and its test examples are those it has for clients."""
+"""A held-out domain: no client has it, and its test examples are those of a domain of clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path))
 
 
-def test_no_client_has_the_domain_and_the_others_have_what_they_have_without_it():
+def test_holding_out_a_domain_does_not_change_the_other_clients():
     whole = prepare(SMALL)
     held_out, *rest = whole.domains
     federation = prepare(dataclasses.replace(SMALL, held_out=held_out))
@@ -42,7 +42,7 @@ def test_no_client_has_the_domain_and_the_others_have_what_they_have_without_it(
             np.testing.assert_array_equal(a.y, b.y)
 
 
-def test_it_is_tested_on_the_examples_that_it_has_as_a_domain_of_clients():
+def test_a_held_out_domain_has_the_same_test_examples_as_a_domain_of_clients():
     whole = prepare(SMALL)
     held_out = whole.domains[-1]
     federation = prepare(dataclasses.replace(SMALL, held_out=held_out))
@@ -54,7 +54,7 @@ def test_it_is_tested_on_the_examples_that_it_has_as_a_domain_of_clients():
         federation.test(held_out, "validation")
 
 
-def test_it_need_not_be_among_the_chosen_domains():
+def test_the_held_out_domain_need_not_be_among_the_chosen_domains():
     first, second, *_ = names(SMALL)
     chosen = dataclasses.replace(SMALL, domains=first, held_out=second)
     assert names(chosen) == [first]
@@ -62,7 +62,7 @@ def test_it_need_not_be_among_the_chosen_domains():
     assert prepare(both).digest == prepare(chosen).digest
 
 
-def test_federations_without_one_are_written_as_before(tmp_path):
+def test_a_federation_without_a_held_out_domain_is_written_without_its_fields(tmp_path):
     federation = prepare(SMALL)
     assert "held_out" not in federation.to_json()
     assert not (federation.folder / "held-out.npz").exists()
@@ -71,7 +71,7 @@ def test_federations_without_one_are_written_as_before(tmp_path):
     assert held_out.digest != federation.digest
 
 
-def test_a_domain_that_does_not_exist_or_leaves_none_is_refused():
+def test_an_unknown_domain_or_the_only_domain_cannot_be_held_out():
     first = names(SMALL)[0]
     with pytest.raises(DataError, match=r"data.held-out = 'sketch': .*domain 'sketch'"):
         prepare(dataclasses.replace(SMALL, held_out="sketch"))
@@ -79,7 +79,7 @@ def test_a_domain_that_does_not_exist_or_leaves_none_is_refused():
         prepare(dataclasses.replace(SMALL, domains=first, held_out=first))
 
 
-def test_clients_cannot_test_it():
+def test_clients_cannot_test_a_held_out_domain():
     with pytest.raises(ConfigError, match="no client has this domain"):
         RunConfig.from_flat({"data.held-out": "svhn", "evaluate.by": "clients"})
     RunConfig.from_flat({"data.held-out": "svhn", "evaluate.by": "both"})

@@ -1,4 +1,4 @@
-"""Files made to do harm in a folder of data: each is refused by name, and none is waited for."""
+"""Malicious files in a folder of data: each is refused by name, and none blocks the reader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encoded(name: str, **options: Any) -> bytes:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where an image is missing in a folder of two classes."""
+    """A class folder in which the image 1.png is missing."""
     for label in ("cat", "dog"):
         (tmp_path / "a" / label).mkdir(parents=True)
         for number in range(6):
@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def refused(place: Path, message: str, root: int = 1) -> None:
-    """Assert that the folder is refused, by the file's name and the message."""
+    """Assert that the folder is refused with an error that matches ``message``."""
     config = DataConfig(
         name="images", dir=str(place.parents[root]), image_size=4, clients_per_domain=1
     )
@@ -61,7 +61,7 @@ def refused(place: Path, message: str, root: int = 1) -> None:
 
 @pytest.fixture
 def ghostscript(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a stand-in for Ghostscript, the only program there is, writes when it is started."""
+    """The file that a stand-in for Ghostscript, the only program on PATH, writes when started."""
     place = tmp_path_factory.mktemp("bin")
     (place / "gs").write_text(f"#!/bin/sh\necho started >> {place / 'started'}\n")
     (place / "gs").chmod(0o755)
@@ -82,20 +82,20 @@ def test_an_eps_file_named_png_starts_no_program(place: Path, ghostscript: Path)
     assert not ghostscript.exists()
     with pytest.raises(OSError), Pictures.open(place / "1.png") as picture:  # noqa: PT011
         picture.load()
-    assert ghostscript.exists()  # Pillow left alone does
+    assert ghostscript.exists()  # Pillow alone starts the program
 
 
 @pytest.mark.parametrize("name", ["ICO", "PCX", "TGA", "JPEG2000", "DDS", "SGI", "PDF"])
-def test_other_formats_are_refused_whatever_their_name(name: str, tmp_path: Path) -> None:
+def test_unsupported_formats_are_refused_regardless_of_the_file_name(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.jpg").write_bytes(encoded(name))
     with pytest.raises(DataError, match=r"a\.jpg cannot be read as an image: found .*; expected"):
         read_picture(tmp_path / "a.jpg")
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_formats_that_are_named_are_read_whatever_the_file_is_called(
-    name: str, tmp_path: Path
-) -> None:
+def test_supported_formats_are_read_regardless_of_the_file_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(name))
     expected = np.asarray(Pictures.open(io.BytesIO(encoded(name))).convert("RGB"))
     found = eight_bit(read_picture(tmp_path / "a.png"), "a")
@@ -133,7 +133,7 @@ def jpeg(side: int) -> bytes:
 
 
 def webp(side: int) -> bytes:
-    """A canvas of this side with a frame that has almost nothing in it."""
+    """A black image of this side, which compresses to a small file."""
     empty = Pictures.new("RGB", (side, side))
     stream = io.BytesIO()
     empty.save(stream, "WEBP", lossless=True, quality=0, method=0)
@@ -180,7 +180,7 @@ def test_a_webp_image_that_is_too_large_is_refused(tmp_path: Path) -> None:
         read_picture(tmp_path / "a.webp")
 
 
-def test_texts_in_an_image_are_not_inflated_without_end(tmp_path: Path) -> None:
+def test_large_compressed_texts_in_an_image_are_refused(tmp_path: Path) -> None:
     bomb = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2**27)))
     at = (content := encoded("PNG")).index(b"IDAT") - 4
     (tmp_path / "a.png").write_bytes(content[:at] + bomb + content[at:])
@@ -189,7 +189,7 @@ def test_texts_in_an_image_are_not_inflated_without_end(tmp_path: Path) -> None:
         read_picture(tmp_path / "a.png")
 
 
-def test_a_file_of_many_gigabytes_is_not_read(tmp_path: Path) -> None:
+def test_a_file_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     for name in ("a.webp", "b.dcm"):
         (tmp_path / name).write_bytes(encoded("WEBP"))
         os.truncate(tmp_path / name, 2**40)  # sparse
@@ -205,7 +205,7 @@ def test_animated_images_are_refused(name: str, tmp_path: Path) -> None:
         read_picture(tmp_path / "a.png")
 
 
-def test_of_several_photos_in_a_jpeg_file_the_first_is_read(tmp_path: Path) -> None:
+def test_the_first_photo_of_a_multi_picture_jpeg_is_read(tmp_path: Path) -> None:
     others = [Pictures.fromarray(255 - PIXELS)]
     (tmp_path / "a.jpg").write_bytes(encoded("MPO", save_all=True, append_images=others))
     found = read_picture(tmp_path / "a.jpg")
@@ -220,7 +220,7 @@ def pipe(path: Path) -> None:
 def listening(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as unix:
         here = os.getcwd()
-        os.chdir(path.parent)  # a socket's whole path has a hundred bytes
+        os.chdir(path.parent)  # the path of a socket is limited to about 100 bytes
         try:
             unix.bind(path.name)
         finally:
@@ -250,7 +250,7 @@ def test_only_regular_files_are_read_as_images(kind: str, suffix: str, place: Pa
 
 
 @pytest.mark.posix
-def test_what_is_hashed_for_its_place_is_a_regular_file(tmp_path: Path) -> None:
+def test_only_regular_files_are_hashed_for_their_order(tmp_path: Path) -> None:
     from fairflower.data.objects import PACS
 
     for label in PACS.classes:
@@ -262,7 +262,7 @@ def test_what_is_hashed_for_its_place_is_a_regular_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.posix
-def test_links_that_lead_back_are_not_followed(place: Path) -> None:
+def test_symbolic_links_to_a_parent_folder_are_refused(place: Path) -> None:
     (place / "1.png").write_bytes(encoded("PNG"))
     (place / "back").symlink_to(place.parents[1])
     config = DataConfig(
@@ -276,7 +276,7 @@ def test_links_that_lead_back_are_not_followed(place: Path) -> None:
 
 
 def saved(folder: Path, rows: list[Any]) -> DataConfig:
-    """Train and test of these rows, whose files are not looked at."""
+    """Save these rows as train and test splits, without opening their files."""
     features = Features({"image": Image(decode=False), "label": Value("int64")})
     data = Dataset.from_dict({"image": rows, "label": [0] * len(rows)}, features=features)
     data = data.cast_column("image", Image())
@@ -294,7 +294,7 @@ def of_path(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.posix
-def test_rows_of_saved_data_sets_go_through_the_same_reader(
+def test_images_of_saved_data_sets_are_checked_like_files(
     tmp_path: Path, ghostscript: Path
 ) -> None:
     pipe(tmp_path / "pipe.png")
@@ -321,7 +321,7 @@ def test_rows_of_saved_data_sets_go_through_the_same_reader(
 
 @pytest.mark.parametrize("mode", [None, "L"])
 @pytest.mark.parametrize("orientation", [None, *range(1, 9)])
-def test_rows_are_decoded_as_by_datasets(
+def test_images_are_decoded_as_by_the_datasets_library(
     orientation: int | None, mode: str | None, tmp_path: Path
 ) -> None:
     exif = Pictures.Exif()
@@ -333,11 +333,11 @@ def test_rows_are_decoded_as_by_datasets(
     assert found.mode == expected.mode
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
     (tmp_path / "1.jpg").write_bytes(value["bytes"])
-    if mode is None:  # photos in folders, too
+    if mode is None:  # photos in folders are rotated alike
         np.testing.assert_array_equal(np.asarray(read_picture(tmp_path / "1.jpg")), found)
 
 
-def test_damaged_exif_data_leave_a_photo_as_it_is(tmp_path: Path) -> None:
+def test_damaged_exif_data_do_not_change_an_image(tmp_path: Path) -> None:
     (tmp_path / "1.png").write_bytes(encoded("PNG", exif=b"no TIFF file"))
     np.testing.assert_array_equal(np.asarray(read_picture(tmp_path / "1.png")), PIXELS)
 
@@ -356,7 +356,7 @@ def npz(folder: Path) -> DataConfig:
 
 
 def claiming(path: Path, key: str, shape: str, dtype: str = "|u1") -> None:
-    """An .npz file whose array ``key`` says that it has this shape, and has 96 bytes."""
+    """Write an .npz file whose array ``key`` declares this shape, but has 96 bytes."""
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}".encode()
     content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header + b"\n" + bytes(96)
     np.savez(path, **{name: a for name, a in arrays().items() if name != key})
@@ -377,7 +377,7 @@ def claiming(path: Path, key: str, shape: str, dtype: str = "|u1") -> None:
         ("(6, 4, 4" + " " * 20_000 + ")", "cannot be read"),
     ],
 )
-def test_arrays_that_are_not_as_large_as_they_say_are_not_read(
+def test_arrays_with_a_false_shape_in_their_header_are_refused(
     key: str, shape: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claiming(tmp_path / "a.npz", key, shape)
@@ -385,7 +385,7 @@ def test_arrays_that_are_not_as_large_as_they_say_are_not_read(
         prepare(npz(tmp_path))
 
 
-def test_what_unpacks_to_more_than_the_memory_is_not_unpacked(
+def test_arrays_that_exceed_memory_are_not_decompressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez_compressed(tmp_path / "a.npz", **arrays(x_train=np.zeros((6, 4000, 4000), np.uint8)))
@@ -405,7 +405,7 @@ def test_what_unpacks_to_more_than_the_memory_is_not_unpacked(
         {"x_train": np.zeros((6, 16), np.uint8)},
     ],
 )
-def test_images_of_the_wrong_kind_are_refused_before_they_are_unpacked(
+def test_images_of_a_wrong_type_or_shape_are_refused_before_they_are_read(
     wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays(**wrong))
@@ -421,7 +421,7 @@ def test_images_of_the_wrong_kind_are_refused_before_they_are_unpacked(
     assert {array.ndim for array in seen} == {1}
 
 
-def test_members_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+def test_npz_members_that_are_not_arrays_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("y_train", b"bytes")
     with pytest.raises(DataError, match=r"a\.npz: y_train cannot be read"):
@@ -457,7 +457,7 @@ def dicom(path: Path, **header: Any) -> Path:
         ({"RescaleSlope": 1e308, "RescaleIntercept": 1e308}, "not a finite number|cannot be read"),
     ],
 )
-def test_dicom_files_that_lie_are_refused(
+def test_dicom_files_with_false_headers_are_refused(
     header: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.dcm"
@@ -466,7 +466,7 @@ def test_dicom_files_that_lie_are_refused(
         read_picture(path)
 
 
-def test_dicom_files_that_are_deflated_are_refused(tmp_path: Path) -> None:
+def test_deflated_dicom_files_are_refused(tmp_path: Path) -> None:
     pydicom = pytest.importorskip("pydicom")
     made = pydicom.dcmread(dicom(tmp_path / "a.dcm"))
     made.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
@@ -475,7 +475,7 @@ def test_dicom_files_that_are_deflated_are_refused(tmp_path: Path) -> None:
         read_picture(tmp_path / "b.dcm")
 
 
-def test_the_most_pixels_are_pillows() -> None:
+def test_the_pixel_limit_of_dicom_images_is_pillows() -> None:
     assert MAX_PIXELS == Pictures.MAX_IMAGE_PIXELS
 
 
@@ -493,7 +493,7 @@ def test_invalid_tables_are_refused(content: bytes, tmp_path: Path) -> None:
         list(read_table(tmp_path / "a.csv", ("image", "label")))
 
 
-def test_a_table_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_table_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:
     pipe(tmp_path / "a.csv")
     with pytest.raises(DataError, match=r"a\.csv is a named pipe"):
         list(read_table(tmp_path / "a.csv", ("image", "label")))

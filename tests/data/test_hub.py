@@ -1,4 +1,4 @@
-"""CIFAR-10 and FEMNIST as they lie on the Hugging Face Hub, in small; partitioners of all kinds."""
+"""Small copies of CIFAR-10 and FEMNIST in their Hub formats; data sets with partitioners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fairflower.data.sites import open_site
 from fairflower.errors import DataError
 from fairflower.report import read_run
 
-#: Writer -> how many images; of `f3` there are too few.
+#: Writer -> number of images; `f3_13` has too few.
 WRITERS = {"f0_10": 12, "f1_11": 7, "f2_12": 20, "f3_13": 2}
 
 
@@ -32,7 +32,7 @@ def square(value: int, side: int, mode: str) -> Any:
 
 
 def cifar(count: int = 40) -> DatasetDict:
-    """Images whose red says which one they are."""
+    """Images whose red value is the number of the image."""
 
     def split(n: int) -> Dataset:
         features = Features({"img": Image(), "label": ClassLabel(num_classes=10)})
@@ -43,7 +43,7 @@ def cifar(count: int = 40) -> DatasetDict:
 
 
 def femnist() -> DatasetDict:
-    """Images, one of each writer in turn, whose brightness says which of the writer's it is."""
+    """Images of the writers in turn, whose brightness is 10 times the writer's image number."""
     rows = sorted((i, w) for w, count in WRITERS.items() for i in range(count))
     features = Features(
         {
@@ -92,7 +92,7 @@ def test_cifar_is_one_domain_of_equal_or_dirichlet_shares(config: DataConfig) ->
     assert np.abs(shares[0] - shares[1]).max() > 0.1
 
 
-def test_cifar_comes_from_the_hub_where_there_is_no_folder(
+def test_cifar_and_femnist_are_loaded_from_the_hub_without_a_folder(
     config: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -110,7 +110,7 @@ def test_cifar_comes_from_the_hub_where_there_is_no_folder(
 
 
 def test_the_hub_is_read_by_flwr_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as it can be reached from here: the splits asked for of a data set that is there."""
+    """With a stand-in for FederatedDataset: only the requested splits are loaded."""
 
     class Reached:
         def __init__(self, dataset: str, **options: Any) -> None:
@@ -129,7 +129,7 @@ class Shards(CIFAR10):
         return ShardPartitioner(4, "label", num_shards_per_partition=2, shuffle=False)
 
 
-def test_any_partitioner_divides(config: DataConfig) -> None:
+def test_clients_hold_the_partitions_of_a_flwr_datasets_partitioner(config: DataConfig) -> None:
     """Four partitions of two shards of five, as the partitioner itself makes them."""
     federation = prepare(changed(config, name="test_hub:Shards", clients_per_domain=4))
     own = Shards(config).partitioner()
@@ -140,7 +140,7 @@ def test_any_partitioner_divides(config: DataConfig) -> None:
     assert sorted(i for k in range(4) for i in numbers(federation, k, "test")) == list(range(20))
 
 
-def test_of_more_partitions_some_are_drawn(config: DataConfig) -> None:
+def test_clients_are_drawn_from_a_larger_number_of_partitions(config: DataConfig) -> None:
     four = prepare(changed(config, name="test_hub:Shards", clients_per_domain=4))
     all_of = [sorted(numbers(four, client)) for client in range(4)]
     draws = set()
@@ -167,7 +167,7 @@ def test_of_more_partitions_some_are_drawn(config: DataConfig) -> None:
         {"validation_examples": 2},
     ],
 )
-def test_a_partitioner_and_a_setting_do_not_both_divide(
+def test_settings_that_divide_data_are_refused_with_a_partitioner(
     changes: dict[str, Any], config: DataConfig
 ) -> None:
     with pytest.raises(DataError, match=r"data.*: test_hub:Shards is divided by its partitioner"):
@@ -179,13 +179,13 @@ class Skewed(CIFAR10):
         return DirichletPartitioner(2, "writer", alpha=1.0)
 
 
-def test_a_partitioner_that_finds_nothing_to_go_by_is_told_so(config: DataConfig) -> None:
+def test_a_partitioner_without_its_column_is_refused(config: DataConfig) -> None:
     message = "DirichletPartitioner cannot divide the examples of 'cifar10' by label"
     with pytest.raises(DataError, match=message):
         prepare(changed(config, name="test_hub:Skewed"))
 
 
-def test_a_site_has_no_partitioner(config: DataConfig) -> None:
+def test_a_site_cannot_use_a_data_set_with_a_partitioner(config: DataConfig) -> None:
     with pytest.raises(DataError, match=r"the data of a site are not divided. Choose another"):
         open_site(changed(config, name="femnist"), "femnist")
 
@@ -193,7 +193,7 @@ def test_a_site_has_no_partitioner(config: DataConfig) -> None:
 # --- FEMNIST --------------------------------------------------------------------------------
 
 
-def test_a_client_is_a_writer_who_is_tested_on_their_own(config: DataConfig) -> None:
+def test_a_femnist_client_is_a_writer_tested_on_their_own_images(config: DataConfig) -> None:
     federation = prepare(changed(config, name="femnist", clients_per_domain=3))
     assert (federation.domains, federation.shape) == (("femnist",), (1, 28, 28))
     assert federation.class_names[10] == "A"
@@ -207,7 +207,9 @@ def test_a_client_is_a_writer_who_is_tested_on_their_own(config: DataConfig) -> 
     assert federation.test_sizes == (3 + 2 + 4,)
 
 
-def test_a_run_over_writers_has_the_accuracy_of_each(config: DataConfig, tmp_path: Path) -> None:
+def test_a_run_on_femnist_has_the_accuracy_of_each_writer(
+    config: DataConfig, tmp_path: Path
+) -> None:
     flat = {
         "data.name": "femnist",
         "data.dir": config.dir,
@@ -228,7 +230,7 @@ def test_a_run_over_writers_has_the_accuracy_of_each(config: DataConfig, tmp_pat
     assert found.final() == pytest.approx([weights @ found.by_client.final()])
 
 
-def test_a_writer_of_too_little_is_no_client(config: DataConfig) -> None:
+def test_a_writer_with_too_few_images_is_not_a_client(config: DataConfig) -> None:
     with pytest.raises(
         DataError, match="'femnist' has only 3 partitions with at least two training"
     ):
@@ -239,7 +241,7 @@ def test_a_writer_of_too_little_is_no_client(config: DataConfig) -> None:
     assert [client.num_examples for client in kept.clients] == [8, 4, 15]
 
 
-def test_a_copy_that_tells_no_writers_is_refused(config: DataConfig, tmp_path: Path) -> None:
+def test_femnist_without_writers_is_refused(config: DataConfig, tmp_path: Path) -> None:
     folder = tmp_path / "anonymous"
     anonymous = femnist()["train"].remove_columns("writer_id")
     DatasetDict(train=anonymous).save_to_disk(str(folder / "femnist"))
@@ -256,7 +258,7 @@ def test_a_copy_that_tells_no_writers_is_refused(config: DataConfig, tmp_path: P
 
 
 class Writers(CIFAR10):
-    """Test examples whose writers come in another order than in training, and one more."""
+    """A data set whose test examples have the writers in another order, and one more writer."""
 
     def partitioner(self) -> Any:
         return NaturalIdPartitioner("writer")
@@ -267,8 +269,8 @@ class Writers(CIFAR10):
         return {"writer": np.array([names[i % len(names)] for i in range(rows)])}
 
 
-def test_a_client_is_tested_on_its_own_writers_examples(config: DataConfig) -> None:
-    """The first of the writers a to d has no test example, and e none to train on."""
+def test_a_client_is_tested_on_the_examples_of_its_writer(config: DataConfig) -> None:
+    """Writer a has no test examples, and writer e no training examples."""
     federation = prepare(changed(config, name="test_hub:Writers", clients_per_domain=3))
     for client in range(3):
         trained, tested = numbers(federation, client), numbers(federation, client, "test")
@@ -284,6 +286,6 @@ class OneSided(Writers):
         return found if split == "train" else {"author": found["writer"]}
 
 
-def test_columns_that_only_one_split_has_are_named(config: DataConfig) -> None:
+def test_a_column_that_only_one_split_has_is_named(config: DataConfig) -> None:
     with pytest.raises(DataError, match="only one of the splits has the column 'author'"):
         prepare(changed(config, name="test_hub:OneSided", clients_per_domain=2))

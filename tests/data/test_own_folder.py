@@ -1,4 +1,4 @@
-"""A folder of one's own images: every depth and DICOM, classes that some lack, stray files."""
+"""Folders of a user's images: bit depths, DICOM, classes that some domains lack, stray files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairflower.errors import DataError
 
 
 def folder(root: Path, classes: dict[str, str], count: int = 6) -> Path:
-    """Images of one grey by domain and class: ``{"a": "cat dog"}``; by class, then by domain."""
+    """Write images by domain and class, ``{"a": "cat dog"}``; the gray value gives both."""
     for d, (domain, names) in enumerate(classes.items()):
         for name in names.split():
             place = root / domain / name
@@ -64,7 +64,7 @@ RAMP = np.array([[0, 128, 4095], [30000, 65534, 65535]])
         ((RAMP % 256).astype(np.uint8), "a.png", RAMP % 256),
     ],
 )
-def test_images_of_any_depth_are_scaled_by_it(
+def test_images_of_any_bit_depth_are_scaled_to_8_bits(
     values: NDArray[Any], name: str, shown: NDArray[Any], tmp_path: Path
 ) -> None:
     Image.fromarray(values).save(tmp_path / name)
@@ -89,7 +89,7 @@ def test_images_of_any_depth_are_scaled_by_it(
         (np.array([[0, np.nan]], np.float32), "real numbers from nan to nan"),
     ],
 )
-def test_numbers_whose_white_is_unknown_are_refused_by_name(
+def test_pixels_with_an_unknown_white_value_are_refused(
     values: NDArray[Any], message: str, tmp_path: Path
 ) -> None:
     root = folder(tmp_path, {"a": "cat dog"})
@@ -100,7 +100,7 @@ def test_numbers_whose_white_is_unknown_are_refused_by_name(
 
 
 def deep(root: Path, *largest: int) -> Path:
-    """Two classes of images in 16 bits by domain, of numbers up to the ``largest``."""
+    """Write 16-bit images of two classes per domain, with values up to ``largest``."""
     for domain, value in zip("abc", largest, strict=False):
         for label in ("cat", "dog"):
             (root / domain / label).mkdir(parents=True)
@@ -114,7 +114,7 @@ def deep(root: Path, *largest: int) -> Path:
     ("largest", "bits"),
     [(0, 16), (255, 8), (1000, 10), (4095, 12), (4096, 14), (16384, 16), (65535, 16)],
 )
-def test_fewer_bits_in_files_of_sixteen_are_warned_of_once(
+def test_16_bit_images_that_use_fewer_bits_are_warned_of_once(
     largest: int, bits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepare(config(deep(tmp_path, largest, largest), image_size=2))
@@ -125,7 +125,7 @@ def test_fewer_bits_in_files_of_sixteen_are_warned_of_once(
 
 
 @pytest.mark.parametrize(("bits", "white"), [(12, 255), (14, 64), (16, 16)])
-def test_the_depth_of_all_images_can_be_named(
+def test_the_bit_depth_of_images_can_be_set(
     bits: int, white: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = config(deep(tmp_path, 4095), image_size=2, name=f"images:bits={bits}")
@@ -133,14 +133,14 @@ def test_the_depth_of_all_images_can_be_named(
     assert not caplog.messages
 
 
-def test_numbers_beyond_the_depth_that_was_named_are_refused(tmp_path: Path) -> None:
+def test_pixels_above_the_set_bit_depth_are_refused(tmp_path: Path) -> None:
     made = config(deep(tmp_path, 4095, 5000), image_size=2, name="images:bits=12")
     with pytest.raises(DataError, match=r"b/.*png: found whole numbers from 0 to 5000; .* 4095"):
         prepare(made)
 
 
 def dicom(path: Path, values: NDArray[Any], **header: Any) -> Path:
-    """A DICOM file of these stored numbers, as a scanner writes it."""
+    """Write a DICOM file with these stored values, as a scanner does."""
     pydicom = pytest.importorskip("pydicom")
     from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
@@ -201,7 +201,7 @@ def windowed(centre: float, width: float) -> NDArray[np.float64]:
             },
             windowed(40, 80),
         ),
-        (  # a slope below 0 does not invert what the window shows: HU = 1024 - stored
+        (  # a negative slope does not invert the windowed image: HU = 1024 - stored
             {
                 "RescaleSlope": -1,
                 "RescaleIntercept": 1024,
@@ -226,7 +226,7 @@ def test_dicom_is_rescaled_and_windowed(
     np.testing.assert_allclose(found[0, :, 1], shown, atol=0.51)
 
 
-def test_signed_and_colour_dicom(tmp_path: Path) -> None:
+def test_signed_and_color_dicom_files_are_read_and_several_frames_refused(tmp_path: Path) -> None:
     signed = np.array([[-2048, 0, 2047]], np.int16)
     path = dicom(tmp_path / "a.dcm", signed, BitsStored=12)
     assert np.asarray(read_picture(path)).tolist() == [[0, 128, 255]]
@@ -238,7 +238,7 @@ def test_signed_and_colour_dicom(tmp_path: Path) -> None:
         read_picture(path)
 
 
-def test_a_folder_of_dicom_files_is_a_data_set_or_names_the_missing_extra(
+def test_a_folder_of_dicom_files_is_read_or_names_the_missing_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for label, stored in (("healthy", 0), ("ill", 4095)):
@@ -256,7 +256,7 @@ def test_a_folder_of_dicom_files_is_a_data_set_or_names_the_missing_extra(
 # --- classes and folders ----------------------------------------------------------------
 
 
-def test_the_classes_are_those_of_all_domains(tmp_path: Path) -> None:
+def test_the_classes_are_the_union_over_domains(tmp_path: Path) -> None:
     federation = prepare(config(folder(tmp_path, {"x": "bear cat", "y": "cat dog", "z": "ape"})))
     assert federation.class_names == ("ape", "bear", "cat", "dog")
     assert federation.num_classes == 4
@@ -273,7 +273,7 @@ def test_the_classes_are_those_of_all_domains(tmp_path: Path) -> None:
     ("one", "two"),
     [("Stripe", "stripe"), ("stripe", "stripe "), (" stripe", "Stripe"), ("cafe\u0301", "caf\xe9")],
 )
-def test_classes_that_are_surely_one_are_refused_by_name(
+def test_class_names_that_differ_only_in_case_or_spaces_are_refused(
     one: str, two: str, tmp_path: Path
 ) -> None:
     root = folder(tmp_path, {"a": "x dot", "b": "x dot"})
@@ -289,7 +289,7 @@ def test_classes_that_are_surely_one_are_refused_by_name(
     assert prepare(config(root)).classes == tuple(sorted(("dot", one)))
 
 
-def test_a_domain_that_has_both_of_two_classes_means_two(tmp_path: Path) -> None:
+def test_class_names_that_differ_in_case_within_one_domain_are_distinct(tmp_path: Path) -> None:
     (tmp_path / "probe").touch()
     if (tmp_path / "PROBE").exists():
         pytest.skip("This disk does not tell small letters from large ones.")
@@ -302,7 +302,7 @@ def test_a_domain_that_has_both_of_two_classes_means_two(tmp_path: Path) -> None
         prepare(config(root, clients_per_domain=1))
 
 
-def test_what_macos_and_others_leave_beside_is_passed_over(tmp_path: Path) -> None:
+def test_hidden_files_and_files_of_macos_are_ignored(tmp_path: Path) -> None:
     classes = {"a": "cat dog", "b": "cat dog"}
     clean = prepare(config(folder(tmp_path / "clean", classes)))
     root = folder(tmp_path / "zip", classes | {"__MACOSX": "cat", ".thumbs": "cat"}, 6)
@@ -316,7 +316,7 @@ def test_what_macos_and_others_leave_beside_is_passed_over(tmp_path: Path) -> No
     assert found.clients == clean.clients
 
 
-def test_images_of_every_extension_are_read_and_other_files_are_told_of(
+def test_images_of_every_extension_are_read_and_other_files_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = folder(tmp_path, {"a": "cat dog"}, 12)
@@ -346,7 +346,7 @@ def test_images_larger_than_the_memory_are_not_decoded(
 
 
 @pytest.mark.posix
-def test_images_behind_links_to_class_folders_are_prepared_anew(tmp_path: Path) -> None:
+def test_new_images_in_linked_class_folders_are_prepared_again(tmp_path: Path) -> None:
     root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
     for name in ("cat", "dog"):
         (root / "a" / name).rename(tmp_path / name)
@@ -365,7 +365,7 @@ def test_images_behind_links_to_class_folders_are_prepared_anew(tmp_path: Path) 
         ("a/readme.png", "<class>/<image>"),  # which makes a/ a class
     ],
 )
-def test_images_that_lie_too_deep_are_named(stray: str, taken: str, tmp_path: Path) -> None:
+def test_images_in_too_deep_folders_are_named(stray: str, taken: str, tmp_path: Path) -> None:
     root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
     (root / stray).parent.mkdir(exist_ok=True)
     Image.new("L", (4, 4)).save(root / stray)
@@ -373,7 +373,7 @@ def test_images_that_lie_too_deep_are_named(stray: str, taken: str, tmp_path: Pa
         prepare(config(root))
 
 
-def test_splits_are_no_domains(tmp_path: Path) -> None:
+def test_folders_named_like_splits_are_not_domains(tmp_path: Path) -> None:
     root = folder(tmp_path, {"train": "cat dog", "Val": "cat dog", "test": "cat dog"})
     with pytest.raises(DataError, match="Val, test, train are not domains"):
         prepare(config(root))
@@ -388,7 +388,7 @@ def test_a_domain_without_images_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["domain", "class", "npz"])
-def test_names_that_are_no_utf8_are_told(place: str, tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_refused(place: str, tmp_path: Path) -> None:
     odd = os.fsdecode(b"caf\xe9")
     root = folder(tmp_path, {"a": "cat dog"})
     made = {"domain": root / odd / "cat", "class": root / "a" / odd, "npz": root / f"{odd}.npz"}
@@ -441,14 +441,14 @@ def test_classes_without_images_are_warned_of(
 
 
 @pytest.mark.parametrize("label", [3_000_000_000, 5_000_000, 65_536])
-def test_labels_that_number_no_classes_are_refused(label: int, tmp_path: Path) -> None:
+def test_labels_above_the_largest_class_number_are_refused(label: int, tmp_path: Path) -> None:
     config = npz(tmp_path, [0, label], [0])
     (tmp_path / "._a.npz").write_bytes(b"a resource fork of macOS")
     with pytest.raises(DataError, match=rf"labels from 0 to {label}; expected 0 to 65535"):
         prepare(config)
 
 
-def test_more_clients_than_images_are_refused_in_a_line(tmp_path: Path) -> None:
+def test_more_clients_than_images_are_refused(tmp_path: Path) -> None:
     config_of_many = config(folder(tmp_path, {"a": "cat dog"}), clients_per_domain=100_000)
     with pytest.raises(
         DataError, match=r"'a' has too few training examples: 8 for 100000 clients. Lower"

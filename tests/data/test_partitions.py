@@ -21,7 +21,7 @@ from fairflower.data.split_files import SplitFiles
 Counts = tuple[int, ...]
 EXPERIMENTS = configs()
 
-#: Images of every class, in the order of the classes, of what is published without a split.
+#: Images per class of data sets that are published without a split.
 WHOLE: dict[str, dict[str, Counts]] = {
     "office-caltech": {
         "amazon": (92, 82, 94, 99, 100, 100, 99, 100, 94, 98),
@@ -35,7 +35,7 @@ WHOLE: dict[str, dict[str, Counts]] = {
         "cartoon": (389, 457, 346, 135, 324, 288, 405),
         "sketch": (772, 740, 753, 608, 816, 80, 160),
     },
-    # The lists of the cleaned version; of real those of its test images, which are 30 %.
+    # From the lists of the cleaned version; for real, of its test images, which are 30 %.
     "domainnet": {
         "clipart": (335, 268, 283, 160, 221, 314, 342, 245, 216, 234),
         "real": (803, 487, 553, 657, 630, 597, 667, 627, 323, 677),
@@ -64,7 +64,7 @@ DIGITS: dict[str, tuple[Counts, Counts]] = {
     "syn": ((1000,) * 10, (200,) * 10),
     "mnistm": (MNIST, MNIST_TEST),
 }
-#: Those of training and of test images, of what is published with a split.
+#: Images per class in training and test, of data sets that are published with a split.
 SPLIT: dict[str, dict[str, tuple[Counts, Counts]]] = {
     "digits": DIGITS,
     "digit-five": DIGITS,
@@ -77,20 +77,20 @@ SPLITS = ("train", "test")
 
 
 class Counted:
-    """A domain's files, of which there are the labels."""
+    """A domain's files, which have only labels."""
 
     def __init__(self, counts: tuple[Counts, Counts]) -> None:
         self.counts = dict(zip(SPLITS, counts, strict=True))
 
     def labels(self, split: str) -> np.ndarray:
-        # Not in order of class, as files with a split are not.
+        # Shuffled, because files with a split are not sorted by class.
         labels = np.repeat(np.arange(len(self.counts[split])), self.counts[split])
         return np.random.default_rng(0).permutation(labels)
 
 
 @pytest.fixture(autouse=True)
 def _counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data sets without images: their labels are those of the real ones."""
+    """Replace data sets by ones without images that have the labels of the real ones."""
 
     def whole(self: ClassFolders, domain: str) -> Domain:
         counts = WHOLE[self.config.name][domain]
@@ -106,7 +106,7 @@ def _counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def variants(path: Path) -> dict[str, dict[str, Any]]:
-    """What a config is run with: as it is, and with what its comments say of other DIFs."""
+    """Changes of a config for its runs, including the settings in comments for other DIFs."""
     own = read_toml(path)
     if own.get("data.corrupted-clients"):
         return {f"{k} corrupted": {"data.corrupted-clients": k} for k in (2, 4, 6)}
@@ -138,8 +138,8 @@ def drawn(path: Path, changes: dict[str, Any]) -> tuple[DataSet, list[Any], dict
         for name, changes in variants(path).items()
     ],
 )
-def test_every_experiment_can_be_divided(path: Path, changes: dict[str, Any]) -> None:
-    """Every client has training and test images, and shares none but of rare classes."""
+def test_the_data_of_every_experiment_can_be_divided(path: Path, changes: dict[str, Any]) -> None:
+    """Every client has training and test images; clients share only images of rare classes."""
     data_set, parts, rows = drawn(path, changes)
     for domain in data_set.domains:
         own = [part for part in parts if part.domain == domain]
@@ -173,13 +173,13 @@ LOGGED = {
     ("pacs", "10"): "14 18 24 31 40 52 68 88 113 146 | 12 22 40 72 128 | 11 115 | 58",
 }
 
-#: Domains, the first, that come out to the image.
+#: Number of domains, from the first, whose sizes match exactly.
 EXACT = {("pacs", "5"): 4, ("pacs", "10"): 2}
 
 
 @pytest.mark.parametrize(("name", "dif"), LOGGED)
-def test_fedgcrs_clients_are_as_large_as_in_its_runs(name: str, dif: str) -> None:
-    """But for two images, as the released code seems to round a domain once more.
+def test_client_sizes_match_fedgcrs_logs_within_two_images(name: str, dif: str) -> None:
+    """The released code seems to round the size of a domain once more.
 
     60 % of 1000, 462, 213 and 98, a series of ratio 2.16, are the 600, 277, 127 and 58 of
     PACS at DIF 10. Its two unequal clients at DIF 1 are compared by their sum.
@@ -198,8 +198,8 @@ def test_fedgcrs_clients_are_as_large_as_in_its_runs(name: str, dif: str) -> Non
     assert sizes[:exact] == logged[:exact]
 
 
-def test_the_examples_that_two_federations_share_are_counted_by_their_rows() -> None:
-    """Against the examples themselves; few of the digits are there twice."""
+def test_examples_shared_by_two_federations_are_counted_by_rows() -> None:
+    """Compared with the examples themselves, of which few are duplicates."""
     configs = [DataConfig(fraction=0.08, test_examples=50, seed=seed) for seed in (0, 1)]
     found = shared_examples(*configs)
     for split in ("train", "test"):

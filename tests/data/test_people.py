@@ -1,4 +1,4 @@
-"""Groups of people by a sensitive attribute: of the embedded tables, of files, at sites."""
+"""Groups of people by a sensitive attribute: in embedded tables, in files and at sites."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fairflower.testing import check_data
 
 
 def everybody(name: str, groups: str, **changes: Any) -> tuple[Federation, Any, Any]:
-    """A federation, and the first feature and the group of everybody in it."""
+    """A federation, and the features and the group of every person in it."""
     federation = prepare(DataConfig(name=name, groups=groups, clients_per_domain=1, **changes))
     splits = [
         (client.client_id, split) for client in federation.clients for split in ("train", "test")
@@ -32,7 +32,7 @@ def everybody(name: str, groups: str, **changes: Any) -> tuple[Federation, Any, 
     return federation, np.concatenate(x), np.concatenate([federation.groups_of(*s) for s in splits])
 
 
-def test_sex_and_age_of_patients_are_those_of_their_features() -> None:
+def test_groups_of_patients_match_their_sex_and_age_features() -> None:
     federation, x, sex = everybody("heart-disease", "sex")
     assert federation.group_names == ("female", "male")
     np.testing.assert_array_equal(sex, x[:, HeartDisease.feature_names.index("male")])
@@ -42,7 +42,7 @@ def test_sex_and_age_of_patients_are_those_of_their_features() -> None:
     np.testing.assert_array_equal(age, x[:, HeartDisease.feature_names.index("age")] >= 55)
 
 
-def test_sex_and_health_of_the_insured_are_those_of_features_and_domains() -> None:
+def test_groups_of_the_insured_match_their_sex_feature_and_health_domain() -> None:
     federation, x, sex = everybody("randhie", "sex")
     assert federation.group_names == ("male", "female")
     np.testing.assert_array_equal(sex, x[:, RandHIE.feature_names.index("female")])
@@ -56,7 +56,7 @@ def test_sex_and_health_of_the_insured_are_those_of_features_and_domains() -> No
     assert len(by_site.domains) == 6
 
 
-def test_groups_change_neither_the_clients_nor_the_digest_of_data_without_them() -> None:
+def test_groups_do_not_change_the_examples_of_clients() -> None:
     plain, grouped = (
         prepare(DataConfig(name="heart-disease", groups=groups, validation_fraction=0.2))
         for groups in ("", "sex")
@@ -77,7 +77,7 @@ def test_groups_change_neither_the_clients_nor_the_digest_of_data_without_them()
     np.testing.assert_array_equal(data.to_test_on_training().groups["test"], data.groups["train"])
 
 
-def test_a_held_out_domain_has_groups_too() -> None:
+def test_a_held_out_domain_has_groups() -> None:
     config = DataConfig(name="heart-disease", groups="sex", held_out="hungary")
     federation = prepare(config)
     (groups,) = federation.test_groups("hungary")
@@ -89,7 +89,7 @@ def test_a_held_out_domain_has_groups_too() -> None:
     ("made_by", "groups"),
     [(RandHIE, "sex"), (RandHIE, "health"), (HeartDisease, "sex"), (HeartDisease, "age")],
 )
-def test_the_shipped_tables_pass_the_check(made_by: Any, groups: str) -> None:
+def test_the_embedded_tables_with_groups_pass_check_data(made_by: Any, groups: str) -> None:
     check_data(made_by, DataConfig(groups=groups))
 
 
@@ -100,7 +100,7 @@ RNG = np.random.default_rng(0)
 
 
 def npz(path: Path, train: Any, test: Any, name: str = "sex", classes: int = 2) -> None:
-    """Gray images of two classes, and people's groups."""
+    """Write gray images of two classes, with the groups of people."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {f"{name}_train": np.array(train), f"{name}_test": np.array(test)}
     for split, groups in (("train", train), ("test", test)):
@@ -116,7 +116,7 @@ def npz(path: Path, train: Any, test: Any, name: str = "sex", classes: int = 2) 
     [("female", "male", ("female", "male")), (1, 0, ("0", "1"))],
     ids=["texts", "numbers"],
 )
-def test_an_npz_file_has_an_array_for_each_attribute(
+def test_groups_are_read_from_an_array_of_an_npz_file(
     tmp_path: Path, women: Any, men: Any, names: tuple[str, ...]
 ) -> None:
     npz(tmp_path / "a.npz", [women, men] * 6, [men, women, women, men])
@@ -126,10 +126,10 @@ def test_an_npz_file_has_an_array_for_each_attribute(
     assert federation.group_names == names
     counts = [np.bincount(federation.groups_of(k, "train"), minlength=2) for k in range(2)]
     assert [sum(c) for c in counts] == [12, 8]
-    assert sorted(counts[1].tolist()) == [0, 8]  # the second client has men alone
+    assert sorted(counts[1].tolist()) == [0, 8]  # the second client has only men
 
 
-def test_a_column_of_a_csv_file_has_the_groups(tmp_path: Path) -> None:
+def test_groups_are_read_from_a_column_of_a_csv_file(tmp_path: Path) -> None:
     rows = [
         f"text {k},{'good' if k % 2 else 'bad'},{'young' if k < 15 else 'old'}" for k in range(30)
     ]
@@ -187,7 +187,7 @@ def test_a_row_without_a_group_and_a_missing_column_are_named(tmp_path: Path) ->
         (DataConfig(name="uci-digits", groups="sex"), r"no such attribute \(it has none\)"),
     ],
 )
-def test_an_attribute_that_a_data_set_lacks_is_named(config: DataConfig, message: str) -> None:
+def test_an_unknown_attribute_is_named(config: DataConfig, message: str) -> None:
     with pytest.raises(DataError, match=message):
         prepare(config)
 
@@ -210,8 +210,8 @@ def at_sites(tmp_path: Path, nodes: list[dict[str, Any]], **changes: Any) -> Pat
     return Session(grid(nodes), config, Console(quiet=True)).run()
 
 
-def test_sites_with_other_groups_agree_on_their_numbers(tmp_path: Path) -> None:
-    """A site of men alone, and a site of both."""
+def test_sites_with_different_groups_use_common_group_numbers(tmp_path: Path) -> None:
+    """A site with only men, and a site with both groups."""
     npz(tmp_path / "all" / "a.npz", ["male"] * 8, ["male"] * 4)
     npz(tmp_path / "all" / "b.npz", ["male", "female"] * 4, ["female", "male"] * 2)
     for name in "ab":
@@ -247,7 +247,7 @@ def test_a_site_without_groups_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     assert any("site 'b'" in m and "b.npz: sex_train: found only" in m for m in caplog.messages)
 
 
-def test_a_single_group_is_compared_with_none(tmp_path: Path) -> None:
+def test_a_single_group_is_refused(tmp_path: Path) -> None:
     npz(tmp_path / "a.npz", ["male"] * 8, ["male"] * 4)
     config = DataConfig(name="npz", dir=str(tmp_path), groups="sex", clients_per_domain=1)
     with pytest.raises(DataError, match="found only the group male"):

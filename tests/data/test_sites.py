@@ -1,4 +1,4 @@
-"""Sites that have data of their own, and a server that has none."""
+"""Sites with their own data, and a server without data."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def run(tmp_path: Path, nodes: InlineGrid, **changes: Any) -> Path:
     return Session(nodes, config, Console(quiet=True)).run()
 
 
-def test_sites_with_own_folders_end_like_a_folder_divided_among_clients(
+def test_sites_with_own_folders_train_the_same_model_as_clients_of_one_folder(
     tmp_path: Path,
 ) -> None:
-    """A grey site and one in colour, which has more classes."""
+    """A site with grayscale images, and a site with color images and more classes."""
     npz(tmp_path / "all" / "grey.npz")
     npz(tmp_path / "all" / "red.npz", classes=5, colour=True, train=20)
     divided = {"data.dir": str(tmp_path / "all"), "data.clients-per-domain": 1}
@@ -94,7 +94,7 @@ def test_sites_with_own_folders_end_like_a_folder_divided_among_clients(
         ("lg-fedavg", "dq-ffl"),
     ],
 )
-def test_arrays_that_stay_with_sites_are_those_that_stay_with_clients(
+def test_local_arrays_of_sites_give_the_same_results_as_those_of_clients(
     client: str, strategy: str, tmp_path: Path
 ) -> None:
     for domain in "abc":
@@ -120,7 +120,9 @@ def test_arrays_that_stay_with_sites_are_those_that_stay_with_clients(
 
 
 @pytest.mark.parametrize("name", ["vectors:Table", "vectors:Texts"])
-def test_sites_with_tables_or_texts_end_where_their_clients_do(name: str, tmp_path: Path) -> None:
+def test_sites_with_tables_or_texts_train_the_same_model_as_clients(
+    name: str, tmp_path: Path
+) -> None:
     data = {"data.name": name, "data.clients-per-domain": 1}
     expected = run(tmp_path, InlineGrid(app, 2), **data)
     sites = grid([{"domain": "b"}, {"domain": "a"}])  # the server numbers them by domain
@@ -138,7 +140,7 @@ def image_site(folder: Path, classes: dict[str, int]) -> Path:
     return folder
 
 
-def test_sites_that_lack_each_others_classes_agree_on_their_numbers(tmp_path: Path) -> None:
+def test_sites_with_different_classes_use_common_class_numbers(tmp_path: Path) -> None:
     config = DataConfig(name="images", image_size=8)
     folders = [
         image_site(tmp_path / "a", {"cat": 5, "sheep": 10}),
@@ -159,7 +161,7 @@ def test_sites_that_lack_each_others_classes_agree_on_their_numbers(tmp_path: Pa
         assert x[:, 0, 0, 0].tolist() == lengths, "red says how long the class's name is"
 
 
-def test_two_sites_may_have_images_of_the_same_kind(tmp_path: Path) -> None:
+def test_two_sites_may_have_the_same_domain(tmp_path: Path) -> None:
     for name in ("one", "two"):
         npz(tmp_path / name / "x.npz")
     sites = [
@@ -172,7 +174,7 @@ def test_two_sites_may_have_images_of_the_same_kind(tmp_path: Path) -> None:
     assert whole.test_sizes == (12,)
 
 
-def test_a_site_trains_on_all_it_has_unless_the_run_says_otherwise(digits_dir: str) -> None:
+def test_a_site_trains_on_all_its_images_by_default(digits_dir: str) -> None:
     def size(**changes: Any) -> int:
         config = DataConfig(name="digits", dir=digits_dir, test_examples=10, **changes)
         return open_site(config, "usps").clients[0].num_examples
@@ -184,11 +186,11 @@ def test_a_site_trains_on_all_it_has_unless_the_run_says_otherwise(digits_dir: s
     assert size(examples_per_client=30) == 30
 
 
-# --- sites that are away ---------------------------------------------------------------------
+# --- sites that do not answer ----------------------------------------------------------------
 
 
 class Away(InlineGrid):
-    """A node that answers no message of some kinds after some round."""
+    """A grid in which a node stops answering some types of messages after a round."""
 
     def __init__(self, nodes: list[dict[str, Any]], node: int, after: int, *kinds: str) -> None:
         super().__init__(app, len(nodes))
@@ -211,7 +213,7 @@ class Away(InlineGrid):
 
 
 def domains_tested(folder: Path) -> dict[int, dict[str, float]]:
-    """Accuracies per domain by round, as the history has them."""
+    """Return round -> domain -> accuracy from the history."""
     found: dict[int, dict[str, float]] = {}
     with (folder / "history.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -221,7 +223,7 @@ def domains_tested(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def reported(folder: Path, out: Path) -> str:
-    """The tables of `fairflower report`, which has to write its page and name figures, too."""
+    """Return the tables of `fairflower report` after checking that its page and figures exist."""
     call("report", folder, "--out", out)
     assert (out / "index.html").stat().st_size > 10_000
     assert {"average.png", "worst.png", "bars.png", "domains.png"} <= {
@@ -240,7 +242,7 @@ AWAY = {"evaluate.by": "clients", "round-timeout": 0.3, "num-server-rounds": 3}
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_site_that_stops_answering_leaves_the_others_numbers(
+def test_a_site_that_stops_answering_does_not_affect_the_others_in_the_report(
     folders: list[Path], tmp_path: Path, terminal: bool
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
@@ -291,13 +293,13 @@ def test_a_site_that_never_answers_a_test_is_a_dash_in_the_report(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_says_once_who_did_not_answer_its_tests(
+def test_a_resumed_run_records_missing_test_replies_once(
     folders: list[Path], tmp_path: Path
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     whole = run(tmp_path, Away(nodes, 1000, 1, "evaluate"), **AWAY)
     first = run(tmp_path, Away(nodes, 1000, 1, "evaluate"), **AWAY | {"num-server-rounds": 2})
-    with (first / "diagnostics.jsonl").open("a") as file:  # of a round that was killed
+    with (first / "diagnostics.jsonl").open("a") as file:  # from an interrupted round
         file.write('{"round": 3, "client_ids": [0]}\n{"round": 3, "dropped_in_test": {"2": "x"}}\n')
     config = resumed_config(first, {"num-server-rounds": 3})
     Session(Away(nodes, 1000, 1, "evaluate"), config, Console(quiet=True)).run()
@@ -308,10 +310,10 @@ def test_a_resumed_run_says_once_who_did_not_answer_its_tests(
     assert model == same_model
 
 
-# --- what does not go together --------------------------------------------------------------
+# --- incompatible sites, registration and return of sites -----------------------------------
 
 
-def test_images_of_different_sizes_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_sites_with_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
     for side in (8, 16):
         npz(tmp_path / str(side) / "x.npz", side=side)
 
@@ -325,7 +327,7 @@ def test_images_of_different_sizes_are_refused_with_the_remedy(tmp_path: Path) -
         merge_sites(sites())
     assert merge_sites(sites(image_size=8)).shape == (1, 8, 8)
     unseen = [replace(site, held_out="c", held_out_size=1) for site in sites(image_size=8)]
-    assert merge_sites(unseen) == merge_sites(sites(image_size=8))  # no site has a server's data
+    assert merge_sites(unseen) == merge_sites(sites(image_size=8))  # held-out data are the server's
 
 
 def test_a_site_may_have_one_class_but_not_all_sites_the_same(tmp_path: Path) -> None:
@@ -340,7 +342,7 @@ def test_a_site_may_have_one_class_but_not_all_sites_the_same(tmp_path: Path) ->
         merge_sites(sites[:1])
 
 
-def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> None:
+def test_a_site_whose_domain_is_not_in_the_run_is_refused(tmp_path: Path) -> None:
     npz(tmp_path / "x.npz")
     config = DataConfig(name="npz", dir=str(tmp_path), domains="north, south")
     assert open_site(config, "south").domains == ("south",)
@@ -348,7 +350,7 @@ def test_a_site_of_another_domain_than_the_runs_is_refused(tmp_path: Path) -> No
         open_site(config, "east")
 
 
-def test_a_folder_of_several_domains_needs_one_of_their_names(tmp_path: Path) -> None:
+def test_a_site_with_several_domains_must_name_one_of_them(tmp_path: Path) -> None:
     for name in ("north", "south"):
         npz(tmp_path / f"{name}.npz")
     config = DataConfig(name="npz", dir=str(tmp_path))
@@ -384,7 +386,7 @@ def test_sites_are_numbered_by_domain_and_then_by_node(folders: list[Path]) -> N
     assert [client.domain for client in registry.federation.clients] == ["a", "b", "b"]
 
 
-def test_a_site_that_comes_while_others_answer_is_there_from_the_beginning(
+def test_a_site_that_connects_during_registration_takes_part(
     folders: list[Path],
 ) -> None:
     class Growing(InlineGrid):
@@ -399,7 +401,7 @@ def test_a_site_that_comes_while_others_answer_is_there_from_the_beginning(
     assert register(there).nodes == {0: 1000, 1: 1001, 2: 1002}
 
 
-def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -> None:
+def test_sites_may_set_partition_ids_but_only_all_of_them(folders: list[Path]) -> None:
     nodes: list[dict[str, Any]] = [
         {"domain": d, "data-dir": f, "partition-id": k}
         for d, f, k in zip("aab", folders, (2, 0, 1), strict=True)
@@ -411,7 +413,7 @@ def test_sites_may_number_themselves_but_only_all_of_them(folders: list[Path]) -
 
 
 def again(nodes: list[dict[str, Any]], lost: int, **changes: Any) -> dict[int, int]:
-    """Where the clients are after a node has come back as node 7000, perhaps changed."""
+    """Return client -> node after node ``lost`` reconnected as node 7000 with ``changes``."""
     registry = register(nodes)
     there = grid(nodes)
     config = there.contexts.pop(lost).node_config | changes
@@ -420,7 +422,9 @@ def again(nodes: list[dict[str, Any]], lost: int, **changes: Any) -> dict[int, i
     return tracker.locate(registry.nodes)
 
 
-def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: list[Path]) -> None:
+def test_a_restarted_site_is_recognized_by_a_unique_domain_or_its_partition_id(
+    folders: list[Path],
+) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
     assert again(nodes, 1000) == {0: 1001, 1: 7000, 2: 1002}
     nodes[2]["domain"] = "b"
@@ -431,7 +435,7 @@ def test_a_restarted_site_is_known_by_its_domain_if_no_other_has_it(folders: lis
 
 
 @pytest.mark.parametrize("other", [{"train": 15}, {"side": 16}, {"colour": True}, {"classes": 2}])
-def test_a_restarted_site_with_other_data_is_left_out_by_name(
+def test_a_restarted_site_with_different_data_is_ignored(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, other: dict[str, int]
 ) -> None:
     npz(tmp_path / "other" / "x.npz", **other)  # type: ignore[arg-type]
@@ -442,7 +446,7 @@ def test_a_restarted_site_with_other_data_is_left_out_by_name(
 
 
 @pytest.mark.slow
-def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
+def test_a_run_of_sites_is_resumed_only_with_the_same_sites(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
@@ -464,7 +468,7 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
         go_on(grid(other))
     with pytest.raises(ConfigError, match="0 of 3 clients answered"):
         go_on(grid([]))
-    alone = grid(nodes)  # domain b is one site's alone
+    alone = grid(nodes)  # only one site has domain b
     alone.contexts[7000] = Context(1, 7000, alone.contexts.pop(1002).node_config, RecordDict(), {})
     stranger = Context(1, 8000, {"domain": "c", "data-dir": str(folders[0])}, RecordDict(), {})
     alone.contexts[8000] = stranger
@@ -475,11 +479,11 @@ def test_a_run_of_sites_goes_on_with_the_same_sites_alone(
 
 
 @pytest.mark.slow
-def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
+def test_a_resumed_run_continues_without_a_site_until_it_reconnects(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Late(InlineGrid):
-        """Site b comes back when round 3 has begun."""
+        """Site b reconnects after round 3 has started."""
 
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
@@ -500,11 +504,11 @@ def test_a_run_of_sites_goes_on_while_one_is_away_and_takes_it_back(
     assert "Client 2 (b) has not reconnected" in caplog.text
 
 
-def test_a_newcomer_of_the_same_domain_does_not_keep_a_site_from_coming_back(
+def test_a_new_site_of_the_same_domain_does_not_replace_a_returning_site(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Later(InlineGrid):
-        """Node 1001 is there when it was looked for a second time; 8000 is before."""
+        """Node 1001 appears when nodes are listed the second time, after node 8000."""
 
         looks = 0
 
@@ -524,7 +528,7 @@ def test_a_newcomer_of_the_same_domain_does_not_keep_a_site_from_coming_back(
     assert "Node 8000 is ignored, because it was not part" in caplog.text
 
 
-def test_of_two_that_may_be_a_site_the_one_with_its_data_is(
+def test_the_candidate_with_the_same_data_is_recognized_as_the_site(
     folders: list[Path], tmp_path: Path
 ) -> None:
     npz(tmp_path / "other" / "x.npz", train=15)
@@ -538,7 +542,7 @@ def test_of_two_that_may_be_a_site_the_one_with_its_data_is(
     assert setup.registry.nodes == {0: 1000, 1: 1001, 2: 1002}
 
 
-def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
+def test_a_site_that_reconnects_without_its_domain_is_ignored(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("aab", folders, strict=True)]
@@ -553,7 +557,7 @@ def test_a_site_that_comes_back_without_its_domain_is_a_stranger(
     assert read_run(first).diagnostics[-1]["client_ids"] == [0, 2]
 
 
-def test_a_site_that_cannot_open_its_folder_is_named_at_once(
+def test_a_site_that_cannot_open_its_folder_is_named_once(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = [{"domain": "mnist", "data-dir": folders[0]}, {"domain": "usps", "data-dir": "/gone"}]
@@ -566,7 +570,7 @@ def test_a_site_that_cannot_open_its_folder_is_named_at_once(
 
 
 @pytest.mark.slow
-def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(
+def test_a_waiting_resumed_run_names_the_missing_clients_and_the_timeout(
     folders: list[Path],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -589,11 +593,11 @@ def test_while_a_resumed_run_waits_it_says_for_whom_and_how_long(
     assert any("Node 1001 is ignored" in m and "gone" in m for m in caplog.messages)
 
 
-# --- what a node says of its data -------------------------------------------------------------
+# --- nodes' descriptions of their data --------------------------------------------------------
 
 
 class Describing(InlineGrid):
-    """Node 1001 changes what it says of its data."""
+    """A grid in which node 1001 changes the description of its data."""
 
     def __init__(self, nodes: list[dict[str, Any]], key: str, change: Callable[[Any], Any]) -> None:
         super().__init__(app, 0)
@@ -659,7 +663,7 @@ def changed(changes: dict[str, Any]) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_a_site_that_describes_what_cannot_be_is_named_and_left_out(
+def test_a_site_with_an_invalid_description_is_named_and_left_out(
     reason: str, folders: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
@@ -669,7 +673,7 @@ def test_a_site_that_describes_what_cannot_be_is_named_and_left_out(
     assert f"without node 1001: its description of its data is invalid: {reason}" in caplog.text
 
 
-def test_a_site_is_one_client_with_one_domain(
+def test_a_site_with_several_clients_is_left_out(
     folders: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     def double(told: Any) -> None:
@@ -682,7 +686,7 @@ def test_a_site_is_one_client_with_one_domain(
 
 
 def shares(tmp_path: Path, sizes: list[int]) -> list[dict[str, Any]]:
-    """Nodes that divide a data set of two domains with so many training images each."""
+    """Nodes that divide a data set of two domains with this many training images each."""
     for size in set(sizes):
         for domain in "ab":
             npz(tmp_path / f"{size}" / f"{domain}.npz", train=size)
@@ -693,9 +697,7 @@ def shares(tmp_path: Path, sizes: list[int]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("odd", [0, 3])
-def test_clients_that_divide_one_data_set_all_have_to_have_the_same(
-    tmp_path: Path, odd: int
-) -> None:
+def test_clients_that_share_a_data_set_must_have_the_same_data(tmp_path: Path, odd: int) -> None:
     sizes = [40] * 4
     sizes[odd] = 20
     divided = {"data.clients-per-domain": 2}
@@ -711,20 +713,20 @@ def test_clients_that_divide_one_data_set_all_have_to_have_the_same(
         register(shares(tmp_path, [40, 20]), **{"data.clients-per-domain": 1})
 
 
-def test_the_same_data_at_another_place_are_the_same(tmp_path: Path) -> None:
+def test_the_same_data_in_another_folder_are_accepted(tmp_path: Path) -> None:
     nodes = shares(tmp_path, [40, 40])
     shutil.copytree(tmp_path / "40", tmp_path / "a copy")
     nodes[1]["data-dir"] = tmp_path / "a copy"
     assert len(register(nodes, **{"data.clients-per-domain": 1}).nodes) == 2
 
 
-def test_a_share_that_describes_what_cannot_be_is_named(tmp_path: Path) -> None:
+def test_a_client_with_an_invalid_description_is_named(tmp_path: Path) -> None:
     there = Describing(shares(tmp_path, [40] * 4), "federation", changed({"test_sizes": [6]}))
     with pytest.raises(ConfigError, match=r"missing: \[1\](?s:.*)node 1001: .*test_sizes = \(6,\)"):
         register(there, timeout=0.2, **{"data.clients-per-domain": 2})
 
 
-def test_where_sites_are_expected_and_none_answers_the_remedy_is_that_of_sites(
+def test_missing_sites_are_reported_with_the_remedy_for_sites(
     folders: list[Path],
 ) -> None:
     with pytest.raises(ConfigError, match=r"0 of 2 clients answered\. .*domain=") as said:
@@ -750,7 +752,7 @@ def test_settings_that_divide_a_benchmark_are_refused_for_sites(
         run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "data.corrupted-clients": 1})
 
 
-def test_sites_and_shares_of_a_common_data_set_do_not_mix(folders: list[Path]) -> None:
+def test_sites_and_clients_of_a_shared_data_set_cannot_be_mixed(folders: list[Path]) -> None:
     nodes = [
         {"domain": "a", "data-dir": folders[0]},
         {"partition-id": 0, "num-partitions": 2, "data-dir": folders[1]},
@@ -771,7 +773,7 @@ def test_a_site_that_cannot_read_its_data_is_named_and_left_out(
         register(nodes, sites=3, timeout=0.2)
 
 
-def test_a_server_with_data_of_its_own_says_what_sites_need(folders: list[Path]) -> None:
+def test_sites_are_refused_by_a_server_with_its_own_data(folders: list[Path]) -> None:
     nodes = grid([{"domain": "a", "data-dir": folders[0]}])
     with pytest.raises(ConfigError, match=r'evaluate\.by = "clients"'):
         register_clients(nodes, 1, 0.2, threading.Event())

@@ -1,4 +1,4 @@
-"""Texts of users, tokenized, and a run with a network of transformers and adapters."""
+"""Folders of texts, tokenized, and a run with a network of transformers and adapters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(folder: Path, **options: Any) -> DomainTextFolder:
     return DomainTextFolder(DataConfig(name="texts", dir=str(folder)), **options)
 
 
-def test_a_folder_of_texts_is_a_data_set(folder: Path) -> None:
+def test_a_folder_of_texts_passes_check_data_and_is_tokenized(folder: Path) -> None:
     (folder / "._books.csv").write_bytes(b"\0\5\x16\7 of macOS")
     check_data(DomainTextFolder, DataConfig(name="texts", dir=str(folder)))
     data = opened(folder, length=4)
@@ -54,7 +54,7 @@ def test_a_folder_of_texts_is_a_data_set(folder: Path) -> None:
     )
 
 
-def test_a_column_may_say_the_split(folder: Path) -> None:
+def test_a_split_column_divides_the_texts(folder: Path) -> None:
     table = "label,split,text\na,train,one\nb,train,two\nb,test,three\n"
     (folder / "books.csv").write_text(table)
     data = opened(folder)
@@ -79,7 +79,7 @@ def test_a_column_may_say_the_split(folder: Path) -> None:
         (b"text,label\n\xff\xfe,a\n", "cannot be read as a CSV file in UTF-8"),
     ],
 )
-def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: str) -> None:
+def test_invalid_tables_are_named(folder: Path, content: bytes, message: str) -> None:
     (folder / "books.csv").write_bytes(content)
     data = opened(folder)  # reads no table
     with pytest.raises(DataError, match=rf"books\.csv.*{message}"):
@@ -87,7 +87,7 @@ def test_tables_that_are_wrong_are_named(folder: Path, content: bytes, message: 
 
 
 @pytest.mark.parametrize("twin", ["Yes", "yes ", "YES"])
-def test_labels_that_are_surely_one_are_refused_by_name(folder: Path, twin: str) -> None:
+def test_labels_that_differ_only_in_case_or_spaces_are_refused(folder: Path, twin: str) -> None:
     path = folder / "shoes.csv"
     path.write_text(path.read_text().replace(",yes", f",{twin}"))
     with pytest.raises(DataError, match=rf"(?=.*'{twin}' \(in shoes\)).*'yes' \(in bo"):
@@ -124,7 +124,9 @@ def test_texts_longer_than_the_memory_are_refused(
     ("row", "groups"),
     [("hello,b\0c,m", ""), ("hello,b,f\0m", "group"), ("hello,\0,m", ""), ('hello,"c\r",m', "")],
 )
-def test_names_that_no_run_folder_holds_are_refused(tmp_path: Path, row: str, groups: str) -> None:
+def test_names_with_null_bytes_or_carriage_returns_are_refused(
+    tmp_path: Path, row: str, groups: str
+) -> None:
     rows = [f"text {i},{'ab'[i % 2]},{'mf'[i // 2 % 2]}" for i in range(20)]
     (tmp_path / "books.csv").write_text("\n".join(["text,label,group", *rows, row, ""]))
     config = DataConfig(name="texts", dir=str(tmp_path), groups=groups, clients_per_domain=1)
@@ -132,7 +134,7 @@ def test_names_that_no_run_folder_holds_are_refused(tmp_path: Path, row: str, gr
         prepare(config)
 
 
-def test_a_tokenizer_that_is_missing_is_named(folder: Path) -> None:
+def test_a_missing_tokenizer_is_named(folder: Path) -> None:
     pytest.importorskip("transformers", reason="needs fairflower[hf]")
     pytest.importorskip("peft", reason="needs fairflower[hf]")
     data = opened(folder, tokenizer="no-one/nothing")
@@ -140,7 +142,7 @@ def test_a_tokenizer_that_is_missing_is_named(folder: Path) -> None:
         data.tokens("books", "test", np.array([0]))
 
 
-def test_a_tokenizer_runs_no_code_of_its_own(
+def test_custom_code_of_a_tokenizer_is_not_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers", reason="needs fairflower[hf]")
@@ -153,8 +155,8 @@ def test_a_tokenizer_runs_no_code_of_its_own(
         opened(folder, tokenizer=str(tmp_path)).tokens("books", "test", np.array([0]))
 
 
-def test_a_tokenizer_without_padding_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Its token 0 may be a word, as in GPT-2."""
+def test_a_tokenizer_without_a_padding_token_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Token 0 of the tokenizer may be a word, as in GPT-2."""
     transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
     pytest.importorskip("peft", reason="needs fairflower[hf]")
     from tokenizers import Tokenizer, models
@@ -191,10 +193,10 @@ def network_with_tokenizer(place: Path, padding: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     "strategy", ["fedequilibria", pytest.param("fedheal", marks=pytest.mark.nightly)]
 )
-def test_a_run_trains_and_sends_adapters_and_head_alone(
+def test_a_run_trains_and_sends_only_adapters_and_head(
     folder: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """With a padding of the tokenizer that is not 0."""
+    """The padding token of the tokenizer is not 0."""
     pytest.importorskip("peft", reason="needs fairflower[hf]")
     network = tmp_path / "network"
     ids = network_with_tokenizer(network, padding=1)
@@ -217,7 +219,7 @@ def test_a_run_trains_and_sends_adapters_and_head_alone(
 
 
 @pytest.mark.slow
-def test_a_network_that_pads_with_another_token_than_the_tokenizer_is_refused(
+def test_a_network_with_another_padding_token_than_its_tokenizer_is_refused(
     folder: Path, tmp_path: Path
 ) -> None:
     network_with_tokenizer(tmp_path / "network", padding=0)

@@ -1,4 +1,4 @@
-"""Images kept out of training: whose, how many, and that nothing is trained on them."""
+"""Validation examples: whose they are, how many, and that no client trains on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def data(**changes: Any) -> Federation:
     st.floats(0.001, 0.999),
     st.integers(0, 3),
 )
-def test_a_share_of_every_class_of_every_client_is_kept_out_or_it_is_refused(
+def test_every_client_holds_out_a_share_of_every_class_or_is_refused(
     found: list[list[int]], share: float, seed: int
 ) -> None:
     labels = np.array([label for client in found for label in client])
@@ -55,7 +55,7 @@ def test_a_share_of_every_class_of_every_client_is_kept_out_or_it_is_refused(
     for own, kept, out, count in zip(rows, train, validation, wanted, strict=True):
         assert sorted([*kept, *out]) == sorted(own)
         assert len(out) == count
-        assert kept.tolist() == [row for row in own if row in set(kept)], "in their order"
+        assert kept.tolist() == [row for row in own if row in set(kept)], "the order is kept"
         before, after = Counter(labels[own].tolist()), Counter(labels[kept].tolist())
         assert before.keys() == after.keys()
         for label, n in before.items():
@@ -64,7 +64,9 @@ def test_a_share_of_every_class_of_every_client_is_kept_out_or_it_is_refused(
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 9))
-def test_the_share_that_a_refusal_names_works(counts: list[int], seed: int) -> None:
+def test_the_fraction_that_an_error_suggests_is_the_largest_possible(
+    counts: list[int], seed: int
+) -> None:
     assume(max(counts) > 1)
     labels = np.repeat(np.arange(len(counts)), counts)
     rows = {"a": [np.arange(len(labels))]}
@@ -84,7 +86,7 @@ def test_the_share_that_a_refusal_names_works(counts: list[int], seed: int) -> N
     st.lists(st.integers(3, 6), min_size=2, max_size=3),
     st.integers(0, 9),
 )
-def test_an_image_that_clients_share_is_in_nobodys_validation(
+def test_no_client_trains_on_validation_images_of_another_client(
     values: list[int], sizes: list[int], seed: int
 ) -> None:
     assume(sum(sizes) <= len(values))
@@ -96,7 +98,7 @@ def test_an_image_that_clients_share_is_in_nobodys_validation(
     assert not {*np.concatenate(validation)} & {*np.concatenate(train)}
 
 
-def test_where_no_share_works_it_is_said() -> None:
+def test_a_client_for_which_no_fraction_works_is_named() -> None:
     with pytest.raises(DataError, match=r"client 1 \(b\) has 2 .* No fraction works"):
         hold_out(
             {"a": [np.arange(9)], "b": [np.arange(2)]},
@@ -106,7 +108,7 @@ def test_where_no_share_works_it_is_said() -> None:
         )
 
 
-def test_training_and_validation_are_what_training_was_and_tests_stay() -> None:
+def test_validation_is_taken_from_training_and_tests_are_unchanged() -> None:
     whole, divided = data(), data(validation_fraction=0.25)
     assert divided.validation_sizes == (20,) * len(whole.domains)
     for client in divided.clients:
@@ -130,7 +132,7 @@ def test_training_and_validation_are_what_training_was_and_tests_stay() -> None:
     )
 
 
-def test_the_draw_is_the_seeds_and_another_clients_is_another() -> None:
+def test_the_validation_draw_depends_on_the_seed_but_not_on_other_domains() -> None:
     def out(client: int, **changes: Any) -> bytes:
         found = data(validation_fraction=0.25, **changes)
         return found.client_test(client, "validation").x.tobytes()
@@ -139,14 +141,14 @@ def test_the_draw_is_the_seeds_and_another_clients_is_another() -> None:
     assert out(0) != out(0, seed=1)
 
 
-def test_an_image_is_corrupted_alike_in_training_and_in_validation() -> None:
+def test_a_validation_image_is_corrupted_as_in_training() -> None:
     kind = {"corrupted_clients": 1, "domains": "plain"}
     whole, divided = data(**kind), data(**kind, validation_fraction=0.25)
     before = {x.tobytes() for x in whole.train(1).x}
     assert {x.tobytes() for x in divided.client_test(1, "validation").x} < before
 
 
-def test_without_a_share_nothing_is_other_than_before() -> None:
+def test_a_federation_without_validation_is_written_without_its_fields() -> None:
     federation = data()
     with np.load(federation.folder / "client-000.npz") as arrays:
         assert list(arrays) == ["x_train", "y_train", "x_test", "y_test"]
@@ -155,7 +157,7 @@ def test_without_a_share_nothing_is_other_than_before() -> None:
 
 
 @given(st.integers(4, 60), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 80))
-def test_examples_of_no_client_are_dealt_to_all_or_it_is_refused(
+def test_unused_examples_are_divided_among_clients_for_validation_or_refused(
     available: int, sizes: list[int], count: int
 ) -> None:
     assume(sum(sizes) <= available)
@@ -174,7 +176,7 @@ def test_examples_of_no_client_are_dealt_to_all_or_it_is_refused(
     assert max(map(len, drawn)) - min(map(len, drawn)) <= 1
 
 
-def test_training_and_tests_stay_where_unused_examples_are_for_validation() -> None:
+def test_validation_on_unused_examples_changes_neither_training_nor_tests() -> None:
     whole, validated = data(), data(validation_examples=50)
     assert validated.validation_sizes == (50,) * len(whole.domains)
     assert data(validation_examples=5000).validation_sizes == (520, 220, 120, 120)
@@ -189,7 +191,7 @@ def test_training_and_tests_stay_where_unused_examples_are_for_validation() -> N
     assert whole.folder != validated.folder
 
 
-def test_a_share_and_a_number_for_validation_do_not_go_together() -> None:
+def test_validation_fraction_and_examples_cannot_be_combined() -> None:
     both = {"data.validation-fraction": 0.2, "data.validation-examples": 50}
     with pytest.raises(ConfigError, match="are both set"):
         RunConfig.from_flat(both)
@@ -205,7 +207,7 @@ KEPT = {"data.validation-fraction": 0.2}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Path]:
-    """A run each, tested by server and clients, with and without tests on test images."""
+    """Runs that are tested by the server or by clients, with and without test images."""
     place = tmp_path_factory.mktemp("runs")
     return {
         (by, test): runs.run(
@@ -226,7 +228,7 @@ def accuracies(folder: Path, level: str) -> dict[str, str]:
     }
 
 
-def test_validation_has_rows_of_its_own_and_server_and_clients_agree(folders: Any) -> None:
+def test_validation_has_its_own_history_rows_and_server_and_clients_agree(folders: Any) -> None:
     server, clients = folders["server", True], folders["clients", True]
     assert list(accuracies(server, "validation")) == list(accuracies(server, "domain"))
     assert accuracies(server, "validation") != accuracies(server, "domain")
@@ -239,13 +241,13 @@ def test_validation_has_rows_of_its_own_and_server_and_clients_agree(folders: An
     assert not accuracies(server, "client-validation")
 
 
-def test_the_model_does_not_depend_on_who_tests_on_what(folders: Any) -> None:
+def test_the_model_does_not_depend_on_the_evaluation_settings(folders: Any) -> None:
     models = {(folder / "model.safetensors").read_bytes() for folder in folders.values()}
     assert len(models) == 1
 
 
 @pytest.mark.parametrize("by", ["server", "clients"])
-def test_a_run_that_is_never_tested_is_read_by_its_validation(by: str, folders: Any) -> None:
+def test_a_run_without_tests_is_read_by_its_validation_accuracy(by: str, folders: Any) -> None:
     untested = folders[by, False]
     assert not accuracies(untested, "domain")
     assert bool(accuracies(untested, "client-validation")) is (by == "clients")
@@ -254,8 +256,8 @@ def test_a_run_that_is_never_tested_is_read_by_its_validation(by: str, folders: 
     np.testing.assert_array_equal(run.accuracy[-1], values)
 
 
-def test_clients_train_on_what_is_left(tmp_path: Path) -> None:
-    """The images for validation may be any: the update stays."""
+def test_clients_do_not_train_on_validation_images(tmp_path: Path) -> None:
+    """Other validation images give the same update."""
     config = runs.config(tmp_path, **KEPT)
     federation = prepare(config.data)
     grid = InlineGrid(app, 4)
@@ -289,7 +291,7 @@ def test_clients_train_on_what_is_left(tmp_path: Path) -> None:
         client_app._read_small.cache_clear()
 
 
-def test_to_validate_there_have_to_be_images_for_it() -> None:
+def test_evaluation_without_tests_needs_validation_examples() -> None:
     with pytest.raises(ConfigError, match=r"evaluate.test = false: .* data.validation-fraction"):
         RunConfig.from_flat({"evaluate.test": False})
 
@@ -305,7 +307,7 @@ def npz(path: Path, seed: int) -> None:
     )
 
 
-def test_sites_keep_out_what_they_would_of_one_folder_divided_among_clients(tmp_path: Path) -> None:
+def test_sites_hold_out_the_same_validation_images_as_clients_of_one_folder(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     for seed, domain in enumerate(("grey", "red")):
         npz(tmp_path / "all" / f"{domain}.npz", seed)
@@ -333,7 +335,7 @@ def test_sites_keep_out_what_they_would_of_one_folder_divided_among_clients(tmp_
     )
 
 
-def test_sites_of_which_one_keeps_nothing_out_have_no_validation(tmp_path: Path) -> None:
+def test_sites_have_no_validation_if_one_site_has_none(tmp_path: Path) -> None:
     sites = []
     for seed, share in enumerate((0.25, 0.0)):
         (tmp_path / str(seed)).mkdir()

@@ -1,4 +1,4 @@
-"""Features and token ids: prepared, divided, dealt and shown as images are."""
+"""Features and token ids are prepared, divided, batched and shown as images are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = DataConfig(name="vectors:Texts", clients_per_domain=2)
 
 
 def rows(federation: Federation, split: str = "train") -> list[list[int]]:
-    """Which rows of `Table` or `Texts` each client holds."""
+    """Return the rows of `Table` or `Texts` that each client holds."""
     found = []
     for client in federation.clients:
         x = federation.train(client.client_id).x
@@ -39,14 +39,14 @@ def rows(federation: Federation, split: str = "train") -> list[list[int]]:
     return found
 
 
-# --- a federation of them -------------------------------------------------------------------
+# --- federations ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("config", "kind", "shape", "dtype"),
     [(TABLE, "features", (3,), np.float32), (TEXTS, "tokens", (41, 5), np.int64)],
 )
-def test_every_row_is_some_clients_and_as_the_set_gave_it(
+def test_every_row_is_held_by_a_client_with_its_label(
     config: DataConfig, kind: str, shape: tuple[int, ...], dtype: type
 ) -> None:
     federation = prepare(config)
@@ -62,7 +62,7 @@ def test_every_row_is_some_clients_and_as_the_set_gave_it(
 
 
 @pytest.mark.parametrize("config", [TABLE, TEXTS])
-def test_they_are_divided_by_the_settings_of_images(config: DataConfig) -> None:
+def test_the_settings_that_divide_images_also_divide_vectors(config: DataConfig) -> None:
     few = prepare(replace(config, examples_per_client=7, test_examples=6))
     assert [client.num_examples for client in few.clients] == [7] * 4
     assert few.test_sizes == (6, 6)
@@ -76,7 +76,7 @@ def test_they_are_divided_by_the_settings_of_images(config: DataConfig) -> None:
     assert [client.domain for client in unequal.clients] == ["a"] * 2 + ["b"]
 
 
-def test_features_of_no_declared_scale_are_used_as_they_are() -> None:
+def test_features_without_a_declared_scale_are_not_standardized() -> None:
     federation = prepare(replace(TABLE, name="test_vectors:Bare"))
     assert federation.mean == (0.0,) * 3
     x, y = next(examples_of(federation.train(0), federation.mean, federation.std).eval_batches(50))
@@ -88,21 +88,21 @@ class Bare(Table):
     mean = std = ()
 
 
-def test_a_declared_scale_is_what_batches_are_divided_by() -> None:
+def test_batches_are_standardized_by_the_declared_scale() -> None:
     federation = prepare(TABLE)
     split = federation.train(0)
-    dealt = examples_of(split, federation.mean, federation.std)
-    (x, _), *_ = dealt.eval_batches(50)
+    examples = examples_of(split, federation.mean, federation.std)
+    (x, _), *_ = examples.eval_batches(50)
     wanted = (split.x - np.array([100, 101, 0])) / np.array([10, 1, 1])
     np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-6)
-    batches = [x for x, _ in dealt.epoch_batches(8, torch.Generator().manual_seed(0))]
+    batches = [x for x, _ in examples.epoch_batches(8, torch.Generator().manual_seed(0))]
     assert [len(x) for x in batches] == [8, 8, 4]
     drawn = torch.cat(batches)
     assert not torch.equal(drawn, x)
     assert torch.equal(drawn.sort(0).values, x.sort(0).values)
 
 
-def test_token_ids_are_dealt_as_they_are() -> None:
+def test_token_ids_are_not_changed_in_batches() -> None:
     federation = prepare(TEXTS)
     split = federation.train(1)
     (x, _), *_ = examples_of(split, (), ()).eval_batches(50)
@@ -111,7 +111,7 @@ def test_token_ids_are_dealt_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("config", [TABLE, TEXTS])
-def test_what_describes_them_is_read_back_and_checked(config: DataConfig) -> None:
+def test_a_federation_of_vectors_is_read_back_and_checked(config: DataConfig) -> None:
     federation = prepare(config)
     again = Federation.from_json(federation.to_json(), federation.folder)
     again.check()
@@ -128,7 +128,7 @@ def test_what_describes_them_is_read_back_and_checked(config: DataConfig) -> Non
             replace(federation, **change).check()
 
 
-def test_images_are_described_as_before() -> None:
+def test_the_description_of_image_federations_is_unchanged() -> None:
     federation = prepare(DataConfig(name="uci-digits"))
     assert federation.kind == "images"
     assert set(json.loads(federation.to_json())) == {
@@ -137,10 +137,10 @@ def test_images_are_described_as_before() -> None:
     }
 
 
-# --- what a set has to keep -----------------------------------------------------------------
+# --- rules for data sets --------------------------------------------------------------------
 
 
-def test_tables_and_texts_keep_what_is_checked_of_any() -> None:
+def test_tables_and_texts_pass_check_data() -> None:
     for kind in (Table, Bare, Texts):
         check_data(kind)
 
@@ -203,7 +203,7 @@ class Nothing(Plain, DataSet):
         (Half, r"a: train: features: found float32 \[\d+, 3\]; expected float32 \[\d+, D\]"),
     ],
 )
-def test_a_set_that_breaks_a_rule_is_told_so(kind: type[Any], message: str) -> None:
+def test_data_sets_that_violate_a_rule_are_refused(kind: type[Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_data(kind)
     with pytest.raises(DataError, match=message):
@@ -211,7 +211,7 @@ def test_a_set_that_breaks_a_rule_is_told_so(kind: type[Any], message: str) -> N
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_what_no_number_of_clients_mends_is_told_so(
+def test_a_domain_without_examples_in_a_split_is_refused(
     split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def labels(self: Table, domain: str, of: str) -> Any:
@@ -223,7 +223,9 @@ def test_what_no_number_of_clients_mends_is_told_so(
         prepare(replace(TABLE, seed=71))
 
 
-def test_splits_have_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_with_different_numbers_of_features_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def features(self: Table, domain: str, split: str, rows: Any) -> Any:
         return np.zeros((len(rows), 4 if (domain, split) == ("b", "test") else 3), np.float32)
 
@@ -234,12 +236,12 @@ def test_splits_have_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
             prepare(replace(TABLE, seed=71, validation_fraction=held_out))
 
 
-def test_domains_have_the_same_features() -> None:
+def test_domains_with_different_numbers_of_features_are_refused() -> None:
     with pytest.raises(DataError, match=r"have different numbers of features \(a 3, b 4\)"):
         prepare(replace(TABLE, name="test_vectors:Growing"))
 
 
-def test_a_set_of_nothing_is_told_what_to_define() -> None:
+def test_a_data_set_without_examples_names_the_method_to_define() -> None:
     with pytest.raises(UserError, match=r"Nothing\.images.*FeatureSet or TokenSet"):
         prepare(replace(TABLE, name="test_vectors:Nothing"))
 
@@ -248,7 +250,7 @@ def test_a_set_of_nothing_is_told_what_to_define() -> None:
 
 
 @pytest.mark.parametrize("config", [TABLE, TEXTS])
-def test_sites_with_tables_of_their_own_are_one_federation(config: DataConfig) -> None:
+def test_sites_with_vectors_are_merged_into_one_federation(config: DataConfig) -> None:
     sites = [open_site(config, domain) for domain in ("a", "b")]
     whole = merge_sites(sites)
     assert whole.shape == sites[0].shape
@@ -259,7 +261,7 @@ def test_sites_with_tables_of_their_own_are_one_federation(config: DataConfig) -
         assert np.array_equal(y, site.train(0).y)
 
 
-def test_sites_whose_features_differ_are_refused() -> None:
+def test_sites_with_different_numbers_of_features_are_refused() -> None:
     one, other = open_site(TABLE, "a"), replace(open_site(TABLE, "b"), shape=(4,))
     with pytest.raises(DataError, match=r"sites' features differ in size \(a 3, b 4\). Give all"):
         merge_sites([one, other])
@@ -268,7 +270,7 @@ def test_sites_whose_features_differ_are_refused() -> None:
         merge_sites([one, open_site(TEXTS, "b")])
 
 
-# --- shown ----------------------------------------------------------------------------------
+# --- the tables of clients and examples -----------------------------------------------------
 
 
 def shown(federation: Federation, names: tuple[str, ...] = ()) -> str:
@@ -278,15 +280,15 @@ def shown(federation: Federation, names: tuple[str, ...] = ()) -> str:
     return captured.get()
 
 
-def test_features_are_shown_by_their_means() -> None:
+def test_features_are_shown_by_their_means_and_deviations() -> None:
     said = shown(prepare(TABLE), Table.feature_names)
     (line,) = (line for line in said.splitlines() if "tens and one" in line)
-    # Rows 0 to 39: the mean of 10 n + 1, and of b a thousand more.
+    # Rows 0 to 39: the mean of 10 n + 1; domain b has a thousand more.
     assert line.split()[3:] == ["196", "±115", "1.2e+03", "±115"]
     assert "feature 2" in shown(prepare(TABLE))
 
 
-def test_texts_are_shown_by_their_length() -> None:
+def test_texts_are_shown_by_their_length_and_vocabulary() -> None:
     lines = [line.split() for line in shown(prepare(TEXTS)).splitlines()]
     assert ["tokens", "per", "text", "3", "±0", "3", "±0"] in lines
     assert ["distinct", "tokens,", "out", "of", "40", "40", "40"] in lines
@@ -297,13 +299,13 @@ def test_texts_are_shown_by_their_length() -> None:
 SITES = DataConfig(name="randhie:groups=site:visits=1")
 
 
-def test_the_embedded_table_keeps_what_is_checked_of_any() -> None:
+def test_randhie_passes_check_data() -> None:
     check_data(RandHIE)
     check_data(RandHIE, SITES, groups="site", visits=1)
 
 
-def test_the_embedded_table_is_the_studys() -> None:
-    """Its means before they were rounded, in statsmodels 0.15.0."""
+def test_randhie_has_the_means_of_the_original_data() -> None:
+    """Means before rounding, in statsmodels 0.15.0."""
     wanted = {
         "mdvis": 2.860426,
         "logc": 2.383341,
@@ -328,7 +330,7 @@ def test_the_embedded_table_is_the_studys() -> None:
 
 
 @pytest.mark.parametrize("config", [DataConfig(name="randhie"), SITES], ids=["health", "site"])
-def test_nobody_of_the_embedded_table_is_on_both_sides(config: DataConfig) -> None:
+def test_no_person_of_randhie_is_in_both_training_and_test(config: DataConfig) -> None:
     data_set = RandHIE(config, **({"groups": "site", "visits": 1} if config == SITES else {}))
     person = _table()["person"]
     seen = []
@@ -339,7 +341,7 @@ def test_nobody_of_the_embedded_table_is_on_both_sides(config: DataConfig) -> No
     assert sorted(seen) == list(range(20190))
 
 
-def test_what_is_said_of_the_embedded_table_is_so() -> None:
+def test_randhie_has_its_documented_sizes_and_statistics() -> None:
     federation = prepare(DataConfig(name="randhie", clients_per_domain=1))
     assert [client.num_examples for client in federation.clients] == [8807, 5838, 1242, 236]
     assert federation.test_sizes == (2212, 1471, 318, 66)
@@ -350,7 +352,7 @@ def test_what_is_said_of_the_embedded_table_is_so() -> None:
     assert poor / 302 == pytest.approx(0.65, abs=0.005)
 
 
-def test_the_embedded_table_is_what_the_script_makes_of_the_studys(tmp_path: Path) -> None:
+def test_the_embedding_script_gives_the_columns_and_values_of_randhie(tmp_path: Path) -> None:
     import embed_randhie
     import pandas as pd
 
@@ -371,7 +373,7 @@ def test_the_embedded_table_is_what_the_script_makes_of_the_studys(tmp_path: Pat
     assert found["educdec"] == "12,12,9"
 
 
-def test_kinds_are_told_by_the_length_of_a_shape() -> None:
+def test_the_kind_of_examples_follows_from_the_length_of_their_shape() -> None:
     assert {KINDS[1]: FeatureSet.kind, KINDS[2]: TokenSet.kind} == {
         "features": "features",
         "tokens": "tokens",

@@ -1,4 +1,4 @@
-"""A federation of real processes, with TLS and authenticated sites; certificates and keys."""
+"""Deployments of real processes with TLS and authenticated sites; certificates and keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from fairflower.server.contents import read_facts
 from fairflower.server.folder import LOCK
 from fairflower.server.session import Session
 
-#: As they are started, which is not the order in which the server numbers them.
+#: In the order in which the sites are started, which is not the order of client ids.
 DOMAINS = ("plain", "inverted", "rotated", "printed")
 DROPPED = "rotated"  # the site that is killed
 NUMBER = sorted(DOMAINS).index(DROPPED)
@@ -85,7 +85,7 @@ def own_folders(place: Path) -> dict[str, Path]:
     return folders
 
 
-def test_a_certificate_is_good_for_its_hosts_under_its_authority_alone(tmp_path: Path) -> None:
+def test_a_certificate_is_valid_only_for_its_hosts_and_its_authority(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "a", ["fl.example.org", "10.1.2.3"], days=30)
     other = make_certificates(tmp_path / "b", ["fl.example.org"])
     certificate = x509.load_pem_x509_certificate(made.certificate.read_bytes())
@@ -103,7 +103,7 @@ def test_a_certificate_is_good_for_its_hosts_under_its_authority_alone(tmp_path:
     assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
 
 
-def test_a_host_may_have_a_name_that_is_longer_than_a_common_name(tmp_path: Path) -> None:
+def test_a_certificate_supports_host_names_longer_than_a_common_name(tmp_path: Path) -> None:
     host = ".".join(["a-load-balancer-of-a-cloud"] * 3)
     made = make_certificates(tmp_path, [host])
     certificate, authority = map(
@@ -113,7 +113,7 @@ def test_a_host_may_have_a_name_that_is_longer_than_a_common_name(tmp_path: Path
     builder.build_server_verifier(x509.DNSName(host)).verify(certificate, [])
 
 
-def test_a_key_pair_is_what_flower_reads(tmp_path: Path) -> None:
+def test_a_key_pair_has_the_format_that_flower_reads(tmp_path: Path) -> None:
     public = make_key_pair(tmp_path / "keys" / "site")
     private = tmp_path / "keys" / "site"
     key = load_ssh_private_key(private.read_bytes(), None)
@@ -125,7 +125,7 @@ def test_a_key_pair_is_what_flower_reads(tmp_path: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
 
 
-def test_no_secret_is_overwritten(tmp_path: Path) -> None:
+def test_existing_certificates_and_keys_are_not_overwritten(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["localhost"])
     public = make_key_pair(tmp_path / "site").read_bytes()
     authority = (tmp_path / "ca.crt").read_bytes()
@@ -137,7 +137,7 @@ def test_no_secret_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "site.pub").read_bytes() == public
 
 
-def test_a_process_that_ends_too_early_shows_what_it_said(tmp_path: Path) -> None:
+def test_the_error_of_a_process_that_ended_early_shows_its_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('no such key'); sys.exit(3)"]
     process = Process("The SuperLink", command, tmp_path / "home", tmp_path / "log")
     process.start()
@@ -147,7 +147,7 @@ def test_a_process_that_ends_too_early_shows_what_it_said(tmp_path: Path) -> Non
     process.end()
 
 
-def test_a_killed_process_takes_its_own_with_it(tmp_path: Path) -> None:
+def test_killing_a_process_ends_its_children(tmp_path: Path) -> None:
     parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     child = f"import time; time.sleep({3 * TIMEOUT})"
     process = Process("parent", [sys.executable, "-c", parent, child], tmp_path, tmp_path / "log")
@@ -157,7 +157,7 @@ def test_a_killed_process_takes_its_own_with_it(tmp_path: Path) -> None:
     wait_for(lambda: not belonging_to(tmp_path), "both to end")
 
 
-def test_a_command_without_an_answer_is_named(tmp_path: Path, monkeypatch) -> None:
+def test_a_timeout_of_a_flwr_command_names_the_command(tmp_path: Path, monkeypatch) -> None:
     def late(*_: object, timeout: float, **__: object) -> None:
         raise subprocess.TimeoutExpired("flwr", timeout)
 
@@ -167,19 +167,19 @@ def test_a_command_without_an_answer_is_named(tmp_path: Path, monkeypatch) -> No
         LocalDeployment.flwr(cast(LocalDeployment, trial), "list", "prod")
 
 
-def test_no_two_processes_get_one_port() -> None:
+def test_free_port_returns_distinct_ports() -> None:
     ports = [free_port() for _ in range(500)]
     assert len(set(ports)) == 500
 
 
-def test_a_folder_with_something_in_it_is_no_trials(tmp_path: Path) -> None:
+def test_a_trial_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "superlink.log").touch()
     result = invoke("deploy", "trial", f"--output-dir={tmp_path}", env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "is not empty, but a trial needs an empty folder" in " ".join(result.output.split())
 
 
-def test_only_the_trials_own_superexec_may_start_its_runs(tmp_path: Path) -> None:
+def test_superlink_and_superexec_share_a_secret_with_private_permissions(tmp_path: Path) -> None:
     trial = LocalDeployment(tmp_path, [])
     option = "--superexec-auth-secret-file"
     commands = trial.superlink.command, trial._executor.command
@@ -189,7 +189,7 @@ def test_only_the_trials_own_superexec_may_start_its_runs(tmp_path: Path) -> Non
     assert stat.S_IMODE(one.stat().st_mode) == 0o600
 
 
-def test_a_superlink_that_does_not_come_back_is_named(tmp_path: Path, monkeypatch) -> None:
+def test_a_superlink_that_ended_is_reported(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("fairflower.deploy.local.PATIENCE", 0.1)
     trial = LocalDeployment(tmp_path / "trial", [])
     monkeypatch.setattr(trial, "_say_log", lambda run_id: None)
@@ -201,7 +201,9 @@ def test_a_superlink_that_does_not_come_back_is_named(tmp_path: Path, monkeypatc
         trial._follow("1")
 
 
-def test_a_run_that_no_superexec_can_start_is_not_waited_for(tmp_path: Path, monkeypatch) -> None:
+def test_a_superexec_that_ended_before_the_run_started_is_reported(
+    tmp_path: Path, monkeypatch
+) -> None:
     endless = tmp_path / "flwr"
     endless.write_text(f"#!{sys.executable}\nimport time\nprint('waiting')\ntime.sleep(600)\n")
     endless.chmod(0o755)
@@ -219,7 +221,7 @@ def test_a_run_that_no_superexec_can_start_is_not_waited_for(tmp_path: Path, mon
     assert said == ["waiting"]
 
 
-def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None:
+def test_a_number_of_sites_that_is_not_a_multiple_of_the_domains_is_refused(tmp_path: Path) -> None:
     arguments = ["deploy", "trial", "--sites=6", f"--output-dir={tmp_path / 'trial'}"]
     result = invoke(*arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 2
@@ -228,7 +230,7 @@ def test_sites_that_the_domains_cannot_share_are_refused(tmp_path: Path) -> None
     assert not (tmp_path / "trial").exists()
 
 
-def test_sites_are_counted_by_domain_whatever_groups_the_clients_form() -> None:
+def test_sites_are_divided_by_domain_also_with_corrupted_clients() -> None:
     data = DataConfig(examples_per_client=10, test_examples=10, corrupted_clients=1)
     divided, nodes = nodes_with_shares(data, sites=8)
     assert (divided.clients_per_domain, len(nodes)) == (2, 8)
@@ -243,7 +245,7 @@ class Healthy(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_no_proxy_is_asked_for_this_machine(
+def test_connections_to_this_machine_bypass_proxies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTPS_PROXY", "https_proxy"):
@@ -268,7 +270,7 @@ def test_no_proxy_is_asked_for_this_machine(
         assert found["no_grpc_proxy"] == f"b.org,{others}{HOST}"
 
 
-def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_creates_certificates_and_keys(tmp_path: Path) -> None:
     out, key = tmp_path / "certificates", tmp_path / "keys" / "site"
     call("deploy", "certificates", "localhost", f"--out={out}")
     call("deploy", "key", key)
@@ -277,12 +279,12 @@ def test_certificates_and_keys_are_made_from_the_command_line(tmp_path: Path) ->
     assert "File exists" in call("deploy", "key", key, expect=1)
 
 
-# --- folders of their own, on one machine ---------------------------------------------------
+# --- trials on one machine ------------------------------------------------------------------
 
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Nodes and configs of what would be tried; nothing is started."""
+    """Collect nodes and configs of trials, without starting a process."""
     found: list[Any] = []
 
     class NoTrial:
@@ -342,7 +344,7 @@ def test_a_trial_gives_every_site_its_own_folder(tmp_path: Path, trials: list[An
         (["--strategies=term,fedavg", "--set=strategy.t=0.5"], "moon:mu=2.0+term:t=0.5"),
     ],
 )
-def test_a_trial_takes_the_arguments_of_a_config_that_is_the_methods_own(
+def test_a_trial_takes_arguments_from_the_config_if_the_name_is_the_same(
     given: list[str], label: str, tmp_path: Path, trials: list[Any]
 ) -> None:
     tables = {"strategy": 'name = "fedequilibria"\nt = 0.8', "client": 'name = "moon"\nmu = 2.0'}
@@ -355,7 +357,7 @@ def test_a_trial_takes_the_arguments_of_a_config_that_is_the_methods_own(
     assert config.label == label
 
 
-def test_a_trial_takes_numbers_and_files_from_a_config(
+def test_a_trial_takes_settings_and_file_paths_from_a_config(
     tmp_path: Path, trials: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -382,7 +384,7 @@ def test_a_trial_takes_numbers_and_files_from_a_config(
         ("participation.availability=gone.csv", "gone.csv"),
     ],
 )
-def test_settings_that_a_trial_cannot_have_are_refused_before_anything_starts(
+def test_invalid_settings_are_refused_before_a_trial_starts(
     setting: str, error: str, tmp_path: Path, trials: list[Any]
 ) -> None:
     result = try_sites(tmp_path, f"--set={setting}")
@@ -406,7 +408,7 @@ def test_settings_that_a_trial_cannot_have_are_refused_before_anything_starts(
         (["svhn={a}", "usps={large}"], "Set data.image-size to resize them"),
     ],
 )
-def test_folders_that_cannot_be_sites_are_refused_before_anything_starts(
+def test_invalid_site_options_are_refused_before_a_trial_starts(
     arguments: list[str], error: str, tmp_path: Path, trials: list[Any]
 ) -> None:
     places = {name: small(tmp_path / name) for name in "ab"}
@@ -429,7 +431,7 @@ def test_folders_that_cannot_be_sites_are_refused_before_anything_starts(
         ("--data=digits", "Unknown domain 'a'"),
     ],
 )
-def test_what_sites_with_their_own_folders_have_no_use_for_is_refused(
+def test_options_that_conflict_with_the_site_option_are_refused(
     option: str, error: str, tmp_path: Path, trials: list[Any]
 ) -> None:
     sites = [f"--site={name}={small(tmp_path / name)}" for name in "ab"]
@@ -439,11 +441,11 @@ def test_what_sites_with_their_own_folders_have_no_use_for_is_refused(
     assert not trials
 
 
-# --- the whole ------------------------------------------------------------------------------
+# --- a whole deployment ---------------------------------------------------------------------
 
 
 def intruders(trial: LocalDeployment, folder: Path) -> dict[str, Process]:
-    """SuperNodes that must not get in, by what they are told."""
+    """Return SuperNodes that must be refused, by the message that they get."""
     node = {"domain": "plain", "data-dir": str(folder / "site plain")}
     unregistered = trial.make_site("unregistered", node)
     anonymous = trial.make_site("anonymous", node)
@@ -461,7 +463,7 @@ def intruders(trial: LocalDeployment, folder: Path) -> dict[str, Process]:
 
 
 def trainings(site: Process) -> int:
-    """How often a site was asked to train."""
+    """Return how often a site was asked to train."""
     return site.log.read_text().count("Receiving: train message")
 
 
@@ -471,7 +473,7 @@ def outage(trial: LocalDeployment, said: list[str]) -> None:
 
     def is_asked_again() -> bool:
         if site.exit_code is not None:  # right after a crash its key is refused
-            site.kill()  # what it has started
+            site.kill()  # also ends its children
             site.start()
         return trainings(site) > after
 
@@ -506,8 +508,8 @@ def restart(trial: LocalDeployment) -> None:
     trial.superlink.start()
 
 
-def went_on(trial: LocalDeployment, folder: Path, rounds: int) -> Path:
-    """The run folder of a run that was resumed, once more if Flower lost what was being sent."""
+def resumed(trial: LocalDeployment, folder: Path, rounds: int) -> Path:
+    """Resume a run, twice if Flower loses a message the first time; return the run folder."""
     config = RunConfig(num_server_rounds=rounds, resume=str(folder))
     try:
         return trial.run(config)
@@ -528,7 +530,7 @@ def simulated(sites: Sequence[Mapping[str, Scalar]], folder: Path, made: RunConf
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
+def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -542,27 +544,27 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         ThreadPoolExecutor() as pool,
         LocalDeployment(tmp_path / "trial", nodes, said.append) as trial,
     ):
-        strangers = intruders(trial, tmp_path)
-        for stranger in strangers.values():
-            stranger.start()
+        refused = intruders(trial, tmp_path)
+        for supernode in refused.values():
+            supernode.start()
         equilibria = trial.run(config("fedequilibria", rounds=1))
-        for reason, stranger in strangers.items():
-            wait_for(lambda s=stranger: s.exit_code is not None, f"{stranger.name} to give up")
-            assert stranger.exit_code != 0
-            assert reason in stranger.log.read_text()
-            stranger.kill()  # what it has started would ask for work a while longer
-        # Control variates, at the sites and at the server: one that forgets ends in other bits.
+        for reason, supernode in refused.items():
+            wait_for(lambda s=supernode: s.exit_code is not None, f"{supernode.name} to give up")
+            assert supernode.exit_code != 0
+            assert reason in supernode.log.read_text()
+            supernode.kill()  # ends its children, which would ask for work a while longer
+        # Control variates at the sites and at the server: lost state would change the model.
         of_tables = config("fedheal", 2, "vectors:TableAtHand", "scaffold")
         tables = trial.run(of_tables)
-        # Heads that stay with the sites.
+        # Heads that only the sites have.
         of_heads = config("fedpw", 2, client="fedper")
         heads = trial.run(of_heads)
-        # Normalization that the server keeps for the sites.
+        # Normalization layers of the sites that the server stores.
         of_norms = config("fedpw", 2, client="fedbn:keep=server")
         norms = trial.run(of_norms)
 
-        # More rounds than there will be: it is stopped when the site is back, however
-        # long that takes, and resumed.
+        # More rounds than will be done: the run is stopped as soon as the site is back, and then
+        # resumed.
         endless = config("fedheal", rounds=100)
         happening = pool.submit(outage, trial, said)
         with pytest.raises(TrialError, match="The run is finished:stopped"):
@@ -571,14 +573,14 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         (heal,) = (trial.folder / "runs" / "5").iterdir()
         wait_for(lambda: read_facts(heal)["status"] == "stopped", "the ServerApp to end")
         assert "Traceback" not in "\n".join(said)
-        assert not {p.name for p in heal.glob(".*")} - {LOCK}, "something is half-written"
+        assert not {p.name for p in heal.glob(".*")} - {LOCK}, "a temporary file is left"
         done = int(read_facts(heal)["rounds"])
         happening = pool.submit(restart, trial)
-        assert went_on(trial, heal, done + 1) == heal
+        assert resumed(trial, heal, done + 1) == heal
         happening.result()
     wait_for(lambda: not belonging_to(tmp_path), "all processes to end")
 
-    # Real processes compute, and the sites' tests find, what a simulation does.
+    # Models and accuracies equal those of a simulation.
     runs = [read_run(equilibria), read_run(heal)]
     of_images = config("fedequilibria", rounds=1)
     for run, made in (
@@ -592,14 +594,16 @@ def test_a_deployment_survives_deaths_and_a_stop_and_lets_no_stranger_in(
         assert model.read_bytes() == expected.read_bytes(), made.data.name
         np.testing.assert_array_equal(run.accuracy, same.accuracy)
         np.testing.assert_array_equal(run.personal.accuracy, same.personal.accuracy)
-    for run in runs:  # one site in each domain, in the order of both
+    for run in runs:  # one site per domain, in the same order
         np.testing.assert_array_equal(run.accuracy[-1], run.by_client.accuracy[-1])
 
     rounds = runs[1].diagnostics
     others = [client for client in range(len(DOMAINS)) if client != NUMBER]
     assert rounds[0]["client_ids"] == others
     assert list(rounds[0]["dropped"]) == [str(NUMBER)]
-    assert rounds[-1]["client_ids"] == sorted([*others, NUMBER]), "the site came back as another"
+    assert rounds[-1]["client_ids"] == sorted([*others, NUMBER]), (
+        "the site is not the same client as before"
+    )
     assert [r["round"] for r in rounds] == list(range(1, done + 2))
 
     table = StringIO()

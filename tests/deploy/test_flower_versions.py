@@ -1,4 +1,4 @@
-"""The oldest and the newest Flower that pyproject.toml admits."""
+"""The oldest and the newest version of Flower that pyproject.toml allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def canonical(name: str) -> str:
-    """As `uv` writes the names of distributions."""
+    """Return the name of a distribution as `uv` writes it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -30,7 +30,7 @@ def flower_requirement() -> str:
 
 
 @pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])
-def test_both_engines_agree_on(resolution: str, tmp_path: Path):
+def test_both_engines_agree_with_the_oldest_and_the_newest_flower(resolution: str, tmp_path: Path):
     venv = tmp_path / "venv"
     python = venv / "bin" / "python"
     here = {canonical(d.name): d.version for d in distributions()}
@@ -42,7 +42,7 @@ def test_both_engines_agree_on(resolution: str, tmp_path: Path):
     listed = run([*uv, "pip", "list", "--python", python, "--format", "json", "--quiet"], env=env)
     if all(here.get(canonical(p["name"])) == p["version"] for p in json.loads(listed)):
         pytest.skip("these are the versions that all other tests run with")
-    # Flower and what it asks for are the new environment's, the rest comes from this one.
+    # The new environment has Flower and its dependencies; all other packages come from this one.
     behind = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     places = [str(Path(fairflower.__file__).parents[1]), *sorted(behind)]
     query = "import sysconfig; print(sysconfig.get_path('purelib'))"

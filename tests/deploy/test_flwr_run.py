@@ -1,4 +1,4 @@
-"""The app as Flower's own commands handle it: built, run, refused."""
+"""The app with Flower's own commands: builds, runs, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 
 EXPERIMENTS = configs()
-#: What documents give to `flwr run`.
+#: Run configs of `flwr run` in the documents.
 PRINTED = [
     pairs
     for name in ("deployment", "faults", "guide")
@@ -53,7 +53,7 @@ RUN_FOLDER = {
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a clone of the repository holds of the app, elsewhere."""
+    """Copy the files of the app in a clone of the repository to another folder."""
     folder = tmp_path_factory.mktemp("elsewhere") / "app"
     folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -100,7 +100,7 @@ METHODS = [
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(("method", "nodes"), METHODS)
-def test_flwr_run_ends_in_the_bits_of_one_process(
+def test_flwr_run_gives_the_results_of_an_inline_run(
     method: dict[str, str], nodes: int, flower: Flower, tmp_path: Path
 ):
     settings = SETTINGS | method | {"output-dir": f"'{tmp_path}'"}
@@ -119,7 +119,7 @@ def test_flwr_run_ends_in_the_bits_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_flwr_stop_ends_a_run_as_ctrl_c_does_and_it_goes_on(flower: Flower, tmp_path: Path):
+def test_flwr_stop_stops_a_run_which_can_be_resumed(flower: Flower, tmp_path: Path):
     folder = tmp_path / "long"
     endless = {"output-dir": f"'{tmp_path}'", "run-name": "'long'", "num-server-rounds": "10000"}
     before = set(belonging_to(flower.home))
@@ -143,9 +143,7 @@ def test_flwr_stop_ends_a_run_as_ctrl_c_does_and_it_goes_on(flower: Flower, tmp_
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_federation_too_small_is_refused_with_the_command_that_fixes_it(
-    flower: Flower, tmp_path: Path
-):
+def test_too_few_supernodes_are_refused_with_the_correct_command(flower: Flower, tmp_path: Path):
     row = flower.run(SETTINGS | {"output-dir": f"'{tmp_path}'"}, supernodes=2)
     assert row["status"] == "finished:failed"
     remedy = 'flwr run . --federation-config "num-supernodes=4 client-resources-num-cpus=1"'
@@ -153,14 +151,14 @@ def test_a_federation_too_small_is_refused_with_the_command_that_fixes_it(
     log = flower("log", row["run-id"], "--show")
     assert remedy in log
     assert not list(tmp_path.iterdir()), "a run that never began left a run folder"
-    # The traceback shows whose code ran: the bundle's, not what is installed.
+    # The traceback shows that the code of the bundle ran, and not the installed code.
     assert str(flower.home / "flwr" / "apps") in log
     assert str(ROOT / "fairflower") not in log
 
 
 @pytest.fixture(scope="module")
 def bundle(app: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `flwr build` makes of the app."""
+    """Build the app with `flwr build`; return the bundle."""
     folder = tmp_path_factory.mktemp("built")
     copy = shutil.copytree(app, folder / "app", symlinks=True)
     run([FLWR, "build"], env=environment(folder), cwd=copy)
@@ -172,19 +170,21 @@ def bundle(app: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_bundle_is_complete_and_small(app: Path, bundle: Path):
     assert bundle.stat().st_size < 10 * 2**20
     project = tomllib.loads(zipfile.ZipFile(bundle).read("pyproject.toml").decode())
-    # What Flower syncs for every run, unless told otherwise, is all that a run needs.
+    # The default groups, which Flower installs for every run, have all that a run needs.
     assert project["tool"]["uv"]["default-groups"] == ["sim"]
     assert project["dependency-groups"]["sim"] == ["fairflower[sim]"]
     bundled = set(zipfile.ZipFile(bundle).namelist())
     files = {path for path in (app / "fairflower").rglob("*") if path.is_file()}
-    # Flower bundles neither templates, styles nor scripts, which `fairflower report` alone needs.
+    # Flower does not bundle templates, styles and scripts; only `fairflower report` needs them.
     files = {path for path in files if path.suffix not in (".j2", ".css", ".js", ".mplstyle")}
     ours = {path.relative_to(app) for path in files if "__pycache__" not in path.parts}
     assert bundled >= {path.as_posix() for path in ours}
 
 
 @pytest.mark.slow
-def test_the_built_app_runs(bundle: Path, flower: Flower, tmp_path: Path):
+def test_the_built_app_gives_the_model_of_an_inline_run(
+    bundle: Path, flower: Flower, tmp_path: Path
+):
     zipfile.ZipFile(bundle).extractall(tmp_path / "app")
     settings = SETTINGS | {"output-dir": f"'{tmp_path}'"}
     built = flower.of(tmp_path / "app")
@@ -208,12 +208,12 @@ def test_flower_accepts_every_run_config_of_the_documents(pairs: str):
     RunConfig.from_flat(fuse_dicts(declared, parse_config_args([pairs])))
 
 
-def test_arguments_stay_with_their_strategy_and_are_refused_with_another():
+def test_arguments_of_a_strategy_are_refused_with_another_strategy():
     declared = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])
     pacs = str(ROOT / "experiments/fedequilibria-pacs.toml")
     for given, label in (
         ([pacs], "fedequilibria:t=0.8:scale=none"),
-        (["strategy.name='fedequilibria'"], "fedequilibria"),  # nothing of another config
+        (["strategy.name='fedequilibria'"], "fedequilibria"),  # no argument of another config
         (["strategy.name='fedequilibria' strategy.t=0.3"], "fedequilibria:t=0.3"),
     ):
         assert RunConfig.from_flat(fuse_dicts(declared, parse_config_args(given))).label == label
@@ -227,7 +227,7 @@ def test_arguments_stay_with_their_strategy_and_are_refused_with_another():
 
 
 @pytest.mark.slow
-def test_an_experiment_with_an_unknown_key_would_be_refused(tmp_path: Path):
+def test_flower_refuses_an_experiment_with_an_unknown_key(tmp_path: Path):
     path = tmp_path / "wrong.toml"
     path.write_text("[train]\nlearning-rate = 0.1\n")
     declared = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])

@@ -1,4 +1,4 @@
-"""The wheel in another project's environment: a strategy in its app, and its parts in ours."""
+"""The wheel in another project's environment: our strategies in its app, its parts in our runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 CLIENTS, COORDINATES, ROUNDS = 4, 50, 4
 SETTINGS = [{}, {"tau": 0.0, "beta": 0.0}, {"tau": 0.7, "beta": None}, {"tau": None, "beta": 0.8}]
 
-# What follows stands between these two; the last argument is where the results go.
+# Each app below is inserted between these two; its last argument is the file of results.
 BEFORE = """
 import json, sys
 import numpy as np
@@ -60,8 +60,8 @@ def main(grid, context):
 """
 
 
-# The same for FedEquilibria. Client k's Fisher lives on its own coordinates i = k mod K, where
-# it is k + 1: so <F_i, F_j> = 0, and the QP has the closed form w_k ~ 1 / ||F_k||^2.
+# The same for FedEquilibria. Client k's Fisher diagonal is k + 1 at the coordinates i = k mod K and
+# 0 elsewhere: so <F_i, F_j> = 0, and the QP has the closed form w_k ~ 1 / ||F_k||^2.
 FISHER_APP = f"""
 lazy = 2  # this client measures nothing in the run that is to fail
 
@@ -93,8 +93,8 @@ def main(grid, context):
 """
 
 
-# The same for strategies that read numbers. Client k answers whatever is asked for with
-# ((k + 1) / 4)^2, and moves the first coordinate by k and one of its own by 1.
+# The same for strategies that read numbers. Client k sends ((k + 1) / 4)^2 for every metric that it
+# is asked for, and moves the first coordinate by k and coordinate k + 1 by 1.
 METRIC_APP = f"""
 lazy = 1  # this client measures nothing in the runs that are to fail
 
@@ -132,12 +132,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def foreign(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of an environment with the wheel in it, and what that asks for."""
+    """Return the `bin` folder of an environment with the wheel and its dependencies."""
     return environment_with(tmp_path_factory.mktemp("foreign"), f"{wheel}[sim]")
 
 
 def fedheal(tau: float | None = 0.3, beta: float | None = 0.4) -> np.ndarray:
-    """Eq. 5-12 for the app above, every client in every round."""
+    """Compute the model of ``APP`` by Eq. 5-12, with every client in every round."""
     examples = 10.0 * np.arange(1, CLIENTS + 1)
     p, dp = examples / examples.sum(), np.zeros(CLIENTS)
     rises = np.zeros((CLIENTS, COORDINATES))
@@ -160,7 +160,7 @@ def fedheal(tau: float | None = 0.3, beta: float | None = 0.4) -> np.ndarray:
 
 
 def results_of(app: str, foreign: Path, folder: Path, *arguments: str) -> dict[str, Any]:
-    """What an app wrote down that ran in the foreign environment."""
+    """Run an app in the foreign environment; return its results."""
     (folder / "app.py").write_text(BEFORE + app + AFTER)
     command = [foreign / "python", "app.py", *arguments, "results.json"]
     run(command, env=environment(folder), cwd=folder)
@@ -173,7 +173,7 @@ def test_the_wheel_holds_the_whole_package(wheel: Path):
     assert set(zipfile.ZipFile(wheel).namelist()) >= package
 
 
-def test_strategies_need_no_torch(foreign: Path, tmp_path: Path):
+def test_strategies_are_imported_without_torch(foreign: Path, tmp_path: Path):
     code = "import sys, fairflower.strategies as s; print('torch' in sys.modules, s.__file__)"
     imported, place = run(
         [foreign / "python", "-c", code], env=environment(tmp_path), cwd=tmp_path
@@ -182,7 +182,7 @@ def test_strategies_need_no_torch(foreign: Path, tmp_path: Path):
     assert Path(place).is_relative_to(foreign.parent)
 
 
-def test_fedheal_in_a_foreign_app_computes_the_paper(foreign: Path, tmp_path: Path):
+def test_fedheal_in_a_foreign_app_follows_the_papers_equations(foreign: Path, tmp_path: Path):
     results = list(results_of(APP, foreign, tmp_path, json.dumps(SETTINGS)).values())
     for settings, result in zip(SETTINGS, results, strict=True):
         np.testing.assert_allclose(result, fedheal(**settings), atol=1e-5, err_msg=str(settings))
@@ -191,7 +191,7 @@ def test_fedheal_in_a_foreign_app_computes_the_paper(foreign: Path, tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_fedequilibria_in_a_foreign_app_weighs_by_the_fishers_it_is_sent(
+def test_fedequilibria_in_a_foreign_app_weights_by_the_sent_fisher_diagonals(
     foreign: Path, tmp_path: Path
 ):
     results = results_of(FISHER_APP, foreign, tmp_path)
@@ -206,12 +206,10 @@ def test_fedequilibria_in_a_foreign_app_weighs_by_the_fishers_it_is_sent(
 
 
 @pytest.mark.nightly
-def test_strategies_in_a_foreign_app_weigh_by_the_metrics_they_are_sent(
-    foreign: Path, tmp_path: Path
-):
+def test_strategies_in_a_foreign_app_weight_by_the_sent_metrics(foreign: Path, tmp_path: Path):
     k = np.arange(CLIENTS)
     value = ((k + 1) / 4) ** 2
-    # All have as many examples; in the first round FedCE and FedGA have no past to weigh by.
+    # All clients have equally many examples; FedCE and FedGA have no history in the first round.
     expected = {
         "FedISM": ({"q": 3.0}, value**3, "sharpness"),
         "QFFL": ({"q": 2.0, "rule": "weights"}, value**2, "received_loss"),
@@ -238,9 +236,9 @@ def test_strategies_in_a_foreign_app_weigh_by_the_metrics_they_are_sent(
             assert 0 < moved < CLIENTS - 1
 
 
-# --- a package with a strategy, a client, a model and a data set of its own ------------------
+# --- a package with a strategy, a client, a model and a data set -----------------------------
 
-RULE = "loss-power:power=2.0"
+STRATEGY = "loss-power:power=2.0"
 PARTS = ["--model=shallow:hidden=16", "--data=stripes"]
 SHORT = [*PARTS, "--rounds=1", "--epochs=1", "--set=data.clients-per-domain=1"]
 
@@ -256,7 +254,7 @@ def example(foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.nightly
-def test_the_parts_of_a_package_are_the_same_in_every_process(
+def test_parts_of_an_installed_package_give_the_same_model_with_all_commands(
     foreign: Path, example: Path, tmp_path: Path
 ):
     path = os.pathsep.join([str(foreign), os.environ.get("PATH", "")])
@@ -267,12 +265,22 @@ def test_the_parts_of_a_package_are_the_same_in_every_process(
 
     code = "import test_my_method as test; test.test_my_method()"
     run([foreign / "python", "-c", code], env=env, cwd=example / "tests")
-    one = [f"--strategy={RULE}", "--client=smooth", "--set=run-name=ray", f"--output-dir={own}"]
+    one = [f"--strategy={STRATEGY}", "--client=smooth", "--set=run-name=ray", f"--output-dir={own}"]
     assert "round   1/1" in fairflower("run", *one, "--engine=ray", "--workers=2")
-    several = [f"--strategies={RULE}", "--clients=smooth", "--seeds=0", f"--output-dir={own}/jobs"]
-    assert f"smooth+{RULE}" in fairflower("compare", *several, "--jobs=2")
+    several = [
+        f"--strategies={STRATEGY}",
+        "--clients=smooth",
+        "--seeds=0",
+        f"--output-dir={own}/jobs",
+    ]
+    assert f"smooth+{STRATEGY}" in fairflower("compare", *several, "--jobs=2")
     assert "</html>" in (own / "jobs" / "report" / "index.html").read_text("utf-8")
-    sites = [f"--strategies={RULE}", "--client=smooth", "--sites=2", f"--output-dir={own}/sites"]
+    sites = [
+        f"--strategies={STRATEGY}",
+        "--client=smooth",
+        "--sites=2",
+        f"--output-dir={own}/sites",
+    ]
     fairflower("deploy", "trial", *sites)
     with superlink(example, tmp_path / "flower", foreign) as flower:
         keys = {"num-server-rounds": "1", "train.local-epochs": "1"}
@@ -284,7 +292,7 @@ def test_the_parts_of_a_package_are_the_same_in_every_process(
     for facts in own.rglob("run.json"):
         if "uniform" not in facts.parent.name:
             told = json.loads(facts.read_text())
-            assert (told["status"], told["label"]) == ("completed", f"smooth+{RULE}"), facts
+            assert (told["status"], told["label"]) == ("completed", f"smooth+{STRATEGY}"), facts
             assert "power = 2.0" in (facts.parent / "config.toml").read_text()
             where = facts.relative_to(own).parts[0]
             models[where] = (facts.parent / "model.safetensors").read_bytes()

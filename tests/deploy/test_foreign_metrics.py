@@ -1,4 +1,4 @@
-"""Strategies that need a number, in an app whose clients are nothing of fairflower's."""
+"""Strategies that need a number from clients, in an app with clients without fairflower."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NUMERIC = [
     if strategy().needs and not set(strategy().needs) & set(FairStrategy.VECTORS)
 ]
 
-#: Those that also even the losses out, for which three gradients in a plane leave no step.
-STILL = {"adafed", "fedmdfg", "fedlf"}
+#: Strategies that also equalize the losses: for three gradients in a plane they take no step.
+NO_STEP = {"adafed", "fedmdfg", "fedlf"}
 
 foreign = ClientApp()
 
 
 @foreign.train()
 def train(message: Message, context: Context) -> Message:
-    """A step of gradient descent to the client's own target, and what was asked for."""
+    """Take a gradient step to the client's target, and send the metrics that were asked for."""
     measure = str(message.content["config"].get("measure", ""))
     k = int(context.node_config["partition-id"])
     w = message.content["arrays"]["w"].numpy()
@@ -47,14 +47,14 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Nodes:
-    """As much of a grid as sampling asks for."""
+    """The part of a grid that sampling needs."""
 
     def get_node_ids(self) -> list[int]:
         return [11, 12, 13]
 
 
 def run(strategy: FairStrategy) -> np.ndarray:
-    """The model after some rounds of strategy and clients passing each other messages."""
+    """Return the model after ``ROUNDS`` rounds of a strategy with these clients."""
     set_task_identity()
     arrays = record_of(MODEL)
     contexts = {
@@ -73,25 +73,25 @@ def run(strategy: FairStrategy) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NUMERIC)
-def test_clients_that_send_the_metric_are_enough(name: str) -> None:
+def test_numeric_strategies_only_need_clients_that_send_metrics(name: str) -> None:
     arguments = {"lr": 0.4} if name in ("qffl", "dq-ffl") else {}
     strategy = STRATEGIES[name](**arguments)
     w = run(strategy)
     assert strategy.client_ids == (11, 12, 13)
     assert not strategy.dropped
     assert strategy.diagnostics["weights"].sum() == pytest.approx(1)
-    if name not in STILL:
+    if name not in NO_STEP:
         assert (w > 0.1).all()
     assert (w < 3).all()
 
 
-def test_the_seven_are_among_them() -> None:
+def test_seven_known_strategies_are_numeric() -> None:
     assert {"fedism", "afl", "qffl", "fairfed", "fedce", "fedga", "term"} <= set(NUMERIC)
 
 
 @pytest.mark.parametrize("name", ["fedism", "afl", "qffl", "fedga", "term"])
-def test_the_client_that_is_served_worst_gains(name: str) -> None:
-    """Client 2's target lies apart: its loss is lower than in the rule's neutral setting."""
+def test_fair_strategies_lower_the_loss_of_the_worst_client(name: str) -> None:
+    """Client 2's target is far from the others; its loss is lower than without fairness."""
 
     def loss(strategy: FairStrategy) -> float:
         return float(((run(strategy) - TARGETS[2]) ** 2).sum())
@@ -107,6 +107,6 @@ def test_the_client_that_is_served_worst_gains(name: str) -> None:
     assert loss(STRATEGIES[name](**arguments)) < 0.95 * loss(neutral)
 
 
-def test_q_fedavg_asks_for_the_learning_rate_that_it_cannot_know() -> None:
+def test_qffl_without_a_learning_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"QFFL\(lr="):
         run(QFFL())

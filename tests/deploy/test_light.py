@@ -1,4 +1,4 @@
-"""`pip install fairflower`: neither torch nor Ray, and the lowest versions that it admits."""
+"""`pip install fairflower`: no torch, no Ray, and the lowest versions of its dependencies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
     ),
 ]
 FOLDERS = ("tests/strategies", "tests/aggregation", "tests/numerics")
-#: Tests of strategies that need more than a strategy does: clients that train, runs, reports.
+#: Matches files of tests that need more than strategies: clients that train, runs, reports.
 TRAINING = re.compile(r"^(import torch|from (toys|fairflower\.(clients|models|training)))", re.M)
 MORE = ["tests/aggregation/test_bounds.py", "tests/aggregation/test_consistency.py"]
 MORE += [
@@ -30,18 +30,20 @@ MORE += [
     for path in sorted((ROOT / folder).rglob("test_*.py"))
     if TRAINING.search(path.read_text(encoding="utf-8"))
 ]
-RUN_CONFIGS = "tests/strategies/test_fedgcr.py::test_a_variant_with_t_given_says_so_before_the_run"
+RUN_CONFIGS = (
+    "tests/strategies/test_fedgcr.py::test_variants_with_a_given_cluster_number_refuse_auto"
+)
 
 
 def install(python: Path, *what: str) -> None:
-    folder = python.parents[1]  # none of the project's own settings
+    folder = python.parents[1]  # outside of the project, whose settings do not apply there
     command = [sys.executable, "-m", "uv", "pip", "install", "--python", python, *what]
     run(command, env=environment(folder), cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that has fairflower with no extra."""
+    """Return the Python of an environment that has fairflower without extras."""
     folder = tmp_path_factory.mktemp("light")
     venv = [sys.executable, "-m", "uv", "venv", "--python", sys.executable, folder / "venv"]
     run(venv, env=environment(folder))
@@ -54,7 +56,7 @@ def python(light: Path, code: str, folder: Path) -> str:
     return run([light, "-c", code], env=environment(folder), cwd=folder)
 
 
-def test_it_brings_none_of_what_runs_need(light: Path, tmp_path: Path) -> None:
+def test_no_library_of_the_sim_extra_is_installed(light: Path, tmp_path: Path) -> None:
     code = """
 from fairflower.errors import EXTRAS, installed
 print([library for library in EXTRAS["sim"] if installed(library)])
@@ -62,13 +64,13 @@ print([library for library in EXTRAS["sim"] if installed(library)])
     assert python(light, code, tmp_path) == "[]\n"
 
 
-def test_every_strategy_works_or_names_what_it_needs(light: Path, tmp_path: Path) -> None:
+def test_every_strategy_works_or_names_the_missing_extra(light: Path, tmp_path: Path) -> None:
     code = """
 from fairflower.strategies import STRATEGIES
 from fairflower.testing import check_strategy
-for name, rule in STRATEGIES.items():
+for name, strategy in STRATEGIES.items():
     try:
-        check_strategy(rule)
+        check_strategy(strategy)
     except ImportError as error:
         print("lacks:", name, error)
 """
@@ -78,7 +80,7 @@ for name, rule in STRATEGIES.items():
     assert all('Run: pip install "fairflower[solvers]"' in line for line in lines)
 
 
-def test_the_command_says_in_one_line_what_to_install(light: Path, tmp_path: Path) -> None:
+def test_commands_name_the_missing_extra_in_one_line(light: Path, tmp_path: Path) -> None:
     def fairflower(*arguments: str, expect: int = 0) -> str:
         command = [light.parent / "fairflower", *arguments]
         return run(command, env=environment(tmp_path), cwd=tmp_path, expect=expect)
@@ -93,7 +95,7 @@ def test_the_command_says_in_one_line_what_to_install(light: Path, tmp_path: Pat
     fairflower("deploy", "key", "site.key")
 
 
-def test_the_python_api_names_the_extra(light: Path, tmp_path: Path) -> None:
+def test_the_python_api_names_the_missing_extra(light: Path, tmp_path: Path) -> None:
     code = """
 import fairflower as ff
 print(ff.__version__)
@@ -108,7 +110,9 @@ except ImportError as error:
 
 
 @pytest.mark.nightly
-def test_the_tests_of_strategies_pass_with_the_lowest_solvers(light: Path, tmp_path: Path) -> None:
+def test_tests_of_strategies_pass_with_the_lowest_versions_of_solvers(
+    light: Path, tmp_path: Path
+) -> None:
     install(light, "--resolution", "lowest-direct", f"{ROOT}[solvers]")
     install(light, "hypothesis", "pytest", "pytest-rerunfailures")
     command = [light, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""Flower's own privacy wrappers and mods around strategies: they work, or refuse clearly."""
+"""Flower's own privacy wrappers and mods with strategies: they work or are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALL: dict[str, Any] = {
     "min_available_nodes": CLIENTS,
 }
 NEEDS_LR = {"qffl": {"lr": 0.05}, "dq-ffl": {"lr": 0.05}}
-LOOSE = 1e6
+LARGE_NORM = 1e6
 
 #: Name -> wrapper that clips at a norm and adds no noise, and the clients' mods.
 WRAPPERS: dict[str, Any] = {
@@ -81,12 +81,13 @@ def train(strategy: Any, mods: Any = (), net: Any = linear, rounds: int = 1) -> 
 
 
 @functools.cache
-def plainly(name: str) -> Mapping[str, Any]:
+def plain_model(name: str) -> Mapping[str, Any]:
     return train(make(name), rounds=2)
 
 
-# No wrapper looks at which strategy it is around: every strategy in one, every wrapper around
-# a mean, a rule that merges by coordinates and one that asks for a metric.
+# Wrappers do not depend on the strategy, so by default these pairs run: every strategy in one
+# wrapper, and every wrapper around a mean, a strategy that merges by coordinates and a strategy
+# that asks for a metric.
 @pytest.mark.parametrize(
     ("name", "wrapper"),
     thinned(
@@ -97,12 +98,12 @@ def plainly(name: str) -> Mapping[str, Any]:
         },
     ),
 )
-def test_clipping_that_clips_nothing_changes_nothing(name: str, wrapper: str) -> None:
+def test_a_large_clipping_norm_does_not_change_the_model(name: str, wrapper: str) -> None:
     wrap, mods = WRAPPERS[wrapper]
-    expected = plainly(name)
-    found = train(wrap(make(name), LOOSE), mods, rounds=2)
+    expected = plain_model(name)
+    found = train(wrap(make(name), LARGE_NORM), mods, rounds=2)
     for key, array in expected.items():
-        # The wrappers take models apart and add them up again.
+        # The wrappers subtract and add models again.
         np.testing.assert_allclose(found[key], array, atol=1e-5)
         assert found[key].dtype == array.dtype
 
@@ -114,26 +115,26 @@ def distance(arrays: Mapping[str, Any]) -> float:
 
 @every_wrapper
 @pytest.mark.parametrize("strategy", [FedAvg, Uniform])
-def test_a_mean_moves_no_further_than_the_clipping_norm(strategy: Any, wrapper: str) -> None:
+def test_the_clipping_norm_bounds_the_update_of_a_mean(strategy: Any, wrapper: str) -> None:
     wrap, mods = WRAPPERS[wrapper]
     free = distance(train(strategy(**ALL)))
     bound = free / 10
     assert 0 < distance(train(wrap(strategy(**ALL), bound), mods)) <= bound * 1.0001
 
 
-def test_noise_is_added_to_what_the_strategy_merged() -> None:
+def test_noise_is_added_to_the_merged_model() -> None:
     def noisy(multiplier: float) -> Any:
         return flower.DifferentialPrivacyServerSideFixedClipping(
-            FedHEAL(**ALL), multiplier, LOOSE, CLIENTS
+            FedHEAL(**ALL), multiplier, LARGE_NORM, CLIENTS
         )
 
     quiet = train(noisy(0))
-    moved = train(noisy(0.3 / LOOSE * CLIENTS))
+    moved = train(noisy(0.3 / LARGE_NORM * CLIENTS))
     noise = np.concatenate([(moved[name] - quiet[name]).ravel() for name in quiet])
     assert noise.std() == pytest.approx(0.3, rel=0.2)
 
 
-def test_noise_on_the_client_is_no_hindrance() -> None:
+def test_fedheal_runs_with_flowers_local_dp_mod() -> None:
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=1e-6, epsilon=1.0, delta=1e-5)
     assert distance(train(FedHEAL(**ALL), [mod])) <= 1.1
 
@@ -156,7 +157,7 @@ def refused() -> dict[str, tuple[FairStrategy, Any, str]]:
 
 @every_wrapper
 @pytest.mark.parametrize("what", refused())
-def test_what_clipping_would_spoil_is_refused_before_anybody_trains(
+def test_strategies_incompatible_with_clipping_are_refused_before_training(
     what: str, wrapper: str
 ) -> None:
     strategy, net, reason = refused()[what]
@@ -165,20 +166,20 @@ def test_what_clipping_would_spoil_is_refused_before_anybody_trains(
         train(wrap(strategy, 1.0), mods, net)
 
 
-def test_what_is_refused_under_a_wrapper_works_without() -> None:
+def test_strategies_that_are_refused_in_a_wrapper_run_without_it() -> None:
     assert privacy_wrapper() == ""
     for strategy, net, _ in refused().values():
         if not strategy.exchanges:
             train(strategy, net=net)
 
 
-def test_noise_on_a_client_that_also_sends_arrays_ends_the_run() -> None:
+def test_the_local_dp_mod_with_measured_arrays_fails_the_run() -> None:
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
     with pytest.raises(RoundFailed, match="0 of 3"):
         train(FedEquilibria(**ALL), [mod])
 
 
-# --- the classic ones ------------------------------------------------------------------------
+# --- classic wrappers ------------------------------------------------------------------------
 
 
 def classic_round(wrap: Any, strategy: FairStrategy) -> list[np.ndarray]:
@@ -215,7 +216,9 @@ def test_classic_wrappers_clip_around_a_legacy_strategy(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", [FedHEAL, Uniform])
-def test_secure_aggregation_is_refused_by_rules_that_must_see_the_clients(strategy: Any) -> None:
+def test_strategies_that_need_single_updates_refuse_classic_secure_aggregation(
+    strategy: Any,
+) -> None:
     set_task_identity()
     mean = ndarrays_to_parameters([np.ones(4, np.float32)])
 

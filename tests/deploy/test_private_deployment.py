@@ -1,4 +1,4 @@
-"""Differential privacy between real processes has the bits of this process."""
+"""Differential privacy in a deployment of real processes equals that of an inline run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflower.config import RunConfig
 from fairflower.deploy.local import LocalDeployment
 from fairflower.deploy.nodes import nodes_with_shares
 
-#: A rule that asks for a number, whose noise is the client's. A seed makes all noise reproducible.
+#: TERM asks clients for a number, to which they add noise. A seed makes all noise reproducible.
 PRIVATE: dict[str, Any] = {
     **SMALL,
     "strategy.name": "term",
@@ -29,32 +29,32 @@ PRIVATE: dict[str, Any] = {
 
 
 def inline(folder: Path) -> Path:
-    """The run in this process."""
+    """Make the same run in this process; return its folder."""
     return ff.run(PRIVATE, output_dir=folder, progress=False).path
 
 
 def assert_same(found: Path, expected: Path) -> None:
-    """The same model, numbers with noise, and epsilon."""
+    """Check that model, noised numbers and epsilon are the same."""
     models = [(run / "model.safetensors").read_bytes() for run in (found, expected)]
     assert models[0] == models[1]
-    accounts, losses = [], []
+    privacy, losses = [], []
     for run in (found, expected):
         facts = json.loads((run / "run.json").read_text())
         assert facts["status"] == "completed"
-        accounts.append(facts["privacy"])
+        privacy.append(facts["privacy"])
         lines = (run / "history.csv").read_text().splitlines()
         losses.append([line for line in lines if ",received_loss," in line])
         assert "train_loss" not in "".join(lines)
-    assert accounts[0] == accounts[1]
-    assert accounts[0]["epsilon"] > 0
-    assert accounts[0]["rounds"] == 2
+    assert privacy[0] == privacy[1]
+    assert privacy[0]["epsilon"] > 0
+    assert privacy[0]["rounds"] == 2
     assert losses[0]
     assert losses[0] == losses[1]
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_nodes_that_share_a_data_set_are_private_in_a_deployment(tmp_path: Path) -> None:
+def test_a_private_deployment_equals_an_inline_run(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     data, nodes = nodes_with_shares(RunConfig.from_flat(PRIVATE).data)
     settings = {**PRIVATE, "data.dir": data.dir}
@@ -65,7 +65,7 @@ def test_nodes_that_share_a_data_set_are_private_in_a_deployment(tmp_path: Path)
     assert "epsilon" in "\n".join(said)
 
 
-def test_sites_with_folders_of_their_own_are_refused(tmp_path: Path) -> None:
+def test_privacy_is_refused_for_sites_with_their_own_folders(tmp_path: Path) -> None:
     result = invoke(
         "deploy",
         "trial",

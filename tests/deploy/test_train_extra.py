@@ -1,4 +1,4 @@
-"""`pip install "fairflower[train]"`: the README's first command without Ray."""
+"""`pip install "fairflower[train]"`: comparisons, reports and runs without Ray."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets")
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of an environment with the wheel and `[train]` alone."""
+    """Return the `bin` folder of an environment with the wheel and only the extra `[train]`."""
     wheel = built_wheel(tmp_path_factory.mktemp("wheel"))
     return environment_with(tmp_path_factory.mktemp("train"), f"{wheel}[train]")
 
 
-def test_it_compares_runs_and_reports(scripts: Path, tmp_path: Path) -> None:
+def test_compare_and_run_work_without_the_sim_extra(scripts: Path, tmp_path: Path) -> None:
     env = environment(tmp_path, PATH=str(scripts), FAIRFLOWER_DATA="")
 
     def fairflower(*arguments: str, expect: int = 0) -> str:

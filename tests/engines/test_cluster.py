@@ -1,4 +1,4 @@
-"""A Ray cluster: its nodes by the guide, what they lack, one that is lost in a round."""
+"""Ray clusters: nodes that cannot run clients, lost nodes, and the commands of the guide."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ FOUR = [RayNode(name, name, size) for name, size in (("a", 1), ("b", 0), ("c", 3
     [
         ({"CPU": 7.0}, 2, 0, 3),
         ({"CPU": 8.0, "GPU": 1.0}, 1, 0.25, 4),
-        ({"CPU": 8.0, "GPU": 2.0}, 1, 0.4, 4),  # two to a GPU: none has shares of two
+        ({"CPU": 8.0, "GPU": 2.0}, 1, 0.4, 4),  # two workers per GPU: no worker spans two GPUs
         ({"CPU": 8.0, "GPU": 3.0}, 1, 2, 1),
         ({"CPU": 8.0}, 1, 0.25, 0),
-        ({}, 1, 0, 0),  # a head node that is to do nothing else
+        ({}, 1, 0, 0),  # a head node without resources for clients
     ],
 )
-def test_a_node_has_room_for_so_many_workers(resources, cpus, gpus, workers):
+def test_worker_capacity_follows_from_cpus_and_gpus(resources, cpus, gpus, workers):
     assert worker_capacity(resources, cpus, gpus) == workers
 
 
-def test_workers_are_dealt_to_the_nodes_in_turn():
+def test_workers_are_assigned_to_the_nodes_in_turn():
     assert "".join(node.node_id for node in assign_workers(FOUR, 100)) == "acdcdc"
     assert "".join(node.node_id for node in assign_workers(FOUR, 4)) == "acdc"
     assert assign_workers(FOUR, 0) == assign_workers([], 4) == []
 
 
-def test_a_ray_that_is_too_slow_to_start_is_an_error_with_a_remedy(monkeypatch):
+def test_a_startup_timeout_of_ray_is_reported_with_advice(monkeypatch):
     reason = "The current node timed out during startup. This could happen because ..."
 
     def init(*_: Any, **__: Any) -> None:
@@ -69,37 +69,37 @@ def test_a_ray_that_is_too_slow_to_start_is_an_error_with_a_remedy(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["local", "10.0.0.1", "http://10.0.0.1:6379", "10.0.0.1:x"])
-def test_an_address_of_another_form_is_refused(address: str):
+def test_a_malformed_ray_address_is_refused(address: str):
     with pytest.raises(ConfigError, match="expected auto, host:port or ray://host:port"):
         connect(address, 1)
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_an_address_where_no_cluster_is_is_named_at_once(scheme: str):
+def test_an_address_without_a_ray_cluster_is_refused(scheme: str):
     address = f"{scheme}127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError, match=f"'{address}': no Ray cluster answers.*ray start"):
         connect(address, 1)
 
 
-def test_a_cluster_needs_our_engine():
+def test_ray_address_is_refused_with_the_inline_engine():
     with pytest.raises(ConfigError, match=r"ray-address.*engine = .inline. runs only on this"):
         RunConfig.from_flat({"ray-address": "auto", "engine": "inline"})
 
 
-def test_a_machine_with_other_versions_says_which(monkeypatch: pytest.MonkeyPatch):
+def test_a_node_reports_packages_of_other_versions(monkeypatch: pytest.MonkeyPatch):
     here = report_node(lambda: "data", versions())
     assert here.prepared == "data"
     assert not here.error
-    # Another build of the same version, and other code of ours, which is sent there.
+    # Accepted: another build of the same version, and another fairflower, whose code is sent.
     needed = versions() | {"fairflower": "0.0.1"}
     needed["torch"] = needed["torch"].partition("+")[0] + "+cu999"
     assert not report_node(None, needed).error
-    trouble = report_node(None, needed | {"flwr": "0.9", "numpy": "1.0"}).error
-    assert re.match(r"flwr [\d.]+ \(needed: 0.9\), numpy [\d.]+ \(needed: 1.0\)\. Install", trouble)
+    error = report_node(None, needed | {"flwr": "0.9", "numpy": "1.0"}).error
+    assert re.match(r"flwr [\d.]+ \(needed: 0.9\), numpy [\d.]+ \(needed: 1.0\)\. Install", error)
 
 
 class Ray:
-    """What is asked of Ray, which here has these nodes, each with one CPU and its own account."""
+    """A stand-in for Ray with nodes of one CPU each, which return a report or raise an error."""
 
     exceptions = SimpleNamespace(
         RayError=ArithmeticError,
@@ -108,8 +108,8 @@ class Ray:
         NodeDiedError=OverflowError,
     )
 
-    def __init__(self, **accounts: NodeReport | ArithmeticError) -> None:
-        self.accounts = accounts
+    def __init__(self, **reports: NodeReport | ArithmeticError) -> None:
+        self.reports = reports
         self.lost: set[str] = set()
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class Ray:
                 "NodeManagerHostname": name,
                 "Resources": {"CPU": 1.0},
             }
-            for name in self.accounts
+            for name in self.reports
         ]
 
     def remote(self, **resources: float) -> Any:
@@ -139,24 +139,24 @@ class Ray:
         return names, []
 
     def get(self, name: str) -> NodeReport:
-        found = self.accounts[name]
-        if isinstance(found, ArithmeticError):
-            raise found
-        return found
+        report = self.reports[name]
+        if isinstance(report, ArithmeticError):
+            raise report
+        return report
 
 
 def missing() -> None:
     raise DataError("FAIRFLOWER_DATA = '/data': there is no folder /data.")
 
 
-def test_nodes_that_lack_something_are_named_before_anything_starts(monkeypatch):
+def test_nodes_that_cannot_run_clients_are_named_before_the_run_starts(monkeypatch):
     monkeypatch.setattr(ray_cluster, "_NOTICED_IN", 0)
     good = report_node(None, {})
     full = ArithmeticError("the node is out of memory")
     ray = Ray(a=good, b=report_node(missing, {}), c=full, d=good._replace(prepared="others"))
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         RayNodes(ray, 1, 0, None).begin()
-    assert str(told.value).splitlines() == [
+    assert str(caught.value).splitlines() == [
         "Clients cannot run on these Ray nodes:",
         "  b: FAIRFLOWER_DATA = '/data': there is no folder /data. (A node uses the "
         "environment in which `ray start` was called.)",
@@ -167,7 +167,7 @@ def test_nodes_that_lack_something_are_named_before_anything_starts(monkeypatch)
         RayNodes(Ray(a=good), 1, 0, missing).begin()
 
 
-def test_a_node_that_has_just_died_is_no_obstacle(caplog):
+def test_a_node_that_died_before_the_check_is_skipped(caplog):
     nodes = RayNodes(
         Ray(a=report_node(None, {}), b=ZeroDivisionError(), c=OverflowError()), 1, 0, None
     )
@@ -178,7 +178,7 @@ def test_a_node_that_has_just_died_is_no_obstacle(caplog):
     ]
 
 
-def test_a_node_that_dies_while_it_is_asked_is_no_obstacle_whatever_the_error(caplog, monkeypatch):
+def test_a_node_that_dies_during_the_check_is_skipped_after_any_error_of_ray(caplog, monkeypatch):
     ray = Ray(a=report_node(None, {}), b=ArithmeticError("its worker has crashed"))
     waited = []
 
@@ -190,26 +190,26 @@ def test_a_node_that_dies_while_it_is_asked_is_no_obstacle_whatever_the_error(ca
     monkeypatch.setattr(ray_cluster.time, "sleep", sleep)
     assert [node.name for node in RayNodes(ray, 1, 0, None).begin()] == ["a"]
     assert caplog.messages == ["Ray node b is lost."]
-    # What goes wrong in our own code there is told at once.
+    # An error in fairflower's code on the node is raised at once.
     ray = Ray(a=report_node(None, {}), b=FloatingPointError("no such function"))
     with pytest.raises(ConfigError, match="b: no such function"):
         RayNodes(ray, 1, 0, None).begin()
     assert len(waited) == 3
 
 
-def test_a_node_that_joins_is_used_once_it_is_prepared_and_named_if_it_is_not(caplog):
+def test_a_joining_node_is_used_if_it_can_run_clients_and_named_if_not(caplog):
     good = report_node(None, {})
     ray = Ray(a=good)
     nodes = RayNodes(ray, 1, 0, None)
     assert [node.name for node in nodes.begin()] == ["a"]
     assert nodes.joined() == []
-    ray.accounts |= {"b": good, "c": report_node(missing, {})}
+    ray.reports |= {"b": good, "c": report_node(missing, {})}
     assert [node.name for node in nodes.joined()] == ["b"]
     assert "c is not used: FAIRFLOWER_DATA" in caplog.text
     assert nodes.joined() == []
 
 
-def test_processors_of_several_kinds_are_named(caplog):
+def test_nodes_with_different_hardware_are_named_in_a_warning(caplog):
     good = report_node(None, {})
     ray = Ray(a=good, b=good._replace(hardware="Arm, NEON"), c=good)
     RayNodes(ray, 1, 0, None).begin()
@@ -222,7 +222,7 @@ def test_processors_of_several_kinds_are_named(caplog):
     assert not caplog.messages
 
 
-def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
+def test_workers_of_a_lost_node_are_replaced_on_other_nodes(caplog):
     good = report_node(None, {})
     ray = Ray(a=good, b=good, c=good)
     workers = Workers(ray, object, (), 2, 1, 0, RayNodes(ray, 1, 0, None))
@@ -235,11 +235,11 @@ def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
     ray.lost.add("a")
     workers.replace(workers.ready[0])
     assert where() == "bc"
-    # One that dies on a node that is there is replaced there.
+    # A worker that dies on a connected node is replaced on this node.
     workers.replace(workers.ready[0])
     assert where() == "cb"
-    # A node is taken for alive for a while after it was lost: then none starts on it.
-    lost = ray.accounts["c"] = ArithmeticError("it was lost")
+    # Ray lists a lost node as alive for a while; a worker cannot start on it.
+    lost = ray.reports["c"] = ArithmeticError("it was lost")
     workers.replace(workers.ready[0])
     ray.lost.add("c")
     assert where() == "b"
@@ -247,17 +247,17 @@ def test_workers_go_where_there_is_room_when_their_node_is_lost(caplog):
         "Ray node a is lost.",
         "Ray node c is lost.",
     ]
-    ray.accounts["b"] = lost
+    ray.reports["b"] = lost
     workers.replace(workers.ready[0])
     assert where() == ""
     assert not workers.starting
     assert "A worker cannot start on b: it was lost" in caplog.text
-    ray.accounts["d"] = good
+    ray.reports["d"] = good
     workers.look_for_nodes()
     assert where() == "d"
 
 
-def test_workers_that_no_node_has_room_for_are_refused():
+def test_client_resources_that_no_node_has_are_refused():
     ray = Ray(a=report_node(None, {}))
     for cpus, gpus in ((2, 0.0), (1, 0.5)):
         with pytest.raises(ConfigError, match=f"client-cpus = {cpus}, client-gpus = {gpus:g}: no"):
@@ -279,8 +279,8 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def lines_of_the_guide(folder: Path) -> list[str]:
-    """What docs/cluster.md tells to type, with a port that is free here and a short run."""
+def commands_of_the_guide(folder: Path) -> list[str]:
+    """Return the commands of docs/cluster.md, with a free port and a short run."""
     text = (ROOT / "docs" / "cluster.md").read_text()
     (block,) = re.findall(r"^```sh try\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     block = block.replace("6390", str(free_port())).replace("$RAY_TMPDIR", str(folder))
@@ -292,12 +292,12 @@ def lines_of_the_guide(folder: Path) -> list[str]:
 # Nightly: on a busy machine Ray at times takes minutes to see that a node is gone.
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_two_nodes_of_which_one_is_killed_give_the_bits_of_one_machine(folder: Path):
+def test_a_run_on_two_nodes_of_which_one_is_killed_equals_a_run_on_one_machine(folder: Path):
     data = folder / "data"
     data.mkdir()
     np.savez(data / "noise.npz", **{f"{k}_{split}": IMAGES[k] for k in IMAGES for split in SPLITS})
     env = environment(folder, RAY_TMPDIR=str(folder), FAIRFLOWER_DATA=str(data))
-    _, head, _, other, _, run_there, run_here, compare, _ = lines_of_the_guide(folder)
+    _, head, _, other, _, run_there, run_here, compare, _ = commands_of_the_guide(folder)
     log, history = folder / "log.txt", folder / "runs" / "cluster" / "history.csv"
     with log.open("w") as output:
 
@@ -307,16 +307,16 @@ def test_two_nodes_of_which_one_is_killed_give_the_bits_of_one_machine(folder: P
             with started(call, env=env, stdout=output, stderr=subprocess.STDOUT) as process:
                 yield process
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # asked to end, Ray takes its time
+                    os.killpg(process.pid, signal.SIGKILL)  # Ray is slow to end after SIGTERM
 
         with begin(head, env):
             wait_until_written("Ray runtime started", log)
             with begin(other, {**env, "FAIRFLOWER_DATA": str(folder / "nowhere")}):
                 wait_until_written("Ray runtime started", log, 2)
                 refused = run([*run_there.split(), "--data", "npz"], env=env, expect=2)
-                told = " ".join(refused.split())
-                assert "Clients cannot run on these Ray nodes: " in told
-                assert "/nowhere'" in told
+                message = " ".join(refused.split())
+                assert "Clients cannot run on these Ray nodes: " in message
+                assert "/nowhere'" in message
             with begin(other, env) as second:
                 wait_until_written("Ray runtime started", log, 3)
                 with begin(run_there, env) as cli:

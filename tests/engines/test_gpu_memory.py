@@ -1,4 +1,4 @@
-"""Clients that run out of GPU memory, with a stand-in for a GPU: fewer at a time, then the end."""
+"""Clients that run out of memory on a simulated GPU: a retry with fewer workers, or an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def app_that_needs(share: float) -> ClientApp:
-    """Clients that need so large a share of a GPU; they count their rounds."""
+    """Return clients that need this share of a GPU and count their rounds."""
     app = ClientApp()
 
     @app.train()
@@ -38,22 +38,22 @@ def app_that_needs(share: float) -> ClientApp:
     return app
 
 
-def a_round(grid: RayGrid) -> list[dict[str, Any]]:
+def train_round(grid: RayGrid) -> list[dict[str, Any]]:
     nodes = grid.get_node_ids()
     messages = [Message(RecordDict({"config": ConfigRecord()}), node, "train") for node in nodes]
     return [dict(reply.content["metrics"]) for reply in grid.send_and_receive(messages)]
 
 
 def workers(share: float, **options: Any) -> RayGrid:
-    """Two workers that share a GPU, which is not there."""
+    """Return a grid of two workers that share a simulated GPU."""
     gpu = {"client_gpus": 0.5, "num_gpus": 1}
     return RayGrid(app_that_needs(share), 6, workers=2, **gpu, **options)
 
 
-def test_clients_are_tried_again_with_fewer_at_a_time(caplog):
+def test_clients_without_gpu_memory_are_retried_with_fewer_workers(caplog):
     with closing(workers(1.0)) as grid:
-        first, second = a_round(grid), a_round(grid)
-    assert [reply["n"] for reply in first] == [1] * 6  # from the states that they had
+        first, second = train_round(grid), train_round(grid)
+    assert [reply["n"] for reply in first] == [1] * 6  # from their states before the failure
     assert [reply["n"] for reply in second] == [2] * 6
     assert {reply["share"] for reply in first + second} == {1.0}
     assert len({reply["pid"] for reply in first + second}) == 1
@@ -63,27 +63,27 @@ def test_clients_are_tried_again_with_fewer_at_a_time(caplog):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("share", "fewer"), [(2.0, True), (1.0, False)])
-def test_a_client_without_memory_ends_the_run(share, fewer, caplog):
-    """After a second try; at once if the run is to stop."""
+def test_a_client_without_enough_gpu_memory_ends_the_run(share, fewer, caplog):
+    """After a retry, or at once if ``fewer`` is false."""
     with closing(workers(share, fewer=fewer)) as grid, pytest.raises(GpuMemoryError) as caught:
-        a_round(grid)
+        train_round(grid)
     assert ("It is retried once" in caplog.text) == fewer
     assert f"({REASON}). Resume the run with fewer parallel clients" in str(caught.value)
 
 
 @pytest.mark.nightly
-def test_a_client_with_a_gpu_for_itself_is_not_tried_again():
+def test_a_client_without_enough_memory_on_a_gpu_of_its_own_ends_the_run():
     app = app_that_needs(2.0)
     with (
         closing(RayGrid(app, 4, workers=2, client_gpus=1.0, num_gpus=2)) as grid,
         pytest.raises(GpuMemoryError),
     ):
-        a_round(grid)
+        train_round(grid)
 
 
 @pytest.mark.parametrize(("errors", "fewer"), [("retry", True), ("stop", False)])
-def test_a_runs_setting_says_whether_they_are_tried_again(errors, fewer, monkeypatch):
-    told = {}
-    monkeypatch.setattr(launch, "simulate", lambda *_, **options: told.update(options))
+def test_gpu_memory_errors_sets_whether_clients_are_retried(errors, fewer, monkeypatch):
+    received = {}
+    monkeypatch.setattr(launch, "simulate", lambda *_, **options: received.update(options))
     launch.launch(lambda grid: None, RunConfig.from_flat({"gpu-memory-errors": errors}), 2)
-    assert told["fewer"] is fewer
+    assert received["fewer"] is fewer

@@ -1,4 +1,4 @@
-"""The inline engine: what clients get from it, and what a debugger gets."""
+"""The inline engine: separate messages, exceptions of clients, and reloaded modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import fairflower as ff
 from fairflower.engines.inline import InlineGrid
 
 
-def test_a_clients_mutation_of_a_message_does_not_reach_the_next_client():
+def test_changes_of_a_message_by_a_client_do_not_reach_the_next_client():
     app = ClientApp()
 
     @app.query()
@@ -30,7 +30,7 @@ def test_a_clients_mutation_of_a_message_does_not_reach_the_next_client():
     assert [r.content["a"]["seen"] for r in grid.send_and_receive(messages)] == [0, 0, 0]
 
 
-def test_a_debugger_gets_the_clients_own_exception():
+def test_raise_errors_raises_the_exception_of_the_client():
     app = ClientApp()
 
     @app.train()
@@ -43,7 +43,7 @@ def test_a_debugger_gets_the_clients_own_exception():
         grid.send_and_receive([Message(RecordDict(), node, "train")])
 
 
-def test_a_reloaded_network_and_metric_are_used_and_threads_stay(
+def test_reloaded_models_and_metrics_are_used_and_the_number_of_threads_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a notebook: the same name, whose code has changed."""

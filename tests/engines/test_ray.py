@@ -1,4 +1,4 @@
-"""The engine on Ray with apps of somebody else: same results, state, deaths, one copy."""
+"""The Ray engine with foreign apps: results, client states, crashed workers, shared arrays."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.slow
 WEIGHTS = np.arange(40_000, dtype=np.float64).reshape(200, 200)  # 320 kB: shared
 
 
-def somebodys_client() -> ClientApp:
-    """Moves the model by its number and by how often it was asked."""
+def foreign_clients() -> ClientApp:
+    """Return clients that add their number and their count of rounds to the model."""
     app = ClientApp()
 
     @app.train()
@@ -48,7 +48,7 @@ def somebodys_client() -> ClientApp:
         w = record["w"].numpy() + before + client * context.run_config["step"] + count["n"]
         context.state["kept"] = ArrayRecord({"w": Array(w)})
         die(message.content.config_records.get("config", {}), client)
-        record["w"] = Array(w)  # its message is its own: nobody else sees this
+        record["w"] = Array(w)  # clients do not share messages: no other client sees this
         content = {
             "arrays": ArrayRecord({"w": Array(w)}),
             "metrics": MetricRecord({"num-examples": client + 1, "n": count["n"]}),
@@ -59,7 +59,7 @@ def somebodys_client() -> ClientApp:
 
 
 def die(config: Any, client: int) -> None:
-    """Take the process down, as the kernel does when memory runs out: always, or once."""
+    """End the process, as the kernel does when memory runs out: always, or once."""
     if config.get("dies") != client:
         return
     if marker := config.get("once"):
@@ -70,13 +70,13 @@ def die(config: Any, client: int) -> None:
 
 
 def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
-    """Three rounds of Flower's own FedAvg; the final model, also if the server then fails."""
+    """Return the model of three rounds of Flower's FedAvg, also if the server then fails."""
     server = ServerApp()
     outcome = {}
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        random.seed(0)  # by which Flower orders the nodes, and so the sums
+        random.seed(0)  # sets Flower's order of nodes and thus of the sums
         strategy = FedAvg(fraction_evaluate=0.0)
         result = strategy.start(grid, ArrayRecord({"w": Array(WEIGHTS)}), num_rounds=3)
         outcome["w"] = result.arrays["w"].numpy()
@@ -87,25 +87,25 @@ def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
     options["run_config"] = {"step": 0.5}
     if fails:
         with pytest.raises(ZeroDivisionError, match="of the server"):
-            simulate(server, somebodys_client(), 5, engine=engine, **options)
+            simulate(server, foreign_clients(), 5, engine=engine, **options)
     else:
-        context = simulate(server, somebodys_client(), 5, engine=engine, **options)
+        context = simulate(server, foreign_clients(), 5, engine=engine, **options)
         assert context.state["done"]["step"] == 0.5
     return outcome["w"]
 
 
-def test_two_apps_of_somebody_else_end_alike_on_both_engines():
-    """And what the server raises comes out."""
+def test_foreign_apps_compute_the_same_model_on_both_engines():
+    """``simulate`` raises an exception of the server."""
     assert np.array_equal(federate("inline"), federate("ray", fails=True, workers=2))
 
 
-def test_flowers_engine_cannot_hand_on_a_run_config():
+def test_a_run_config_is_refused_with_flowers_engine():
     with pytest.raises(ConfigError, match="run_config"):
         federate("flower")
 
 
 def ask(grid: InlineGrid, timeout: float | None = None, **config: Any) -> dict[int, Message]:
-    """One round: the replies by client."""
+    """Return the replies of one round by client."""
     content = RecordDict({"arrays": ArrayRecord({"w": Array(WEIGHTS)})})
     content["config"] = ConfigRecord(config)
     nodes = {node: k for k, node in enumerate(grid.get_node_ids())}
@@ -123,18 +123,18 @@ def models(replies: dict[int, Message]) -> dict[int, list[float]]:
     }
 
 
-def test_a_worker_that_dies_is_replaced_and_its_client_tried_once_more(tmp_path, monkeypatch):
+def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, monkeypatch):
     settings = {"step": 0.5}
-    inline = InlineGrid(somebodys_client(), 40, settings)
+    inline = InlineGrid(foreign_clients(), 40, settings)
     expected = [models(ask(inline)) for _ in range(3)]
-    with closing(RayGrid(somebodys_client(), 40, settings, workers=2)) as grid:
+    with closing(RayGrid(foreign_clients(), 40, settings, workers=2)) as grid:
         puts: list[object] = []
         put = grid._ray.put
         monkeypatch.setattr(grid._ray, "put", lambda record: puts.append(record) or put(record))
         assert models(ask(grid)) == expected[0]
-        assert len(puts) == 41  # the model for forty messages, and the states, which became large
+        assert len(puts) == 41  # one model for 40 messages, and 40 states, which are large now
         puts.clear()
-        # One death: tried again with those sent together with it, from the states they had.
+        # One crash: the clients of the batch are retried from their earlier states.
         sent: list[int] = []
         send = grid._send
 
@@ -147,8 +147,8 @@ def test_a_worker_that_dies_is_replaced_and_its_client_tried_once_more(tmp_path,
         monkeypatch.setattr(grid, "_send", watched)
         assert models(ask(grid, dies=3, once=str(tmp_path / "died"))) == expected[1]
         assert max(sent) > 1
-        assert len(puts) == 1  # the states stay where they were made
-        # Dies whenever it is asked: an error reply, and nobody else suffers.
+        assert len(puts) == 1  # only the model, as states are not copied again
+        # A client that always crashes gets an error reply; no other client is affected.
         replies = ask(grid, dies=1)
         assert [k for k, reply in replies.items() if reply.has_error()] == [1]
         assert "ActorDied" in replies[1].error.reason
@@ -157,7 +157,7 @@ def test_a_worker_that_dies_is_replaced_and_its_client_tried_once_more(tmp_path,
 
 
 @pytest.mark.nightly
-def test_what_nodes_keep_may_grow_and_shrink_and_be_part_of_a_message():
+def test_client_states_may_change_size_and_share_arrays_with_messages():
     app = ClientApp()
 
     @app.train()
@@ -165,7 +165,7 @@ def test_what_nodes_keep_may_grow_and_shrink_and_be_part_of_a_message():
         kept = context.state.array_records.get("kept", ArrayRecord())
         seen = {name: array.numpy() for name, array in kept.items()}
         content = {"arrays": ArrayRecord({n: Array(a + 1) for n, a in seen.items()})}
-        record = message.content["arrays"]  # of each round another part, 320 kB or 8
+        record = message.content["arrays"]  # another part in each round, of 320 kB or 8 bytes
         part = message.content["config"]["keep"]
         context.state["kept"] = ArrayRecord({part: record[part]} if part else {})
         return Message(RecordDict(content), reply_to=message)
@@ -183,7 +183,7 @@ def test_what_nodes_keep_may_grow_and_shrink_and_be_part_of_a_message():
 
     with closing(RayGrid(app, 3, workers=2)) as grid:
         assert rounds(grid) == rounds(InlineGrid(app, 3))
-        # Two messages to one node at a time: what is kept is one of what they leave.
+        # Several messages to one node at a time: one of the resulting states is kept.
         content = RecordDict({"arrays": ArrayRecord({"large": Array(WEIGHTS)})})
         content["config"] = ConfigRecord({"keep": "large"})
         node = next(iter(grid.get_node_ids()))
@@ -192,7 +192,7 @@ def test_what_nodes_keep_may_grow_and_shrink_and_be_part_of_a_message():
 
 
 @pytest.mark.nightly
-def test_the_slowest_client_of_the_last_round_comes_first():
+def test_the_slowest_client_of_the_previous_round_starts_first():
     app = ClientApp()
 
     @app.train()
@@ -208,7 +208,7 @@ def test_the_slowest_client_of_the_last_round_comes_first():
     assert min(begun, key=begun.__getitem__) == 4
 
 
-def test_rays_of_others_are_left_alone(monkeypatch):
+def test_a_ray_instance_of_the_user_is_not_used(monkeypatch):
     class Running:
         is_initialized = staticmethod(lambda: True)
 
@@ -217,8 +217,8 @@ def test_rays_of_others_are_left_alone(monkeypatch):
         ray_cluster.connect("", 1)
 
 
-def test_what_no_worker_has_received_is_forgotten_after_the_timeout():
-    """As long as a worker is at work on an earlier message."""
+def test_queued_messages_are_discarded_after_the_timeout():
+    """Messages are queued while a worker is busy with an earlier message."""
 
     class Busy(RayGrid):
         def __init__(self):
@@ -239,11 +239,11 @@ def test_what_no_worker_has_received_is_forgotten_after_the_timeout():
     assert not grid._tasks
     (task, *_) = (_Task(message, {}) for message in messages)
     grid._queue_first([task])  # its worker died
-    assert not grid._tasks, "nobody waits for it any more"
+    assert not grid._tasks, "a discarded message is queued again"
 
 
-def test_replies_wait_for_those_who_asked_for_them():
-    """As in Flower's grids; only late replies to forgotten messages are dropped."""
+def test_replies_are_kept_until_their_message_ids_are_pulled():
+    """As in Flower's grids; only replies to discarded messages are dropped."""
 
     class Answered(RayGrid):
         def __init__(self, replies):
@@ -272,7 +272,7 @@ def test_replies_wait_for_those_who_asked_for_them():
     assert not grid._arrived
 
 
-def test_an_app_that_cannot_be_sent_is_named_and_ray_is_left_stopped():
+def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped():
     app, lock = ClientApp(), threading.Lock()
 
     @app.train()
@@ -280,12 +280,12 @@ def test_an_app_that_cannot_be_sent_is_named_and_ray_is_left_stopped():
         with lock:
             return Message(RecordDict(), reply_to=message)
 
-    for _ in range(2):  # Ray does not run any more
+    for _ in range(2):  # the second time shows that Ray was stopped
         with pytest.raises(EngineError, match=r"cannot be sent to Ray's workers \(TypeError"):
             RayGrid(app, 2, workers=1)
 
 
-def test_waiting_ends_in_time_and_a_late_reply_does_not_change_a_newer_state(tmp_path):
+def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_path):
     app = ClientApp()
 
     @app.train()
@@ -300,11 +300,11 @@ def test_waiting_ends_in_time_and_a_late_reply_does_not_change_a_newer_state(tmp
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     with closing(RayGrid(app, 2, workers=2)) as grid:
-        while len(grid._workers.ready) < 2:  # one alone would be blocked in round 1
+        while len(grid._workers.ready) < 2:  # a single worker would be blocked in round 1
             grid._workers.collect_started()
             time.sleep(0.01)
         assert ask(grid, round=0).keys() == {0, 1}
-        assert ask(grid, timeout=5, round=1).keys() == {1}  # waiting ends in time
+        assert ask(grid, timeout=5, round=1).keys() == {1}  # without the blocked client
         assert ask(grid, timeout=20, round=2).keys() == {0, 1}  # by the other worker
         (tmp_path / "second").touch()
         time.sleep(1)
@@ -322,6 +322,6 @@ def test_waiting_ends_in_time_and_a_late_reply_does_not_change_a_newer_state(tmp
         ({"num_supernodes": 0}, "num_supernodes = 0: expected a number >= 1"),
     ],
 )
-def test_wrong_arguments_of_simulate_are_named(options, said):
+def test_invalid_arguments_of_simulate_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
         simulate(ServerApp(), ClientApp(), **{"num_supernodes": 2, **options})

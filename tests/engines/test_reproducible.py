@@ -1,4 +1,4 @@
-"""`fairflower run` on Ray: the same bits whoever works, a clean stop, and a dead worker."""
+"""`fairflower run` on Ray: the same results as on other engines, a clean stop, crashed workers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def model(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-# Flower has announced the end of run_simulation.
+# Flower has announced the removal of run_simulation.
 WITHOUT_RUN_SIMULATION = (
     "import sys, flwr.simulation; del flwr.simulation.run_simulation\n"
     "from fairflower.cli import main; main()"
 )
 
 
-#: Runs of eight clients by their kind of data. SCAFFOLD's keep something from round to round.
+#: Runs of eight clients by kind of data. SCAFFOLD has client states.
 KINDS = {
     "images": {"client__name": "scaffold", "strategy__name": "uniform"},
     "features": {
@@ -75,7 +75,7 @@ KINDS = {
     },
 }
 
-#: Clients with arrays of their own, each with another strategy; they test their own models, too.
+#: Clients with local arrays, each with another strategy; clients also test personal models.
 KINDS |= {
     client: {
         "data__examples_per_client": 20,
@@ -95,7 +95,7 @@ KINDS |= {
 }
 KINDS["kept-by-server"] = KINDS["fedbn"] | {"client__keep": "server"}
 
-#: FairFed by groups of people: clients send counts of their training examples and of their tests.
+#: FairFed with a metric of group fairness: clients send counts of training and test examples.
 KINDS["groups"] = {
     "data__name": "heart-disease",
     "data__groups": "sex",
@@ -105,7 +105,7 @@ KINDS["groups"] = {
     "strategy__beta": 1.0,
 }
 
-#: Sums of masked models, and noise of the clients and of the server.
+#: Secure aggregation, and differential privacy with noise of the clients and of the server.
 KINDS["secure_aggregation"] = {"secure_aggregation": True, "strategy__name": "qffl"}
 KINDS["privacy"] = {
     "strategy__name": "term",
@@ -117,11 +117,11 @@ KINDS["privacy"] = {
     "privacy__noise_seed": 5,
 }
 
-#: Those on Flower's engine, which differs from ours in what carries messages and keeps states; the
-#: others at night.
+#: Kinds that also run on Flower's engine, which carries messages and stores states in other ways;
+#: the other kinds run on it with --nightly.
 ON_FLOWER = ("images", "tokens", "kept-by-server", "secure_aggregation")
 
-# One engine for all of them, as it takes so long to start.
+# One engine for all runs, because starting it takes long.
 IN_TURN = """
 import json, sys
 from rich.console import Console
@@ -139,13 +139,12 @@ launch(server, configs[0], 8)
 """
 
 
-def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(
-    tmp_path: Path, pytestconfig: pytest.Config
-):
+def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pytest.Config):
     for kind, method in KINDS.items():
         inline(command(tmp_path, run_name=f"{kind}-inline", **method))
     on_flower = KINDS if pytestconfig.getoption("--nightly") else ON_FLOWER
-    for engine, kinds in (("ray", KINDS), ("flower", on_flower)):  # with one worker: below
+    # Two workers; the test of Ctrl-C has one.
+    for engine, kinds in (("ray", KINDS), ("flower", on_flower)):
         chosen = {"engine": engine, "workers": 2}
         given = [
             settings(tmp_path, run_name=f"{kind}-{engine}", **KINDS[kind], **chosen)
@@ -170,8 +169,8 @@ def test_the_bits_depend_neither_on_the_engine_nor_on_the_workers(
 
 
 @pytest.mark.nightly
-def test_flowers_engine_is_refused_where_flower_has_none(tmp_path: Path):
-    """Flower has announced the end of run_simulation."""
+def test_flowers_engine_is_refused_without_run_simulation(tmp_path: Path):
+    """Flower has announced the removal of run_simulation."""
     call = command(tmp_path, engine="flower")
     without = [sys.executable, "-c", WITHOUT_RUN_SIMULATION, *call[1:]]
     refused = subprocess.run(without, env=environment(tmp_path), capture_output=True, text=True)
@@ -179,7 +178,7 @@ def test_flowers_engine_is_refused_where_flower_has_none(tmp_path: Path):
     assert "Choose engine = 'ray'" in " ".join(refused.stderr.split() + refused.stdout.split())
 
 
-def test_ctrl_c_leaves_a_readable_run_folder_no_process_and_a_run_that_goes_on(tmp_path: Path):
+def test_ctrl_c_ends_all_processes_and_the_run_can_be_resumed(tmp_path: Path):
     folder = tmp_path / "long"
     endless = command(tmp_path, run_name="long", num_server_rounds=10_000, workers=1)
     log = tmp_path / "output.txt"
@@ -204,7 +203,7 @@ def test_ctrl_c_leaves_a_readable_run_folder_no_process_and_a_run_that_goes_on(t
     assert (folder / "model.safetensors").stat().st_size > 0
     assert "Traceback" not in log.read_text()
 
-    # It goes on, in this process, and ends as if it had been left alone.
+    # Resumed in this process, the run equals an uninterrupted run.
     rounds = stopped.last_round + 2
     call("run", f"--resume={folder}", f"--rounds={rounds}", "--engine=inline")
     inline(command(tmp_path, run_name="whole", num_server_rounds=rounds))
@@ -212,7 +211,7 @@ def test_ctrl_c_leaves_a_readable_run_folder_no_process_and_a_run_that_goes_on(t
 
 
 def last_round(folder: Path) -> int:
-    """The last round that the history tells of; -1 while there is none."""
+    """Return the last round in the history; -1 if there is none."""
     try:
         with (folder / "history.csv").open() as file:
             return max((int(row["round"]) for row in csv.DictReader(file)), default=-1)
@@ -220,7 +219,7 @@ def last_round(folder: Path) -> int:
         return -1
 
 
-# Client 1 takes its worker down in round 2, as the kernel does when memory runs out.
+# Client 1 ends its worker's process in round 2, as the kernel does when memory runs out.
 FATAL = """
 import os, sys
 from flwr.serverapp import ServerApp
@@ -256,7 +255,7 @@ except RoundFailed as error:
 
 
 @pytest.mark.nightly
-def test_a_dead_worker_counts_as_missing_and_is_named(tmp_path: Path):
+def test_a_client_whose_workers_crash_is_dropped_and_named(tmp_path: Path):
     script = tmp_path / "fatal.py"
     script.write_text(FATAL)
     output = run([sys.executable, script, str(tmp_path)], env=environment(tmp_path))
@@ -265,7 +264,7 @@ def test_a_dead_worker_counts_as_missing_and_is_named(tmp_path: Path):
     lines = (tmp_path / "lenient" / "diagnostics.jsonl").read_text().splitlines()
     first, second, third = map(json.loads, lines)
     assert first["client_ids"] == [0, 1, 2, 3]
-    assert list(second["dropped"]) == ["1"]  # tried twice; nobody else suffers
+    assert list(second["dropped"]) == ["1"]  # tried twice; no other client is dropped
     assert second["client_ids"] == [0, 2, 3]
     assert third["client_ids"] == [0, 1, 2, 3]
 

@@ -1,4 +1,4 @@
-"""A scheduler's SIGTERM and a closed terminal stop runs as Ctrl-C does, whoever they reach."""
+"""SIGTERM and a closed terminal stop runs as Ctrl-C does, whichever process gets the signal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blocked() -> set[int]:
     return set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
 
-def test_who_handles_sigterm_keeps_it_and_those_who_are_started_wait() -> None:
+def test_keeping_signals_restores_the_handler_and_blocks_sigterm_in_children() -> None:
     def ours(*_: object) -> None: ...
 
     before = signal.signal(signal.SIGTERM, ours)
@@ -58,7 +58,7 @@ def statuses(home: Path) -> set[str]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, *HANGUP])
-def test_a_signal_to_a_run_on_ray_and_all_its_processes_stops_it(
+def test_a_signal_to_all_processes_of_a_run_on_ray_stops_the_run(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
@@ -79,7 +79,7 @@ def test_a_signal_to_a_run_on_ray_and_all_its_processes_stops_it(
 
 
 def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Popen[bytes], int]:
-    """A process with a terminal of its own, once so many runs have begun; and our end of that."""
+    """Start a process in a new terminal; return it and the terminal when ``count`` runs train."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         call,
@@ -98,7 +98,7 @@ def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Pop
     return process, ours
 
 
-ONE_RULE = ["--strategies=fedavg", "--seeds=0"]
+ONE_STRATEGY = ["--strategies=fedavg", "--seeds=0"]
 STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
 
 
@@ -107,25 +107,25 @@ STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
     ("name", "options", "count"),
     [
         ("run", ["--engine=inline"], 1),
-        pytest.param("compare", [*ONE_RULE, "--jobs=2"], 2, marks=pytest.mark.nightly),
+        pytest.param("compare", [*ONE_STRATEGY, "--jobs=2"], 2, marks=pytest.mark.nightly),
         pytest.param("tune", [*STUDY, "--jobs=2"], 2, marks=pytest.mark.nightly),
     ],
     ids=["run", "compare", "tune"],
 )
-def test_what_runs_in_a_terminal_is_stopped_when_that_is_closed(
+def test_closing_the_terminal_stops_the_command(
     name: str, options: list[str], count: int, tmp_path: Path
 ) -> None:
     process, terminal = in_terminal(
         command(name, *options, f"--output-dir={tmp_path}"), tmp_path, count
     )
-    os.close(terminal)  # the kernel sends SIGHUP, and to write there is an error from now on
+    os.close(terminal)  # the kernel sends SIGHUP, and writing to the terminal fails
     assert process.wait(120) == 130
     assert statuses(tmp_path) == {"stopped"}
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_under_nohup_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_under_nohup_ignores_sighup(tmp_path: Path) -> None:
     call = command("run", "--engine=inline", f"--output-dir={tmp_path}", "--set=run-name=run")
     with (tmp_path / "nohup.out").open("w") as output:
         process = subprocess.Popen(["nohup", *call], stdout=output, stderr=subprocess.STDOUT)

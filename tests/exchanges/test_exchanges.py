@@ -1,4 +1,4 @@
-"""Shared state beside the model: how it is merged, checked, kept, and sent."""
+"""Exchanges, which share state beside the model: merging, checks, checkpoints, messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def moved(by: float) -> dict[str, np.ndarray]:
 
 
 def one_round(strategy, shared, clients=range(2), population=None):
-    """A round in which client k moves by k + 1 and returns ``shared[k]``."""
+    """Make a round in which client k changes the model by k + 1 and sends ``shared[k]``."""
     rounds = Rounds(strategy, MODEL, range(population or len(clients)))
     return rounds.step({k: moved(k + 1.0) for k in clients}, measured=shared)
 
@@ -46,7 +46,7 @@ def one_round(strategy, shared, clients=range(2), population=None):
 # --- control variates ----------------------------------------------------------------------
 
 
-def test_c_is_the_mean_change_over_all_clients_whatever_the_weights():
+def test_control_variates_average_changes_over_all_clients_without_weights():
     exchange = ControlVariates()
     strategy = FedAvg(min_clients=1, exchanges=[exchange])
     trained = [name for name in MODEL if "running" not in name]
@@ -64,13 +64,13 @@ def test_c_is_the_mean_change_over_all_clients_whatever_the_weights():
     assert models_equal(arrays_of(message.content["control"]), exchange.c)
 
 
-# --- FedDyn's regulariser ------------------------------------------------------------------
+# --- FedDyn's regularizer ------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 10_000), alpha=st.floats(0.01, 10))
-def test_the_regulariser_is_h_of_algorithm_1(seed, alpha):
-    """As printed, with alpha; for equal weights, any participation."""
+def test_the_regularizer_equals_h_of_feddyns_algorithm_1(seed, alpha):
+    """As in the paper, with alpha; for equal weights and any participation."""
     random = np.random.default_rng(seed)
     population = int(random.integers(2, 7))
     rounds = Rounds(
@@ -95,7 +95,7 @@ def test_the_regulariser_is_h_of_algorithm_1(seed, alpha):
             np.testing.assert_allclose(after[name], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_regulariser_asks_nothing_of_clients_and_sends_nothing():
+def test_the_regularizer_asks_for_nothing_and_sends_nothing():
     rounds = Rounds(FedAvg(exchanges=[DynamicRegularizer()]), MODEL, range(2))
     rounds.step({k: moved(1.0) for k in range(2)})
     assert set(rounds.ask()[0].content) == {"arrays", "config"}
@@ -108,7 +108,7 @@ def returned(mean, count) -> dict[str, dict[str, np.ndarray]]:
     return {"prototypes": {"mean": np.array(mean, np.float32), "count": np.array(count)}}
 
 
-def test_prototypes_are_means_over_all_images_and_stay_where_nobody_has_any():
+def test_prototypes_are_means_over_all_images_and_stay_for_absent_classes():
     exchange = Prototypes()
     rounds = Rounds(Uniform(min_clients=1, exchanges=[exchange]), MODEL, range(3))
     nothing = {k: moved(0.0) for k in range(2)}
@@ -126,7 +126,7 @@ def test_prototypes_are_means_over_all_images_and_stay_where_nobody_has_any():
 
 
 @given(st.integers(0, 10_000))
-def test_prototypes_do_not_depend_on_how_images_are_dealt_to_clients(seed):
+def test_prototypes_do_not_depend_on_the_partition_of_images(seed):
     random = np.random.default_rng(seed)
     z, y = random.normal(size=(20, 2)), random.integers(0, 3, 20)
     found = []
@@ -162,7 +162,7 @@ COUNT = np.array([1, 2, 3])
     ],
 )
 @pytest.mark.parametrize("later", [False, True])
-def test_bad_prototypes_leave_a_client_out_by_name(arrays, reason, later, caplog):
+def test_invalid_prototypes_drop_the_client_with_the_reason(arrays, reason, later, caplog):
     strategy = Uniform(min_clients=1, exchanges=[Prototypes()])
     rounds = Rounds(strategy, MODEL, range(2))
     good = {"prototypes": {"mean": GOOD, "count": COUNT}}
@@ -176,7 +176,7 @@ def test_bad_prototypes_leave_a_client_out_by_name(arrays, reason, later, caplog
     assert re.search(reason, caplog.text)
 
 
-def test_a_client_that_trains_by_another_method_is_told():
+def test_a_client_that_sends_no_record_of_the_exchange_is_dropped():
     strategy = Uniform(min_clients=1, exchanges=[Prototypes()])
     rounds = Rounds(strategy, MODEL, range(2))
     good = {"prototypes": {"mean": GOOD, "count": COUNT}}
@@ -205,10 +205,10 @@ def test_a_client_that_trains_by_another_method_is_told():
     alpha=st.floats(0, 2),
     tau=st.floats(0.05, 1),
 )
-def test_the_anchors_loss_and_gradient_are_autograds(seed, classes, d, alpha, tau):
+def test_the_loss_and_gradient_of_anchors_equal_those_of_autograd(seed, classes, d, alpha, tau):
     random = np.random.default_rng(seed)
     parameters = initial((classes, d), 8, seed)
-    parameters |= {"b1": random.normal(size=8), "b2": random.normal(size=d)}  # which begin at 0
+    parameters |= {"b1": random.normal(size=8), "b2": random.normal(size=d)}  # 0 in `initial`
     weight, bias = random.normal(size=(classes, d)), random.normal(size=classes)
     loss, gradients = anchor_loss(parameters, weight, bias, alpha, tau)
     leaves = {name: torch.tensor(v, requires_grad=True) for name, v in parameters.items()}
@@ -226,7 +226,7 @@ def test_the_anchors_loss_and_gradient_are_autograds(seed, classes, d, alpha, ta
         np.testing.assert_allclose(gradients[name], leaf.grad, rtol=1e-6, atol=1e-9)
 
 
-def test_anchors_are_unit_vectors_that_the_head_tells_apart_and_that_part():
+def test_anchors_are_unit_vectors_classified_by_the_head_and_separated_by_alpha():
     random = np.random.default_rng(0)
     weight = random.normal(size=(5, 12)).astype(np.float32)
     model = {"head.weight": weight, "head.bias": random.normal(size=5).astype(np.float32)}
@@ -246,7 +246,7 @@ def test_anchors_are_unit_vectors_that_the_head_tells_apart_and_that_part():
     assert closest[1.0] < 0
 
 
-def test_anchors_are_learned_from_round_to_round_on():
+def test_anchors_continue_training_from_round_to_round():
     weight, bias = MODEL["head.weight"].astype(float), MODEL["head.bias"].astype(float)
     whole, halves = SemanticAnchors(epochs=40), SemanticAnchors(epochs=20)
     still = {0: moved(0.0)}
@@ -262,7 +262,7 @@ def test_anchors_are_learned_from_round_to_round_on():
     assert np.allclose(unit_anchors(halves.parameters), halves.anchors, atol=1e-6)
 
 
-def test_anchors_start_from_the_runs_seed():
+def test_the_seed_of_the_run_determines_the_anchors():
     def anchors(seed):
         exchange = SemanticAnchors(epochs=1)
         strategy = Uniform(exchanges=[exchange])
@@ -275,7 +275,7 @@ def test_anchors_start_from_the_runs_seed():
     assert not np.array_equal(anchors(1), anchors(2))
 
 
-def test_a_head_without_bias_has_the_anchors_of_one_whose_bias_is_zero():
+def test_a_head_without_bias_has_the_anchors_of_a_head_with_zero_bias():
     def anchors(model):
         exchange = SemanticAnchors(head="fc", epochs=5)
         rounds = Rounds(Uniform(exchanges=[exchange]), model, range(1))
@@ -287,26 +287,26 @@ def test_a_head_without_bias_has_the_anchors_of_one_whose_bias_is_zero():
     np.testing.assert_array_equal(anchors({"fc.weight": weight}), anchors(zero))
 
 
-def test_a_model_without_the_named_head_is_refused_with_the_remedy():
+def test_a_model_without_the_named_head_is_refused_with_advice():
     rounds = Rounds(Uniform(exchanges=[SemanticAnchors(head="fc")]), MODEL, range(1))
     with pytest.raises(ValueError, match=r"'fc\.weight'.*SemanticAnchors\(head=\.\.\.\)"):
         rounds.step({0: moved(0.0)})
 
 
-# --- all of them ---------------------------------------------------------------------------
+# --- all exchanges -------------------------------------------------------------------------
 
 with_exchange = pytest.mark.parametrize(
     "name", [name for name, method in CLIENTS.items() if method.exchanges]
 )
 
 
-def test_every_exchange_has_a_name_of_its_own():
+def test_names_of_exchanges_are_unique():
     kinds = {kind for method in CLIENTS.values() for kind in method.exchanges}
     assert len({kind.name for kind in kinds}) == len(kinds)
 
 
 @with_exchange
-def test_a_saved_and_loaded_exchange_goes_on_as_if_it_had_never_stopped(name):
+def test_a_restored_exchange_gives_the_model_of_an_uninterrupted_run(name):
     def make():
         return FedHEAL(exchanges=exchanges(name))
 
@@ -315,10 +315,10 @@ def test_a_saved_and_loaded_exchange_goes_on_as_if_it_had_never_stopped(name):
 
     whole, _ = run_toy_rounds(make(), clients, 3, 3)
 
-    rule = make()
-    half, grid = run_toy_rounds(rule, clients, 3, 2)
+    strategy = make()
+    half, grid = run_toy_rounds(strategy, clients, 3, 2)
     resumed = make()
-    resumed.load_state_dict(rule.state_dict())
+    resumed.load_state_dict(strategy.state_dict())
     resumed.enroll(dict(enumerate(grid.get_node_ids())), seed=0)
     config = ConfigRecord({"run-id": "toy"})
     messages = list(resumed.configure_train(3, record_of(half), config, grid))
@@ -328,18 +328,18 @@ def test_a_saved_and_loaded_exchange_goes_on_as_if_it_had_never_stopped(name):
 
 
 @with_exchange
-def test_the_order_of_replies_changes_no_exchange(name):
+def test_the_order_of_replies_does_not_change_an_exchange(name):
     states = []
     for reverse in (False, True):
-        rule = Uniform(exchanges=exchanges(name))
-        run_toy_rounds(rule, lambda k: trainer(name, k), 3, 2, reverse=reverse)
-        states.append(rule.state_dict())
+        strategy = Uniform(exchanges=exchanges(name))
+        run_toy_rounds(strategy, lambda k: trainer(name, k), 3, 2, reverse=reverse)
+        states.append(strategy.state_dict())
     assert models_equal(*states)
 
 
 @pytest.mark.parametrize(
     "arguments", [{"epochs": -1}, {"hidden": 0}, {"lr": 0.0}, {"lr": np.nan}, {"lr": np.inf}]
 )
-def test_anchors_refuse_what_they_cannot_train_with(arguments) -> None:
+def test_invalid_arguments_of_anchors_are_refused(arguments) -> None:
     with pytest.raises(ValueError, match="expected epochs >= 0"):
         SemanticAnchors(**arguments)

@@ -1,4 +1,4 @@
-"""Models outside of fairflower: what ONNX Runtime, TorchScript and plain PyTorch make of them."""
+"""Exported models give the same logits in ONNX Runtime, TorchScript and plain PyTorch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCALES = {
 
 
 class Own(Classifier):
-    """Anybody's."""
+    """A user's model."""
 
     def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -48,28 +48,28 @@ class Own(Classifier):
         self.head = nn.Linear(4, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """The largest of each channel."""
+        """Return the maximum of each channel."""
         return self.norm(self.conv(x)).amax((2, 3))
 
 
 class Fixed(Own):
-    """One of whose steps knows how many images there are."""
+    """A model whose output depends on the number of images."""
 
     def features(self, x: Tensor) -> Tensor:
-        """The same, shifted by the number."""
+        """Return the features plus the number of images."""
         return super().features(x) + len(x)
 
 
 class Undecided(Own):
-    """One whose way depends on the pixels, which no graph has."""
+    """A model whose control flow depends on the pixels, which no graph can represent."""
 
     def features(self, x: Tensor) -> Tensor:
-        """The same, or its negative."""
+        """Return the features or their negative."""
         found = super().features(x)
         return found if int(x.sum()) % 2 else -found
 
 
-def of(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Network:
+def wrapped(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Network:
     mean, std = SCALES[len(shape)]
     names = tuple(map(str, range(classes)))
     federation: Any = SimpleNamespace(shape=shape, mean=mean, std=std, class_names=names)
@@ -77,9 +77,9 @@ def of(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Network:
 
 
 def built(name: str) -> Network:
-    """A network with its first weights, whose batch norm has seen images."""
+    """A network with initial weights, whose BatchNorm layers have seen images."""
     shape: tuple[int, ...] = {"embedding-bag": (50, 12), "mlp": (13,)}.get(name, (3, 32, 32))
-    made = of(build(name, 3, shape, seed=0), shape)
+    made = wrapped(build(name, 3, shape, seed=0), shape)
     model = made.model.train()
     with torch.no_grad():
         model(torch.randn(8, *shape) if len(shape) != 2 else made.examples(8))
@@ -87,8 +87,8 @@ def built(name: str) -> Network:
     return made
 
 
-def of_runtime(path: Path, x: Tensor) -> np.ndarray:
-    """Logits by ONNX Runtime."""
+def onnx_logits(path: Path, x: Tensor) -> np.ndarray:
+    """Return logits by ONNX Runtime."""
     session = onnxruntime.InferenceSession(path)
     (logits,) = session.run(["logits"], {"x": x.numpy()})
     return logits
@@ -102,11 +102,11 @@ def check(made: Network, tmp_path: Path, atol: float = 1e-5) -> None:
     for count in (1, 2, 7):
         x = made.examples(count)
         expected = made(x).numpy()
-        np.testing.assert_allclose(of_runtime(tmp_path / "a.onnx", x), expected, atol=atol)
+        np.testing.assert_allclose(onnx_logits(tmp_path / "a.onnx", x), expected, atol=atol)
         np.testing.assert_allclose(script(x).numpy(), expected, atol=atol)
 
 
-#: Another of their kind, or its run below, stands for these; the largest has its own test.
+#: Models that are tested only nightly, because a similar model is tested more often.
 LIKE_OTHERS = ("resnet10", "resnet12", "prompt-vit-tiny", "vpt-vit-tiny")
 
 
@@ -118,7 +118,7 @@ LIKE_OTHERS = ("resnet10", "resnet12", "prompt-vit-tiny", "vpt-vit-tiny")
         if not name.endswith("b-16")
     ],
 )
-def test_every_model_gives_its_logits_outside(name: str, tmp_path: Path) -> None:
+def test_exports_of_every_model_give_its_logits(name: str, tmp_path: Path) -> None:
     check(built(name), tmp_path)
 
 
@@ -126,22 +126,22 @@ def test_every_model_gives_its_logits_outside(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "name", [pytest.param("prompt-vit-tiny", marks=pytest.mark.nightly), "mlp"]
 )
-def test_images_that_are_resized_and_grey_or_flattened(
+def test_exports_handle_grayscale_images_that_are_resized_or_flattened(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (1, 28, 20)
     monkeypatch.setitem(SCALES, 3, ((0.5,), (0.2,)))
-    check(of(build(name, 3, shape, seed=0), shape), tmp_path)
+    check(wrapped(build(name, 3, shape, seed=0), shape), tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("gc_net", [True, False])
-def test_vit_b_16_gives_its_logits_outside(gc_net: bool, tmp_path: Path) -> None:
+def test_exports_of_vit_b_16_give_its_logits(gc_net: bool, tmp_path: Path) -> None:
     shape = (3, 224, 224)
-    check(of(PromptViT(prompt_vits.vit_b_16(), 3, shape, gc_net), shape), tmp_path, atol=1e-4)
+    check(wrapped(PromptViT(prompt_vits.vit_b_16(), 3, shape, gc_net), shape), tmp_path, atol=1e-4)
 
 
-# --- of runs ----------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------
 
 
 PROMPTS = pytest.param("prompt-vit-tiny", marks=pytest.mark.nightly)
@@ -149,14 +149,14 @@ PROMPTS = pytest.param("prompt-vit-tiny", marks=pytest.mark.nightly)
 
 @pytest.fixture(scope="module", params=["cnn", PROMPTS, f"{__name__}:Own"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of each, of which the transformer's arrays do not travel."""
+    """A run with each model; the frozen arrays of the transformer are not sent."""
     client = {"client.name": "fedgc"} if request.param == "prompt-vit-tiny" else {}
     changes = {"model.name": request.param, "train.lr": 0.01, **client}
     return run(config(tmp_path_factory.mktemp("run"), **changes))
 
 
 def raw_tests(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
-    """Raw test images of each domain, their labels and the accuracy that the run found."""
+    """Raw test images of each domain, their labels and the accuracy that the run measured."""
     rows = [row for row in history(folder) if row["level"] == "domain" and row["round"] == "2"]
     found = {row["name"]: float(row["value"]) for row in rows if row["metric"] == "accuracy"}
     federation = prepare(config(folder).data)
@@ -164,7 +164,7 @@ def raw_tests(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
 
 
 @pytest.mark.slow
-def test_a_runs_exports_have_the_accuracy_and_the_logits_of_its_tests(
+def test_exports_of_a_run_reproduce_its_test_accuracy_and_logits(
     folder: Path, tmp_path: Path
 ) -> None:
     found = read_run(folder)
@@ -179,7 +179,7 @@ def test_a_runs_exports_have_the_accuracy_and_the_logits_of_its_tests(
         for logits in (
             whole(torch.tensor(x)),
             script(torch.tensor(x)),
-            of_runtime(onnx, torch.tensor(x)),
+            onnx_logits(onnx, torch.tensor(x)),
         ):
             np.testing.assert_allclose(np.asarray(logits), expected, atol=1e-4)
             assert np.mean(np.asarray(logits).argmax(1) == y) == accuracy
@@ -187,7 +187,9 @@ def test_a_runs_exports_have_the_accuracy_and_the_logits_of_its_tests(
 
 
 @pytest.mark.slow
-def test_a_state_dict_is_the_whole_model_with_its_frozen_part(folder: Path, tmp_path: Path) -> None:
+def test_a_state_dict_has_the_whole_model_including_frozen_weights(
+    folder: Path, tmp_path: Path
+) -> None:
     found = read_run(folder)
     path = export(found, "state-dict")
     assert path == folder / "state-dict.safetensors"
@@ -199,7 +201,7 @@ def test_a_state_dict_is_the_whole_model_with_its_frozen_part(folder: Path, tmp_
     fresh = build(found.config["model.name"], federation.num_classes, federation.shape, seed=5)
     fresh.load_state_dict(arrays)
     x = network(found).examples(3)
-    torch.testing.assert_close(of_same(fresh, folder)(x), network(found)(x))
+    torch.testing.assert_close(with_data_of(fresh, folder)(x), network(found)(x))
     with safe_open(path, "numpy") as file:
         facts = {name: json.loads(value) for name, value in file.metadata().items()}
     assert facts == {
@@ -211,7 +213,7 @@ def test_a_state_dict_is_the_whole_model_with_its_frozen_part(folder: Path, tmp_
     }
 
 
-def of_same(model: nn.Module, folder: Path) -> Network:
+def with_data_of(model: nn.Module, folder: Path) -> Network:
     return Network(model, prepare(config(folder).data))
 
 
@@ -232,7 +234,9 @@ def test_the_network_of_a_result_takes_raw_images(plain: Path) -> None:
     assert not whole(raw).requires_grad
 
 
-def test_the_command_writes_into_the_run_folder_or_elsewhere(plain: Path, tmp_path: Path) -> None:
+def test_the_export_command_writes_to_the_run_folder_or_a_given_file(
+    plain: Path, tmp_path: Path
+) -> None:
     said = call("export", str(plain), "--format", "torchscript")
     assert f"model: {plain / 'model.pt'}" in said
     facts = dict.fromkeys(("kind", "classes"), "")
@@ -246,7 +250,9 @@ def test_the_command_writes_into_the_run_folder_or_elsewhere(plain: Path, tmp_pa
     assert "head.weight" in load_file(other)
 
 
-def test_the_model_of_sites_needs_no_data(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporting_a_run_of_sites_needs_no_data(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = network(read_run(plain))
     text = (plain / "run.json").read_text()
     sites = {"federation": json.loads(whole.federation.to_json()), "numbered": True}
@@ -263,14 +269,14 @@ def test_the_model_of_sites_needs_no_data(plain: Path, monkeypatch: pytest.Monke
     torch.testing.assert_close(again(whole.examples(3)), whole(whole.examples(3)))
 
 
-def test_what_cannot_be_exported_is_told(
+def test_impossible_exports_are_refused(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = read_run(plain)
     with pytest.raises(ConfigError, match=r"Unknown format 'onxx'. Did you mean 'onnx'"):
         export(found, "onxx")
     for kind, format_ in ((Fixed, "torchscript"), (Undecided, "torchscript")):
-        made = of(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
+        made = wrapped(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
         monkeypatch.setattr(exporting, "network", lambda run, data_dir, made=made: made)
         with pytest.raises(
             RunFolderError, match=rf"cnn cannot be exported as {format_} .*state-dict"
@@ -287,17 +293,17 @@ def test_what_cannot_be_exported_is_told(
 
 
 @pytest.mark.slow
-def test_a_model_that_no_graph_can_be_made_of_is_told(
+def test_a_model_without_a_static_graph_is_not_exported_as_onnx(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = of(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
+    made = wrapped(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
     monkeypatch.setattr(exporting, "network", lambda run, data_dir: made)
     with pytest.raises(RunFolderError, match=r"cnn cannot be exported as onnx .*state-dict"):
         export(read_run(plain), "onnx", tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 
-def test_without_its_libraries_onnx_names_the_extra(
+def test_exporting_onnx_without_its_libraries_names_the_extra(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "installed", lambda library: library != "onnx")
@@ -306,7 +312,7 @@ def test_without_its_libraries_onnx_names_the_extra(
 
 
 @pytest.mark.slow
-def test_the_guides_programs_predict_what_the_run_would(
+def test_the_programs_in_the_guide_give_the_predictions_of_the_run(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()

@@ -1,4 +1,4 @@
-"""The loss around a model: directions, brute force, whole runs and the command."""
+"""Loss landscapes: directions, surfaces by brute force, runs and the command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def net() -> nn.Module:
     )
 
 
-def test_a_direction_has_the_models_filter_norms_and_spares_biases() -> None:
+def test_a_direction_has_the_models_filter_norms_and_is_zero_for_biases() -> None:
     model = net()
     with torch.no_grad():
         model[0].weight[2] = 0.0  # type: ignore[index]
@@ -67,7 +67,7 @@ def test_a_direction_has_the_models_filter_norms_and_spares_biases() -> None:
     assert {name for name, d in direction.items() if d.any()} == {"0.weight", "4.weight"}
 
 
-def test_directions_are_the_seeds_and_point_to_different_sides() -> None:
+def test_directions_depend_on_the_seed() -> None:
     model = net()
     first, again, other = (filter_normalized(model, seed)[0].flatten() for seed in (0, 0, 1))
     assert torch.equal(first, again)
@@ -95,7 +95,7 @@ def explored(directions: list[list[torch.Tensor]], **options: Any) -> np.ndarray
     return surfaces(linear(), directions, STEPS, [images(20, 0), images(11, 1)], **options)
 
 
-def test_a_surface_is_the_loss_at_every_point_by_brute_force() -> None:
+def test_a_surface_matches_the_loss_at_every_point_by_brute_force() -> None:
     model = linear()
     directions = [filter_normalized(model, seed) for seed in (0, 1)]
     found = explored(directions, batch_size=7)
@@ -113,7 +113,7 @@ def test_a_surface_is_the_loss_at_every_point_by_brute_force() -> None:
             assert np.all(np.diff(line, 2) > -1e-6)
 
 
-def test_turning_the_directions_turns_the_surface() -> None:
+def test_swapping_or_negating_directions_transposes_or_flips_the_surface() -> None:
     d, e = (filter_normalized(linear(), seed) for seed in (0, 1))
     found = explored([d, e])
     assert np.array_equal(explored([e, d])[:, 2], found[:, :, 2])  # one axis, exactly
@@ -124,7 +124,7 @@ def test_turning_the_directions_turns_the_surface() -> None:
     assert np.array_equal(flat, np.broadcast_to(flat[:, :1, :1], flat.shape))
 
 
-def test_the_number_of_cores_moves_no_bit_and_the_model_stays(
+def test_the_number_of_cores_changes_neither_the_surface_nor_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = net().eval()
@@ -138,24 +138,24 @@ def test_the_number_of_cores_moves_no_bit_and_the_model_stays(
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_progress_is_told_of_every_point() -> None:
+def test_progress_is_reported_for_every_point() -> None:
     told: list[int] = []
     explored([filter_normalized(linear(), seed) for seed in (0, 1)], advance=lambda: told.append(1))
     assert len(told) == 25
 
 
-def test_a_failing_point_ends_it_all() -> None:
+def test_an_error_at_a_point_is_raised() -> None:
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
     directions = [filter_normalized(wrong, seed) for seed in (0, 1)]
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         surfaces(wrong, directions, STEPS, [images(20, 0)])
 
 
-# --- of runs -----------------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("client", ["sgd", "harmofl"])
-def test_the_centre_is_the_loss_that_the_run_found(tmp_path: Path, client: str) -> None:
+def test_the_center_is_the_loss_that_the_run_measured(tmp_path: Path, client: str) -> None:
     made = config(tmp_path, **{"client.name": client, "model.name": "cnn"})
     folder = run(made)
     told = {
@@ -174,7 +174,7 @@ def test_the_centre_is_the_loss_that_the_run_found(tmp_path: Path, client: str) 
 
 
 @pytest.mark.parametrize("client", ["lg-fedavg", "fedper"])
-def test_a_model_has_the_local_arrays_that_the_server_tested(tmp_path: Path, client: str) -> None:
+def test_a_loaded_model_has_the_initial_local_arrays(tmp_path: Path, client: str) -> None:
     settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
     folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))
     made = read_run(folder)
@@ -186,7 +186,7 @@ def test_a_model_has_the_local_arrays_that_the_server_tested(tmp_path: Path, cli
         assert torch.equal(model.state_dict()[name], array)
 
 
-def test_seeds_choose_directions_and_images(tmp_path: Path) -> None:
+def test_the_seed_determines_directions_and_images(tmp_path: Path) -> None:
     made = read_run(run(config(tmp_path, **{"num-server-rounds": 1})))
     first, again, other = (landscape(made, grid=3, images=8, seed=s) for s in (0, 0, 1))
     for one, two, three in zip(first.surfaces, again.surfaces, other.surfaces, strict=True):
@@ -206,7 +206,7 @@ def test_seeds_choose_directions_and_images(tmp_path: Path) -> None:
         ({"device": "tpu"}, "--device 'tpu': expected auto, cpu"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(
+def test_invalid_options_of_landscapes_are_named(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     made = read_run(run(config(tmp_path, **{"num-server-rounds": 0})))
@@ -214,7 +214,7 @@ def test_what_cannot_be_drawn_is_named(
         landscape(made, **options)
 
 
-def test_a_folder_without_a_model_or_with_another_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_a_model_or_with_a_wrong_model_is_refused(tmp_path: Path) -> None:
     untrained = read_run(run(config(tmp_path, **{"num-server-rounds": 0})))
     with pytest.raises(
         RunFolderError,
@@ -233,28 +233,28 @@ def test_a_folder_without_a_model_or_with_another_is_refused(tmp_path: Path) -> 
 # --- the figure and the command ----------------------------------------------------------
 
 
-def made_up(*losses: float) -> Landscape:
+def constructed(*losses: float) -> Landscape:
     loss = np.resize(np.array(losses, float), (3, 3))
     return Landscape("x", np.linspace(-1, 1, 3), (Surface("a", "test", 1, loss),))
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=9, max_size=9))
-def test_contours_cover_every_loss_and_rise(losses: list[float]) -> None:
-    levels = levels_of([made_up(*losses[:4]), made_up(*losses)])
+def test_contours_cover_every_loss_and_increase(losses: list[float]) -> None:
+    levels = levels_of([constructed(*losses[:4]), constructed(*losses)])
     assert levels[0] <= min(losses)
     assert levels[-1] >= max(losses)
     assert np.all(np.diff(levels) > 0)
     assert 5 <= len(levels) <= 18
 
 
-def test_contours_of_odd_losses() -> None:
-    assert np.all(np.diff(levels_of([made_up(2.3)])) > 0)
-    assert np.all(np.diff(levels_of([made_up(0.0)])) > 0)
-    assert levels_of([made_up(np.inf, np.nan, 0.5, 2.0)])[-1] == 2.0
+def test_contours_handle_equal_zero_and_infinite_losses() -> None:
+    assert np.all(np.diff(levels_of([constructed(2.3)])) > 0)
+    assert np.all(np.diff(levels_of([constructed(0.0)])) > 0)
+    assert levels_of([constructed(np.inf, np.nan, 0.5, 2.0)])[-1] == 2.0
 
 
 @pytest.mark.slow
-def test_the_command_draws_runs_with_the_same_contours(
+def test_the_landscape_command_draws_all_runs_with_the_same_contours(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folders = [
@@ -274,7 +274,7 @@ def test_the_command_draws_runs_with_the_same_contours(
         center = [r for r in rows if (float(r["x"]), float(r["y"])) == (0, 0)]
         for row in center:
             assert f"{float(row['loss']):.4f}" in output
-    # All numbers but the titles': the axes' and the contours'.
+    # All numbers except in titles: those of axes and contours.
     ticks = [re.findall(r">(\d[\d.]*)<", (f / "landscape.svg").read_text()) for f in folders]
     assert ticks[0] == ticks[1]
     assert len(ticks[0]) > 10
@@ -287,7 +287,7 @@ def test_the_command_draws_runs_with_the_same_contours(
     ]
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_landscape_command_refuses_folders_without_runs(tmp_path: Path) -> None:
     assert "does not exist" in call("landscape", str(tmp_path / "nowhere"), expect=1)
     assert "is not a run folder and contains no run folders" in call(
         "landscape", str(tmp_path), expect=2
@@ -295,14 +295,14 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_losses_that_vanish_or_are_no_number_can_be_drawn(tmp_path: Path) -> None:
-    odd = made_up(0.0, np.inf, np.nan, 0.5, 2.0)
+def test_zero_infinite_and_nan_losses_can_be_drawn(tmp_path: Path) -> None:
+    odd = constructed(0.0, np.inf, np.nan, 0.5, 2.0)
     draw(odd, levels_of([odd]), tmp_path)
     colors = np.unique(imread(tmp_path / "landscape.png").reshape(-1, 4), axis=0)
     assert len(colors) > 20
 
 
-def test_a_model_is_not_measured_on_other_examples(tmp_path: Path) -> None:
+def test_a_model_is_not_measured_on_examples_that_changed(tmp_path: Path) -> None:
     made = read_run(run(config(tmp_path)))
     load_run_model(made, "", "cpu")
     made.info["digest"] = "of other examples"

@@ -59,7 +59,7 @@ def test_every_client_is_measured_on_its_own_images(folder: Path) -> None:
     assert client_sharpness(run).over_clients[0] < found.over_clients[0]
 
 
-def test_the_command_prints_groups_and_writes_every_client(
+def test_the_sharpness_command_prints_domains_and_writes_every_client(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli.console, "width", 160)
@@ -78,7 +78,7 @@ def test_the_command_prints_groups_and_writes_every_client(
     assert "no model.safetensors" in missing
 
 
-def test_a_long_name_stays_whole_on_a_narrow_terminal() -> None:
+def test_a_long_name_is_not_truncated_on_a_narrow_terminal() -> None:
     name = "fairfed:metric=received_balanced_accuracy"
     console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(cli.sharpness.by_method([ClientSharpness(name, 0, {"clean": np.ones(2)})]))

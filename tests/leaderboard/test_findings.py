@@ -1,4 +1,4 @@
-"""What follows from a leaderboard's rows, against data with known effects and other programs."""
+"""Conclusions from a leaderboard's rows, checked with known effects and with SciPy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def findings(
     spread: float = 1.0,
     file: str = FILE,
 ) -> Findings:
-    """Rows of a confirmation; domain "a" is the worst, and methods gain there alone."""
+    """Rows of a confirmation; domain "a" is the worst, and methods gain only there."""
     folder.mkdir(exist_ok=True)
     path = folder / "board.toml"
     numbers = f'federations = "0-{federations - 1}"'
@@ -67,7 +67,7 @@ def key(made: Findings, benchmark: str, method: str, federation: int) -> str:
     return next(r.key for r in runs if (r.method, r.federation) == (method, federation))
 
 
-def test_a_gain_is_found_and_its_interval_is_bonferronis_by_scipy(tmp_path: Path) -> None:
+def test_a_gain_is_found_with_scipys_bonferroni_interval(tmp_path: Path) -> None:
     made = findings(tmp_path)
     plain, noisy = made.design.benchmarks
     judged = made.judged(plain)
@@ -87,20 +87,20 @@ def test_a_gain_is_found_and_its_interval_is_bonferronis_by_scipy(tmp_path: Path
         assert one.df >= 23
         width = stats.t.ppf(1 - 0.05 / 4, one.df) * one.error
         assert (one.low, one.high) == pytest.approx((one.mean - width, one.mean + width))
-    # The other benchmark's federations overlap, by half as many test as training examples.
+    # The federations of the other benchmark overlap: its variance factor is 1/n + 0.5.
     other = made.judged(noisy)["fedheal"]
-    alone = made._alone(made.accuracies(noisy), [made_primary(made)], 0.0, "uniform")
+    alone = made._alone(made.accuracies(noisy), [primary_of(made)], 0.0, "uniform")
     once = alone["worst half", "fedheal"]
     assert other.error == pytest.approx(once.error * math.sqrt((1 / 24 + 0.5) * 24))
 
 
-def made_primary(made: Findings) -> object:
+def primary_of(made: Findings) -> object:
     from fairflower.leaderboard.analysis import primary
 
     return primary(made.design)
 
 
-def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
+def test_sentences_report_counts_and_the_largest_detectable_difference(tmp_path: Path) -> None:
     said = sentences(findings(tmp_path / "few", federations=4))
     assert said[0] == "plain: fewer than 5 federations so far, so there is no conclusion."
     made = findings(tmp_path / "many", spread=0.5)
@@ -126,10 +126,10 @@ def test_sentences_are_those_of_the_protocol(tmp_path: Path) -> None:
     assert not any("none" in line.split() for line in said)
 
 
-def test_conclusions_that_another_choice_for_the_reference_changes_are_counted(
+def test_conclusions_that_hold_for_other_finalists_of_the_reference_are_counted(
     tmp_path: Path,
 ) -> None:
-    """The reference's other finalists are as good as fedheal: then fedheal is no longer better."""
+    """If the reference's other finalists are as good as fedheal, fedheal is no longer better."""
     made = findings(tmp_path)
     plain, rows = made.design.benchmarks[0], made.stages.ledger.rows
     fedheal = {r.federation: r.test for r in made.rows["plain"] if r.method == "fedheal"}
@@ -150,10 +150,10 @@ def test_conclusions_that_another_choice_for_the_reference_changes_are_counted(
     assert numbers == ["1 (0)", "1 (0)", "0", "0"]
     del rows[runs[0].key]
     *numbers, _ = (c.text for c in tables(Findings(made.stages))[0].groups[0].rows[0].cells)
-    assert numbers == ["1", "1", "0", "0"], "a run is left"
+    assert numbers == ["1", "1", "0", "0"], "a run is missing"
 
 
-def test_a_choice_at_the_end_of_the_range_is_told(tmp_path: Path) -> None:
+def test_a_choice_of_the_largest_learning_rate_is_reported(tmp_path: Path) -> None:
     made = findings(tmp_path)
     plain, stages = made.design.benchmarks[0], made.stages
     rates = [point["train.lr"] for point in stages.points(plain, "fedheal")]
@@ -167,15 +167,15 @@ def test_a_choice_at_the_end_of_the_range_is_told(tmp_path: Path) -> None:
     assert "largest learning rate that it tried for" in " ".join(sentences(Findings(stages)))
 
 
-def test_methods_whose_choices_are_equal_are_both_judged(tmp_path: Path) -> None:
-    """Tuned to the same values, they share their runs."""
+def test_methods_tuned_to_the_same_values_are_both_judged(tmp_path: Path) -> None:
+    """Methods that are tuned to the same values share their runs."""
     twins = FILE.replace("fedheal,gsam+fedism", "fedheal,fedheal:tau=0.3")
     made = findings(tmp_path, {"uniform": 0.0, "fedheal": 5.0, "fedheal:tau=0.3": 5.0}, file=twins)
     judged = made.judged(made.design.benchmarks[0])
     assert {"fedheal", "fedheal:tau=0.3"} <= judged.keys()
 
 
-def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> None:
+def test_a_benchmark_is_judged_when_all_its_runs_are_finished(tmp_path: Path) -> None:
     made = findings(tmp_path)
     del made.stages.ledger.rows[key(made, "plain", "fedheal", 23)]
     assert [benchmark.name for benchmark in made.benchmarks] == ["noisy"]
@@ -185,7 +185,7 @@ def test_a_benchmark_is_judged_when_all_its_runs_are_made(tmp_path: Path) -> Non
     assert not left(findings(tmp_path / "all"))
 
 
-def test_rows_that_the_design_does_not_plan_any_more_do_not_count(tmp_path: Path) -> None:
+def test_rows_that_the_design_no_longer_plans_do_not_count(tmp_path: Path) -> None:
     whole = findings(tmp_path)
     fewer = dataclasses.replace(whole.design.benchmarks[0], federations=tuple(range(8)))
     design = dataclasses.replace(whole.design, benchmarks=(fewer,))
@@ -195,7 +195,7 @@ def test_rows_that_the_design_does_not_plan_any_more_do_not_count(tmp_path: Path
 
 
 def test_a_lower_std_is_marked_as_better(tmp_path: Path) -> None:
-    """Domain "b" has 90 %, and "a" some 50 %: who gains there lowers the spread."""
+    """Domain "b" has 90 % and "a" about 50 %, so a gain on "a" lowers the spread."""
     made = findings(tmp_path)
     (_, plain, _) = tables(made)
     (row,) = [row for row in plain.groups[0].rows if row.name == "fedheal"]
@@ -236,7 +236,7 @@ def test_a_sweep_names_gains_and_lost_runs(tmp_path: Path) -> None:
     assert any(line.startswith(text) for line in sentences(Findings(made.stages)))
 
 
-def test_a_sweep_of_redrawn_federations_has_their_wider_intervals(tmp_path: Path) -> None:
+def test_a_sweep_over_overlapping_federations_has_wider_intervals(tmp_path: Path) -> None:
     made = swept(tmp_path)
     (sweep,) = made.stages.sweeps
     alone = made.swept(sweep)
@@ -256,7 +256,9 @@ def test_a_sweep_of_redrawn_federations_has_their_wider_intervals(tmp_path: Path
         ({"n": 4}, "4 federations: too few"),
     ],
 )
-def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told: str) -> None:
+def test_a_difference_is_better_worse_equivalent_or_undecided(
+    changes: dict[str, float], told: str
+) -> None:
     one = Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001)
     assert outcome(dataclasses.replace(one, **changes)) == told  # type: ignore[arg-type]
     undecided = dataclasses.replace(one, p=0.3, error=0.5, df=23, p_same=0.4)
@@ -267,7 +269,7 @@ def test_a_difference_has_one_of_three_outcomes(changes: dict[str, float], told:
     )
 
 
-def test_what_is_lost_is_named_and_in_no_mean(tmp_path: Path) -> None:
+def test_lost_runs_are_named_and_excluded_from_comparisons(tmp_path: Path) -> None:
     made = findings(tmp_path)
     rows = made.stages.ledger.rows
     at = key(made, "plain", "fedheal", 3)
@@ -285,7 +287,7 @@ def test_what_is_lost_is_named_and_in_no_mean(tmp_path: Path) -> None:
     assert "plain: fedheal is lost in all federations, so it is not compared." in sentences(again)
 
 
-def test_a_method_that_no_trial_completed_is_named_and_the_others_are_judged(
+def test_a_method_without_completed_trials_is_named_and_the_others_are_judged(
     tmp_path: Path,
 ) -> None:
     made = findings(tmp_path, {"uniform": 0.0, "gsam+fedism": 0.0})
@@ -306,7 +308,7 @@ def test_a_method_that_no_trial_completed_is_named_and_the_others_are_judged(
     assert counts[SWEEP, "plain"] == 3 * 1 * 2, "the sweep's other method is never tuned"
 
 
-def test_margins_that_were_set_after_the_runs_are_marked(tmp_path: Path) -> None:
+def test_margins_changed_after_the_runs_are_reported(tmp_path: Path) -> None:
     made = findings(tmp_path)
     rows = made.stages.ledger.rows
     for key, row in rows.items():
@@ -330,7 +332,7 @@ def six(same_data: str = "") -> str:
     return FILE + "\n".join(more)
 
 
-def test_over_five_data_sets_there_are_conclusions_and_ranks(tmp_path: Path) -> None:
+def test_six_data_sets_give_conclusions_and_ranks_over_benchmarks(tmp_path: Path) -> None:
     said = sentences(findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six()))
     start = "Over 6 benchmarks with 6 independent data sets, fedheal gains +"
     (line,) = [line for line in said if line.startswith(start)]
@@ -352,7 +354,7 @@ def test_benchmarks_with_the_same_data_count_once(tmp_path: Path) -> None:
     assert any(line.startswith(start) for line in sentences(made))
 
 
-def test_nothing_is_concluded_from_some_of_the_benchmarks(tmp_path: Path) -> None:
+def test_unfinished_benchmarks_prevent_conclusions_over_benchmarks(tmp_path: Path) -> None:
     made = findings(tmp_path, file=six())
     del made.stages.ledger.rows[key(made, "noisy", "uniform", 0)]
     said = sentences(Findings(made.stages))
@@ -364,7 +366,7 @@ def test_nothing_is_concluded_from_some_of_the_benchmarks(tmp_path: Path) -> Non
     assert any(line.startswith(start) for line in sentences(Findings(made.stages)))
 
 
-def test_a_method_that_one_benchmark_does_not_judge_is_named(tmp_path: Path) -> None:
+def test_a_method_that_is_not_judged_on_every_benchmark_is_named(tmp_path: Path) -> None:
     made = findings(tmp_path, file=six())
     rows = made.stages.ledger.rows
     for federation in range(20):  # four are left
@@ -375,7 +377,9 @@ def test_a_method_that_one_benchmark_does_not_judge_is_named(tmp_path: Path) -> 
     assert any("gsam+fedism gains" in line for line in said)
 
 
-def test_what_few_pairs_can_detect_is_not_the_largest_detectable(tmp_path: Path) -> None:
+def test_methods_with_too_few_pairs_do_not_set_the_largest_detectable_difference(
+    tmp_path: Path,
+) -> None:
     made = findings(tmp_path)
     rows = made.stages.ledger.rows
     for federation in range(20):  # four are left
@@ -396,7 +400,7 @@ def test_a_single_method_and_the_reference_have_no_ranks(tmp_path: Path) -> None
     assert not any("By ranks" in line for line in said)
 
 
-def test_a_benchmark_without_the_reference_is_named(tmp_path: Path) -> None:
+def test_a_benchmark_without_runs_of_the_reference_is_named(tmp_path: Path) -> None:
     made = findings(tmp_path)
     rows = made.stages.ledger.rows
     for federation in range(24):
@@ -416,7 +420,7 @@ def test_a_sweep_waits_for_all_its_methods_to_be_tuned(tmp_path: Path) -> None:
     assert made.swept(wider) == {}
 
 
-def test_hours_are_those_of_planned_runs_and_other_processors_are_told(tmp_path: Path) -> None:
+def test_hours_count_planned_runs_and_other_processors_are_reported(tmp_path: Path) -> None:
     made = findings(tmp_path)
     plain = made.design.benchmarks[0]
     planned = sum(
@@ -443,25 +447,26 @@ def test_hours_are_those_of_planned_runs_and_other_processors_are_told(tmp_path:
     assert Findings(made.stages).elsewhere(plain) == {"fedheal": 3}
 
 
-def test_the_number_of_examples_tested_is_that_of_which_all_are_multiples() -> None:
+def test_the_number_of_test_examples_is_inferred_from_accuracies() -> None:
     rng = np.random.default_rng(0)
     sizes = (30, 200, 1500)
-    figures = {
+    accuracies = {
         "m": {
             f: [
-                100 * float(f"{np.mean(rng.integers(n // 2, n, 5) / n):.6g}")  # five tests
+                100
+                * float(f"{np.mean(rng.integers(n // 2, n, 5) / n):.6g}")  # a mean of five tests
                 for n in sizes
             ]
             for f in range(60)
         }
     }
-    assert examples_tested(figures) == list(sizes)
+    assert examples_tested(accuracies) == list(sizes)
     assert examples_tested({"m": {f: [100 * rng.random()] for f in range(60)}}) == [0]
     assert examples_tested({"m": {f: [100.0] for f in range(60)}}) == [0]
 
 
 @pytest.mark.slow
-def test_the_document_has_all_of_it(tmp_path: Path) -> None:
+def test_the_document_has_tables_sentences_and_figures(tmp_path: Path) -> None:
     made = findings(tmp_path)
     document = write(made)
     text = document.read_text(encoding="utf-8")

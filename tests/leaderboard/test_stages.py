@@ -1,4 +1,4 @@
-"""The leaderboard's design, its runs in their order, and the rows that stand for them."""
+"""The leaderboard's design, the order of its runs, and the rows of its ledger."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def stages_of(file: Path) -> Stages:
 
 
 def quality(config: RunConfig) -> tuple[float, float]:
-    """Best with a learning rate near 0.05 and a tau near 0.5; other federations are others."""
+    """Accuracies that are best near learning rate 0.05 and tau 0.5 and depend on the federation."""
     tau = float(config.strategy.args.get("tau") or 0.3)
     lr = abs(np.log(config.train.lr / 0.05)) / 10
     return 0.6 - lr - abs(tau - 0.5) / 4 + 0.01 * (config.seed % 7), 0.9
 
 
 def make(file: Path, most: int = 9999, quality: studies.Quality = quality) -> list[RunConfig]:
-    """Make what is left, or as many runs as a session has time for, without training."""
+    """Complete the runs that are left, but at most ``most``, without training."""
     making = LeaderboardRuns(stages_of(file), file.parent / "at-work", jobs=2)
     return studies.make(making, quality, most=most)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ def make(file: Path, most: int = 9999, quality: studies.Quality = quality) -> li
 # --- the design ----------------------------------------------------------------------------------
 
 
-def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
+def test_a_design_is_read_from_its_file(file: Path) -> None:
     design = Design.read(file, {"num-server-rounds": 2})
     plain, noisy = design.benchmarks
     assert (plain.federations, noisy.federations, noisy.overlap) == ((0, 1), (0, 1, 2), 0.5)
@@ -197,14 +197,14 @@ def test_a_design_says_what_is_compared_and_where(file: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_design_is_refused_by_name(file: Path, old: str, new: str, said: str) -> None:
+def test_an_invalid_design_is_refused(file: Path, old: str, new: str, said: str) -> None:
     assert old in FILE
     file.write_text(FILE.replace(old, new))
     with pytest.raises(ConfigError, match=said):
         Design.read(file)
 
 
-def test_lists_of_toml_are_those_of_text(file: Path) -> None:
+def test_toml_lists_and_comma_separated_texts_are_equivalent(file: Path) -> None:
     design = Design.read(file)
     written = FILE.replace(
         '"fedavg,uniform,fedheal,afl"', '["fedavg", "uniform", "fedheal", "afl"]'
@@ -214,7 +214,7 @@ def test_lists_of_toml_are_those_of_text(file: Path) -> None:
     assert str(Design.read(file)) == str(design)
 
 
-def test_a_rows_name_is_local_training_and_rule() -> None:
+def test_a_method_name_is_parsed_into_client_and_strategy() -> None:
     for text, names in {
         "fedavg": ("sgd", "fedavg"),
         "fedmgda+": ("sgd", "fedmgda+"),
@@ -259,14 +259,14 @@ def test_methods_try_the_same_learning_rates_and_the_papers_values_first(file: P
                 )
                 for point in others
             ]
-            # A point in every eighth, up to the three digits to which it was rounded.
+            # One point in every eighth of the range, up to rounding to three digits.
             expected = (np.arange(8) + 0.5) / 8
             np.testing.assert_allclose(sorted(places), expected, atol=1 / 16 + 0.005)
     assert tried["fedavg"] == tried["fedheal"] == tried["scaffold+fedism"]
     assert 0.05 / 4 <= min(tried["fedavg"]) <= max(tried["fedavg"]) <= 2.5 * 0.05
 
 
-def test_more_settings_than_dimensions_are_refused(file: Path) -> None:
+def test_more_than_16_tuned_settings_are_refused(file: Path) -> None:
     design = Design.read(file)
     found = ranges(design.config(design.benchmarks[0], "fedavg", 0))
     many = {f"strategy.x{k}": found[LR] for k in range(17)}
@@ -278,7 +278,7 @@ def test_more_settings_than_dimensions_are_refused(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_runs_come_in_stages_and_what_is_chosen_is_the_best_in_validation(file: Path) -> None:
+def test_runs_follow_the_stages_and_the_best_in_validation_is_confirmed(file: Path) -> None:
     done = make(file)
     stages = stages_of(file)
     rows = [*stages.ledger.rows.values()]
@@ -313,7 +313,7 @@ def test_runs_come_in_stages_and_what_is_chosen_is_the_best_in_validation(file: 
     )
 
 
-def test_messages_tell_runs_of_a_leaderboard_apart(file: Path) -> None:
+def test_titles_of_leaderboard_runs_are_unique(file: Path) -> None:
     making = LeaderboardRuns(stages_of(file), file.parent / "at-work", jobs=9)
     titles = [making.title(config) for config in making.plan.runs]
     assert len(set(titles)) == len(titles) == 9
@@ -321,7 +321,7 @@ def test_messages_tell_runs_of_a_leaderboard_apart(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_later_session_makes_only_what_the_file_lacks(file: Path, tmp_path: Path) -> None:
+def test_a_later_session_runs_only_what_the_ledger_lacks(file: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     (whole / "board.toml").write_text(FILE)
@@ -338,7 +338,7 @@ def test_a_later_session_makes_only_what_the_file_lacks(file: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_diverges_is_a_row_and_not_chosen(file: Path) -> None:
+def test_a_diverged_trial_is_a_lost_row_and_is_not_chosen(file: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
         best = config.strategy.name == "fedheal" and config.train.lr == 0.05
         if best and config.seed == 101:
@@ -357,7 +357,7 @@ def test_what_diverges_is_a_row_and_not_chosen(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_otherwise_is_made_again_by_the_next_session(file: Path) -> None:
+def test_a_run_that_failed_without_diverging_is_repeated_by_the_next_session(file: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
         if config.strategy.name == "uniform" and config.seed == 100:
             raise OSError("No space left on device")
@@ -377,7 +377,7 @@ ROW = Row(
 )
 
 
-def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Path) -> None:
+def test_rows_are_read_back_and_a_truncated_last_row_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     rows = [ROW, dataclasses.replace(ROW, key="11ff", outcome="lost", validation="", reason="NaN")]
     for row in rows:
@@ -394,12 +394,14 @@ def test_rows_are_read_back_and_one_that_a_kill_cut_off_is_dropped(tmp_path: Pat
     ledger.add(dataclasses.replace(ROW, key="44ff"))
     assert [row.key for row in Ledger(path).rows.values()] == ["00ff", "11ff", "33ff", "44ff"]
     assert path.read_text().startswith(text)
-    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())  # by a spreadsheet
+    path.write_bytes(
+        b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()
+    )  # as a spreadsheet saves it
     Ledger(path).add(dataclasses.replace(ROW, key="22ff"))
     assert [row.key for row in Ledger(path).rows.values()] == ["00ff", "11ff", "22ff"]
 
 
-def test_a_kill_may_cut_a_row_off_at_any_byte(tmp_path: Path) -> None:
+def test_a_ledger_that_was_truncated_at_any_byte_is_continued(tmp_path: Path) -> None:
     path, first = tmp_path / "rows.csv", dataclasses.replace(ROW, domains="Zürich Genève")
     second = dataclasses.replace(first, key="11ff")
     Ledger(path).add(first)
@@ -414,7 +416,7 @@ def test_a_kill_may_cut_a_row_off_at_any_byte(tmp_path: Path) -> None:
         assert [*Ledger(path).rows.values()] == [*kept, second]
 
 
-def test_a_header_that_a_kill_cut_off_is_written_again(tmp_path: Path) -> None:
+def test_a_truncated_header_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("stage,bench")
     Ledger(path).add(ROW)
@@ -431,7 +433,7 @@ def test_two_rows_of_a_run_must_agree(tmp_path: Path) -> None:
         Ledger(path)
 
 
-def test_one_process_at_a_time_adds_rows(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_may_add_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     with Ledger.locked(path) as ledger:
         ledger.add(ROW)
@@ -442,7 +444,7 @@ def test_one_process_at_a_time_adds_rows(tmp_path: Path) -> None:
         assert ledger.rows == {"00ff": ROW}
 
 
-def test_another_file_is_no_ledger(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("method,run\na,b\n")
     with pytest.raises(RunFolderError, match="not a leaderboard's ledger"):
@@ -452,7 +454,7 @@ def test_another_file_is_no_ledger(tmp_path: Path) -> None:
         Ledger(path)
 
 
-def test_clients_have_the_same_data_in_every_session(tmp_path: Path) -> None:
+def test_a_row_with_other_data_of_the_same_federation_is_refused(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "rows.csv")
     ledger.add(ROW)
     ledger.add(dataclasses.replace(ROW, federation=101, data="other", key="11ff"))
@@ -462,7 +464,7 @@ def test_clients_have_the_same_data_in_every_session(tmp_path: Path) -> None:
         ledger.add(dataclasses.replace(ROW, data="other", key="22ff"))
 
 
-def test_a_key_is_of_what_decides_a_result(tmp_path: Path) -> None:
+def test_a_key_depends_on_settings_and_traces_that_affect_results(tmp_path: Path) -> None:
     flat = {"train.lr": 0.1, "strategy.name": "fedheal"}
 
     def key(**own: object) -> str:
@@ -491,7 +493,7 @@ FEW = (
 
 
 @pytest.mark.slow
-def test_the_command_makes_all_of_it_and_nothing_twice(tmp_path: Path) -> None:
+def test_the_command_completes_all_runs_and_repeats_none(tmp_path: Path) -> None:
     file = tmp_path / "board.toml"
     file.write_text(FEW[: FEW.index("[sweeps")])
     told = call("leaderboard", str(file), "--plan")
@@ -532,7 +534,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path, old: str, new: str) -> None:
             Ledger(path)
 
 
-def test_claims_come_before_the_screening_of_other_methods(file: Path) -> None:
+def test_confirmations_and_sweeps_come_before_the_screening_of_other_methods(file: Path) -> None:
     make(file)
     planned = [(run.stage, run.method) for run in stages_of(file).planned()]
     last = max(i for i, (stage, _) in enumerate(planned) if stage in (CONFIRMATION, SWEEP))
@@ -557,10 +559,10 @@ def finished(stages: Stages) -> list[tuple[Planned, Row]]:
     return [(planned, row) for planned in stages.planned() if (row := stages.row(planned))]
 
 
-def test_the_shipped_rows_say_what_their_runs_were() -> None:
+def test_the_shipped_rows_match_the_configs_of_their_runs() -> None:
     """Every planned run's row has the digest and the settings of the config it was made with.
 
-    Rows that the design does not plan any more, those of the first choices, are not looked at.
+    Rows of earlier choices, which the design no longer plans, are not checked.
     """
     design = Design.read(LEADERBOARD)
     stages = Stages(design, Ledger(design.results))
@@ -577,7 +579,7 @@ def test_the_shipped_rows_say_what_their_runs_were() -> None:
 
 
 @pytest.mark.parametrize("name", [b.name for b in Design.read(LEADERBOARD).benchmarks])
-def test_federations_are_still_those_of_the_shipped_rows(name: str) -> None:
+def test_federations_have_the_same_data_as_when_the_shipped_rows_were_made(name: str) -> None:
     """The same seed divides the same examples among the same clients as when the runs were made."""
     design = Design.read(LEADERBOARD)
     stages = Stages(design, Ledger(design.results), [name])

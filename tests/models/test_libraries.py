@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
     not all(map(installed, LIBRARIES)), reason="needs fairflower[timm,hf]"
 )
 
-COLOUR, TEXTS = (3, 32, 32), (50, 12)
+COLOR, TEXTS = (3, 32, 32), (50, 12)
 SMALL = {"vocab_size": 50, "max_position_embeddings": 20}
 WIDTHS: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
-def build(name: str, shape: tuple[int, ...] = COLOUR, **options: Any) -> Any:
+def build(name: str, shape: tuple[int, ...] = COLOR, **options: Any) -> Any:
     return models.build(name, 3, shape, options.pop("seed", 0), **options)
 
 
@@ -87,7 +87,7 @@ def check(name: str, shape: tuple[int, ...], **options: Any) -> None:
 
 
 def check_adapted(name: str, shape: tuple[int, ...], adapter: str, **options: Any) -> Any:
-    """Check a network with an adapter as `check_model` checks any; return it."""
+    """Run `check_model` and further checks on a network with an adapter; return it."""
     check(name, shape, adapter=adapter, **options)
     model = build(name, shape, adapter=adapter, **options)
     sent = set(copy_arrays(model))
@@ -112,11 +112,11 @@ def check_adapted(name: str, shape: tuple[int, ...], adapter: str, **options: An
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *(("test_vit", COLOUR), ("test_vit", (1, 20, 13)), ("test_resnet", COLOUR)),
-        *(("test_resnet", (1, 20, 13)), ("test_convnext", COLOUR)),
+        *(("test_vit", COLOR), ("test_vit", (1, 20, 13)), ("test_resnet", COLOR)),
+        *(("test_resnet", (1, 20, 13)), ("test_convnext", COLOR)),
     ],
 )
-def test_a_network_of_timm_is_a_model(name: str, shape: tuple[int, int, int]) -> None:
+def test_timm_networks_pass_check_model(name: str, shape: tuple[int, int, int]) -> None:
     size = 32 if name == "test_vit" else 0
     name = f"timm:{name}:image-size={size}"
     check(name, shape, weights="random")
@@ -127,26 +127,26 @@ def test_a_network_of_timm_is_a_model(name: str, shape: tuple[int, int, int]) ->
 @pytest.mark.parametrize(
     ("name", "targets"), [("test_vit:image-size=32", "qkv,proj"), ("test_resnet", "conv2")]
 )
-def test_lora_on_a_network_of_timm_trains_adapters_and_head(name: str, targets: str) -> None:
+def test_lora_on_timm_networks_trains_adapters_and_head(name: str, targets: str) -> None:
     adapter = f"lora:r=2:targets={targets}"
-    model = check_adapted(f"timm:{name}", COLOUR, adapter, weights="random")
+    model = check_adapted(f"timm:{name}", COLOR, adapter, weights="random")
     plain = build(f"timm:{name}", weights="random")
     sizes = [sum(p.numel() for p in trainable(m).values()) for m in (model, plain)]
     assert sizes[0] < sizes[1] / 5
-    x, _ = batch(COLOUR)
+    x, _ = batch(COLOR)
     fresh = build(f"timm:{name}", weights="random", adapter=adapter)
     assert torch.equal(fresh.eval()(x), plain.eval()(x))  # B is 0 at first
 
 
-def test_frozen_batch_norms_do_not_move() -> None:
+def test_frozen_batch_norm_statistics_do_not_change() -> None:
     model = build("timm:test_resnet", weights="random", adapter="lora:targets=conv2")
     before = {key: a.clone() for key, a in model.state_dict().items()}
-    x, y = batch(COLOUR)
+    x, y = batch(COLOR)
     F.cross_entropy(model.train()(x), y).backward()
     assert all(torch.equal(before[key], a) for key, a in model.state_dict().items())
 
 
-def test_timm_reads_weights_of_a_file_into_any_image_size(tmp_path: Path) -> None:
+def test_timm_loads_weights_from_a_file_for_any_image_size(tmp_path: Path) -> None:
     import timm as library
 
     whole = library.create_model("test_vit", num_classes=1000)
@@ -157,12 +157,14 @@ def test_timm_reads_weights_of_a_file_into_any_image_size(tmp_path: Path) -> Non
     x = batch((3, 160, 160))[0]
     torch.testing.assert_close(model.features(x), whole.eval()(x))
     small = build("timm:test_vit:image-size=32", weights=str(path))
-    assert small.features(batch(COLOUR)[0]).shape == (4, 64)
+    assert small.features(batch(COLOR)[0]).shape == (4, 64)
     with pytest.raises(ConfigError, match=r"weights belong to another network.*timm's test_vit2"):
         build("timm:test_vit2", weights=str(path))
 
 
-def test_timm_says_what_to_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_timm_weights_name_the_download_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
         ConfigError,
@@ -177,18 +179,18 @@ def test_timm_says_what_to_download(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_vit2", "test_vit3"])
-def test_prompts_are_for_any_vit_of_timm(name: str) -> None:
+def test_prompts_work_with_any_timm_vit(name: str) -> None:
     """With a class token, and with an average of tokens and registers."""
     for family in ("prompt-timm", "vpt-timm"):
-        check(f"{family}:{name}:image-size=32", COLOUR, weights="random")
+        check(f"{family}:{name}:image-size=32", COLOR, weights="random")
     model = build(f"prompt-timm:{name}:image-size=32", weights="random").eval()
     assert {key.partition(".")[0] for key in copy_arrays(model)} == {"prompts", "gc_net", "head"}
-    x, _ = batch(COLOUR)
+    x, _ = batch(COLOR)
     torch.testing.assert_close(model.first_stage(x), model.vit(x))
     assert not torch.equal(model.features(x), model.vit(x))
 
 
-def test_prompts_need_a_vit_and_fedgc_trains_them() -> None:
+def test_prompts_require_a_vit_and_fedgc_requires_prompt_timm() -> None:
     with pytest.raises(ConfigError, match=r"need a Vision Transformer .* this is a ResNet"):
         build("prompt-timm:test_resnet", weights="random")
     flat = {"client.name": "fedgc", "model.weights": "random"}
@@ -201,7 +203,7 @@ def test_prompts_need_a_vit_and_fedgc_trains_them() -> None:
 
 
 @pytest.mark.parametrize("kind", WIDTHS)
-def test_a_text_classifier_is_a_model(folder: Any, kind: str) -> None:
+def test_transformers_text_classifiers_pass_check_model(folder: Any, kind: str) -> None:
     name = f"hf:{folder(kind)}"
     check(name, TEXTS)
     model = check_adapted(name, TEXTS, "lora:r=2")
@@ -212,15 +214,15 @@ def test_a_text_classifier_is_a_model(folder: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", IMAGE_SIZES)
-def test_an_image_classifier_is_a_model(folder: Any, kind: str) -> None:
+def test_transformers_image_classifiers_pass_check_model(folder: Any, kind: str) -> None:
     name = f"hf:{folder(kind)}"
-    check(name, COLOUR)
+    check(name, COLOR)
     adapter = "lora:r=2" if kind == "vit" else "lora:r=2:targets=layer.0.convolution"
     check_adapted(name, (1, 20, 13), adapter)
 
 
-def test_a_text_classifier_is_that_of_transformers(folder: Any) -> None:
-    """With padding of its own, the same weights and another head."""
+def test_a_text_classifier_matches_transformers(folder: Any) -> None:
+    """With another padding id, the same weights and another head."""
     import transformers
 
     path = folder("roberta")
@@ -243,7 +245,7 @@ def test_a_text_classifier_is_that_of_transformers(folder: Any) -> None:
     torch.testing.assert_close(model(padded), model(x))
 
 
-def test_weights_are_random_if_one_says_so(folder: Any) -> None:
+def test_weights_random_ignores_stored_weights(folder: Any) -> None:
     import transformers
 
     path = folder("bert")
@@ -259,7 +261,9 @@ def test_weights_are_random_if_one_says_so(folder: Any) -> None:
         build(f"hf:{path}", TEXTS)
 
 
-def test_a_network_runs_no_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_code_of_a_network_is_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit(3)")
     own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Mine"}}
     (tmp_path / "config.json").write_text(json.dumps(own))
@@ -268,12 +272,12 @@ def test_a_network_runs_no_code_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         build(f"hf:{tmp_path}", TEXTS)
 
 
-def test_transformers_says_what_is_wrong(folder: Any) -> None:
+def test_transformers_errors_name_the_problem(folder: Any) -> None:
     with pytest.raises(ConfigError, match=r"neither a folder.*hf download no-one/nothing\. .*hf:F"):
         build("hf:no-one/nothing", TEXTS)
     path = folder("bert")
     with pytest.raises(ConfigError, match="transformers has no bert classifier for images"):
-        build(f"hf:{path}", COLOUR)
+        build(f"hf:{path}", COLOR)
     with pytest.raises(ConfigError, match="has 50 token ids, but the data have 60"):
         build(f"hf:{path}", (60, 12))
     with pytest.raises(
@@ -285,7 +289,7 @@ def test_transformers_says_what_is_wrong(folder: Any) -> None:
     assert build(roberta, (50, 18))(torch.ones(1, 18, dtype=torch.int64)).shape == (1, 3)
     with pytest.raises(ConfigError, match=r"accepts at most 18 tokens, but .* 19.*length=18"):
         build(roberta, (50, 19))
-    for pad in (None, -1):  # whose padding of 0 would be a token
+    for pad in (None, -1):  # for these, padding with 0 would be a token
         with pytest.raises(ConfigError, match=rf"found pad_token_id = {pad} in its config.json"):
             build(f"hf:{folder('gpt2', pad_token_id=pad)}", TEXTS)
     with pytest.raises(ConfigError, match=r"weights of 'hf:.*are always read from its folder"):
@@ -309,9 +313,7 @@ def test_transformers_says_what_is_wrong(folder: Any) -> None:
         ("uery", "'uery'"),
     ],
 )
-def test_targets_that_match_nothing_list_what_there_is(
-    folder: Any, targets: str, named: str
-) -> None:
+def test_unknown_adapter_targets_list_the_layers(folder: Any, targets: str, named: str) -> None:
     with pytest.raises(ConfigError, match=rf"no layer is called {named}"):
         build(f"hf:{folder('bert')}", TEXTS, adapter=f"lora:targets={targets}")
 
@@ -338,7 +340,7 @@ def test_layers_that_peft_cannot_adapt_are_named() -> None:
         ({"model.name": "timm:x", "data.name": "randhie"}, "accepts images, but the data are feat"),
     ],
 )
-def test_wrong_settings_are_named(flat: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_named_in_the_error(flat: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat(flat)
 
@@ -350,12 +352,12 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, name: str, extra: str
 ) -> None:
     monkeypatch.setattr("fairflower.errors.installed", lambda library: False)
-    shape = TEXTS if extra == "hf" else COLOUR
+    shape = TEXTS if extra == "hf" else COLOR
     with pytest.raises(NotInstalled, match=rf'pip install "fairflower\[{extra}\]"'):
         build(name, shape, weights="random")
 
 
-def test_who_is_sent_every_array_reads_no_weights(folder: Any, tmp_path: Path) -> None:
+def test_receivers_of_all_arrays_load_no_weights(folder: Any, tmp_path: Path) -> None:
     assert ModelConfig("timm:x").to_receive().weights == "random"
     assert ModelConfig("hf:x", adapter="lora").to_receive().weights == ""
     assert ModelConfig("hf:x", "random").file == ModelConfig("timm:x").file == ""
@@ -375,7 +377,7 @@ def test_a_relative_folder_becomes_absolute(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_networks_of_16_bits_travel(folder: Any, dtype: str) -> None:
+def test_networks_with_16_bits_are_exchanged_exactly(folder: Any, dtype: str) -> None:
     name = f"hf:{folder('bert')}:dtype={dtype}"
     model, other = build(name, TEXTS), build(name, TEXTS, seed=1)
     key = "body.bert.embeddings.word_embeddings.weight"
@@ -394,7 +396,7 @@ def test_networks_of_16_bits_travel(folder: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WIDTHS)
-def test_fisher_of_a_text_classifier_is_that_of_single_samples(folder: Any, kind: str) -> None:
+def test_the_fisher_of_a_text_classifier_matches_single_samples(folder: Any, kind: str) -> None:
     """By layer with an adapter, and by samples of the whole network."""
     for adapter in ("lora:r=2", ""):
         model = build(f"hf:{folder(kind)}", TEXTS, adapter=adapter)

@@ -25,7 +25,7 @@ from fairflower.models import Classifier, copy_arrays, keep_local, resnet, set_a
 from fairflower.registry import DATA_SETS, INIT_ONLY_WEIGHTS, MODELS, PRETRAINED
 from fairflower.testing import check_model
 
-COLOUR = (3, 32, 32)
+COLOR = (3, 32, 32)
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -35,34 +35,36 @@ def num_parameters(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "shape", "count"),
     [
-        ("resnet10", COLOUR, 4_903_242),
-        ("resnet12", COLOUR, 4_977_226),
-        ("resnet18", COLOUR, 11_181_642),
-        ("cnn", COLOUR, 33_946),
+        ("resnet10", COLOR, 4_903_242),
+        ("resnet12", COLOR, 4_977_226),
+        ("resnet18", COLOR, 11_181_642),
+        ("cnn", COLOR, 33_946),
         ("cnn", (3, 16, 16), 26_266),
         ("cnn:norm=batch", (3, 16, 16), 26_266),
-        ("prompt-vit-tiny", COLOUR, 133_514),
-        ("vpt-vit-tiny", COLOUR, 1_802),
+        ("prompt-vit-tiny", COLOR, 133_514),
+        ("vpt-vit-tiny", COLOR, 1_802),
         ("mlp", (13,), 64 * (13 + 1 + 64 + 1) + 650),
-        ("mlp:hidden=8", COLOUR, 8 * (3072 + 1 + 8 + 1) + 90),
+        ("mlp:hidden=8", COLOR, 8 * (3072 + 1 + 8 + 1) + 90),
         ("embedding-bag", (100, 20), 6_400 + 650),
     ],
 )
-def test_number_of_parameters(name: str, shape: tuple[int, ...], count: int) -> None:
+def test_models_have_the_expected_number_of_parameters(
+    name: str, shape: tuple[int, ...], count: int
+) -> None:
     assert num_parameters(models.build(name, 10, shape, seed=0)) == count
 
 
-def test_resnet10_has_the_arrays_of_the_paper() -> None:
-    model = models.build("resnet10", 10, COLOUR, seed=0)
+def test_resnet10_has_the_papers_number_of_arrays() -> None:
+    model = models.build("resnet10", 10, COLOR, seed=0)
     assert len(list(model.parameters())) == 38
     assert len(list(model.buffers())) == 36
 
 
 @pytest.mark.parametrize(("name", "first_stage"), [("resnet10", 1), ("resnet12", 2)])
-def test_resnet_is_the_network_that_the_paper_describes(name: str, first_stage: int) -> None:
-    model = models.build(name, 10, COLOUR, seed=1)
+def test_resnets_match_the_papers_description(name: str, first_stage: int) -> None:
+    model = models.build(name, 10, COLOR, seed=1)
     state = {key.removeprefix("body."): value for key, value in model.state_dict().items()}
-    x = torch.randn(4, *COLOUR, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(4, *COLOR, generator=torch.Generator().manual_seed(0))
 
     def norm(x: Tensor, at: str) -> Tensor:
         return F.batch_norm(x, None, None, state[f"{at}.weight"], state[f"{at}.bias"], True)
@@ -85,7 +87,7 @@ def test_resnet_is_the_network_that_the_paper_describes(name: str, first_stage: 
 
 def test_resnet10_starts_from_pytorchs_default_weights() -> None:
     """nn.Conv2d and nn.Linear draw uniformly from +-1/sqrt(fan in)."""
-    for module in models.build("resnet10", 10, COLOUR, seed=0).modules():
+    for module in models.build("resnet10", 10, COLOR, seed=0).modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             weight = module.weight.detach()
             bound = 1 / math.sqrt(weight[0].numel())
@@ -96,29 +98,29 @@ def test_resnet10_starts_from_pytorchs_default_weights() -> None:
             assert torch.equal(module.bias, torch.zeros_like(module.bias))
 
 
-def test_resnet18_is_torchvisions() -> None:
-    model = models.build("resnet18", 7, COLOUR, seed=5).eval()
+def test_resnet18_equals_torchvisions() -> None:
+    model = models.build("resnet18", 7, COLOR, seed=5).eval()
     with torch.random.fork_rng():
         torch.manual_seed(5)
         reference = torchvision.models.resnet18(num_classes=7).eval()
-    x = torch.randn(2, *COLOUR, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, *COLOR, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model(x), reference(x))
 
 
-#: All but those whose weights are a download; tests/models/test_prompt_vit.py has their own.
+#: All models except those with downloaded weights (tests/models/test_prompt_vit.py) and bags.
 AT_HAND = [name for name in MODELS if not name.endswith(("b-16", "bag"))]
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        # Its two smaller kinds stand for it with the other shapes.
+        # The smaller ResNets cover the other shapes.
         pytest.param(name, shape, marks=pytest.mark.slow if name == "resnet18" and k else ())
         for name in AT_HAND
         for k, shape in enumerate([(3, 32, 32), (1, 8, 8), (3, 20, 13)])
     ],
 )
-def test_every_model_keeps_what_is_checked_of_any(name: str, shape: tuple[int, int, int]) -> None:
+def test_every_model_passes_check_model(name: str, shape: tuple[int, int, int]) -> None:
     check_model(MODELS[name], shape)
 
 
@@ -167,22 +169,22 @@ class Widened(Headless):
         (lambda classes, shape: nn.Linear(3, classes), "expected a Classifier"),
     ],
 )
-def test_a_model_that_breaks_a_rule_is_told_so(kind: Any, message: str) -> None:
+def test_check_model_reports_broken_requirements(kind: Any, message: str) -> None:
     check_model(Headless)
     with pytest.raises(AssertionError, match=message):
         check_model(kind)
 
 
 @pytest.mark.parametrize("side", [8, 16, 28, 64])
-def test_cnn_takes_images_of_many_sizes(side: int) -> None:
+def test_cnn_accepts_images_of_many_sizes(side: int) -> None:
     model = models.build("cnn", 10, (3, side, side), seed=0)
     assert model(torch.zeros(2, 3, side, side)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [*((name, COLOUR) for name in AT_HAND), ("embedding-bag", (9, 4))]
+    ("name", "shape"), [*((name, COLOR) for name in AT_HAND), ("embedding-bag", (9, 4))]
 )
-def test_the_seed_alone_decides_the_weights(name: str, shape: tuple[int, ...]) -> None:
+def test_the_weights_depend_only_on_the_seed(name: str, shape: tuple[int, ...]) -> None:
     before = torch.get_rng_state()
     first = models.build(name, 10, shape, seed=3).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
@@ -195,10 +197,10 @@ def test_the_seed_alone_decides_the_weights(name: str, shape: tuple[int, ...]) -
 
 def test_an_unknown_model_is_named_with_its_nearest_match() -> None:
     with pytest.raises(ConfigError, match=r"'cnnn'.*'cnn'.*cnn, .*resnet10, resnet12"):
-        models.build("cnnn", 10, COLOUR, seed=0)
+        models.build("cnnn", 10, COLOR, seed=0)
 
 
-def test_cnn_refuses_images_that_it_would_pool_away() -> None:
+def test_cnn_refuses_images_that_are_too_small() -> None:
     with pytest.raises(ConfigError, match=r"8x8.*the images are 7x9.*data\.image-size"):
         models.build("cnn", 10, (3, 7, 9), seed=0)
 
@@ -208,11 +210,11 @@ def test_cnn_refuses_images_that_it_would_pool_away() -> None:
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, Tensor]:
-    """A state dict as torchvision's, of which no array is what it is at first."""
+    """Return a state dict like torchvision's, with running statistics that are not initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(9)
         network = torchvision.models.resnet18(weights=None).train()
-        network(torch.randn(4, *COLOUR))  # moves the running statistics
+        network(torch.randn(4, *COLOR))  # moves the running statistics
     return dict(network.state_dict())
 
 
@@ -222,28 +224,28 @@ def save(arrays: Any, path: Path) -> str:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_resnet18_begins_from_a_file(
+def test_resnet18_loads_weights_from_a_file(
     published: dict[str, Tensor], tmp_path: Path, suffix: str
 ) -> None:
     path = save(published, tmp_path / f"resnet18{suffix}")
-    model = models.build("resnet18", 7, COLOUR, seed=5, weights=path).eval()
+    model = models.build("resnet18", 7, COLOR, seed=5, weights=path).eval()
     reference = torchvision.models.resnet18(weights=None).eval()
     reference.load_state_dict(published)
     reference.fc = model.head  # seven classes, not a thousand
-    x = torch.randn(2, *COLOUR, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, *COLOR, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model(x), reference(x))
-    assert torch.equal(model.head.weight, models.build("resnet18", 7, COLOUR, seed=5).head.weight)
-    other = models.build("resnet18", 7, COLOUR, seed=6, weights=path)
+    assert torch.equal(model.head.weight, models.build("resnet18", 7, COLOR, seed=5).head.weight)
+    other = models.build("resnet18", 7, COLOR, seed=6, weights=path)
     assert not torch.equal(model.head.weight, other.head.weight)
 
 
-def test_files_without_step_counters_are_taken(
+def test_files_without_step_counters_are_accepted(
     published: dict[str, Tensor], tmp_path: Path
 ) -> None:
     """As torchvision publishes them."""
     arrays = {k: v for k, v in published.items() if not k.endswith("num_batches_tracked")}
     path = save(arrays, tmp_path / "resnet18.pth")
-    state = models.build("resnet18", 7, COLOUR, seed=0, weights=path).state_dict()
+    state = models.build("resnet18", 7, COLOR, seed=0, weights=path).state_dict()
     assert torch.equal(state["body.bn1.running_var"], arrays["bn1.running_var"])
     assert state["body.bn1.num_batches_tracked"] == 0
 
@@ -265,26 +267,26 @@ class Malicious:
          r'Missing key.*"conv1\.weight", .* \.\.\.'),
     ],
 )  # fmt: skip
-def test_another_networks_weights_are_refused_by_name(
+def test_weights_of_another_network_are_refused_with_the_reason(
     published: dict[str, Tensor], tmp_path: Path, change: Any, reason: str
 ) -> None:
     path = save(change(published), tmp_path / "other.pth")
     with pytest.raises(ConfigError, match=rf"other\.pth.*another network.*{reason}.*resnet18\."):
-        models.build("resnet18", 7, COLOUR, seed=0, weights=path)
+        models.build("resnet18", 7, COLOR, seed=0, weights=path)
 
 
-def test_files_that_are_no_state_dict_are_refused_unread(
+def test_files_without_a_state_dict_are_refused_and_not_executed(
     published: dict[str, Tensor], tmp_path: Path
 ) -> None:
     for arrays in (Malicious(), {"state_dict": published}, [torch.zeros(1)]):
         path = save(arrays, tmp_path / "no.pth")
         with pytest.raises(ConfigError, match=r"model\.weights = '.*no\.pth'.*state"):
-            models.build("resnet18", 7, COLOUR, seed=0, weights=path)
+            models.build("resnet18", 7, COLOR, seed=0, weights=path)
     with pytest.raises(ConfigError, match=r"nowhere\.pth': file not found"):
-        models.build("resnet18", 7, COLOUR, seed=0, weights=str(tmp_path / "nowhere.pth"))
+        models.build("resnet18", 7, COLOR, seed=0, weights=str(tmp_path / "nowhere.pth"))
 
 
-def test_pretrained_weights_are_not_for_grey_images(
+def test_pretrained_weights_are_refused_for_gray_images(
     published: dict[str, Tensor], tmp_path: Path
 ) -> None:
     path = save(published, tmp_path / "resnet18.pth")
@@ -294,7 +296,7 @@ def test_pretrained_weights_are_not_for_grey_images(
         models.build("resnet18", 7, (1, 32, 32), seed=0, weights=path)
 
 
-def test_imagenet_is_torchvisions_own(
+def test_weights_imagenet_are_torchvisions(
     published: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def get(weights: ResNet18_Weights, **options: Any) -> dict[str, Tensor]:
@@ -304,7 +306,7 @@ def test_imagenet_is_torchvisions_own(
         return published
 
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", get)
-    state = models.build("resnet18", 7, COLOUR, seed=0, weights="imagenet").state_dict()
+    state = models.build("resnet18", 7, COLOR, seed=0, weights="imagenet").state_dict()
     assert torch.equal(state["body.conv1.weight"], published["conv1.weight"])
 
     def fail(*args: Any, **options: Any) -> None:
@@ -312,19 +314,19 @@ def test_imagenet_is_torchvisions_own(
 
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", fail)
     with pytest.raises(ConfigError, match=r"no route.*https://.*resnet18.*model\.weights"):
-        models.build("resnet18", 7, COLOUR, seed=0, weights="imagenet")
+        models.build("resnet18", 7, COLOR, seed=0, weights="imagenet")
 
 
-def test_who_is_sent_every_array_reads_no_weights(published: dict[str, Tensor]) -> None:
+def test_receivers_of_all_arrays_load_no_weights(published: dict[str, Tensor]) -> None:
     for name in PRETRAINED.intersection(AT_HAND):
-        model = models.build(name, 7, COLOUR, seed=0)
+        model = models.build(name, 7, COLOR, seed=0)
         whole = model.travelling().keys() == model.state_dict().keys()
         assert whole == (name in INIT_ONLY_WEIGHTS)
         received = ModelConfig(name, "/nowhere.pth").to_receive()
         assert received.weights == ("" if whole else "/nowhere.pth")
 
 
-def test_the_data_sets_that_suit_imagenets_weights_are_named() -> None:
+def test_the_docstring_names_the_data_sets_with_imagenet_normalization() -> None:
     wanted = ResNet18_Weights.IMAGENET1K_V1.transforms()
     suited = {
         name
@@ -348,7 +350,7 @@ def test_a_tied_parameter_is_sent_once() -> None:
         set_arrays(model, whole, "client 0")
 
 
-def test_arrays_that_stay_with_clients_are_told_from_tied_ones() -> None:
+def test_local_arrays_are_refused_with_a_hint_at_shared_arrays() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     shared, whole = FedBN.shared_arrays(model), copy_arrays(model)
     keep_local(model, FedBN.local_arrays(model))

@@ -1,4 +1,4 @@
-"""FedGCR's network: its passes, what travels, what is seen once, and pretrained weights."""
+"""FedGCR's network: forward passes, exchanged arrays, cached first stages, and weights."""
 
 from __future__ import annotations
 
@@ -66,23 +66,23 @@ def trainer(model: nn.Module | None = None, held: ClientData | None = None) -> S
     return SGD(model or prompt_vit_tiny(), held or data(), settings, client_id=0, seed=0)
 
 
-# --- the passes ------------------------------------------------------------------------
+# --- forward passes ------------------------------------------------------------------------
 
 
 def tokens(vit: VisionTransformer, x: Tensor) -> Tensor:
-    """The class token and the patches, as torchvision makes them."""
+    """Return the class token and the patches, as torchvision computes them."""
     return torch.cat([vit.class_token.expand(len(x), -1, -1), vit._process_input(x)], 1)
 
 
 @torch.no_grad()
-def test_the_first_stage_is_torchvisions_transformer() -> None:
+def test_the_first_stage_equals_torchvisions_transformer() -> None:
     model = prompt_vit_tiny().eval()
     torch.testing.assert_close(model.first_stage(images(3)), model.vit(images(3)))
 
 
 @torch.no_grad()
-def test_prompts_stand_at_the_end_and_have_no_position() -> None:
-    """torchvision's encoder adds its positions to all tokens: give prompts the position 0."""
+def test_prompts_are_appended_without_positions() -> None:
+    """torchvision's encoder adds positions to all tokens, so prompts get positions of 0."""
     model, x = prompt_vit_tiny().eval(), images(3)
     h = torch.randn(3, 128)
     z = model.prompted(x, h)
@@ -97,7 +97,7 @@ def test_prompts_stand_at_the_end_and_have_no_position() -> None:
 def test_every_image_has_its_own_h() -> None:
     """The released code gives an image of a batch the h of four others."""
     model, x = prompt_vit_tiny().eval(), images(9)
-    model.gc_net[2].weight.mul_(20)  # so that it matters
+    model.gc_net[2].weight.mul_(20)  # so that h has an effect
     singly = torch.cat([model(x[i : i + 1]) for i in range(len(x))])
     torch.testing.assert_close(model(x), singly, rtol=1e-4, atol=1e-5)
     h = model.customise(x)
@@ -106,7 +106,7 @@ def test_every_image_has_its_own_h() -> None:
 
 
 @torch.no_grad()
-def test_the_parts_are_those_of_the_paper_and_its_code() -> None:
+def test_prompts_and_gc_net_have_the_shapes_of_the_paper() -> None:
     model = prompt_vit_tiny(num_classes=10)
     assert model.prompts.shape == (4, 128)
     assert [type(layer) for layer in model.gc_net] == [nn.Linear, nn.ReLU, nn.Linear]
@@ -129,7 +129,7 @@ def test_vit_b_16_has_the_sizes_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 32, 32), (3, 16, 16), (1, 20, 13), (3, 64, 64)])
-def test_images_of_other_sizes_and_grey_ones_are_fitted(shape: tuple[int, int, int]) -> None:
+def test_images_of_other_sizes_and_gray_images_are_resized(shape: tuple[int, int, int]) -> None:
     model = models.build("prompt-vit-tiny", 5, shape, seed=0).eval()
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     fitted = F.interpolate(x.expand(-1, 3, -1, -1), (32, 32), mode="bilinear", antialias=True)
@@ -141,10 +141,10 @@ def test_images_of_four_channels_are_refused() -> None:
         models.build("prompt-vit-tiny", 5, (4, 32, 32), seed=0)
 
 
-# --- what is trained, and what travels ---------------------------------------------------
+# --- trained and exchanged arrays ---------------------------------------------------
 
 
-def test_gradients_reach_prompts_gc_net_and_head_and_nothing_else() -> None:
+def test_only_prompts_gc_net_and_head_get_gradients() -> None:
     model = prompt_vit_tiny().train()
     F.cross_entropy(model(images(4)), torch.tensor([0, 1, 2, 3])).backward()
     for name, parameter in model.named_parameters():
@@ -156,7 +156,7 @@ def test_gradients_reach_prompts_gc_net_and_head_and_nothing_else() -> None:
             assert parameter.grad.abs().sum() > 0, name
 
 
-def test_training_leaves_every_bit_of_the_transformer() -> None:
+def test_training_leaves_the_transformer_unchanged() -> None:
     client = trainer()
     model = client.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -165,7 +165,7 @@ def test_training_leaves_every_bit_of_the_transformer() -> None:
         assert torch.equal(value, before[name]) == name.startswith("vit."), name
 
 
-def test_what_is_sent_is_what_is_trained() -> None:
+def test_the_trained_arrays_are_sent() -> None:
     client = trainer()
     trained = {n: p for n, p in client.model.named_parameters() if p.requires_grad}
     sent = client.send()
@@ -175,8 +175,8 @@ def test_what_is_sent_is_what_is_trained() -> None:
     )
 
 
-def test_what_is_received_decides_everything() -> None:
-    """Two workers whose models began from other seeds come to the same bits."""
+def test_the_received_arrays_determine_the_result() -> None:
+    """Two workers with models of different seeds get identical results."""
     arrays = trainer(prompt_vit_tiny(7)).send()
     results = []
     for seed in (0, 1):
@@ -187,14 +187,14 @@ def test_what_is_received_decides_everything() -> None:
     assert all(np.array_equal(results[0][name], results[1][name]) for name in arrays)
 
 
-def test_arrays_of_the_transformer_are_not_taken_from_a_server() -> None:
+def test_received_arrays_of_the_transformer_are_refused() -> None:
     client = trainer()
     arrays = client.send() | {"vit.class_token": np.zeros((1, 1, 128), np.float32)}
     with pytest.raises(ValueError, match=r"Unknown: vit\.class_token"):
         client.receive(arrays)
 
 
-def test_loading_wants_exactly_what_travels() -> None:
+def test_set_arrays_requires_exactly_the_exchanged_arrays() -> None:
     model, arrays = prompt_vit_tiny(0), copy_arrays(prompt_vit_tiny(1))
     set_arrays(model, arrays, "it")
     assert all(np.array_equal(a, arrays[name]) for name, a in copy_arrays(model).items())
@@ -204,7 +204,7 @@ def test_loading_wants_exactly_what_travels() -> None:
         set_arrays(model, {**arrays, "more": np.zeros(1)}, "it")
 
 
-def test_measured_gradients_are_of_what_travels_and_right() -> None:
+def test_measured_gradients_cover_the_exchanged_arrays() -> None:
     model, x = prompt_vit_tiny().eval(), images(5)
     y = torch.tensor([0, 4, 2, 1, 1])
     model.gc_net[1] = nn.Tanh()  # rounding could switch a ReLU
@@ -236,8 +236,8 @@ def vpt_vit_tiny(seed: int = 0, num_classes: int = 5) -> PromptViT:
 
 
 @torch.no_grad()
-def test_the_base_is_the_network_whose_gc_net_says_nothing() -> None:
-    """And of one seed both have the same prompts and head."""
+def test_vpt_equals_the_network_with_a_zero_gc_net() -> None:
+    """With the same seed, both have the same prompts and head."""
     whole, base, x = prompt_vit_tiny(3).eval(), vpt_vit_tiny(3).eval(), images(6)
     gc_net = whole.gc_net
     assert gc_net is not None
@@ -249,8 +249,8 @@ def test_the_base_is_the_network_whose_gc_net_says_nothing() -> None:
 
 
 @torch.no_grad()
-def test_the_base_is_visual_prompt_tuning() -> None:
-    """torchvision's encoder with the prompts appended, positions taken off beforehand."""
+def test_vpt_is_visual_prompt_tuning() -> None:
+    """torchvision's encoder with the prompts appended, without positions for them."""
     base, x = vpt_vit_tiny().eval(), images(3)
     encoder = base.vit.encoder
     sequence = torch.cat([tokens(base.vit, x), base.prompts.expand(3, -1, -1)], 1)
@@ -260,7 +260,7 @@ def test_the_base_is_visual_prompt_tuning() -> None:
     torch.testing.assert_close(expected, encoder(sequence)[:, 0])
 
 
-def test_the_base_trains_and_sends_prompts_and_head_alone() -> None:
+def test_vpt_trains_and_sends_only_prompts_and_head() -> None:
     client = trainer(vpt_vit_tiny())
     names = ["prompts", "head.weight", "head.bias"]
     assert [n for n, p in client.model.named_parameters() if p.requires_grad] == names
@@ -277,8 +277,8 @@ def test_the_base_trains_and_sends_prompts_and_head_alone() -> None:
 
 
 @torch.no_grad()
-def test_what_tells_a_type_without_gc_net_is_what_gc_net_would_see() -> None:
-    """One vector per image, whatever the other images are, and whatever has been trained."""
+def test_the_representation_of_vpt_is_the_first_stage() -> None:
+    """One vector per image, independent of the other images and of training."""
     whole, client = prompt_vit_tiny().eval(), trainer(vpt_vit_tiny())
     base, x = client.model, images(6)
     assert isinstance(base, PromptViT)
@@ -293,7 +293,7 @@ def test_what_tells_a_type_without_gc_net_is_what_gc_net_would_see() -> None:
     assert torch.equal(base.represent(x), h)
 
 
-def test_vpt_vit_b_16_trains_prompts_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vpt_vit_b_16_trains_only_prompts_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: dict[str, Tensor] = {}
     monkeypatch.setattr(ViT_B_16_Weights, "get_state_dict", lambda *args, **options: weights)
     monkeypatch.setattr(prompt_vits, "_load", lambda *args: None)
@@ -304,11 +304,11 @@ def test_vpt_vit_b_16_trains_prompts_and_head(monkeypatch: pytest.MonkeyPatch) -
     assert sum(p.numel() for p in model.vit.parameters()) == 85_798_656
 
 
-# --- what is seen once --------------------------------------------------------------------
+# --- cached first stages --------------------------------------------------------------------
 
 
 class Counting:
-    """Counts the images that go through a transformer, by whether there are prompts."""
+    """Count the images that go through a transformer, with and without prompts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = {"first": 0, "prompted": 0}
@@ -321,7 +321,7 @@ class Counting:
         monkeypatch.setattr(PromptViT, "_class_token", count)
 
 
-def test_the_first_stage_sees_an_image_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_stage_processes_an_image_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counting, model, held = Counting(monkeypatch), prompt_vit_tiny(), data()
     for server_round in (1, 2, 3):  # a trainer per message, as the client app makes them
         client = trainer(model, held)
@@ -331,7 +331,7 @@ def test_the_first_stage_sees_an_image_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert counting.count == {"first": 20 + 9, "prompted": 3 * (2 * 20 + 20 + 9)}
 
 
-def test_what_was_seen_once_is_what_would_be_seen_again() -> None:
+def test_cached_first_stages_equal_recomputed_ones() -> None:
     model, held = prompt_vit_tiny().eval(), data()
     noted = Images(
         held.train, HALF, HALF, held.augment, model=model, first_stages=held.first_stages
@@ -352,7 +352,7 @@ def test_what_was_seen_once_is_what_would_be_seen_again() -> None:
             torch.testing.assert_close(known, model.first_stage(again))
 
 
-def test_another_model_looks_for_itself() -> None:
+def test_another_model_has_its_own_cache() -> None:
     held = data()
     one, other = prompt_vit_tiny(), prompt_vit_tiny()
     with torch.no_grad():
@@ -366,7 +366,7 @@ def test_another_model_looks_for_itself() -> None:
     assert not torch.equal(seen[0], seen[1])
 
 
-def test_a_changed_batch_is_seen_anew() -> None:
+def test_a_changed_batch_is_not_cached() -> None:
     model, x = prompt_vit_tiny().eval(), images(2)
     cache_first_stage(x, torch.zeros(2, 128))
     assert not model.first_stage(x).any()
@@ -377,8 +377,8 @@ def test_a_changed_batch_is_seen_anew() -> None:
     assert model.first_stage(x).any()
 
 
-def test_training_goes_on_after_testing_first() -> None:
-    """What is kept may have been made in inference mode, which training could not use."""
+def test_training_works_after_testing() -> None:
+    """Cached tensors may come from inference mode, which training could not use."""
     client = trainer()
     with torch.inference_mode():
         client.measure(client.train_examples)
@@ -388,7 +388,7 @@ def test_training_goes_on_after_testing_first() -> None:
 # --- weights ------------------------------------------------------------------------------
 
 
-def test_the_shipped_weights_are_these() -> None:
+def test_the_shipped_weights_have_the_known_hash() -> None:
     """Made by experiments/pretrain_vit_tiny.py."""
     text = SHIPPED.read_bytes()
     assert hashlib.sha256(text).hexdigest() == SHA256
@@ -402,8 +402,8 @@ def test_the_shipped_weights_are_these() -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_weights_tell_printed_digits_apart() -> None:
-    """Fonts that pretraining held out, plain: nearest mean of the features."""
+def test_the_shipped_weights_classify_printed_digits() -> None:
+    """Fonts held out of pretraining, classified by the nearest class mean of features."""
     from fairflower.data.uci_digits import generate
 
     splits = generate()
@@ -420,7 +420,7 @@ def test_the_shipped_weights_tell_printed_digits_apart() -> None:
     assert (found == y).float().mean() > 0.8
 
 
-def test_text_keeps_shapes_whole_numbers_and_three_digits() -> None:
+def test_json_weights_keep_shapes_integers_and_three_digits() -> None:
     arrays = {"a": torch.randn(3, 4), "n": torch.tensor(2**40), "z": torch.zeros(0, 2)}
     back = decode_json_weights(to_text(arrays))
     assert back.keys() == arrays.keys()
@@ -437,7 +437,7 @@ def other_weights() -> Mapping[str, Tensor]:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_weights_come_from_a_file(tmp_path: Path, suffix: str) -> None:
+def test_weights_are_loaded_from_a_file(tmp_path: Path, suffix: str) -> None:
     arrays, path = dict(other_weights()), tmp_path / f"weights{suffix}"
     save_file(arrays, path) if suffix == ".safetensors" else torch.save(arrays, path)
     model = models.build("prompt-vit-tiny", 5, SHAPE, seed=0, weights=str(path))
@@ -469,20 +469,20 @@ def wrong_files(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_wrong_file_is_one_clear_error_and_is_not_executed(tmp_path: Path) -> None:
+def test_a_wrong_weights_file_is_refused_and_not_executed(tmp_path: Path) -> None:
     for name, reason in wrong_files(tmp_path).items():
         path = str(tmp_path / name)
         with pytest.raises(ConfigError, match=rf"(?s)model\.weights = '.*{name}.*{reason}"):
             models.build("prompt-vit-tiny", 5, SHAPE, seed=0, weights=path)
 
 
-def test_there_are_no_imagenet_weights_of_the_tiny_one() -> None:
+def test_vit_tiny_has_no_imagenet_weights() -> None:
     with pytest.raises(ConfigError, match=r"model\.weights = 'imagenet'"):
         models.build("prompt-vit-tiny", 5, SHAPE, seed=0, weights="imagenet")
 
 
 @pytest.mark.parametrize("weights", ["", "imagenet"])
-def test_without_a_network_the_error_says_where_the_weights_are(
+def test_a_failed_download_names_the_address_and_the_setting(
     monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
     def fail(*args: Any, **options: Any) -> None:
@@ -490,12 +490,12 @@ def test_without_a_network_the_error_says_where_the_weights_are(
         raise URLError("no route to host")
 
     monkeypatch.setattr(ViT_B_16_Weights, "get_state_dict", fail)
-    monkeypatch.setattr(prompt_vits, "vit_b_16", vit_tiny)  # nobody waits for a large one
+    monkeypatch.setattr(prompt_vits, "vit_b_16", vit_tiny)  # instead of the large one
     with pytest.raises(ConfigError, match=r"no route.*https://.*vit_b_16.*model\.weights"):
         models.build("prompt-vit-b-16", 5, SHAPE, seed=0, weights=weights)
 
 
-def test_weights_of_a_model_that_has_none_are_refused() -> None:
+def test_weights_are_refused_for_models_without_pretrained_weights() -> None:
     with pytest.raises(
         ConfigError, match=r"model\.weights = 'x\.pth': cnn does not support pretrained weights"
     ):
@@ -503,7 +503,9 @@ def test_weights_of_a_model_that_has_none_are_refused() -> None:
     RunConfig.from_flat({"model.name": "prompt-vit-tiny", "model.weights": "x.pth"})
 
 
-def test_a_path_holds_in_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_weights_path_becomes_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     resolved = ModelConfig("prompt-vit-tiny", "x.pth").resolve()
     assert resolved.weights == str(tmp_path / "x.pth")

@@ -1,4 +1,4 @@
-"""Clusters of clients: found where they can be, and called the same every round."""
+"""Clusters of clients: separable types are found, and names persist between rounds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FEDERATIONS = {
 
 
 def representations(counts, distance: float, seed: int = 0, d: int = 768) -> tuple:
-    """Vectors of clients, far from the origin, and their types.
+    """Return vectors of clients, far from the origin, and the clients' types.
 
-    Types' centres are ``distance`` apart; a client is 1 from its type's, in directions of
-    its own and in five that all share.
+    Centers of types are ``distance`` apart; a client is 1 from its center, in directions of
+    its own and in five shared ones.
     """
     random = np.random.default_rng(seed)
     types = np.repeat(np.arange(len(counts)), counts)
@@ -38,7 +38,7 @@ def representations(counts, distance: float, seed: int = 0, d: int = 768) -> tup
 
 @pytest.mark.parametrize("federation", FEDERATIONS)
 @pytest.mark.parametrize("known", [True, False])
-def test_separable_types_are_found_without_an_error(federation, known):
+def test_separable_types_are_found_exactly(federation, known):
     counts = FEDERATIONS[federation]
     for seed in range(3):
         h, types = representations(counts, distance=5, seed=seed)
@@ -47,7 +47,7 @@ def test_separable_types_are_found_without_an_error(federation, known):
 
 
 @pytest.mark.parametrize("number", [6, 7])
-def test_with_clusters_to_spare_no_two_types_share_one(number):
+def test_extra_clusters_contain_clients_of_one_type_only(number):
     """Clustering accuracy, as the paper counts it, is 100 % from five clusters on."""
     for federation in ("DIF 1", "DIF 5", "DIF 10"):
         h, types = representations(FEDERATIONS[federation], distance=5)
@@ -56,8 +56,8 @@ def test_with_clusters_to_spare_no_two_types_share_one(number):
         assert all(len(np.unique(types[ids == c])) == 1 for c in np.unique(ids))
 
 
-def test_a_client_counts_by_its_images():
-    """Means of n images, off by 20 / sqrt(n) in two directions: those of a few hide no type."""
+def test_clients_are_weighted_by_their_number_of_images():
+    """Means of n images have errors of 20 / sqrt(n); those of few images must not hide types."""
     random = np.random.default_rng(5)
     sizes = np.tile([3.0, 10.0, 300.0, 400.0, 500.0], 4)
     types = np.repeat(np.arange(4), 5)
@@ -71,7 +71,7 @@ def test_a_client_counts_by_its_images():
     assert adjusted_rand_score(types[many], alike[many]) < 1
 
 
-def test_weights_are_copies():
+def test_principal_coordinates_with_weights_equal_those_with_copies():
     """A client of three images pulls the axes as three clients of one would."""
     random = np.random.default_rng(6)
     h, sizes = random.normal(size=(7, 12)), np.array([1.0, 3, 1, 2, 1, 1, 2])
@@ -87,7 +87,7 @@ def test_one_type_is_one_cluster():
         assert set(cluster(h, range(12)).ids) == {0}
 
 
-def test_the_seed_decides_and_not_what_was_drawn_before():
+def test_clusters_depend_only_on_the_seed():
     h, _ = representations(FEDERATIONS["DIF 10"], distance=1)
     one = cluster(h, range(len(h)), 5, seed=3)
     np.random.default_rng().normal(size=3)
@@ -97,7 +97,7 @@ def test_the_seed_decides_and_not_what_was_drawn_before():
     assert one.bic == again.bic
 
 
-def test_scale_and_place_of_the_vectors_do_not_matter():
+def test_clusters_do_not_depend_on_scale_and_offset_of_the_vectors():
     h, _ = representations(FEDERATIONS["DIF 5"], distance=2)
     expected = cluster(h, range(len(h)), None)
     for other in (1e-6 * h, 1e6 * h, h - 1000):
@@ -105,15 +105,15 @@ def test_scale_and_place_of_the_vectors_do_not_matter():
         assert found.ids.tolist() == expected.ids.tolist()
 
 
-# --- the paper's mixture --------------------------------------------------------------------
+# --- Gaussian mixture --------------------------------------------------------------------
 
-ways = pytest.mark.parametrize("clustering", ["kmeans", "gmm"])
+every_clustering = pytest.mark.parametrize("clustering", ["kmeans", "gmm"])
 
 
 @pytest.mark.parametrize(
     ("d", "seeds"), [(5, 6), (40, 6), pytest.param(768, 1, marks=pytest.mark.slow)]
 )
-def test_the_mixture_is_scikit_learns_with_its_defaults(d, seeds):
+def test_the_mixture_matches_scikit_learns_defaults(d, seeds):
     for seed in range(seeds):
         random = np.random.default_rng(seed)
         K, T = int(random.integers(6, 23)), int(random.integers(2, 6))
@@ -129,7 +129,7 @@ def test_the_mixture_is_scikit_learns_with_its_defaults(d, seeds):
 
 
 def test_the_mixture_is_fitted_by_one_thread(monkeypatch):
-    """Sums of several would depend on how many there are."""
+    """Sums of several threads would depend on their number."""
     threads, fit = [], GaussianMixture.fit_predict
 
     def spy(mixture, x):
@@ -144,8 +144,8 @@ def test_the_mixture_is_fitted_by_one_thread(monkeypatch):
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e3, 1e6, 1e12])
-def test_a_covariance_that_rounding_spoils_is_no_error(scale):
-    """Beside vectors this long, 1e-6 on the diagonal is lost."""
+def test_a_covariance_spoiled_by_rounding_raises_no_error(scale):
+    """With long vectors, the 1e-6 on the diagonal is lost by rounding."""
     h, types = representations(FEDERATIONS["DIF 5"], distance=9)
     found = cluster(scale * h, range(len(h)), 5, clustering="gmm")
     assert scale < 1 or adjusted_rand_score(types, found.ids) == 1
@@ -154,32 +154,32 @@ def test_a_covariance_that_rounding_spoils_is_no_error(scale):
 # --- few clients, equal clients -----------------------------------------------------------
 
 
-@ways
+@every_clustering
 @pytest.mark.parametrize("number", [None, 1, 5])
-def test_a_single_client_is_a_cluster(number, clustering):
+def test_a_single_client_forms_a_cluster(number, clustering):
     found = cluster(np.ones((1, 8)), [17], number, clustering=clustering)
     assert found.ids.tolist() == [0]
     assert found.members == {17: 0}
     assert found.centres[0].tolist() == [1.0] * 8
 
 
-@ways
+@every_clustering
 @pytest.mark.parametrize("clients", [2, 3])
-def test_fewer_clients_than_clusters_are_each_their_own(clients, clustering):
+def test_fewer_clients_than_clusters_form_a_cluster_each(clients, clustering):
     h = np.random.default_rng(0).normal(size=(clients, 768))
     found = cluster(h, range(clients), 5, clustering=clustering)
     assert found.ids.tolist() == list(range(clients))
 
 
-@ways
+@every_clustering
 @pytest.mark.parametrize("number", [None, 1, 3])
-def test_identical_vectors_are_one_cluster(number, clustering):
+def test_identical_vectors_form_one_cluster(number, clustering):
     found = cluster(np.full((6, 8), 0.1), range(6), number, clustering=clustering)
     assert found.ids.tolist() == [0] * 6
 
 
-@ways
-def test_as_many_clusters_as_vectors_differ(recwarn, clustering):
+@every_clustering
+def test_the_number_of_distinct_vectors_limits_the_clusters(recwarn, clustering):
     h = np.repeat(np.random.default_rng(0).normal(size=(3, 8)), (4, 2, 1), axis=0)
     for number in (3, 5, None):
         found = cluster(h, range(7), number, clustering=clustering)
@@ -194,7 +194,7 @@ def test_as_many_clusters_as_vectors_differ(recwarn, clustering):
     st.integers(0, 9),
     st.sampled_from(["kmeans", "gmm"]),
 )
-def test_whatever_the_vectors_everybody_has_a_cluster(clients, different, number, seed, clustering):
+def test_every_client_has_a_cluster_for_any_vectors(clients, different, number, seed, clustering):
     random = np.random.default_rng(seed)
     h = random.normal(size=(different, 5))[random.integers(different, size=clients)]
     ids = [int(i) for i in 3 + random.permutation(20)[:clients]]
@@ -207,11 +207,11 @@ def test_whatever_the_vectors_everybody_has_a_cluster(clients, different, number
         np.testing.assert_allclose(found.centres[c], h[found.ids == c].mean(axis=0))
 
 
-# --- names from round to round -------------------------------------------------------------
+# --- names over several rounds -------------------------------------------------------------
 
 
 def rounds(plan, number: int | None = 3) -> list[Clusters]:
-    """Rounds of (clients, vectors)."""
+    """Cluster rounds of (clients, vectors), one after another."""
     done, members, centres = [], {}, {}
     for clients, h in plan:
         done.append(cluster(h, clients, number, members=members, centres=centres))
@@ -224,30 +224,30 @@ def line(*places: float) -> np.ndarray:
     return np.array([[x, 0.1 * i] for i, x in enumerate(places)])
 
 
-def test_clusters_keep_their_names_while_everything_turns():
+def test_cluster_names_persist_under_rotations():
     random = np.random.default_rng(4)
     d = 96
     h, types = representations(FEDERATIONS["DIF 10"], distance=6, d=d)
     plan = []
     for _ in range(6):
-        h = h @ np.linalg.qr(random.normal(size=(d, d)))[0]  # no centre is where it was
+        h = h @ np.linalg.qr(random.normal(size=(d, d)))[0]  # all centers move
         plan.append((range(len(h)), h))
     for found in rounds(plan, 5):
         assert found.ids.tolist() == types.tolist()
 
 
-def test_names_begin_in_the_order_of_the_clients():
+def test_first_names_follow_the_order_of_the_clients():
     (found,) = rounds([(range(6), line(9, 0, 5, 9, 5, 0))])
     assert found.ids.tolist() == [0, 1, 2, 0, 2, 1]
 
 
-def test_a_client_that_changes_its_type_moves_and_the_others_stay():
+def test_only_a_client_that_changes_its_type_changes_its_cluster():
     first, second = rounds([(range(6), line(0, 0, 5, 5, 9, 9)), (range(6), line(5, 0, 5, 5, 9, 9))])
     assert first.ids.tolist() == [0, 0, 1, 1, 2, 2]
     assert second.ids.tolist() == [1, 0, 1, 1, 2, 2]
 
 
-def test_a_cluster_that_empties_gets_its_clients_back():
+def test_a_cluster_without_present_clients_keeps_its_members():
     everybody, some, again = rounds(
         [
             (range(6), line(0, 0, 5, 5, 9, 9)),
@@ -263,47 +263,47 @@ def test_a_cluster_that_empties_gets_its_clients_back():
     assert again.ids.tolist() == everybody.ids.tolist()
 
 
-def test_clients_never_seen_before_are_named_by_the_nearest_centres():
+def test_new_clients_are_named_by_the_nearest_centers():
     _, found = rounds([(range(6), line(0, 0, 5, 5, 9, 9)), (range(10, 16), line(9, 9, 0, 0, 5, 5))])
     assert found.ids.tolist() == [2, 2, 0, 0, 1, 1]
-    h = line(0, 0, 5, 5, 9, 9)  # and where a centre is met exactly
+    h = line(0, 0, 5, 5, 9, 9)  # also for vectors equal to a center's members
     _, found = rounds([(range(6), h), (range(10, 16), h[[4, 5, 0, 1, 2, 3]])])
     assert found.ids.tolist() == [2, 2, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("number", "name"), [(None, 3), (4, 3), (3, 2)])
-def test_strangers_far_from_all_centres_get_a_new_name_while_there_is_one(number, name):
+def test_new_clients_far_from_all_centers_get_a_free_name(number, name):
     plan = [(range(6), line(0, 0, 5, 5, 9, 9)), ([0, 1, 10, 11], line(0, 0, 30, 30))]
     first = cluster(plan[0][1], plan[0][0], 3)
     found = cluster(plan[1][1], plan[1][0], number, members=first.members, centres=first.centres)
-    strangers = found.ids[2:]
+    new_clients = found.ids[2:]
     assert found.ids[:2].min() == 0
-    assert (strangers == name).any() if number else (strangers == name).all()
+    assert (new_clients == name).any() if number else (new_clients == name).all()
     assert number is None or found.ids.max() < number
 
 
-def test_a_stranger_gets_a_name_that_is_left_however_few_are_there():
+def test_a_new_client_gets_a_free_name_with_few_clients_present():
     first = cluster(line(0, 0, 5, 5, 9, 9), range(6), 3)
     found = cluster(line(0, 30), [0, 10], 4, members=first.members, centres=first.centres)
     assert found.ids.tolist() == [0, 3]
 
 
-def test_clients_decide_against_centres():
-    """Both clusters are where the other one was."""
+def test_members_decide_names_before_centers():
+    """The two clusters swap places."""
     _, found = rounds([(range(4), line(0, 0, 9, 9)), (range(4), line(9, 9, 0, 0))], number=2)
     assert found.ids.tolist() == [0, 0, 1, 1]
 
 
-def test_one_cluster_more_gets_a_new_name():
+def test_an_additional_cluster_gets_a_new_name():
     (_, found) = rounds(
         [(range(4), line(0, 0, 9, 9)), (range(6), line(0, 0, 9, 9, 50, 50))], number=None
     )
     assert found.ids.tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_cluster_that_nobody_belongs_to_is_forgotten():
+def test_a_cluster_without_members_is_forgotten():
     before = cluster(line(0, 0, 4, 4, 90, 90), range(6), 3)
-    for clients, left in ((range(6), 2), (range(4), 2)):  # 2: of those who sit out, too
+    for clients, left in ((range(6), 2), (range(4), 2)):  # members are absent ones, too
         h = line(0, 0, 0, 0, 90, 90)[: len(clients)]
         number = len(clients) // 2 - 1
         found = cluster(h, clients, number, members=before.members, centres=before.centres)
@@ -311,16 +311,16 @@ def test_a_cluster_that_nobody_belongs_to_is_forgotten():
         assert len(found.centres) == left
 
 
-def test_vectors_of_another_length_do_not_stop_the_names():
+def test_names_persist_if_vectors_change_their_length():
     h = np.random.default_rng(0).normal(size=(4, 9)) * 0.01 + np.repeat([[0.0], [9.0]], 2, axis=0)
     _, found = rounds([(range(4), line(0, 0, 9, 9)), (range(4), h)], number=2)
     assert found.ids.tolist() == [0, 0, 1, 1]
 
 
-# --- the criterion, and the picture ---------------------------------------------------------
+# --- BIC and principal coordinates ---------------------------------------------------------
 
 
-def test_bic_has_the_pooled_variance_of_an_analysis_of_variance():
+def test_bic_uses_the_pooled_variance():
     """The residuals of a regression on the clusters' indicators, K - T degrees of freedom."""
     h, labels = np.random.default_rng(2).normal(size=(9, 4)), np.array([0, 0, 0, 1, 1, 1, 1, 2, 2])
     indicators = np.eye(3)[labels]
@@ -329,7 +329,7 @@ def test_bic_has_the_pooled_variance_of_an_analysis_of_variance():
     assert bic(h, labels) == pytest.approx(9 * np.log(4 * variance) + 3 * np.log(9))
 
 
-def test_bic_weighs_clients():
+def test_bic_uses_the_weights_of_clients():
     """Weighted least squares: rows times the root of their weight."""
     random = np.random.default_rng(3)
     h, labels = random.normal(size=(6, 4)), np.array([0, 0, 0, 1, 1, 1])
@@ -341,7 +341,7 @@ def test_bic_weighs_clients():
     assert bic(h, labels, np.full(6, 7.0)) == pytest.approx(bic(h, labels))
 
 
-def test_a_type_of_few_images_is_a_type():
+def test_a_type_with_few_images_is_found():
     """Its clients weigh less, but are far from all others."""
     sizes = np.repeat([1000.0, 500.0, 30.0], (10, 6, 2))
     for seed in range(3):
@@ -351,7 +351,7 @@ def test_a_type_of_few_images_is_a_type():
         assert adjusted_rand_score(types, cluster(h, range(18), 3, sizes=sizes).ids) == 1
 
 
-def test_bic_knows_no_bound_for_clients_alone():
+def test_bic_is_infinite_if_every_client_is_a_cluster():
     h = np.random.default_rng(2).normal(size=(4, 3))
     assert bic(h, np.arange(4)) == np.inf
     assert np.isfinite(bic(np.ones((4, 3)), np.zeros(4, int)))
@@ -367,6 +367,6 @@ def test_principal_coordinates_keep_distances_and_the_order_of_variances():
     np.testing.assert_allclose(principal(-h, 5), -x, atol=1e-9)
 
 
-def test_axes_that_are_not_there_are_zero():
+def test_missing_axes_are_zero():
     assert principal(np.ones((1, 3)), 2).tolist() == [[0, 0]]
     assert principal(np.array([[1.0], [3.0]]), 2)[:, 1].tolist() == [0, 0]

@@ -1,4 +1,4 @@
-"""Fairness between groups: fairlearn's numbers, a loop over people, and what is undefined."""
+"""Fairness between groups: fairlearn's numbers, a loop over people, and undefined values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ people = st.lists(
 )
 
 
-def test_the_known_numbers():
+def test_rates_differences_and_ratios_match_fairlearn():
     counts = fairness.counts_by_group(LABELS, PREDICTED, GROUPS, 2)
     rates = fairness.group_rates(counts)
     np.testing.assert_allclose(rates.selection, (0.6, 0.285714), atol=1e-6)
@@ -39,7 +39,7 @@ def test_the_known_numbers():
 
 
 @given(people)
-def test_a_loop_over_people(people):
+def test_differences_match_a_loop_over_people(people):
     def rate(group, labels):
         chosen = [p for y, p, g in people if g == group and y in labels]
         return sum(chosen) / len(chosen) if chosen else math.nan
@@ -60,7 +60,7 @@ def test_a_loop_over_people(people):
         assert found == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_group_without_positives_makes_opportunity_undefined_and_parity_not():
+def test_without_positives_in_a_group_parity_is_defined_and_opportunity_is_not():
     counts = fairness.counts_by_group([1, 0, 0], [1, 0, 1], [0, 0, 1], 2)
     assert math.isnan(fairness.equal_opportunity(counts))
     assert math.isnan(fairness.equal_opportunity_ratio(counts))
@@ -69,7 +69,7 @@ def test_a_group_without_positives_makes_opportunity_undefined_and_parity_not():
     assert fairness.demographic_parity(counts) == 0.5
 
 
-def test_a_single_group_is_compared_with_none_and_nobody_selected_is_even():
+def test_parity_of_one_group_is_undefined_and_without_selection_the_ratio_is_1():
     assert math.isnan(fairness.demographic_parity([[2, 1, 1, 1, 1, 0]]))
     assert fairness.demographic_parity_ratio([[2, 0, 1, 0, 1, 0]] * 2) == 1
 
@@ -83,7 +83,7 @@ def test_a_single_group_is_compared_with_none_and_nobody_selected_is_even():
         (([0, 1], [0, 0], [0], 1), r"groups of shape \(1,\): expected equal shapes"),
     ],
 )
-def test_people_that_cannot_be_counted_are_named(arguments, message):
+def test_invalid_labels_predictions_and_groups_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         fairness.counts_by_group(*arguments)
 

@@ -36,7 +36,7 @@ def close(value: float) -> object:
 
 
 @given(accuracies)
-def test_definitions_by_brute_force(a: list[float]) -> None:
+def test_metrics_match_their_definitions(a: list[float]) -> None:
     k = len(a)
     mean = sum(a) / k
     shares = [value / sum(a) for value in a]
@@ -55,7 +55,7 @@ def test_jain_is_a_function_of_the_coefficient_of_variation(a: list[float]) -> N
 
 
 @given(accuracies)
-def test_bounds(a: list[float]) -> None:
+def test_metrics_stay_within_their_bounds(a: list[float]) -> None:
     k, tiny = len(a), 1e-12
     assert 1 / k - tiny <= metrics.jain(a) <= 1 + tiny
     assert 0 <= metrics.gini(a) <= 1 - 1 / k + tiny
@@ -66,14 +66,14 @@ def test_bounds(a: list[float]) -> None:
 
 
 @given(accuracies, st.randoms())
-def test_order_is_irrelevant(a: list[float], generator: random.Random) -> None:
+def test_metrics_do_not_depend_on_the_order(a: list[float], generator: random.Random) -> None:
     shuffled = generator.sample(a, len(a))
     for metric in EVERY:
         assert metric(shuffled) == close(metric(a))
 
 
 @given(accuracies, st.sampled_from([1e-200, 0.01, 100.0, 1e200]))
-def test_scale(a: list[float], scale: float) -> None:
+def test_relative_metrics_do_not_depend_on_the_scale(a: list[float], scale: float) -> None:
     scaled = [scale * value for value in a]
     for metric in RELATIVE:
         assert metric(scaled) == close(metric(a))
@@ -83,19 +83,19 @@ def test_scale(a: list[float], scale: float) -> None:
 
 
 @given(accuracies)
-def test_equalising_two_clients_never_looks_less_fair(a: list[float]) -> None:
+def test_equalizing_two_clients_never_reduces_fairness(a: list[float]) -> None:
     """The Pigou-Dalton principle: best and worst meet in the middle, the mean stays."""
     order = sorted(a)
     middle = (order[0] + order[-1]) / 2
-    equalised = [middle, *order[1:-1], middle][: len(a)]
-    assert metrics.gini(equalised) <= metrics.gini(a) + 1e-9
-    assert metrics.jain(equalised) >= metrics.jain(a) - 1e-9
-    assert metrics.entropy(equalised) >= metrics.entropy(a) - 1e-9
-    assert metrics.worst(equalised) >= metrics.worst(a)
+    equalized = [middle, *order[1:-1], middle][: len(a)]
+    assert metrics.gini(equalized) <= metrics.gini(a) + 1e-9
+    assert metrics.jain(equalized) >= metrics.jain(a) - 1e-9
+    assert metrics.entropy(equalized) >= metrics.entropy(a) - 1e-9
+    assert metrics.worst(equalized) >= metrics.worst(a)
 
 
 @given(st.integers(1, 30), st.floats(1e-300, 100))
-def test_equal_values(k: int, value: float) -> None:
+def test_equal_values_are_perfectly_fair(k: int, value: float) -> None:
     a = [value] * k
     assert metrics.jain(a) == close(1)
     assert metrics.gini(a) == close(0)
@@ -107,31 +107,31 @@ def every(a: list[float]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("k", [1, 4, 20])
-def test_all_zero_counts_as_equal(k: int) -> None:
-    figures = every([0.0] * k)
-    assert (figures["Jain"], figures["Gini"]) == (1, 0)
-    assert figures["entropy"] == close(math.log(k))
-    assert figures["AVG"] == figures["MIN"] == 0
+def test_all_zeros_count_as_equal(k: int) -> None:
+    summaries = every([0.0] * k)
+    assert (summaries["Jain"], summaries["Gini"]) == (1, 0)
+    assert summaries["entropy"] == close(math.log(k))
+    assert summaries["AVG"] == summaries["MIN"] == 0
 
 
-def test_single_value() -> None:
-    figures = every([0.7])
-    assert math.isnan(figures.pop("STD ddof 1"))
-    assert figures == {
+def test_summaries_of_a_single_value() -> None:
+    summaries = every([0.7])
+    assert math.isnan(summaries.pop("STD ddof 1"))
+    assert summaries == {
         "AVG": 0.7, "STD ddof 0": 0, "MIN": 0.7, "MAX": 0.7, "GAP": 0, "worst 10 %": 0.7,
         "Jain": 1, "Gini": 0, "entropy": 0,
     }  # fmt: skip
 
 
-def test_one_client_has_everything() -> None:
+def test_one_client_with_everything_gives_the_extreme_values() -> None:
     a = [1.0, *19 * [0.0]]
     assert metrics.jain(a) == close(1 / 20)
     assert metrics.gini(a) == close(1 - 1 / 20)
     assert metrics.entropy(a) == 0
 
 
-def test_of_two_values_the_first_is_better_as_a_summary_says() -> None:
-    """Direction by example: equal and high, unequal, and low values."""
+def test_summaries_declare_the_better_direction() -> None:
+    """The direction follows from examples: equal high values, unequal values, and low values."""
     even, uneven, low = [0.8, 0.8], [0.9, 0.5], [0.3, 0.3]
     for row in metrics.SUMMARIES:
         worse = uneven if row.compares else low
@@ -140,7 +140,7 @@ def test_of_two_values_the_first_is_better_as_a_summary_says() -> None:
 
 
 @given(st.permutations([0.2, 0.45, 0.6, 0.95]), st.integers(0, 3))
-def test_gradients_of_summaries_by_finite_differences(a: list[float], k: int) -> None:
+def test_gradients_of_summaries_match_finite_differences(a: list[float], k: int) -> None:
     step = 1e-6 * np.eye(4)[k]
     for row in (metrics.AVG, metrics.STD, metrics.MIN):
         assert row.gradient is not None
@@ -148,17 +148,17 @@ def test_gradients_of_summaries_by_finite_differences(a: list[float], k: int) ->
         assert row.gradient(np.array(a))[k] == pytest.approx(slope, abs=1e-6)
 
 
-def test_names_and_headings_of_summaries_are_unique() -> None:
+def test_headings_and_axes_of_summaries_are_unique() -> None:
     for facts in zip(*((row.heading, row.axis) for row in metrics.SUMMARIES), strict=True):
         assert len(set(facts)) == len(metrics.SUMMARIES)
 
 
-def test_published_row() -> None:
+def test_summaries_match_a_published_row() -> None:
     """FedHEAL's own row of Table 2, whose STD is printed with ddof 1."""
-    figures = every([90.27, 95.69, 79.94, 46.45])
-    assert round(figures["AVG"], 2) == 78.09
-    assert round(figures["STD ddof 1"], 2) == 22.08
-    assert figures["STD ddof 1"] / figures["STD ddof 0"] == close(math.sqrt(4 / 3))
+    summaries = every([90.27, 95.69, 79.94, 46.45])
+    assert round(summaries["AVG"], 2) == 78.09
+    assert round(summaries["STD ddof 1"], 2) == 22.08
+    assert summaries["STD ddof 1"] / summaries["STD ddof 0"] == close(math.sqrt(4 / 3))
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_relative_metrics_refuse_negative_values(metric: Metric) -> None:
         metric([0.5, -1.0])
 
 
-def test_losses_may_be_negative_elsewhere() -> None:
+def test_the_gap_accepts_negative_values() -> None:
     assert metrics.gap([-1.0, 2.0]) == 3
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.5, math.nan])
-def test_bad_fraction(fraction: float) -> None:
+def test_a_fraction_out_of_range_is_refused(fraction: float) -> None:
     with pytest.raises(ValueError, match="fraction"):
         metrics.worst_fraction([0.5, 0.6], fraction)
 
@@ -218,7 +218,7 @@ cases = st.tuples(
 
 
 @given(cases)
-def test_balanced_accuracy_is_scikit_learns(case: tuple[int, list[int]]) -> None:
+def test_balanced_accuracy_matches_scikit_learn(case: tuple[int, list[int]]) -> None:
     labels, p = predictions(*case, classes=6)
     predicted = p.argmax(axis=1)
     with warnings.catch_warnings(action="ignore"):  # predicted classes without a test image
@@ -229,7 +229,9 @@ def test_balanced_accuracy_is_scikit_learns(case: tuple[int, list[int]]) -> None
 
 
 @given(cases)
-def test_auc_is_the_chance_of_the_right_order_over_all_pairs(case: tuple[int, list[int]]) -> None:
+def test_auc_is_the_probability_of_the_right_order_over_all_pairs(
+    case: tuple[int, list[int]],
+) -> None:
     labels, p = predictions(*case, classes=6)
     pairs = []
     for a, b in combinations(sorted(set(labels)), 2):
@@ -240,7 +242,7 @@ def test_auc_is_the_chance_of_the_right_order_over_all_pairs(case: tuple[int, li
     assert metrics.auc_ovo(labels, p) == close(np.mean(pairs))
 
 
-def test_auc_is_scikit_learns_where_every_class_is_there() -> None:
+def test_auc_matches_scikit_learn_if_all_classes_are_present() -> None:
     for classes in (3, 7):
         labels, p = predictions(1, list(range(classes)), classes)
         wanted = roc_auc_score(labels, p, multi_class="ovo", average="macro")
@@ -249,13 +251,13 @@ def test_auc_is_scikit_learns_where_every_class_is_there() -> None:
     assert metrics.auc_ovo(labels, p) == close(roc_auc_score(labels, p[:, 1]))
 
 
-def test_auc_of_chance_and_of_certainty() -> None:
+def test_auc_is_one_half_by_chance_and_1_with_certainty() -> None:
     labels = np.arange(12) % 4
     assert metrics.auc_ovo(labels, np.full((12, 4), 0.25)) == 0.5
     assert metrics.auc_ovo(labels, np.eye(4)[labels]) == 1.0
 
 
-def test_auc_that_cannot_be_had_is_nan() -> None:
+def test_an_undefined_auc_is_nan() -> None:
     assert math.isnan(metrics.auc_ovo([1, 1, 1], np.full((3, 4), 0.25)))
     assert math.isnan(metrics.auc_ovo([0, 1, 2], np.diag([0.5, np.nan, 0.5])))
 
@@ -273,8 +275,8 @@ labels = st.integers(1, 12).flatmap(
 
 
 @given(labels)
-def test_clustering_accuracy_by_brute_force(drawn: tuple[list[int], list[int]]) -> None:
-    """However ties are broken: the best that naming each cluster after one type can do."""
+def test_clustering_accuracy_matches_brute_force(drawn: tuple[list[int], list[int]]) -> None:
+    """The best accuracy over all ways to name each cluster after one type."""
     types, clusters = drawn
     names = [sorted(set(types))] * 4
     best = max(
@@ -285,7 +287,7 @@ def test_clustering_accuracy_by_brute_force(drawn: tuple[list[int], list[int]]) 
 
 
 @given(labels)
-def test_adjusted_rand_by_counting_pairs(drawn: tuple[list[int], list[int]]) -> None:
+def test_adjusted_rand_matches_counts_of_pairs(drawn: tuple[list[int], list[int]]) -> None:
     types, clusters = drawn
     pairs = list(combinations(range(len(types)), 2))
     one = [types[i] == types[j] for i, j in pairs]
@@ -306,7 +308,7 @@ def test_names_of_types_and_clusters_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("metric", [metrics.clustering_accuracy, metrics.adjusted_rand])
-def test_types_and_clusters_must_be_of_the_same_clients(metric: Metric) -> None:
+def test_types_and_clusters_must_have_the_same_length(metric: Metric) -> None:
     with pytest.raises(ValueError, match="shape"):
         metric([0, 1], [0])
     with pytest.raises(ValueError, match="at least one"):

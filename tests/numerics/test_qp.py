@@ -19,7 +19,7 @@ def objective(gram, weights) -> float:
 
 
 def by_enumeration(gram) -> float:
-    """The smallest w'Gw on the simplex: the best stationary point over all supports."""
+    """Return the smallest w'Gw on the simplex: the best stationary point over all supports."""
     # Unit vectors keep badly scaled systems solvable: v = s w.
     s = np.sqrt(gram.diagonal())
     unit = gram / np.outer(s, s)
@@ -87,7 +87,7 @@ def test_large_problems_agree_with_an_active_set_solver(size, kind):
 
 
 @given(seed=st.integers(0, 10_000), epsilon=st.sampled_from([0.02, 0.1, 0.5]))
-def test_bounds_agree_with_slsqp(seed, epsilon):
+def test_bounded_problems_agree_with_slsqp(seed, epsilon):
     random = np.random.default_rng(seed)
     rows = vectors(random, 5, "random")
     gram = rows @ rows.T
@@ -110,8 +110,8 @@ def test_bounds_agree_with_slsqp(seed, epsilon):
 
 
 @given(seed=st.integers(0, 10_000), epsilon=st.sampled_from([0.02, 0.1, 0.5, 1.0]))
-def test_the_residual_is_what_the_best_corner_gains_between_bounds(seed, epsilon):
-    """Of the mixture with which solvers begin, by linear programming."""
+def test_the_residual_with_bounds_matches_a_linear_program(seed, epsilon):
+    """For the initial weights, because all solvers are disabled."""
     random = np.random.default_rng(seed)
     rows, prior = vectors(random, 5, "random"), random.dirichlet(np.ones(5))
     gram = rows @ rows.T
@@ -128,7 +128,7 @@ def test_the_residual_is_what_the_best_corner_gains_between_bounds(seed, epsilon
     assert found.residual == pytest.approx(max(slope @ found.weights - best, 0), abs=1e-7)
 
 
-def test_closed_forms():
+def test_solutions_match_closed_forms():
     orthogonal = min_norm_weights(np.diag([1.0, 4.0, 4.0]))
     np.testing.assert_allclose(orthogonal.weights, [4 / 6, 1 / 6, 1 / 6], atol=1e-7)
     # <v_i, v_j> >= |v_i|^2 for all j: client i takes all.
@@ -139,7 +139,7 @@ def test_closed_forms():
     assert opposite.norm == pytest.approx(0, abs=1e-5)
 
 
-def test_identical_clients_share_alike_and_zeros_are_the_minimum():
+def test_identical_vectors_share_equally_and_zero_vectors_get_all_weight():
     np.testing.assert_allclose(min_norm_weights(np.full((7, 7), 3.0)).weights, 1 / 7, atol=1e-6)
     nothing = min_norm_weights(np.zeros((4, 4)))
     np.testing.assert_array_equal(nothing.weights, 0.25)
@@ -148,7 +148,7 @@ def test_identical_clients_share_alike_and_zeros_are_the_minimum():
     np.testing.assert_array_equal(some.weights, [0.5, 0, 0.5])
 
 
-def test_scale_changes_nothing():
+def test_weights_do_not_depend_on_the_scale():
     rows = np.random.default_rng(0).standard_normal((6, 10))
     gram = rows @ rows.T
     weights = min_norm_weights(gram).weights
@@ -156,7 +156,7 @@ def test_scale_changes_nothing():
         np.testing.assert_allclose(min_norm_weights(scale * gram).weights, weights, atol=1e-7)
 
 
-def test_a_failing_solver_gives_way_to_the_next(monkeypatch):
+def test_a_failing_solver_is_replaced_by_the_next(monkeypatch):
     gram = np.diag([1.0, 4.0])
     used = []
     original = qp._solve
@@ -172,7 +172,7 @@ def test_a_failing_solver_gives_way_to_the_next(monkeypatch):
     np.testing.assert_allclose(solution.weights, [0.8, 0.2], atol=1e-6)
 
 
-def test_without_any_solver_weights_are_uniform_with_a_warning(monkeypatch, caplog):
+def test_weights_are_uniform_with_a_warning_if_all_solvers_fail(monkeypatch, caplog):
     monkeypatch.setattr(qp, "_solve", lambda *_: None)
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         solution = min_norm_weights(np.array([[2.0, 1.0], [1.0, 2.0]]))
@@ -190,13 +190,13 @@ def test_without_any_solver_weights_are_uniform_with_a_warning(monkeypatch, capl
         (np.eye(3), (0, 0.2), "sum to 1"),
     ],
 )
-def test_impossible_problems_are_refused(gram, bounds, message):
+def test_invalid_problems_are_refused(gram, bounds, message):
     with pytest.raises(ValueError, match=message):
         min_norm_weights(gram, *bounds)
 
 
 @pytest.mark.parametrize("solver", ["CLARABEL", "OSQP", "SCS"])
-def test_a_solution_does_not_depend_on_what_was_solved_before(solver, monkeypatch):
+def test_a_solution_does_not_depend_on_earlier_problems(solver, monkeypatch):
     monkeypatch.setattr(qp, "SOLVERS", (solver,))
     random = np.random.default_rng(0)
     grams = [v @ v.T for v in np.abs(random.normal(size=(4, 5, 30)))]
@@ -210,7 +210,7 @@ def test_a_solution_does_not_depend_on_what_was_solved_before(solver, monkeypatc
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10_000), st.integers(1, 7), st.sampled_from([1e-3, 1.0, 100.0]))
-def test_a_quadratic_on_the_simplex_against_a_general_solver(seed, size, slope):
+def test_quadratic_weights_match_a_general_solver(seed, size, slope):
     random = np.random.default_rng(seed)
     root, b = random.normal(size=(size, size)), slope * random.normal(size=size)
     A = root @ root.T + 0.5 * np.eye(size)
@@ -233,7 +233,7 @@ def test_a_quadratic_on_the_simplex_against_a_general_solver(seed, size, slope):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))
-def test_a_descent_in_proportion_against_the_affine_hull(seed, size):
+def test_proportional_descent_is_the_shortest_vector_of_the_affine_hull(seed, size):
     random = np.random.default_rng(seed)
     vectors = random.normal(size=(size, 9)) * 10.0 ** random.integers(-3, 4, (size, 1))
     share = random.uniform(0.1, 3, size)
@@ -245,7 +245,7 @@ def test_a_descent_in_proportion_against_the_affine_hull(seed, size):
     assert np.linalg.norm(d) <= np.linalg.norm(others @ hull, axis=1).min() * (1 + 1e-9)
 
 
-def test_vectors_of_length_0_have_no_part_in_a_descent():
+def test_zero_vectors_have_coefficient_0_in_proportional_descent():
     gram = np.diag([1.0, 0.0, 4.0])
     np.testing.assert_allclose(qp.proportional_descent(gram, [1, 5, 1]), [0.8, 0, 0.2])
     np.testing.assert_array_equal(qp.proportional_descent(gram, [0, 5, 0]), 0)

@@ -24,13 +24,13 @@ def test_the_projection_satisfies_the_kkt_conditions(v):
 
 
 @given(points, st.floats(-1e6, 1e6))
-def test_a_common_shift_changes_nothing_and_a_second_projection_neither(v, shift):
+def test_the_projection_is_shift_invariant_and_idempotent(v, shift):
     np.testing.assert_allclose(project(v + shift), project(v), atol=1e-8)
     np.testing.assert_allclose(project(project(v)), project(v), atol=1e-15)
 
 
-def test_a_sum_without_its_last_term_would_leave_the_simplex():
-    """As in a known implementation of AFL: theta from the sum of the larger ones only."""
+def test_the_projection_includes_the_last_term_of_the_sum():
+    """A known AFL implementation sums only the larger coordinates and leaves the simplex."""
     v = np.array([0.6, 0.5, 0.4])
     u = np.sort(v)[::-1]
     wrong = (u.cumsum() - u - 1) / np.arange(1, 4)
@@ -38,12 +38,12 @@ def test_a_sum_without_its_last_term_would_leave_the_simplex():
     np.testing.assert_allclose(project(v), [0.6 - 0.5 / 3, 0.5 - 0.5 / 3, 0.4 - 0.5 / 3])
 
 
-def test_huge_coordinates_do_not_cost_precision():
+def test_huge_coordinates_keep_precision():
     np.testing.assert_allclose(project([1e300, 1e300, -1e300]), [0.5, 0.5, 0])
     np.testing.assert_allclose(project([1e16, 0.2, 0.3]), [1, 0, 0])
 
 
 @pytest.mark.parametrize("bad", [[], [np.nan], [np.inf, 0], [[1.0]]])
-def test_what_cannot_be_projected_is_refused(bad):
+def test_invalid_vectors_are_refused(bad):
     with pytest.raises(ValueError, match="vector of finite numbers"):
         project(bad)

@@ -1,4 +1,4 @@
-"""Policies choose as their papers say, and nothing that they choose wrongly goes unsaid."""
+"""Participation policies follow their papers; invalid choices and settings are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trained(folder: Path) -> dict[int, list[int]]:
 
 
 def test_power_of_choice_has_the_probabilities_of_its_algorithm() -> None:
-    """Enumerated: two candidates drawn one after the other by size, the larger loss trains."""
+    """Enumerated: two candidates are drawn in turn by size; the one with the larger loss trains."""
     sizes, losses = {0: 100, 1: 200, 2: 300, 3: 400}, {0: 2.0, 1: 1.5, 2: 0.5, 3: 1.0}
     shares = {k: n / 1000 for k, n in sizes.items()}
     wanted = dict.fromkeys(sizes, 0.0)
@@ -80,7 +80,7 @@ def test_clients_are_drawn_in_proportion_to_their_examples() -> None:
     assert len(ByExamples().choose(unknown, {})) == 2
 
 
-def test_power_of_choice_by_training_losses_takes_who_never_trained_first() -> None:
+def test_power_of_choice_by_training_loss_prefers_clients_that_never_trained() -> None:
     policy = PowerOfChoice(d=4, loss="train")
     draw = Draw(1, (0, 1, 2, 3), 2, sizes=dict.fromkeys(range(4), 10))
     assert policy.candidates(draw) == ()
@@ -88,13 +88,13 @@ def test_power_of_choice_by_training_losses_takes_who_never_trained_first() -> N
     assert policy.choose(draw, {}) == [1, 3]
 
 
-def test_a_candidate_that_sent_no_loss_trains_last() -> None:
+def test_a_candidate_without_a_loss_is_chosen_last() -> None:
     draw = Draw(1, (0, 1, 2, 3), 2, sizes=dict.fromkeys(range(4), 10))
     assert PowerOfChoice(d=4).choose(draw, {1: 0.1, 3: 0.2}) == [1, 3]
     assert PowerOfChoice(d=4).choose(draw, {1: 0.1}) == [0, 1]
 
 
-def test_clients_of_unknown_size_are_drawn_only_where_too_few_are_known() -> None:
+def test_clients_of_unknown_size_are_drawn_only_if_too_few_sizes_are_known() -> None:
     draws = [Draw(r, (0, 1, 2, 3), 2, sizes={1: 5, 2: 10, 3: 15}) for r in range(200)]
     assert {k for draw in draws for k in draw.weighted(2)} == {1, 2, 3}
     one = [Draw(r, (0, 1, 2, 3), 3, sizes={3: 5}).weighted(3) for r in range(20)]
@@ -102,7 +102,7 @@ def test_clients_of_unknown_size_are_drawn_only_where_too_few_are_known() -> Non
 
 
 @pytest.mark.parametrize("answers", [3, 1])
-def test_a_candidate_that_fails_is_named_and_the_others_are_chosen_from(
+def test_a_candidate_that_fails_is_named_and_not_chosen(
     tmp_path: Path, answers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def test(message: Message, context: Context) -> Message:
@@ -130,13 +130,13 @@ def test_more_clients_than_candidates_is_an_error() -> None:
         PowerOfChoice(d=2).candidates(Draw(1, (0, 1, 2, 3), 3))
 
 
-def test_without_asked_losses_power_of_choice_says_what_to_set() -> None:
+def test_power_of_choice_without_losses_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="set loss = 'train'"):
         PowerOfChoice().choose(Draw(1, (0, 1), 1), {})
 
 
 @pytest.mark.parametrize("policy", ["uniform", "by-examples", "round-robin", "power-of-choice:d=3"])
-def test_a_run_with_every_policy_resumes_to_the_bit(tmp_path: Path, policy: str) -> None:
+def test_a_run_with_any_policy_is_resumed_bit_for_bit(tmp_path: Path, policy: str) -> None:
     settings = {"participation.policy": policy, "fraction-train": 0.5, "num-server-rounds": 4}
     settings["participation.availability"] = "markov:leave=0.2:back=0.7"
     whole = session(config(tmp_path / "whole", **settings)).run()
@@ -144,8 +144,10 @@ def test_a_run_with_every_policy_resumes_to_the_bit(tmp_path: Path, policy: str)
     assert outcome(resume(folder)) == outcome(whole)
 
 
-def test_asked_losses_decide_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all as candidates, those of the largest losses under the received model train."""
+def test_power_of_choice_trains_the_clients_with_the_largest_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients are candidates; losses are those of the received model."""
     asked: list[dict[int, float]] = []
     choose = PowerOfChoice.choose
 
@@ -169,7 +171,9 @@ def test_asked_losses_decide_who_trains(tmp_path: Path, monkeypatch: pytest.Monk
         (Stranger(), "Stranger selected client 99 in round 1"),
     ],
 )
-def test_wrong_choices_name_the_policy(policy: Participation, said: str) -> None:
+def test_invalid_choices_of_a_policy_are_refused_by_its_name(
+    policy: Participation, said: str
+) -> None:
     draw = Draw(1, (0, 1, 2, 3), 2)
     with pytest.raises(ConfigError, match=said):
         checked_choice(policy, draw, {})
@@ -184,7 +188,7 @@ class Fails(Participation):
 
 
 class Quits(BaseException):
-    """Bare, as in nobody's code but a user's."""
+    """A direct subclass of BaseException, as only a user might write."""
 
 
 class FailsToChoose(Participation):
@@ -241,12 +245,12 @@ def test_a_policy_that_fails_is_named(
         ("availability", "markov:0.1", "expected markov:leave=P:back=Q.*got '0.1'"),
     ],
 )
-def test_wrong_settings_are_named(tmp_path: Path, key: str, value: str, said: str) -> None:
+def test_invalid_settings_are_named(tmp_path: Path, key: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         session(config(tmp_path, **{f"participation.{key}": value})).run()
 
 
-def test_availability_by_a_file(tmp_path: Path) -> None:
+def test_availability_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,0\n1,2\n2,1\n")
     available = read_availability(str(file), 0)
@@ -257,14 +261,16 @@ def test_availability_by_a_file(tmp_path: Path) -> None:
     assert trained(folder) == {1: [0, 2], 2: [1], 3: [0, 2]}
 
 
-def test_a_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_in_the_home_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "trace.csv").write_text("round,client\n1,2\n")
     assert read_availability("~/trace.csv", 0)(1, range(3)) == [2]
     assert trace_digest("~/trace.csv")
 
 
-def test_a_file_named_like_a_kind_of_availability_is_none(
+def test_a_file_named_like_a_kind_of_availability_is_not_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -275,20 +281,22 @@ def test_a_file_named_like_a_kind_of_availability_is_none(
     assert trace_digest("missing.csv") == ""
 
 
-def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_a_changed_trace(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,0\n1,1\n2,2\n")
     folder = stopped(config(tmp_path / "run", **{"participation.availability": str(file)}), 2)
     file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,3\r\n")
     with pytest.raises(ConfigError, match="its availabilities changed"):
         resume(folder)
-    file.write_bytes(b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,2\r\n")  # the same again
+    file.write_bytes(
+        b"\xef\xbb\xbfround,client\r\n1,1\r\n1,0\r\n2,2\r\n"
+    )  # the first content again
     facts = folder / "run.json"
-    facts.write_bytes(b"\xef\xbb\xbf" + facts.read_bytes())  # by an editor
+    facts.write_bytes(b"\xef\xbb\xbf" + facts.read_bytes())  # as an editor may save it
     resume(folder)
 
 
-def test_a_comparison_does_not_keep_runs_with_another_file(tmp_path: Path) -> None:
+def test_a_comparison_does_not_keep_runs_with_another_trace(tmp_path: Path) -> None:
     file, other = tmp_path / "trace.csv", tmp_path / "other.csv"
     file.write_text("round,client\n1,0\n1,1\n2,2\n")
     other.write_text("round,client\n1,3\n")
@@ -304,7 +312,7 @@ def test_a_comparison_does_not_keep_runs_with_another_file(tmp_path: Path) -> No
     assert not Plan([made]).without([run]).runs
 
 
-def test_a_file_with_clients_that_do_not_exist(
+def test_unknown_clients_of_a_trace_are_warned_of_and_negative_ids_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "trace.csv"
@@ -320,7 +328,7 @@ def test_a_file_with_clients_that_do_not_exist(
 @pytest.mark.parametrize(
     "text", ["round,node\n1,1\n", "round,client\n1,one\n", "round,client\n1\n"]
 )
-def test_a_line_without_a_round_and_a_client_is_named(tmp_path: Path, text: str) -> None:
+def test_an_invalid_line_of_a_trace_is_named(tmp_path: Path, text: str) -> None:
     (file := tmp_path / "trace.csv").write_text(text)
     with pytest.raises(ConfigError, match=r"trace.csv', line 2: Expected always, .* whole numbers"):
         read_availability(str(file), 0)
@@ -334,7 +342,7 @@ def test_a_round_without_available_clients_ends_the_run(tmp_path: Path) -> None:
         session(made).run()
 
 
-def test_a_chain_is_available_as_often_as_its_stationary_share() -> None:
+def test_markov_availability_has_its_stationary_share() -> None:
     available = read_availability("markov:leave=0.1:back=0.3", 3)
     counts = [len(available(r, range(400))) / 400 for r in range(1, 60)]
     assert np.mean(counts) == pytest.approx(0.75, abs=0.02)
@@ -348,7 +356,7 @@ def test_a_chain_is_available_as_often_as_its_stationary_share() -> None:
     assert available(0, range(400)) != selection
 
 
-def test_the_uniform_draw_is_that_of_earlier_versions() -> None:
+def test_the_uniform_draw_is_unchanged_from_earlier_versions() -> None:
     clients = tuple(range(20))
     for r in (1, 2, 50):
         chosen = np.random.default_rng([7, r]).choice(20, 8, replace=False)
@@ -364,10 +372,10 @@ def test_the_uniform_draw_is_that_of_earlier_versions() -> None:
         (Uniform(), math.inf, "train_loss = inf"),
     ],
 )
-def test_a_reply_without_a_loss_is_dropped_where_the_policy_needs_it(
+def test_a_reply_without_a_loss_is_dropped_if_the_policy_needs_it(
     policy: Participation, loss: float | None, reason: str
 ) -> None:
-    """It would count as an infinite loss, and its client would be selected again and again."""
+    """Otherwise its loss would count as infinite, and its client would always be selected."""
     rounds = Rounds(FedAvg(participation=policy), MODEL, clients=[0, 1, 2])
     asked = rounds.ask()
     given = {} if loss is None else {"train_loss": loss}
@@ -377,7 +385,7 @@ def test_a_reply_without_a_loss_is_dropped_where_the_policy_needs_it(
     assert reason in rounds.strategy.dropped.get(0, "")
 
 
-def test_clients_that_test_are_drawn_apart_from_those_that_train() -> None:
+def test_clients_for_tests_are_drawn_independently_of_clients_for_training() -> None:
     strategy = FedAvg(fraction_train=0.2, fraction_evaluate=0.2)
     rounds = Rounds(strategy, MODEL, clients=range(20))
     same = 0

@@ -1,4 +1,4 @@
-"""GPUs by default: sharing, lines and errors, with stand-ins for GPUs that are not there."""
+"""Use of GPUs by default: shares, printed lines and errors, with simulated GPUs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def placed(clients: int = 20, **changes):
     return place_clients([config(**changes)], clients)
 
 
-def test_a_device_whose_memory_cannot_be_measured_limits_nothing(monkeypatch):
+def test_a_device_with_unknown_memory_sets_no_limit(monkeypatch):
     monkeypatch.setattr(devices, "choose_device", lambda name: torch.device("mps"))
     shared = placed(engine="ray")
     assert (shared.config.client_gpus, shared.num_gpus) == (0.0, None)
@@ -63,7 +63,7 @@ def test_a_device_whose_memory_cannot_be_measured_limits_nothing(monkeypatch):
     assert parallel_line([config()], 2) == "mps, 2 runs at a time"
 
 
-def test_as_many_clients_share_a_gpu_as_its_memory_and_the_cpus_hold(gpu):
+def test_clients_per_gpu_are_limited_by_its_memory_and_the_cpus(gpu):
     gpu()
     seven = placed()  # (80 - 5) / 10
     assert seven.line == "cuda (NVIDIA H200), 7 clients at a time"
@@ -77,20 +77,20 @@ def test_as_many_clients_share_a_gpu_as_its_memory_and_the_cpus_hold(gpu):
     assert placed().config.workers == 2
 
 
-def test_workers_are_on_all_gpus_unless_the_device_has_a_number(gpu):
+def test_workers_use_all_gpus_unless_the_device_has_an_index(gpu):
     gpu(count=2)
-    both = placed()  # 7 beside the tests, 8 on the other
+    both = placed()  # 7 clients on the GPU of the server's tests, 8 on the other
     assert (both.config.workers, both.config.client_gpus, both.num_gpus) == (15, 0.125, 2)
     one = place_clients([RunConfig.from_flat({"train.device": "cuda:1"})], 20)
     assert (one.config.workers, one.config.client_gpus) == (7, 0.0)
 
 
-def test_inline_says_that_it_uses_the_gpu(gpu):
+def test_the_line_of_the_inline_engine_names_the_gpu(gpu):
     gpu()
     assert placed(engine="inline").line == "cuda (NVIDIA H200), one client at a time"
 
 
-def test_a_number_stays_what_it_is(gpu):
+def test_a_numeric_client_gpus_is_kept_or_refused(gpu):
     gpu()
     half = placed(client_gpus=0.5)
     assert half.config.client_gpus == 0.5
@@ -103,29 +103,29 @@ def test_a_number_stays_what_it_is(gpu):
         placed(client_gpus=2)
 
 
-def test_a_cluster_without_a_number_is_told_how_to_use_its_gpus(gpu):
+def test_a_cluster_without_client_gpus_gets_advice(gpu):
     gpu()
     assert "set client-gpus to the fraction of a GPU per client" in placed(ray_address="auto").line
     assert placed(ray_address="auto", client_gpus=0.5).line == ""
 
 
-def test_a_model_that_does_not_fit_alone_is_refused_with_its_bytes(gpu):
+def test_a_client_that_does_not_fit_on_a_gpu_is_refused_with_its_bytes(gpu):
     gpu(need=(90, 0))
     with pytest.raises(ConfigError, match=r"needs 96,636,764,160 bytes.* 85,899,345,920 are free"):
         placed()
 
 
-def test_runs_at_a_time_fit_the_memory(gpu):
+def test_parallel_runs_are_limited_by_the_gpu_memory(gpu):
     gpu()
     runs = [config(seed=seed) for seed in range(8)]
     assert auto_jobs(Plan(runs)) == 5  # 80 / (10 + 5)
-    assert auto_jobs(Plan(runs[:4])) == 1  # filled by the clients of each run
+    assert auto_jobs(Plan(runs[:4])) == 1  # fewer than fit: clients run in parallel instead
     assert parallel_line(runs, 5) == "cuda (NVIDIA H200), 5 runs at a time"
     gpu(count=3)
     assert "2 more GPUs are not used by parallel runs" in parallel_line(runs, 5)
 
 
-def test_each_method_is_measured_once(gpu, monkeypatch):
+def test_gpu_memory_is_measured_once_per_method(gpu, monkeypatch):
     gpu()
     asked = []
     need = probe.Need(GIB, GIB)
@@ -137,7 +137,7 @@ def test_each_method_is_measured_once(gpu, monkeypatch):
     assert sorted(run.label for run in asked) == ["fedheal", "fedism", "fedprox+fedheal"]
 
 
-def test_without_a_gpu_nothing_is_said_or_changed(monkeypatch, tmp_path):
+def test_without_a_gpu_the_config_is_kept_and_fractions_of_gpus_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(gpus, "_DEVICE", tmp_path / "none")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cpu = config()
@@ -151,7 +151,7 @@ def test_without_a_gpu_nothing_is_said_or_changed(monkeypatch, tmp_path):
         place_clients([RunConfig.from_flat({"client-gpus": 0.5, "train.device": "cpu"})], 20)
 
 
-def test_a_gpu_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path):
+def test_a_gpu_that_pytorch_cannot_use_is_reported_with_the_reason(monkeypatch, tmp_path):
     device, driver = tmp_path / "nvidia0", tmp_path / "version"
     device.touch()
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27\n")
@@ -175,7 +175,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path):
     assert placed().line.startswith("cpu: CUDA_VISIBLE_DEVICES hides the GPU")
 
 
-def test_old_configs_with_a_number_stay_what_they_are():
+def test_client_gpus_accepts_numbers_and_auto():
     assert config(client_gpus=0.0).client_gpus == 0.0
     assert config(client_gpus=1).client_gpus == 1.0
     assert config().client_gpus == "auto"
@@ -183,8 +183,8 @@ def test_old_configs_with_a_number_stay_what_they_are():
         config(client_gpus="all")
 
 
-def test_the_probe_trains_the_largest_client_and_tests(monkeypatch):
-    """Of a real client on the CPU; bytes are those of a stand-in."""
+def test_the_probe_measures_the_memory_of_training_and_evaluation(monkeypatch):
+    """With a real client on the CPU and simulated memory readings."""
     free = iter([50, 50])
     peak = iter([60, 70])
     monkeypatch.setattr(probe, "free_memory", lambda device: next(free))
@@ -193,7 +193,7 @@ def test_the_probe_trains_the_largest_client_and_tests(monkeypatch):
     assert probe.probe(small, torch.device("cpu"), 100) == probe.Need(72, 12)
 
 
-def test_a_probe_without_enough_memory_says_so(monkeypatch):
+def test_a_probe_that_runs_out_of_memory_is_reported(monkeypatch):
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
@@ -222,8 +222,8 @@ def test_a_client_without_gpu_memory_ends_the_run_which_can_be_resumed(monkeypat
     "command",
     ["run", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("compare", "tune"))],
 )
-def test_commands_without_options_use_the_gpu_and_say_so(command, gpu, monkeypatch, tmp_path):
-    """With Ray's GPU that is not there, clients get shares of it."""
+def test_commands_use_the_gpu_by_default_and_print_it(command, gpu, monkeypatch, tmp_path):
+    """Ray gives clients shares of a simulated GPU."""
     gpu(cpus=2, need=(30, 5))
     settings = {**SMALL, "output-dir": str(tmp_path), "engine": "ray"}
     if command != "run":

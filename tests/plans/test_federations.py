@@ -1,4 +1,4 @@
-"""Plans over federations: one number draws the data and the seed."""
+"""Plans over federations: one number sets the data seed and the seed of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflower.plans.execution import execute
 from fairflower.plans.plan import Plan, run_key
 
 
-def test_a_federation_is_data_and_seed_of_one_number() -> None:
+def test_a_federation_sets_the_data_seed_and_the_seed() -> None:
     plan = Plan.grid({"data.seed": 9}, StrategyConfig.parse("fedavg"), [3, 4], federations=True)
     assert [(c.strategy.name, c.data.seed, c.seed, c.run_name) for c in plan.runs] == [
         ("fedavg", 3, 3, "fedavg-federation3"),
@@ -26,7 +26,7 @@ def test_a_federation_is_data_and_seed_of_one_number() -> None:
     assert "data seed  3, 4" in plan.summary()
 
 
-def test_seeds_leave_the_federation_as_it_is() -> None:
+def test_seeds_do_not_change_the_data_seed() -> None:
     plan = Plan.grid({"data.seed": 9}, StrategyConfig.parse("uniform"), [3, 4])
     assert [(c.data.seed, c.seed, c.run_name) for c in plan.runs] == [
         (9, 3, "uniform-seed3"),
@@ -35,7 +35,7 @@ def test_seeds_leave_the_federation_as_it_is() -> None:
     assert "data seed" not in plan.summary()
 
 
-def test_runs_of_a_plan_can_have_more_clients_than_its_first(tmp_path: Path) -> None:
+def test_later_runs_of_a_plan_may_have_more_clients_than_the_first(tmp_path: Path) -> None:
     """As if each domain is held out in turn and the domains have different numbers of clients."""
     runs = [config(tmp_path, **{"data.clients-per-domain": clients}) for clients in (1, 2)]
     impossible = config(tmp_path, **{"data.clients-per-domain": 10**6})
@@ -48,7 +48,7 @@ def test_runs_of_a_plan_can_have_more_clients_than_its_first(tmp_path: Path) -> 
     ]
 
 
-def test_a_file_of_weights_is_the_same_by_each_path_to_it(
+def test_the_run_key_is_the_same_for_all_paths_to_a_weights_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs side by side, whose processes are killed with SIGKILL: no other run dies with one."""
+"""Parallel runs whose processes are killed with SIGKILL or lack memory: other runs continue."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fairflower.plans.parallel import _Processes, execute_parallel
 from fairflower.plans.plan import Plan
 from fairflower.plans.tuning import TuningStudies
 
-pytestmark = [pytest.mark.slow, pytest.mark.linux]  # /proc says who is at work on a folder
+pytestmark = [pytest.mark.slow, pytest.mark.linux]  # /proc shows which process uses a folder
 
-ROUNDS = 30  # enough to be killed before the last, on a busy machine, too
+ROUNDS = 30  # enough to kill a run before its last round, also on a busy machine
 NAMES = ("fedavg-seed0", "uniform-seed0", "fedheal-seed0")
 
 
@@ -39,7 +39,7 @@ def plan(home: Path) -> Plan:
 
 
 def make(todo: Plan, study: TuningStudies | None = None) -> tuple[str, BaseException | None]:
-    """Make runs two at a time; what was printed, and the error at the end."""
+    """Execute a plan with two jobs; return what was printed, and the error at the end."""
     console = Console(file=io.StringIO(), width=300)
     error = None
     try:
@@ -52,7 +52,7 @@ def make(todo: Plan, study: TuningStudies | None = None) -> tuple[str, BaseExcep
 
 @contextmanager
 def killing(*moments: tuple[Path, Callable[[Path], bool]]) -> Iterator[list[int]]:
-    """Kill who is at work on a run folder, once it is so far; one moment after the other."""
+    """Kill the process of each run folder as soon as its condition holds, one after the other."""
     killed: list[int] = []
     over = threading.Event()
 
@@ -77,7 +77,7 @@ def killing(*moments: tuple[Path, Callable[[Path], bool]]) -> Iterator[list[int]
 
 
 def at_work_on(folder: Path) -> list[int]:
-    """Processes of ours that have a run folder open."""
+    """Return the child processes that have a run folder open."""
     found = []
     for process in multiprocessing.active_children():
         with suppress(OSError):
@@ -87,13 +87,13 @@ def at_work_on(folder: Path) -> list[int]:
 
 
 def after(server_round: int) -> Callable[[Path], bool]:
-    """Once the checkpoint of a round, or of a later one, is there, whatever is being written."""
+    """Return the condition that the checkpoint of this or a later round exists."""
     first = f"round-{server_round:06}.safetensors"
     return lambda folder: any(p.name >= first for p in folder.glob("checkpoints/round-*"))
 
 
 def at_once(folder: Path) -> bool:
-    """Before anything can be resumed."""
+    """Condition that always holds: the run is killed before anything can be resumed."""
     return True
 
 
@@ -113,7 +113,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("moment", [at_once, after(0), after(4)], ids=["begun", "0", "4"])
-def test_a_run_whose_process_is_killed_goes_on_and_the_others_do_not_notice(
+def test_a_run_whose_process_is_killed_is_retried_and_other_runs_are_unaffected(
     moment: Callable[[Path], bool], whole: Path, tmp_path: Path
 ) -> None:
     with killing((tmp_path / "uniform-seed0", moment)) as killed:
@@ -124,12 +124,12 @@ def test_a_run_whose_process_is_killed_goes_on_and_the_others_do_not_notice(
     found = [path.parent for path in tmp_path.glob("*/run.json")]
     assert len(found) == len(NAMES)
     for folder in found:
-        name = folder.name.removesuffix("-2")  # of one that was killed before it had a run.json
+        name = folder.name.removesuffix("-2")  # of a retry whose first folder has no run.json
         assert outcome(folder) == outcome(whole / name)
         assert bool(facts(folder).get("resumed")) == (name == "uniform-seed0" == folder.name)
 
 
-def test_a_run_whose_process_dies_twice_has_failed_and_the_others_are_made(
+def test_a_run_whose_process_dies_twice_fails_and_other_runs_complete(
     whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "uniform-seed0"
@@ -163,8 +163,8 @@ def test_a_process_that_is_killed_between_two_runs_is_replaced(whole: Path, tmp_
 
 
 @pytest.mark.nightly
-def test_trials_and_tests_of_a_study_whose_processes_are_killed(tmp_path: Path) -> None:
-    """Also of a leaderboard, whose benchmarks are a study each."""
+def test_a_study_with_killed_processes_equals_an_uninterrupted_study(tmp_path: Path) -> None:
+    """This covers leaderboards, too, as each of their benchmarks is a study."""
     settings = {**SMALL, "num-server-rounds": ROUNDS, "train.local-epochs": 1}
     protocol = {"budget": 2, "seeds": [1], "settings": settings, "prune": False}
     alone = tuning(tmp_path / "alone", "fedheal", **protocol)
@@ -188,14 +188,14 @@ def test_trials_and_tests_of_a_study_whose_processes_are_killed(tmp_path: Path) 
 
 
 def hungry(home: Path, monkeypatch: pytest.MonkeyPatch, meals: int, **more: Any) -> Plan:
-    """Runs whose clients run out of GPU memory so many times."""
+    """Return a plan whose clients run out of GPU memory ``meals`` times."""
     monkeypatch.setenv("HUNGRY", f"{meals}:{home}")
     flat = {**SETTINGS, "output-dir": str(home), "client.name": "hungry:Hungry", **more}
     return Plan.grid(flat, StrategyConfig.parse("fedavg"), [0])
 
 
 @pytest.mark.nightly
-def test_a_run_without_gpu_memory_is_repeated_with_fewer_at_a_time(
+def test_a_run_without_gpu_memory_is_retried_with_fewer_parallel_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, error = make(hungry(tmp_path, monkeypatch, meals=1))
@@ -210,7 +210,7 @@ def test_a_run_without_gpu_memory_is_repeated_with_fewer_at_a_time(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("errors", ["retry", "stop"])
-def test_a_run_that_never_has_the_memory_fails_and_goes_on_later(
+def test_a_run_that_always_lacks_gpu_memory_fails_and_can_be_resumed(
     errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     todo = hungry(tmp_path, monkeypatch, 99, **{"gpu-memory-errors": errors})
@@ -226,10 +226,10 @@ def test_a_run_that_never_has_the_memory_fails_and_goes_on_later(
         assert facts(folder)["status"] == "completed"
 
 
-def test_a_run_that_is_asked_to_stop_while_it_starts_does_not_start(
+def test_a_run_that_gets_a_stop_signal_while_it_starts_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes after the last run's handler is gone, and before the next run's is there."""
+    """The signal arrives after the handler of the previous run and before that of the next run."""
 
     @contextmanager
     def late(handler: object) -> Iterator[None]:
@@ -250,7 +250,7 @@ class Odd(Exception):
         super().__init__(f"{what} in {where}")
 
 
-def test_an_exception_that_no_other_process_can_read_is_told_in_words(
+def test_an_exception_that_cannot_be_unpickled_is_reported_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

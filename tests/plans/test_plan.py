@@ -1,4 +1,4 @@
-"""Plans of runs: what is left of them, how many runs are made at a time, and their ends."""
+"""Plans of runs: remaining runs, the number of parallel runs, and arguments of methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
 
 
-def test_a_completed_run_on_other_examples_is_not_compared(tmp_path: Path) -> None:
+def test_a_completed_run_with_other_examples_is_refused(tmp_path: Path) -> None:
     made = config(tmp_path)
     run = read_run(session(made).run())
     other = config(tmp_path, seed=1)
@@ -26,7 +26,7 @@ def test_a_completed_run_on_other_examples_is_not_compared(tmp_path: Path) -> No
     run.info["digest"] = "of other examples"
     with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
         Plan([made, other]).without([run])
-    assert not Plan([made]).without([run]).runs, "nothing is left that could be mixed with it"
+    assert not Plan([made]).without([run]).runs, "no run is left that could be compared with it"
     for earlier in ({"strategy.name": "uniform"}, {"num-server-rounds": 99}, {"train.lr": 0.5}):
         beside = dataclasses.replace(run, config={**run.config, **earlier})
         with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
@@ -45,13 +45,13 @@ def test_a_completed_run_on_other_examples_is_not_compared(tmp_path: Path) -> No
         ({"ray-address": "auto"}, 1),
     ],
 )
-def test_settings_of_an_engine_mean_one_run_at_a_time(
+def test_engine_settings_imply_one_run_at_a_time(
     settings: dict[str, Any], jobs: int | None
 ) -> None:
     assert resolve_jobs(settings, None) == jobs
 
 
-def test_a_path_means_the_same_run_from_every_folder(
+def test_the_run_key_is_the_same_for_relative_and_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trace.csv").write_text("round,client\n1,0\n1,1\n1,2\n1,3\n")
@@ -64,7 +64,9 @@ def test_a_path_means_the_same_run_from_every_folder(
     assert session(here).config == absolute
 
 
-def test_runs_are_stopped_if_what_waits_for_them_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_runs_are_stopped_if_the_waiting_process_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called: list[str] = []
     for name in ("stop", "close"):
         monkeypatch.setattr(parallel._Processes, name, lambda self, name=name: called.append(name))
@@ -82,7 +84,7 @@ def test_runs_are_stopped_if_what_waits_for_them_fails(monkeypatch: pytest.Monke
         ({"ray-address": "auto"}, "ray-address"),
     ],
 )
-def test_settings_of_parallel_clients_are_refused_beside_parallel_runs(
+def test_settings_of_parallel_clients_are_refused_with_parallel_runs(
     settings: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"--jobs 2: .* but {key} = .* is set"):
@@ -93,7 +95,7 @@ def test_settings_of_parallel_clients_are_refused_beside_parallel_runs(
     assert f"{key} = {settings[key]!r}: the runs of a study use the inline engine" in said
 
 
-def test_arguments_without_the_name_of_a_method_are_for_all_that_have_them() -> None:
+def test_arguments_without_a_name_apply_to_all_methods_that_have_them() -> None:
     strategies = StrategyConfig.parse("fedavg,qffl,fedheal:tau=0.1")
     flat = {"strategy.q": 5.0, "client.mu": 0.5}
     clients = ClientConfig.parse("sgd,fedprox")

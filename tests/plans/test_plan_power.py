@@ -1,4 +1,4 @@
-"""What a planned comparison can detect, against closed forms and statsmodels."""
+"""The power of a planned comparison, compared with closed forms and statsmodels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pilot(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_spread_is_that_of_differences_paired_by_seed(pilot: Path) -> None:
+def test_spreads_are_standard_deviations_of_differences_paired_by_seed(pilot: Path) -> None:
     found = {one.metric: one for one in spreads(list(find_readable_runs(pilot)))}
     worst = [
         np.var(100 * np.subtract(accuracies, UNIFORM), ddof=1) for accuracies in OTHERS.values()
@@ -44,7 +44,7 @@ def test_the_spread_is_that_of_differences_paired_by_seed(pilot: Path) -> None:
 
 
 @pytest.mark.parametrize(("sd", "methods"), [(1.0, 1), (2.4, 5), (3.3, 40)])
-def test_the_design_is_that_of_paired_t_tests(sd: float, methods: int) -> None:
+def test_design_power_equals_the_power_of_paired_t_tests(sd: float, methods: int) -> None:
     (found,) = design_power([Spread("worst domain", sd, 2.0, methods, "federation")], methods, 10)
     test, level = TTestPower(), level_of(methods, 1)
     needed = test.solve_power(effect_size=2 / sd, alpha=level, power=0.8)
@@ -54,7 +54,7 @@ def test_the_design_is_that_of_paired_t_tests(sd: float, methods: int) -> None:
     assert found.for_equivalence >= 2
 
 
-def test_methods_are_counted_for_each_client() -> None:
+def test_comparisons_are_counted_within_each_client() -> None:
     from fairflower.config import ClientConfig
 
     clients = ClientConfig.parse("sgd,fedprox")
@@ -67,7 +67,9 @@ def test_runs_without_pairs_are_refused(pilot: Path) -> None:
         spreads(read_runs(pilot / "fedheal-0"))
 
 
-def test_the_plan_is_printed_in_points_or_in_standard_deviations(pilot: Path) -> None:
+def test_power_is_printed_in_points_with_a_pilot_and_else_in_standard_deviations(
+    pilot: Path,
+) -> None:
     plan = Plan.grid({}, StrategyConfig.parse("fedavg,fedheal"), [0, 1, 2])
     with console.capture() as capture:
         print_power(plan, 3, [pilot])

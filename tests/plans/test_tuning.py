@@ -1,4 +1,4 @@
-"""TuningStudies: equal budgets, choices by validation alone, and studies that go on."""
+"""TuningStudies: equal budgets, choices by validation data only, and resumed studies."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from fairflower.report.tuning import CRITERIA, Trial, chosen
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
 
-# --- what is tried -------------------------------------------------------------------------------
+# --- trials --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_every_method_has_its_budget_with_the_papers_values_first(
+def test_all_methods_have_the_same_budget_and_try_the_papers_values_first(
     tmp_path: Path,
 ) -> None:
     made = tuning(tmp_path, "fedheal,qffl", training=True, seeds=[1])
@@ -71,11 +71,13 @@ def test_every_method_has_its_budget_with_the_papers_values_first(
             for key, search in one.ranges.items():
                 assert search.low <= trial.values[key] <= search.high
     rates = [[t.values["train.lr"] for t in one.trials] for one in made.tuned()]
-    assert all(of_one == rates[0] for of_one in rates), "what methods share is tried alike"
+    assert all(of_one == rates[0] for of_one in rates), (
+        "methods share the values of shared settings"
+    )
 
 
 @pytest.mark.slow
-def test_given_values_are_not_tuned_and_nothing_to_tune_takes_one_trial(
+def test_given_values_are_not_tuned_and_methods_without_ranges_have_one_trial(
     tmp_path: Path,
 ) -> None:
     made = tuning(tmp_path, "fedheal:tau=0.4,fedavg")
@@ -85,7 +87,7 @@ def test_given_values_are_not_tuned_and_nothing_to_tune_takes_one_trial(
 
 
 @pytest.mark.slow
-def test_chosen_values_are_tested_once_with_fresh_seeds(tmp_path: Path) -> None:
+def test_chosen_values_are_tested_with_other_seeds_than_the_trials(tmp_path: Path) -> None:
     made = tuning(tmp_path)
     tests = [config for config in make(made) if config.evaluate.test]
     assert sorted(config.seed for config in tests) == [1, 1, 1, 2, 2, 2]
@@ -102,7 +104,7 @@ def test_chosen_values_are_tested_once_with_fresh_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_chosen_values_are_tested_on_other_federations(tmp_path: Path) -> None:
+def test_chosen_values_are_tested_on_other_federations_than_the_trials(tmp_path: Path) -> None:
     made = tuning(tmp_path, federations=True)
     runs = make(made)
     trials = [config for config in runs if not config.evaluate.test]
@@ -120,12 +122,12 @@ def test_chosen_values_are_tested_on_other_federations(tmp_path: Path) -> None:
         tuning(tmp_path / "third", federations=True, settings={"data.seed": 2})
 
 
-#: Arguments that are no matter of degree.
+#: Numeric arguments that are not searched.
 NOT_SEARCHED = {"rounds", "batches"}
 
 
 @pytest.mark.parametrize("methods", [STRATEGIES, CLIENTS], ids=["strategies", "clients"])
-def test_every_number_has_a_range_to_search_with_the_papers_value_in_it(methods: Any) -> None:
+def test_every_numeric_argument_has_a_search_range_with_its_default_in_it(methods: Any) -> None:
     for method in methods.values():
         for name, one in method.argument_specs().items():
             if isinstance(one.default, (int, float)) and name not in NOT_SEARCHED:
@@ -136,7 +138,9 @@ def test_every_number_has_a_range_to_search_with_the_papers_value_in_it(methods:
 
 
 @given(st.floats(0, 1), st.floats(1e-6, 10), st.floats(1.5, 1e4), st.booleans())
-def test_draws_are_in_their_range(place: float, low: float, ratio: float, log: bool) -> None:
+def test_search_values_are_in_their_range(
+    place: float, low: float, ratio: float, log: bool
+) -> None:
     search = Search(low, low * ratio, log)
     assert search.low <= search.at(place) <= search.high
     assert search.at(0) == pytest.approx(low, rel=0.01)
@@ -144,7 +148,7 @@ def test_draws_are_in_their_range(place: float, low: float, ratio: float, log: b
     assert Search(1, 3).at(place, whole=True) == min(1 + int(3 * place), 3)
 
 
-def test_of_training_the_range_is_around_the_configs_values() -> None:
+def test_ranges_of_training_settings_are_around_the_values_of_the_config() -> None:
     config = RunConfig.from_flat({"train.lr": 0.001, "train.optimizer": "adam"})
     found = search_space(config, training=True)
     assert found["train.lr"].search == Search(0.0002, 0.005, log=True)
@@ -153,15 +157,17 @@ def test_of_training_the_range_is_around_the_configs_values() -> None:
     assert not {"train.lr", "train.local-epochs"} & set(search_space(none, training=True))
 
 
-# --- what is chosen ------------------------------------------------------------------------------
+# --- choices -------------------------------------------------------------------------------------
 
 
 @given(
     st.lists(st.tuples(*[st.integers(0, 40)] * 3), min_size=1, max_size=6),
     st.sampled_from(list(CRITERIA)),
 )
-@example([(3, 3, 16), (7, 7, 7)], "worst-then-average")  # a point apart: alike
-def test_the_choice_is_the_criterions(found: list[tuple[int, ...]], select: str) -> None:
+@example([(3, 3, 16), (7, 7, 7)], "worst-then-average")  # within one point: equal
+def test_the_chosen_trial_is_the_best_by_the_criterion(
+    found: list[tuple[int, ...]], select: str
+) -> None:
     trials = [
         Trial(k, {}, "completed", tuple(v / 400 for v in values)) for k, values in enumerate(found)
     ]
@@ -177,8 +183,8 @@ def test_the_choice_is_the_criterions(found: list[tuple[int, ...]], select: str)
 
 
 @pytest.mark.slow
-def test_choices_may_be_by_class_balanced_accuracy(tmp_path: Path) -> None:
-    """Which is best where accuracy is worst."""
+def test_trials_can_be_chosen_by_balanced_accuracy(tmp_path: Path) -> None:
+    """Here balanced accuracy is best where accuracy is worst."""
     made = tuning(tmp_path, metric="balanced_accuracy", budget=12)
     make(made, lambda config: (1.5 * by_tau(config)[0] - 0.45, 0.1))
     one = of(made, "fedheal")
@@ -190,22 +196,22 @@ def test_choices_may_be_by_class_balanced_accuracy(tmp_path: Path) -> None:
         tuning(tmp_path, budget=12)
 
 
-def test_a_criterion_that_clients_do_not_report_is_refused(tmp_path: Path) -> None:
+def test_balanced_accuracy_is_refused_if_clients_evaluate(tmp_path: Path) -> None:
     asked = RunConfig.from_flat({"evaluate.by": "clients"})
     with pytest.raises(ConfigError, match="clients report only accuracies"):
         TuningStudies(tmp_path, [asked], TuningProtocol(5, [1, 2], "average", "balanced_accuracy"))
 
 
 @pytest.mark.slow
-def test_the_papers_values_are_tested_beside_those_chosen(tmp_path: Path) -> None:
+def test_the_papers_values_are_tested_beside_the_chosen_values(tmp_path: Path) -> None:
     made = tuning(tmp_path, defaults=True)
     done = [config for config in make(made) if config.evaluate.test]
     values = [(c.strategy.name, c.strategy.args.get("tau"), c.seed) for c in done]
     best = of(made, "fedheal").chosen
     assert best
-    assert best.number  # other than the paper's
+    assert best.number  # trial 0 has the paper's values
     tau = best.values["strategy.tau"]
-    # What has nothing to tune is tested once.
+    # Methods without ranges are tested once.
     expected = [("fedavg", None), ("uniform", None), ("fedheal", tau), ("fedheal", 0.3)]
     assert sorted(values, key=str) == sorted(
         [(*one, seed) for one in expected for seed in (1, 2)], key=str
@@ -214,7 +220,7 @@ def test_the_papers_values_are_tested_beside_those_chosen(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_may_be_chosen_is_completed(tmp_path: Path) -> None:
+def test_only_completed_trials_are_chosen(tmp_path: Path) -> None:
     assert chosen([], "worst") is None
     made = tuning(tmp_path)
     make(made, most=4)
@@ -223,12 +229,12 @@ def test_what_may_be_chosen_is_completed(tmp_path: Path) -> None:
     assert one.chosen in one.completed
 
 
-def test_the_command_has_every_criterion() -> None:
+def test_the_tune_command_offers_every_criterion() -> None:
     assert set(get_args(Select)) == set(CRITERIA)
 
 
 @pytest.mark.slow
-def test_the_report_tells_ranges_choices_and_trials_and_draws_them(tmp_path: Path) -> None:
+def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     made = tuning(tmp_path)
     make(made, diverging(above=0.9, otherwise=far_behind))
     runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
@@ -260,11 +266,11 @@ def terminal(made: TuningStudies) -> str:
     return capture.get()
 
 
-# --- trials that do not end ----------------------------------------------------------------------
+# --- failed and pruned trials --------------------------------------------------------------------
 
 
 def diverging(above: float, otherwise: Quality) -> Quality:
-    """As ``otherwise``, but trials with a tau ``above`` that are lost."""
+    """Return ``otherwise``, but with trials that diverge if tau is greater than ``above``."""
 
     def quality(config: RunConfig) -> tuple[float, float]:
         if float(config.strategy.args.get("tau") or 0) > above and not config.evaluate.test:
@@ -275,7 +281,7 @@ def diverging(above: float, otherwise: Quality) -> Quality:
 
 
 @pytest.mark.slow
-def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_trial_that_diverges_is_lost_and_other_trials_continue(tmp_path: Path) -> None:
     made = tuning(tmp_path)
     make(made, diverging(above=0.5, otherwise=by_tau))
     one = of(made, "fedheal")
@@ -283,14 +289,14 @@ def test_a_trial_that_diverges_is_lost_and_the_others_go_on(tmp_path: Path) -> N
     assert lost
     assert all(trial.values["strategy.tau"] > 0.5 for trial in lost)
     assert lost[0].reason == "Round 2: 0 of 2 clients client 0: the loss became nan"
-    assert len(one.trials) == 5, "they count"
+    assert len(one.trials) == 5, "lost trials count"
     best = one.chosen
     assert best
     assert best.values["strategy.tau"] <= 0.5
 
 
 @pytest.mark.slow
-def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Path) -> None:
+def test_a_method_without_completed_trials_is_not_tested(tmp_path: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
         if config.strategy.name == "fedheal":
             raise Diverged("nan")
@@ -304,7 +310,7 @@ def test_of_a_method_all_of_whose_trials_are_lost_nothing_is_tested(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_of_a_method_whose_papers_values_are_lost_only_those_chosen_are_tested(
+def test_the_papers_values_are_not_tested_if_their_trial_diverged(
     tmp_path: Path,
 ) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
@@ -323,7 +329,7 @@ def test_of_a_method_whose_papers_values_are_lost_only_those_chosen_are_tested(
 
 
 @pytest.mark.slow
-def test_a_trial_that_was_not_tested_on_every_domain_is_not_chosen(tmp_path: Path) -> None:
+def test_a_trial_without_a_result_for_every_domain_is_lost(tmp_path: Path) -> None:
     made = tuning(tmp_path, "fedheal")
     (config,) = (c for c in made.plan.runs if c.strategy.name == "fedheal")
     write(config, (0.9, 0.8), None)
@@ -338,7 +344,7 @@ def test_a_trial_that_was_not_tested_on_every_domain_is_not_chosen(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_test_that_diverges_is_lost_and_not_made_again(tmp_path: Path) -> None:
+def test_a_test_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
         if config.evaluate.test and config.strategy.name == "fedheal" and config.seed == 2:
             raise Diverged("Round 2: the merged model holds NaN")
@@ -353,15 +359,15 @@ def test_a_test_that_diverges_is_lost_and_not_made_again(tmp_path: Path) -> None
     first, second = (read_facts(tmp_path / "runs" / f"fedheal-seed{seed}") for seed in (1, 2))
     assert first["status"] == "completed"
     assert "Round 2: the merged model holds NaN" in second["error"]
-    # Also one that was lost before it was tested.
+    # The same for a run that diverged before its first evaluation.
     history = tmp_path / "runs" / "fedheal-seed2" / "history.csv"
     history.write_text(history.read_text().partition("\n")[0] + "\n")
     assert tuning(tmp_path).total == 0
 
 
 @pytest.mark.slow
-def test_a_test_beside_a_folder_that_was_never_begun_counts(tmp_path: Path) -> None:
-    """As of one killed before it wrote run.json: the next one's folder has another name."""
+def test_a_completed_test_run_beside_an_empty_folder_counts(tmp_path: Path) -> None:
+    """A run killed before it writes run.json leaves such a folder; its repetition uses another."""
     made = tuning(tmp_path, "fedavg")
     make(made)
     folder = tmp_path / "runs" / "fedavg-seed1"
@@ -378,7 +384,7 @@ def test_a_test_beside_a_folder_that_was_never_begun_counts(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "problem", [OSError("No space left on device"), RoundFailed("client 0: [Errno 28] No space")]
 )
-def test_a_trial_that_fails_for_another_reason_is_made_again(
+def test_a_trial_that_fails_without_divergence_is_repeated(
     problem: Exception, tmp_path: Path
 ) -> None:
     def full(config: RunConfig) -> tuple[float, float]:
@@ -398,7 +404,7 @@ def far_behind(config: RunConfig) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_trials_clearly_behind_the_papers_values_are_pruned_whatever_the_order(
+def test_pruning_of_trials_behind_the_papers_values_does_not_depend_on_the_order(
     tmp_path: Path,
 ) -> None:
     found = []
@@ -417,7 +423,7 @@ def test_trials_clearly_behind_the_papers_values_are_pruned_whatever_the_order(
     assert of(whole, "fedheal").count("pruned") == 0
 
 
-def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() -> None:
+def test_the_pruning_floor_is_ten_points_or_two_standard_errors_below_the_baseline() -> None:
     curve = {1: 0.9, 2: 0.5, 4: 0.8}
     protocol = TuningProtocol(5, [1, 2], "worst")
     of_many = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=10_000)
@@ -428,21 +434,21 @@ def test_behind_is_by_ten_points_or_by_two_standard_errors_in_the_second_half() 
     of_many(4, figures({"a": 0.71, "b": 0.9}))
     with pytest.raises(Pruned, match=r"in round 4: 69.0 % .* floor of 70.0 %"):
         of_many(4, figures({"a": 0.69, "b": 0.9}))
-    at_the_floor = BaselinePruner("worst", of_many.metrics, {4: 7 / 12 - 0.5})  # more than 1 / 12
+    at_the_floor = BaselinePruner("worst", of_many.metrics, {4: 7 / 12 - 0.5})  # just above 1 / 12
     at_the_floor(4, figures({"a": 1 / 12, "b": 0.9}))
-    of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without the paper's values
+    of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without accuracies of the baseline
     of_many(4, figures({"a": math.nan, "b": 0.9}))  # a domain that was not tested
     balanced = TuningProtocol(5, [1, 2], "average", "balanced_accuracy")
     with pytest.raises(Pruned, match=r"20.0 % .* floor of 70.0 %"):
         BaselinePruner.of(balanced, "ab", curve, 4, 10_000)(4, figures({"a": 0.71, "b": 0.89}))
 
 
-def test_class_balanced_accuracy_of_rare_classes_is_worth_few_images() -> None:
+def test_the_effective_sample_size_of_balanced_accuracy_follows_from_its_variance() -> None:
     labels = np.repeat(np.arange(4), [58, 15, 4, 2])
     assert effective_sample_size(labels, "accuracy") == 79
     even = np.repeat(np.arange(4), 20)
     assert effective_sample_size(even, "balanced_accuracy") == pytest.approx(80)
-    # By its definition: the variance of the mean of recalls, where each image is right or wrong.
+    # By definition: the variance of the mean recall if each image is right with probability 1/2.
     rng = np.random.default_rng(0)
     right = rng.random((20_000, len(labels))) < 0.5
     recalls = [right[:, labels == c].mean(axis=1) for c in range(4)]
@@ -450,16 +456,17 @@ def test_class_balanced_accuracy_of_rare_classes_is_worth_few_images() -> None:
     assert effective_sample_size(labels, "balanced_accuracy") == pytest.approx(expected, rel=0.05)
 
 
-# --- studies that go on --------------------------------------------------------------------------
+# --- resumed studies -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 8])
-def test_a_study_that_was_stopped_goes_on(most: int, tmp_path: Path) -> None:
+def test_a_stopped_study_continues_with_the_remaining_runs(most: int, tmp_path: Path) -> None:
     whole = tuning(tmp_path / "whole")
     expected = make(whole)
     first = make(tuning(tmp_path / "twice"), most=most)
-    (tmp_path / "twice" / "trials" / "fedheal-trial4").mkdir(exist_ok=True)  # killed at once
+    # As left by a run that was killed at its start.
+    (tmp_path / "twice" / "trials" / "fedheal-trial4").mkdir(exist_ok=True)
     again = tuning(tmp_path / "twice")
     assert again.total == len(expected) - most
     rest = make(again)
@@ -470,7 +477,7 @@ def test_a_study_that_was_stopped_goes_on(most: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_without_its_file_is_read_from_its_run_folders(tmp_path: Path) -> None:
+def test_a_study_without_study_json_is_restored_from_its_run_folders(tmp_path: Path) -> None:
     first = tuning(tmp_path)
     make(first, far_behind)
     assert of(first, "fedheal").count("pruned")
@@ -549,15 +556,15 @@ def test_a_damaged_trial_is_refused(trial: dict[str, Any], says: str, tmp_path: 
         ({"prune": False}, r"different prune: it was True and is now False"),
     ],
 )
-def test_a_study_of_something_else_is_refused(changes: Any, says: str, tmp_path: Path) -> None:
+def test_a_study_with_changed_settings_is_refused(changes: Any, says: str, tmp_path: Path) -> None:
     tuning(tmp_path, "fedheal")
     with pytest.raises(ConfigError, match=says):
         tuning(tmp_path, "fedheal", **changes)
-    tuning(tmp_path, "fedheal,fedfv")  # another method may come
+    tuning(tmp_path, "fedheal,fedfv")  # another method may be added
 
 
 @pytest.mark.slow
-def test_a_study_of_other_images_is_refused_and_of_a_copy_is_not(tmp_path: Path) -> None:
+def test_a_study_with_other_images_is_refused_and_with_a_copy_accepted(tmp_path: Path) -> None:
     settings = {"data.name": "npz", "data.dir": str(tmp_path / "images"), "data.domains": ""}
     settings |= {"data.examples-per-client": 0, "data.test-examples": 0}
     images(tmp_path / "images", side=8)
@@ -570,7 +577,7 @@ def test_a_study_of_other_images_is_refused_and_of_a_copy_is_not(tmp_path: Path)
             tuning(tmp_path / "study", "fedheal", settings)
 
 
-def test_a_study_with_another_file_of_availabilities_is_refused(tmp_path: Path) -> None:
+def test_a_study_with_a_changed_availability_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,0\n1,1\n2,1\n")
     settings = {"participation.availability": str(file)}
@@ -584,11 +591,12 @@ def test_a_study_with_another_file_of_availabilities_is_refused(tmp_path: Path) 
     for method in content["methods"].values():  # as an earlier version wrote it
         del method["facts"]["availability"]
     text = json.dumps(content)
-    (tmp_path / "study" / STUDY).write_text(text, encoding="utf-8-sig")  # by an editor
+    # An editor may add a byte-order mark.
+    (tmp_path / "study" / STUDY).write_text(text, encoding="utf-8-sig")
     tuning(tmp_path / "study", "fedheal", settings)
 
 
-def test_a_file_of_availabilities_is_read_before_the_data_are_prepared(
+def test_the_availability_file_is_read_before_the_data_are_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairflower.plans.tuning.prepare", lambda config: pytest.fail("prepared"))
@@ -597,7 +605,7 @@ def test_a_file_of_availabilities_is_read_before_the_data_are_prepared(
 
 
 def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None:
-    """Two domains of three classes, told apart by their brightness; labels of six test images."""
+    """Write two domains of three classes that differ in brightness; ``test`` labels six images."""
     folder.mkdir(exist_ok=True)
     for domain in range(2):
         rng = np.random.default_rng(domain)
@@ -610,8 +618,8 @@ def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None
 
 
 @pytest.mark.slow
-def test_no_test_image_influences_a_choice(tmp_path: Path) -> None:
-    """Whatever the labels of the test images, trials come out alike to the last digit."""
+def test_labels_of_test_images_do_not_influence_trials_or_choices(tmp_path: Path) -> None:
+    """Trials are identical whatever the labels of the test images are."""
     found, tested = [], []
     for place, labels in enumerate([(0, 1, 2), (2, 0, 1)]):
         images(tmp_path / f"images-{place}", test=labels)
@@ -623,7 +631,7 @@ def test_no_test_image_influences_a_choice(tmp_path: Path) -> None:
         protocol = {"select": "average", "budget": 3, "seeds": [1]}
         made = tuning(tmp_path / f"study-{place}", "fedheal", settings, **protocol)
         todo = list(made.plan.runs)
-        for config in todo:  # it grows
+        for config in todo:  # the list grows
             grid = InlineGrid(app, len(prepare(config.data).clients))
             path = Session(grid, config, Console(quiet=True), on_round=made.watch(config)).run()
             if config.evaluate.test:
@@ -633,7 +641,7 @@ def test_no_test_image_influences_a_choice(tmp_path: Path) -> None:
     assert found[0] == found[1]
     accuracies = [line for text in tested for line in text.splitlines() if ",domain," in line]
     half = len(accuracies) // 2
-    assert accuracies[:half] != accuracies[half:], "what is tested does depend on them"
+    assert accuracies[:half] != accuracies[half:], "test results do depend on the labels"
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -649,7 +657,7 @@ COMMAND = [
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.posix
-def test_a_killed_study_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_killed_study_ends_with_the_models_of_an_uninterrupted_study(tmp_path: Path) -> None:
     env = environment(tmp_path)
     whole = run([*COMMAND, "--output-dir", tmp_path / "whole"], env=env)
     assert "Ranges and chosen values" in whole

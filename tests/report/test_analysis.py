@@ -1,4 +1,4 @@
-"""One analysis: computed once, and drawn by every format."""
+"""An analysis is computed once and shared by all output formats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fairflower.report.pages import markdown_tables
 
 
 def grid(root: Path) -> list[Run]:
-    """Two local trainings times two strategies and a baseline, with two seeds."""
+    """Two clients times FedAvg, uniform averaging and AFL, with two seeds each."""
     return [
         read_run(
             make_run(
@@ -46,7 +46,7 @@ def grid(root: Path) -> list[Run]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each costly function is called, for anything at all."""
+    """Number of calls of each costly function with a non-empty first argument."""
     counts: Counter[str] = Counter()
     for module, name in (
         (analysis, "group_runs"),
@@ -64,7 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def test_all_formats_draw_contrasts_that_are_computed_once(
+def test_all_formats_use_contrasts_that_are_computed_once(
     tmp_path: Path, calls: Counter[str], undrawn: None
 ) -> None:
     runs = grid(tmp_path / "runs")
@@ -73,8 +73,8 @@ def test_all_formats_draw_contrasts_that_are_computed_once(
         console.print(terminal_table(made))
     first = Counter(calls)
     assert first["group_runs"] == first["contrasts_of"] == 1
-    # Families: against FedAvg and against Uniform with each of two local trainings, and one local
-    # training against the plain one.
+    # Families: against FedAvg and against Uniform for each of the two clients, and moon against
+    # sgd.
     assert first["judge_family"] == 5
     write_report(made, tmp_path / "report")
     for draw in (markdown_tables, latex, csv_table, differences_frame):
@@ -84,13 +84,13 @@ def test_all_formats_draw_contrasts_that_are_computed_once(
     assert calls == {name: first[name] for name in calls}
 
 
-def test_all_formats_of_runs_are_those_of_their_analysis(tmp_path: Path) -> None:
+def test_formats_give_the_same_text_for_runs_and_for_their_analysis(tmp_path: Path) -> None:
     runs = grid(tmp_path)
     made = analyze(runs)
     for draw in (markdown_tables, latex, csv_table):
         assert draw(runs) == draw(made)
 
 
-def test_an_analysis_without_runs_has_no_chapters() -> None:
+def test_an_analysis_without_runs_is_refused() -> None:
     with pytest.raises(RunFolderError, match="No runs to report on"):
         _ = analyze([]).chapters

@@ -1,4 +1,4 @@
-"""Verdicts by every measure against SciPy's paired t test, and the summaries they follow from."""
+"""Verdicts of every measure against SciPy's paired t test; summaries; the report command."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
 
 def sections(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Title -> sentences, of the only comparison."""
+    """Title -> sentences of the single comparison."""
     (chapter,) = analyze(list(map(read_run, folders))).chapters
     return {s.title: [str(verdict) for verdict in s.verdicts] for s in chapter.sections}
 
@@ -69,7 +69,7 @@ def sections(folders: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def scored(folder: Path, label: str, seed: int, clean: float, noisy: float, **options: Any) -> Path:
-    """A run whose class-balanced accuracies go up and down by ten points around these means."""
+    """A run whose class-balanced accuracies vary by ten points around the given means."""
     run = make_run(folder / f"{label}-{seed}", constant(clean=0.5, corrupted=0.4), label=label,
                    seed=seed, **options)  # fmt: skip
     waves = [0.0, 0.0, 0.1, -0.1, 0.05, -0.05, 0.0]
@@ -78,8 +78,8 @@ def scored(folder: Path, label: str, seed: int, clean: float, noisy: float, **op
     )
 
 
-def test_class_balanced_accuracy_is_judged_by_pairs_not_by_pooled_spread(tmp_path: Path) -> None:
-    """Seeds and rounds differ by ten points, the methods by two in every seed."""
+def test_class_balanced_accuracy_is_judged_by_paired_differences(tmp_path: Path) -> None:
+    """Seeds and rounds differ by ten points, but the methods by two points in every seed."""
     noisy = [0.20, 0.30, 0.40, 0.25, 0.35]
     gains = [0.015, 0.02, 0.025, 0.018, 0.022]
     folders = [
@@ -99,7 +99,7 @@ def test_class_balanced_accuracy_is_judged_by_pairs_not_by_pooled_spread(tmp_pat
     row = tables_of(*folders).table("Difference from the baselines, class-balanced accuracy")[
         "uniform 5 seeds of federation 0"
     ]
-    # By Bonferroni over four figures: t(1 - 0.05 / 8; 4) = 4.315, and 0.38 / sqrt(5) = 0.170.
+    # By Bonferroni over four metrics: t(1 - 0.05 / 8; 4) = 4.315, and 0.38 / sqrt(5) = 0.170.
     assert row["corrupted ACC vs FedAvg"].startswith("+2.00 ▲ [1.27, 2.73]; ")
     assert row["ACC gap vs FedAvg"].startswith(f"{MINUS}2.00 ▲ [{MINUS}2.73, {MINUS}1.27]; ")
     assert row["clean ACC vs FedAvg"] == "+0.00 [0.00, 0.00]"
@@ -110,7 +110,7 @@ def test_class_balanced_accuracy_is_judged_by_pairs_not_by_pooled_spread(tmp_pat
         st.tuples(*[st.integers(0, 40)] * 4), min_size=5, max_size=8
     )
 )  # fmt: skip
-def test_what_counts_is_what_scipys_paired_test_rejects(
+def test_significant_differences_are_those_that_scipys_paired_test_rejects(
     tmp_path_factory: pytest.TempPathFactory, values: Sequence[tuple[int, ...]]
 ) -> None:
     root = tmp_path_factory.mktemp("t")
@@ -125,15 +125,15 @@ def test_what_counts_is_what_scipys_paired_test_rejects(
     pairs = paired_differences(fedism, fedavg, measures(comparison)[1])
     assert pairs is not None
     one = judge_family({"fedism": pairs})["fedism"]
-    figures = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
+    metrics = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
     differences = []
-    for (_, estimate, counted), (values_of, sign) in zip(one.by_metric, figures, strict=True):
+    for (_, estimate, counted), (values_of, sign) in zip(one.by_metric, metrics, strict=True):
         new, old = values_of(table[:, 2:]), values_of(table[:, :2])
         difference = 100 * (new - old)
         assert estimate.mean == pytest.approx(difference.mean(), abs=1e-9)
         assert estimate.std == pytest.approx(difference.std(ddof=1), abs=1e-9)
         differences.append((difference, sign, counted))
-    # Of a difference that is the same in all pairs, but not 0, nothing is known.
+    # A difference that is the same in all pairs, but not 0, cannot be tested.
     tested = [d for d in differences if d[0].std() > 1e-9 or abs(d[0].mean()) < 1e-9]
     p = [stats.ttest_1samp(d, 0).pvalue if d.std() > 1e-9 else 1.0 for d, _, _ in tested]
     rejected = multipletests(p, 0.05, "holm")[0] if p else []
@@ -162,8 +162,8 @@ def gap_of(table: np.ndarray) -> np.ndarray:
     return abs(table[:, 0] - table[:, 1])
 
 
-def test_what_counts_is_corrected_over_the_methods_of_a_table(tmp_path: Path) -> None:
-    """Differences that count alone count no more beside others, whose spread is not so lucky."""
+def test_p_values_are_corrected_over_the_methods_of_a_table(tmp_path: Path) -> None:
+    """A difference has a larger p value beside methods with a larger spread than alone."""
     noisy = [0.20, 0.30, 0.40, 0.25, 0.35]
     gains = {
         "fedism": (0.01, 0.012, 0.017, 0.011, 0.015),
@@ -187,13 +187,15 @@ def test_what_counts_is_corrected_over_the_methods_of_a_table(tmp_path: Path) ->
     (one, counts), (other, _) = alone["corrupted ACC"], beside["corrupted ACC"]
     assert counts == 1
     assert other.p > 3 * one.p
-    assert one.p == pytest.approx(4 * p)  # of four figures, three of which move alike
+    assert one.p == pytest.approx(4 * p)  # of four metrics, three of which move alike
     assert other.error > one.error
     assert other.std == pytest.approx(one.std)
 
 
-def test_what_is_corrected_for_are_methods_of_enough_seeds_and_one_baseline(tmp_path: Path) -> None:
-    """Neither one of two seeds, nor one with other local training, which has a baseline of it."""
+def test_p_values_are_corrected_over_methods_with_enough_seeds_and_the_same_baseline(
+    tmp_path: Path,
+) -> None:
+    """Methods with two seeds, or with another client and so another baseline, do not count."""
     noisy, gains = [0.20, 0.30, 0.40, 0.25, 0.35], (0.01, 0.012, 0.017, 0.011, 0.015)
     wild = (0.01, -0.01, 0.0, 0.02, -0.02)
     moon = '[client]\nname = "moon"\n'
@@ -220,7 +222,7 @@ def test_what_is_corrected_for_are_methods_of_enough_seeds_and_one_baseline(tmp_
 
 
 def test_fedgcrs_sigma_over_types_is_judged(tmp_path: Path) -> None:
-    """Three clients of a and one of b; fedgcr gives a some 4 points in every seed, b none."""
+    """Three clients of domain a and one of b; fedgcr gains about 4 points on a and none on b."""
     folders = [
         give_clients(
             make_run(
@@ -246,14 +248,14 @@ def test_fedgcrs_sigma_over_types_is_judged(tmp_path: Path) -> None:
 
 
 def trained(folder: Path, client: str, strategy: str, a: Callable[[int], float]) -> list[Path]:
-    """Five runs; what seeds add to ``a`` differs a little between methods, and is 0 on average."""
+    """Five runs; seeds add offsets to ``a`` that differ between methods and are 0 on average."""
     label = strategy if client == "sgd" else f"{client}+{strategy}"
-    own = zlib.crc32(label.encode()) % 24
-    luck = list(permutations((-2, -1, 0, 1, 2)))[own * 5]
+    number = zlib.crc32(label.encode()) % 24
+    offsets = list(permutations((-2, -1, 0, 1, 2)))[number * 5]
     return [
         make_run(
             folder / f"{label}-{seed}",
-            constant(a=a(seed) + 0.001 * luck[seed], b=0.9),
+            constant(a=a(seed) + 0.001 * offsets[seed], b=0.9),
             label=label,
             strategy=strategy,
             seed=seed,
@@ -303,7 +305,7 @@ def methods_named(comparison: Comparison, *names: str) -> list[Method]:
     return [one for name in names for one in comparison.methods if one.name == name]
 
 
-def test_other_comparisons_are_corrected_over_their_methods_too(tmp_path: Path) -> None:
+def test_p_values_against_the_plain_client_are_corrected_over_the_methods(tmp_path: Path) -> None:
     gains = {
         "fedavg": (0.01, 0.012, 0.017, 0.011, 0.015),
         "afl": (0.01, -0.01, 0.0, 0.02, -0.02),
@@ -322,11 +324,11 @@ def test_other_comparisons_are_corrected_over_their_methods_too(tmp_path: Path) 
     )
     assert worst is not None
     p = stats.ttest_1samp(worst.values[0], 0).pvalue
-    # Three figures of two methods, and all of this one move alike.
+    # Three metrics of two methods; the metrics of this method move alike.
     assert block.contrasts["fedavg"].differences[0].p == pytest.approx(6 * p)
 
 
-def test_values_of_an_argument_are_judged_against_the_lowest(tmp_path: Path) -> None:
+def test_values_of_an_argument_are_judged_against_the_lowest_value(tmp_path: Path) -> None:
     folders = [
         make_run(
             tmp_path / f"{t}-{seed}",
@@ -352,14 +354,14 @@ def test_values_of_an_argument_are_judged_against_the_lowest(tmp_path: Path) -> 
     ]
 
 
-def test_methods_of_another_model_are_judged_against_its_plain_fedavg(tmp_path: Path) -> None:
+def test_methods_are_judged_against_plain_fedavg_of_another_model(tmp_path: Path) -> None:
     folders = []
     for model, client, a in (("vpt", "sgd", 0.5), ("prompt", "sgd", 0.5), ("prompt", "fedgc", 0.6)):
         for folder in trained(tmp_path / model, client, "fedavg", lambda s, a=a: a + 0.01 * s):  # type: ignore[misc]
             edit("config.toml", "[train]", f'[model]\nname = "{model}"\n[train]')(folder)
             folders.append(folder)
     found = sections(folders)["Comparison of models, accuracy over domains"]
-    assert [text.partition(":")[0] for text in found] == [  # fedgc's is nobody's baseline
+    assert [text.partition(":")[0] for text in found] == [  # fedgc+fedavg is never a baseline
         "FedAvg of vpt, fedavg (model.name=prompt)",
         "FedAvg of vpt, fedgc+fedavg",
         "FedAvg of prompt, fedavg (model.name=vpt)",
@@ -371,7 +373,9 @@ def test_methods_of_another_model_are_judged_against_its_plain_fedavg(tmp_path: 
 
 
 @pytest.mark.parametrize("other", ["nothing", "train.lr", "round"])
-def test_models_are_judged_where_all_else_is_equal(other: str, tmp_path: Path) -> None:
+def test_models_are_compared_only_if_settings_and_rounds_are_equal(
+    other: str, tmp_path: Path
+) -> None:
     folders = []
     for model in ("vpt", "prompt"):
         short = (model, other) == ("prompt", "round")
@@ -388,7 +392,7 @@ def test_models_are_judged_where_all_else_is_equal(other: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("bounded_first", [True, False])
-def test_of_baselines_with_several_bounds_the_methods_own_is_taken(
+def test_a_method_is_compared_with_the_baseline_that_has_the_same_weight_bound(
     bounded_first: bool, tmp_path: Path
 ) -> None:
     bounds = {"bounded": "[bound]\nmax-client-weight = 0.3\n", "free": ""}
@@ -441,7 +445,7 @@ def test_every_report_names_the_processor_and_versions_under_its_first_table(
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_runs_of_several_kinds_of_processor_are_a_warning(tmp_path: Path, resumed: bool) -> None:
+def test_runs_on_several_kinds_of_processor_are_warned_of(tmp_path: Path, resumed: bool) -> None:
     fedavg = make_run(tmp_path / "f", ALL, label="fedavg", machine=AMD)
     later = {"after_round": 3, "machine": INTEL, "versions": {"flwr": "1.41.0"}}
     options = {"machine": AMD, "resumed": [later]} if resumed else {"machine": INTEL}
@@ -454,7 +458,7 @@ def test_runs_of_several_kinds_of_processor_are_a_warning(tmp_path: Path, resume
     ) in shown(fedavg, fedheal)
 
 
-def test_a_run_begun_anew_is_of_the_machine_that_made_it(tmp_path: Path) -> None:
+def test_a_restarted_run_counts_as_run_on_its_last_machine(tmp_path: Path) -> None:
     again = {"after_round": 0, "machine": AMD, "versions": {"flwr": "1.41.0"}}
     folders = [
         make_run(tmp_path / "f", ALL, label="fedavg", machine=AMD),
@@ -469,7 +473,7 @@ def test_a_run_begun_anew_is_of_the_machine_that_made_it(tmp_path: Path) -> None
 
 
 def everything(root: Path) -> list[Path]:
-    """Runs of every kind: clusters, clients' tests, personal models, absences, other data."""
+    """Runs of many kinds: client tests, personal models, missing tests, failed and resumed runs."""
     rng = np.random.default_rng(7)
     folders = []
     for label in ("fedavg", "uniform", "fedheal"):
@@ -498,7 +502,7 @@ def grouped_clients(root: Path) -> list[Path]:
     rows = [[0, 0, 1, 1], [None, 0, 1, 0], [5, None, 9, None], [0, 1, 2, 3], *[[0, 0, 1, 1]] * 2]
     found = clustered(root / "r", rows)
     order = json.loads((found / "run.json").read_text())
-    order["clients"] = order["clients"][2:] + order["clients"][:2]  # those of b come first
+    order["clients"] = order["clients"][2:] + order["clients"][:2]  # clients of b come first
     (found / "run.json").write_text(json.dumps(order))
     return [found, make_run(root / "f", rising(0.5), label="fedavg")]
 
@@ -512,7 +516,7 @@ def hospitals(root: Path) -> list[Path]:
 
 
 def few_patients(root: Path) -> list[Path]:
-    """Differences that vary less than one of 16 test examples is worth, so that these decide."""
+    """Differences whose spread is below the worth of one of 16 examples, which then decides."""
     return [
         make_run(
             root / f"{label}-{seed}",
@@ -527,7 +531,7 @@ def few_patients(root: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("make", [everything, grouped_clients, hospitals, few_patients])
-def test_a_summary_gives_the_same_tables_and_verdicts(
+def test_a_summary_gives_the_same_tables_and_verdicts_as_its_runs(
     tmp_path: Path, make: Callable[[Path], list[Path]]
 ) -> None:
     runs = [read_run(folder) for folder in make(tmp_path)]
@@ -542,7 +546,7 @@ def test_a_summary_gives_the_same_tables_and_verdicts(
     assert (tmp_path / "y.csv").read_bytes() == (tmp_path / "x.csv").read_bytes()
 
 
-def test_a_summary_holds_domains_with_the_names_of_its_columns(tmp_path: Path) -> None:
+def test_a_summary_keeps_domains_that_are_named_like_its_columns(tmp_path: Path) -> None:
     metrics = {m.name: np.full((7, 4), 0.25) + np.arange(4) for m in METRICS}
     for domains in (("client", "global"), ("a", "b")):
         values = constant(**dict(zip(domains, (0.5, 0.9), strict=True)))
@@ -562,7 +566,7 @@ def test_a_summary_holds_domains_with_the_names_of_its_columns(tmp_path: Path) -
 
 
 def test_a_summary_keeps_the_order_of_each_runs_domains(tmp_path: Path) -> None:
-    """Runs of which each holds out another domain have different first domains."""
+    """Runs that hold out different domains have different first domains."""
     folders = [
         make_run(
             tmp_path / "-".join(domains),
@@ -581,7 +585,7 @@ def test_a_summary_keeps_the_order_of_each_runs_domains(tmp_path: Path) -> None:
         assert again.final().tolist() == run.final().tolist()
 
 
-def test_runs_of_the_same_data_are_the_same_beside_a_summary(tmp_path: Path) -> None:
+def test_a_run_and_a_summary_of_the_same_data_are_not_noted_as_different(tmp_path: Path) -> None:
     ours = make_run(tmp_path / "a", constant(a=0.5, b=0.9))
     theirs = make_run(tmp_path / "b", constant(a=0.5, b=0.9), label="uniform")
     write_summary([read_run(theirs)], tmp_path / "x.csv")
@@ -590,7 +594,7 @@ def test_runs_of_the_same_data_are_the_same_beside_a_summary(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_summary_is_a_small_table_that_anyone_can_read(tmp_path: Path) -> None:
+def test_a_summary_is_a_csv_table_without_default_settings(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     folders = [make_run(tmp_path / f"r{s}", rising(0.5 + 0.1 * s), seed=s) for s in range(2)]
     write_report([read_run(folder) for folder in folders], tmp_path / "out")
@@ -616,7 +620,7 @@ def test_a_summary_is_a_small_table_that_anyone_can_read(tmp_path: Path) -> None
         (lambda text: text.rpartition(",")[0] + "\n", "the number of cells differs"),
     ],
 )
-def test_what_is_no_summary_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_an_invalid_summary_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
     text = (tmp_path / "x.csv").read_text()
     (tmp_path / "x.csv").write_text(change(text))
@@ -627,7 +631,7 @@ def test_what_is_no_summary_is_refused(tmp_path: Path, change: Any, message: str
         read_summary(tmp_path / "y.csv")
 
 
-def test_a_document_of_a_summary_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_document_is_not_written_from_an_unreadable_summary(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes(b"m\xe9thode\n")
     for name in ("none.csv", "latin.csv"):
         with pytest.raises(RunFolderError, match="Cannot read"):
@@ -646,24 +650,24 @@ def test_a_summary_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_a_summary_does_not_say_is_not_made_up(
+def test_a_report_of_a_summary_reads_no_run_folder_and_omits_client_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
     make_run(tmp_path / "elsewhere" / "r", constant(a=0.1, b=0.1))
     monkeypatch.chdir(tmp_path / "elsewhere")
     runs = read_summary(tmp_path / "x.csv")
-    assert history_frame(runs)["value"].min() > 0.5, "not of the folder of this name"
+    assert history_frame(runs)["value"].min() > 0.5, "the run folder of this name was read"
     text = write_report(runs, tmp_path / "out").read_text(encoding="utf-8")
     assert "training examples" not in text, "how many a client has"
 
 
 @pytest.mark.slow
-def test_seeds_of_a_summary_that_ended_far_apart_are_drawn_without_a_curve(tmp_path: Path) -> None:
+def test_a_summary_of_seeds_that_stopped_in_different_rounds_gives_a_page(tmp_path: Path) -> None:
     folders = []
     for seed, last in enumerate((9, 19)):
         folder = make_run(tmp_path / f"r{seed}", rising(0.5, rounds=last + 1), seed=seed)
-        edit("config.toml", f"rounds = {last}", "rounds = 30")(folder)  # it ended by stop.patience
+        edit("config.toml", f"rounds = {last}", "rounds = 30")(folder)  # stopped early
         folders.append(folder)
     write_summary([read_run(folder) for folder in folders], tmp_path / "x.csv")
     page = write_report(read_summary(tmp_path / "x.csv"), tmp_path / "out").read_text("utf-8")
@@ -678,7 +682,7 @@ def call(*arguments: str | Path, code: int = 0) -> str:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_document_is_filled_from_a_summary_and_from_nothing_else(tmp_path: Path) -> None:
+def test_a_document_is_filled_only_from_a_summary(tmp_path: Path) -> None:
     folders = hospitals(tmp_path / "runs")
     document = tmp_path / "x.md"
     document.write_text("# Title\n\nHow it was made.\n")
@@ -695,7 +699,7 @@ def test_a_document_is_filled_from_a_summary_and_from_nothing_else(tmp_path: Pat
     assert "uniform" in (tmp_path / "page" / "index.html").read_text()
 
 
-def test_a_summary_with_a_space_in_its_name_fills_its_own_part(tmp_path: Path) -> None:
+def test_a_summary_with_a_space_in_its_name_updates_its_own_block(tmp_path: Path) -> None:
     run, document = read_run(make_run(tmp_path / "r", rising(0.5))), tmp_path / "x.md"
     write_summary([run], tmp_path / "my runs.csv")
     for _ in range(2):
@@ -706,7 +710,7 @@ def test_a_summary_with_a_space_in_its_name_fills_its_own_part(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_several_parts_of_a_document_are_of_several_summaries(tmp_path: Path) -> None:
+def test_a_document_has_one_block_for_each_summary(tmp_path: Path) -> None:
     document = tmp_path / "docs" / "x.md"
     document.parent.mkdir()
     document.write_text("# Title\n")
@@ -719,7 +723,7 @@ def test_several_parts_of_a_document_are_of_several_summaries(tmp_path: Path) ->
     assert found == ["../a.csv", "../b.csv"]
 
 
-def test_wrong_uses_of_the_command_are_named(tmp_path: Path) -> None:
+def test_invalid_uses_of_the_report_command_are_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5))
     document = tmp_path / "x.md"
     assert "Add --summary FILE.csv" in call(folder, "--into", document, code=2)
@@ -741,7 +745,9 @@ def test_wrong_uses_of_the_command_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_page_is_in_the_folder_given_and_no_run_of_the_next_report(tmp_path: Path) -> None:
+def test_the_report_page_is_written_to_the_given_folder_and_not_read_as_a_run(
+    tmp_path: Path,
+) -> None:
     made = [make_run(tmp_path / "runs" / name, rising(0.5), label=name) for name in "ab"]
     call(tmp_path)
     assert (tmp_path / "report" / "index.html").exists()
@@ -753,14 +759,14 @@ def test_the_page_is_in_the_folder_given_and_no_run_of_the_next_report(tmp_path:
     assert "newer run" not in call(tmp_path, *made), "a run that is given twice is read once"
 
 
-def test_a_study_keeps_its_report(tmp_path: Path) -> None:
+def test_report_refuses_a_study(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "a", rising(0.5))
     (tmp_path / STUDY).touch()
     assert f"fairflower report {tmp_path / 'runs'}" in call(tmp_path, code=2)
     assert not (tmp_path / "report").exists()
 
 
-def test_latex_has_what_is_remarked_in_comments(tmp_path: Path) -> None:
+def test_latex_writes_notes_on_failed_runs_as_comments(tmp_path: Path) -> None:
     make_run(tmp_path / "a", rising(0.5), label="fedheal", status="failed", error="X: no")
     result = command.invoke("report", tmp_path, "--format", "latex")
     assert "% fedheal: seed 0, failed after round" in result.stdout
@@ -775,7 +781,7 @@ def test_latex_has_what_is_remarked_in_comments(tmp_path: Path) -> None:
 def federated(
     root: Path, label: str, values: Sequence[float], shared: int | None = None
 ) -> list[Path]:
-    """A run on each federation, whose number draws its seed; or seeds on a ``shared`` one."""
+    """A run for each value: on federations 0, 1, ..., or with seeds on the ``shared`` one."""
     folders = []
     for number, a in enumerate(values):
         folder = make_run(
@@ -787,7 +793,7 @@ def federated(
     return folders
 
 
-def test_runs_on_several_federations_are_a_method_paired_by_federation(
+def test_runs_on_several_federations_are_paired_by_federation(
     tmp_path: Path,
 ) -> None:
     base, gains = (0.5, 0.3, 0.7, 0.4, 0.6, 0.45), (0.06, 0.05, 0.07, 0.055, 0.065, 0.06)
@@ -802,12 +808,12 @@ def test_runs_on_several_federations_are_a_method_paired_by_federation(
     (sentence,) = [text for text in sections(folders)[""] if text.startswith("x:")]
     assert "worst domain +6.00 ± 0.79 points against Uniform" in sentence
     assert "(5 federations): fairer" in sentence
-    # With one run left it is still of a federation, and says too little.
+    # A single run still counts as one federation, which is too few pairs.
     alone = sections([*folders[:6], folders[6]])[""][1]
     assert "(1 federation): too few pairs" in alone
 
 
-def test_seeds_on_one_federation_say_which_and_other_federations_are_no_pairs(
+def test_seeds_on_one_federation_name_it_and_are_not_paired_with_another(
     tmp_path: Path,
 ) -> None:
     values = (0.5, 0.52, 0.48, 0.51, 0.49)

@@ -27,8 +27,8 @@ from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
 
 
-def test_diagnostics_by_shape(tmp_path: Path) -> None:
-    """Clients 0, 1 are of domain a and 2, 3 of domain b; rounds have two of them."""
+def test_diagnostics_are_grouped_by_shape(tmp_path: Path) -> None:
+    """Clients 0 and 1 are of domain a, 2 and 3 of domain b; two clients take part in a round."""
     records = [
         {"round": 1, "client_ids": [0, 3], "weights": [0.25, 0.75], "scale": 2.0},
         {"round": 2, "client_ids": [2, 1], "weights": [0.5, 0.5], "gram": [[1, 2], [3, 4]],
@@ -57,7 +57,7 @@ ROUNDS = [
 ]
 
 
-def test_clusters_by_hand_with_clients_that_sit_rounds_out(tmp_path: Path) -> None:
+def test_cluster_metrics_match_hand_computed_values_with_absent_clients(tmp_path: Path) -> None:
     found = read_run(clustered(tmp_path / "r", ROUNDS)).clusters
     assert found is not None
     assert found.types.tolist() == ["a", "a", "b", "b"]
@@ -66,11 +66,11 @@ def test_clusters_by_hand_with_clients_that_sit_rounds_out(tmp_path: Path) -> No
     np.testing.assert_array_equal(found.map[3], [[np.nan, np.nan], [1, 4.5], [2, 4.5], [3, 4.5]])
     assert found.metric("number").tolist() == [1, 2, 2, 2, 2, 4]
     np.testing.assert_allclose(found.metric("accuracy"), [0.5, 1, 0.75, 2 / 3, 1, 1])
-    # Of pairs, by Hubert and Arabie's formula; by hand where it is not 0 or 1.
+    # By Hubert and Arabie's formula over pairs, computed by hand where it is not 0 or 1.
     np.testing.assert_allclose(found.metric("rand"), [0, 1, 0, -0.5, 1, 0], atol=1e-12)
 
 
-def test_clusters_tables_by_hand(tmp_path: Path) -> None:
+def test_cluster_tables_match_hand_computed_values(tmp_path: Path) -> None:
     """Seeds 0 and 1; the last five rounds, and the last one."""
     other = [[0, 0, 1, 1]] * 6
     folders = [clustered(tmp_path / "r", ROUNDS), clustered(tmp_path / "s", other, seed=1)]
@@ -105,7 +105,7 @@ def test_only_tested_rounds_count_for_clusters(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
+def test_a_run_without_clusters_has_no_cluster_tables_or_figures(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0, 1], "weights": [0.5, 0.5], "num_clusters": 2.0}
     others = [{"cluster": ["x", "y"]}, {"cluster": 3.0}, {"cluster": [0.0]}, {"cluster": None}]
     records = [{**record, "round": r, **other} for r, other in enumerate(others, start=1)]
@@ -121,7 +121,7 @@ def test_a_run_without_clusters_shows_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn_once")
-def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path) -> None:
+def test_cluster_figures_replace_figures_of_raw_cluster_numbers(tmp_path: Path) -> None:
     seeds = [clustered(tmp_path / f"r{s}", ROUNDS * 2, seed=s) for s in range(2)]
     config = "[strategy.extra]\n"
     two = clustered(tmp_path / "two", ROUNDS[:1], label="two", strategy="two", config=config)
@@ -141,7 +141,7 @@ def test_figures_of_clusters_take_the_place_of_their_raw_numbers(tmp_path: Path)
 @pytest.mark.parametrize(
     ("rows", "lowest"), [([[0, 0, 1, 1]] * 6, 0.0), ([[0, 1, 0, 1]] * 6, -0.5)]
 )
-def test_the_axis_of_the_adjusted_rand_index_holds_0_and_1(
+def test_the_axis_of_the_adjusted_rand_index_includes_0_and_1(
     tmp_path: Path, rows: Sequence[Sequence[int]], lowest: float
 ) -> None:
     (comparison,) = group_runs([read_run(clustered(tmp_path / "r", rows))])
@@ -168,7 +168,7 @@ def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> Non
     for before, now in pairwise(there):
         kept, flipped = (np.nansum((before - sign * now) ** 2, axis=0) for sign in (1, -1))
         assert (kept <= flipped + 1e-12).all()
-    # Whoever shares no client with the map before keeps its signs, as the first one does.
+    # A map that shares no client with the previous map keeps its signs, as the first map does.
     shared = [np.isfinite(before * now).any() for before, now in pairwise(there)]
     if there and all(shared):
         other = cluster_figures.aligned(places * signs)

@@ -1,4 +1,4 @@
-"""Runs are grouped into methods, and what may not be compared is noted."""
+"""Runs are grouped into methods; differences that prevent a comparison are noted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairflower.report.tables.accuracy import (
 )
 
 
-def test_differing_settings_are_noted_and_not_compared(tmp_path: Path) -> None:
+def test_runs_with_different_settings_are_noted_and_not_compared(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform"),
         make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal", config="momentum = 0.5"),
@@ -53,7 +53,7 @@ def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_pa
     assert [group.heading for group in groups] == ["round 6", "round 3"]
 
 
-def test_federations_that_a_method_lacks_are_named(tmp_path: Path) -> None:
+def test_federations_without_a_finished_run_of_a_method_are_named(tmp_path: Path) -> None:
     folders = [
         make_run(
             tmp_path / f"{label}{i}",
@@ -77,7 +77,7 @@ def test_federations_that_a_method_lacks_are_named(tmp_path: Path) -> None:
     assert text.count("only the other 2.") == 2
 
 
-def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> None:
+def test_values_with_different_last_rounds_are_not_a_sweep(tmp_path: Path) -> None:
     folders = []
     for t, last, status in (
         ("0.0", 6, "completed"),
@@ -106,7 +106,9 @@ def test_values_that_reached_different_rounds_are_no_sweep(tmp_path: Path) -> No
         ),
     ],
 )
-def test_where_models_were_tested_is_noted(tmp_path: Path, config: str, note: str) -> None:
+def test_tests_on_validation_examples_or_by_clients_are_noted(
+    tmp_path: Path, config: str, note: str
+) -> None:
     usual = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
     assert note not in shown(usual)
     own = make_run(tmp_path / "h", constant(a=0.5, b=0.9), config=config)
@@ -115,7 +117,7 @@ def test_where_models_were_tested_is_noted(tmp_path: Path, config: str, note: st
     assert note in shown(usual, own)
 
 
-def test_what_all_runs_of_a_method_have_is_noted_once(tmp_path: Path) -> None:
+def test_a_note_that_all_runs_of_a_method_share_appears_once(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"{s}", constant(a=0.5, b=0.9), seed=s) for s in range(3)]
     for run, dropped in zip(runs, ((), (), ("1",)), strict=True):
         facts = json.loads((run / "run.json").read_text())
@@ -131,7 +133,7 @@ def test_what_all_runs_of_a_method_have_is_noted_once(tmp_path: Path) -> None:
     assert [note.partition(": ")[0] for note in halted] == ["fedheal, seed 2"]
 
 
-def test_many_methods_with_a_setting_are_counted(tmp_path: Path) -> None:
+def test_a_note_names_three_methods_and_counts_the_others(tmp_path: Path) -> None:
     names = ["fedavg", "uniform", "fedheal", "term", "afl", "fedism"]
     runs = [make_run(tmp_path / name, constant(a=0.5, b=0.9), label=name) for name in names]
     edit("config.toml", 'engine = "ray"', 'engine = "ray"\nfraction-train = 0.5')(runs[0])
@@ -140,7 +142,7 @@ def test_many_methods_with_a_setting_are_counted(tmp_path: Path) -> None:
     assert "(uniform, fedheal, term, 2 more)" in note
 
 
-def test_where_a_run_was_executed_is_no_difference(tmp_path: Path) -> None:
+def test_engine_workers_and_explicit_defaults_are_not_a_difference(tmp_path: Path) -> None:
     ray = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
     inline = make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal")
     edit("config.toml", 'engine = "ray"', 'engine = "inline"\nworkers = 2')(inline)
@@ -154,7 +156,7 @@ def test_where_a_run_was_executed_is_no_difference(tmp_path: Path) -> None:
     assert "points against Uniform" in shown(ray, inline)
 
 
-def test_namesakes_are_told_apart(tmp_path: Path) -> None:
+def test_methods_of_the_same_name_are_distinguished_by_their_settings(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "1", constant(a=0.5, b=0.9), config="momentum = 0.5"),
         make_run(tmp_path / "2", constant(a=0.6, b=0.9), config="momentum = 0.9"),
@@ -165,7 +167,7 @@ def test_namesakes_are_told_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_seed_counts_once_and_only_if_it_went_as_far(tmp_path: Path) -> None:
+def test_older_runs_of_a_seed_and_shorter_runs_are_left_out(tmp_path: Path) -> None:
     old = make_run(tmp_path / "old", constant(a=0.1, b=0.9), started="2025-01-01T00:00:00+00:00")
     new = make_run(tmp_path / "new", constant(a=0.5, b=0.9))
     short = make_run(tmp_path / "short", constant(3, a=0.2, b=0.9), seed=1, status="stopped")
@@ -180,7 +182,7 @@ def test_a_seed_counts_once_and_only_if_it_went_as_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_other_domains_are_another_comparison(tmp_path: Path) -> None:
+def test_runs_on_other_domains_are_a_separate_comparison(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "1", constant(a=0.5, b=0.9)),
         make_run(tmp_path / "2", constant(c=0.5)),
@@ -188,7 +190,7 @@ def test_other_domains_are_another_comparison(tmp_path: Path) -> None:
     write_report([read_run(folder) for folder in folders], tmp_path / "out")
     page = Page((tmp_path / "out" / "index.html").read_text("utf-8"))
     assert len([attrs for tag, attrs in page.tags if tag == "section"]) == 2
-    # One domain has no spread with ddof 1, and no figure of it.
+    # A single domain has no standard deviation with ddof 1, so the figure is not drawn.
     names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert "1-std.png" in names
     assert "2-std.png" not in names
@@ -214,14 +216,14 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
     assert said in shown(*moved), "other examples of the clients"
 
 
-def test_uniform_is_missed(tmp_path: Path) -> None:
+def test_a_report_without_uniform_averaging_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
     assert "Uniform averaging is not among the runs" in shown(folder)
     assert "Uniform averaging is not" not in shown(*several(tmp_path, "uniform", [0.5]))
 
 
-def test_runs_on_other_examples_are_named_and_not_compared(tmp_path: Path) -> None:
-    """The data settings are equal, but what is in data.dir had changed in between."""
+def test_runs_on_different_examples_are_named_and_not_compared(tmp_path: Path) -> None:
+    """The data settings are equal, but the files in data.dir changed between the runs."""
     folders = [
         make_run(tmp_path / f"{label}{seed}", constant(a=a, b=0.9), label=label, seed=seed,
                  digest=digest)
@@ -248,7 +250,7 @@ def test_runs_on_other_examples_are_named_and_not_compared(tmp_path: Path) -> No
     assert [method.name for method in summarized.methods] == [m.name for m in comparison.methods]
 
 
-def test_other_examples_of_one_run_do_not_take_a_method_apart(tmp_path: Path) -> None:
+def test_one_run_with_other_examples_does_not_split_the_other_methods(tmp_path: Path) -> None:
     def drawn(label: str, seed: int, digest: str) -> Path:
         made = make_run(tmp_path / f"{label}{seed}{digest}", constant(a=0.5, b=0.9), label=label,
                         seed=seed, digest=digest)  # fmt: skip
@@ -269,7 +271,9 @@ def test_other_examples_of_one_run_do_not_take_a_method_apart(tmp_path: Path) ->
     }  # fmt: skip
 
 
-def test_runs_on_one_federation_do_not_take_other_federations_apart(tmp_path: Path) -> None:
+def test_extra_seeds_on_one_federation_do_not_split_runs_on_several_federations(
+    tmp_path: Path,
+) -> None:
     def drawn(name: str, seed: int, federation: int) -> Path:
         made = make_run(tmp_path / name, constant(a=0.5, b=0.9), label="uniform", seed=seed)
         edit("config.toml", "[data]\n", f"[data]\nseed = {federation}\n")(made)
@@ -284,7 +288,7 @@ def test_runs_on_one_federation_do_not_take_other_federations_apart(tmp_path: Pa
     ]
 
 
-def test_several_seeds_on_several_federations_are_methods_by_federation(tmp_path: Path) -> None:
+def test_several_seeds_per_federation_are_one_method_per_federation(tmp_path: Path) -> None:
     folders = []
     for federation in range(2):
         for seed in range(3):
@@ -295,7 +299,7 @@ def test_several_seeds_on_several_federations_are_methods_by_federation(tmp_path
     assert [(m.federations, len(m.runs)) for m in comparison.methods] == [(False, 3)] * 2
 
 
-def test_settings_that_were_tuned_for_each_method_are_no_difference(tmp_path: Path) -> None:
+def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> None:
     def made(label: str, lr: float, tuned: str = "train.lr") -> Path:
         folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
         edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
@@ -315,7 +319,7 @@ def test_settings_that_were_tuned_for_each_method_are_no_difference(tmp_path: Pa
     assert "no difference in settings: train.lr 0.1 (uniform), 0.2 (term)." in text
 
 
-def test_a_baseline_that_was_tuned_to_the_defaults_is_one_for_methods_at_their_defaults(
+def test_a_tuned_baseline_is_used_for_untuned_methods_with_the_same_settings(
     tmp_path: Path,
 ) -> None:
     def made(label: str, lr: float, tuned: str) -> Path:

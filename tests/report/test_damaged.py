@@ -1,4 +1,4 @@
-"""Run folders that are damaged: every reader names the file and the field, or reads on."""
+"""Damaged run folders: every reader names the file and the field, or reads the folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fairflower.server.contents import read_facts
 MISSING = object()
 VALUES = damaged.JSON | {"missing": MISSING}
 
-#: Those that stand for all.
+#: Names of values that represent the others.
 FEW = ("missing", "null", "true", "minus one", "past doubles", "nan", "a lone surrogate")
 FEW += ("a text", "an empty list", "a list", "an object")
 
@@ -88,7 +88,7 @@ def made(folder: Path) -> Path:
 
 
 def use(folder: Path) -> None:
-    """All that reads a run folder, but what draws it."""
+    """Call every reader of a run folder."""
     run = read_run(folder)
     terminal_table([run, run])
     for frame in (history_frame, table_frame, differences_frame):
@@ -105,18 +105,18 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(call: Callable[[Path], object], folder: Path) -> str:
-    """What a reader says of a folder; empty where it can read it."""
+    """Return a reader's error about a folder, or an empty text without an error."""
     try:
         call(folder)
     except RunFolderError as error:
         return str(error).encode()[:2000].decode()
-    except UserError:  # of what has been read
+    except UserError:  # about the contents that were read
         return ""
     return ""
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something is in JSON: every field, and the first of every list."""
+    """Yield the path of every field, and of the first element of every list, in JSON."""
     yield path
     if isinstance(value, dict):
         for key in value:
@@ -147,7 +147,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", thinned([(n,) for n in VALUES], [(n,) for n in FEW]))
-def test_every_field_of_run_json(name: str, folder: Path) -> None:
+def test_invalid_fields_of_run_json_raise_only_user_errors(name: str, folder: Path) -> None:
     file = folder / "run.json"
     whole = json.loads(file.read_text())
     for path in places(whole):
@@ -159,7 +159,7 @@ def test_every_field_of_run_json(name: str, folder: Path) -> None:
     assert not refused(use, folder)
 
 
-def test_what_is_wrong_in_run_json_is_named_with_its_field(folder: Path) -> None:
+def test_an_invalid_value_in_run_json_is_reported_with_its_field(folder: Path) -> None:
     file = folder / "run.json"
     whole = json.loads(file.read_text())
     wrong = 0
@@ -177,7 +177,9 @@ def test_what_is_wrong_in_run_json_is_named_with_its_field(folder: Path) -> None
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", thinned([(n,) for n in VALUES], [(n,) for n in FEW]))
-def test_every_field_of_diagnostics(name: str, folder: Path) -> None:
+def test_invalid_fields_of_diagnostics_are_accepted_or_reported_with_their_line(
+    name: str, folder: Path
+) -> None:
     file = folder / "diagnostics.jsonl"
     for path in places(RECORDS[1]):
         line = json.dumps(replaced(RECORDS[1], path, VALUES[name]))
@@ -190,7 +192,7 @@ def test_every_field_of_diagnostics(name: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", VALUES)
-def test_every_field_of_diagnostics_is_drawn_or_refused(name: str, folder: Path) -> None:
+def test_invalid_fields_of_diagnostics_are_drawn_or_refused(name: str, folder: Path) -> None:
     file = folder / "diagnostics.jsonl"
     for field in RECORDS[1]:
         line = json.dumps(replaced(RECORDS[1], (field,), VALUES[name]))
@@ -202,7 +204,9 @@ def test_every_field_of_diagnostics_is_drawn_or_refused(name: str, folder: Path)
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("column", range(5))
 @pytest.mark.parametrize("line", [2, 5, -1])
-def test_every_field_of_history(line: int, column: int, folder: Path) -> None:
+def test_invalid_cells_of_the_history_are_accepted_or_reported_with_their_line(
+    line: int, column: int, folder: Path
+) -> None:
     file = folder / "history.csv"
     lines = file.read_text().splitlines()
     values = ("", "x.075", "1_0", " 1 ", "-1", "9" * 5000, "1e999", "nan", "\0", '"', "x" * 200_000)
@@ -221,7 +225,9 @@ SETTINGS += ("data.name", "strategy.name", "strategy.tau", "no.such")
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("key", SETTINGS)
-def test_every_kind_of_setting(key: str, folder: Path) -> None:
+def test_invalid_settings_in_config_toml_are_accepted_or_reported_with_their_file(
+    key: str, folder: Path
+) -> None:
     for value in (
         "true",
         "-1",
@@ -249,7 +255,9 @@ def test_every_kind_of_setting(key: str, folder: Path) -> None:
         ("a accuracy", "0.5", "a: expected 5 numbers, got 1"),
     ],
 )
-def test_a_wrong_cell_of_a_summary(column: str, value: str, said: str, tmp_path: Path) -> None:
+def test_an_invalid_cell_of_a_summary_is_refused(
+    column: str, value: str, said: str, tmp_path: Path
+) -> None:
     file = tmp_path / "x.csv"
     write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], file)
     rows = list(csv.DictReader(StringIO(file.read_text())))
@@ -264,14 +272,14 @@ def test_a_wrong_cell_of_a_summary(column: str, value: str, said: str, tmp_path:
 @pytest.mark.posix
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", ["run.json", "config.toml", "history.csv", "diagnostics.jsonl"])
-def test_what_is_no_such_file(name: str, folder: Path) -> None:
+def test_damaged_files_and_named_pipes_are_reported(name: str, folder: Path) -> None:
     whole = (folder / name).read_bytes()
     for content in (b"", b"\xff\xfe", b"\0" * 99, b"[" * 9000, whole[: len(whole) // 2], whole[9:]):
         (folder / name).write_bytes(content)
         text = refused(use, folder)
         assert not text or str(folder) in text
     (folder / name).unlink()
-    os.mkfifo(folder / name)  # which nobody writes
+    os.mkfifo(folder / name)  # a pipe without a writer
     assert name in refused(use, folder)
     refused(lambda folder: resumed_config(folder, {}), folder)
     assert name != "run.json" or "not a regular file" in refused(read_facts, folder)

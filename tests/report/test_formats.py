@@ -20,7 +20,7 @@ from fairflower.report.latex import escaped, latex
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Three methods of three seeds: FedHEAL has the best domain a, uniform weights the next."""
+    """Three methods with three seeds: FedHEAL is best on domain a, uniform averaging second."""
     starts = {"fedavg": 0.4, "uniform": 0.5, "fedheal": 0.6}
     return [
         make_run(tmp_path / f"{label}-{seed}", rising(a + seed / 100), label=label, seed=seed)
@@ -30,7 +30,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 
 def rows(text: str, title: str) -> dict[str, dict[str, str]]:
-    """Method -> column -> cell, of the LaTeX table whose caption begins so."""
+    """Method -> column -> cell of the LaTeX table whose caption begins with ``title``."""
     body = text[text.index(rf"\caption{{{title}") :]
     head, _, rest = body[body.index(r"\toprule") + 9 :].partition(r"\midrule")
     names = [cell.strip() for cell in head.replace(r"\\", "").split("&")]
@@ -39,8 +39,8 @@ def rows(text: str, title: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(names, row, strict=True)) for row in cells}
 
 
-def assert_sound(text: str) -> None:
-    """What LaTeX would stop at: begins without ends, odd braces, a row of another length."""
+def assert_valid_latex(text: str) -> None:
+    """Assert that environments and braces are closed and that rows have equal lengths."""
     assert re.findall(r"\\begin{(\w+)}", text) == ["table", "tabular"] * text.count(
         r"\begin{table}"
     )
@@ -63,21 +63,23 @@ def read(folders: list[Path]) -> list[Run]:
     return [read_run(folder) for folder in folders]
 
 
-def test_the_best_is_bold_the_second_underlined_and_seeds_are_beside(runs: list[Path]) -> None:
+def test_the_best_value_is_bold_the_second_underlined_and_each_has_its_spread(
+    runs: list[Path],
+) -> None:
     text = latex(read(runs))
-    assert_sound(text)
+    assert_valid_latex(text)
     table = rows(text, "Accuracy per domain, mean")
-    # a: the mean of rounds 2 to 6 is 4 points over the start, and that of seeds one more.
+    # a: the mean of rounds 2 to 6 is 4 points above the start, and the mean over seeds 1 more.
     assert table["fedheal"]["a"] == r"\textbf{65.00} {\scriptsize $\pm$1.00}"
     assert table["uniform"]["a"] == r"\underline{55.00} {\scriptsize $\pm$1.00}"
     assert table["fedavg"]["a"] == r"45.00 {\scriptsize $\pm$1.00}"
-    assert table["fedheal"]["GAP"].startswith(r"\textbf{25.00}")  # less is better
+    assert table["fedheal"]["GAP"].startswith(r"\textbf{25.00}")  # smaller is better
     assert all(row["b"].startswith(r"\textbf{90.00}") for row in table.values())
     differences = rows(text, "Difference from the baselines")
     assert differences["uniform"]["MIN vs FedAvg"].startswith("+10.00 {")
 
 
-def test_of_two_methods_none_is_second(runs: list[Path]) -> None:
+def test_no_value_is_underlined_among_only_two_methods(runs: list[Path]) -> None:
     assert r"\underline" not in latex(read(runs[:6]))
     cells = [
         c
@@ -90,8 +92,8 @@ def test_of_two_methods_none_is_second(runs: list[Path]) -> None:
     assert not any(cell.second and cell.tone for cell in cells)
 
 
-def test_every_kind_of_table_is_sound(tmp_path: Path) -> None:
-    """Products with headings, clusters, scores, marks, and names that LaTeX reads otherwise."""
+def test_every_kind_of_table_is_valid_latex(tmp_path: Path) -> None:
+    """Grids with headings, clusters, scores, marks, and names with special characters of LaTeX."""
     folders = [
         make_run(
             tmp_path / f"{client}-{strategy}", rising(a), label=f"{client}+{strategy}",
@@ -105,13 +107,13 @@ def test_every_kind_of_table_is_sound(tmp_path: Path) -> None:
     scored = make_run(tmp_path / "e", constant(x=0.5))
     folders.append(with_scores(scored, balanced_accuracy=constant(x=0.4), auc=constant(x=0.7)))
     text = latex(read(folders))
-    assert_sound(text)
+    assert_valid_latex(text)
     for piece in (r"\multicolumn{", r"a\_1 & b\&c", r"$^\dagger$", "x AUC", "Clusters"):
         assert piece in text
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
-def test_latex_takes_it(runs: list[Path], tmp_path: Path) -> None:
+def test_pdflatex_compiles_the_tables(runs: list[Path], tmp_path: Path) -> None:
     text = (
         f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{latex(read(runs))}"
     )
@@ -120,7 +122,7 @@ def test_latex_takes_it(runs: list[Path], tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
 
-def test_what_latex_reads_otherwise_is_escaped() -> None:
+def test_special_characters_of_latex_are_escaped() -> None:
     assert escaped("a_b & 50 % {x} #1 $ ~^\\") == (
         r"a\_b \& 50 \% \{x\} \#1 \$ \textasciitilde{}\textasciicircum{}\textbackslash{}"
     )
@@ -140,7 +142,7 @@ def test_csv_has_a_row_for_each_method(runs: list[Path], tmp_path: Path) -> None
     ("name", "begin"),
     [("latex", "% In the preamble"), ("md", "**Accuracy per domain"), ("csv", "method,seeds,a")],
 )
-def test_a_format_is_all_that_is_printed_or_goes_to_a_file(
+def test_a_format_is_printed_alone_or_written_to_a_file(
     runs: list[Path], tmp_path: Path, name: str, begin: str
 ) -> None:
     printed = call("report", str(tmp_path), f"--format={name}")
@@ -151,7 +153,7 @@ def test_a_format_is_all_that_is_printed_or_goes_to_a_file(
     assert out.read_text() == printed
 
 
-def test_a_format_that_there_is_not_or_that_writes_no_summary_is_refused(runs: list[Path]) -> None:
+def test_an_unknown_format_and_a_format_with_a_summary_are_refused(runs: list[Path]) -> None:
     output = call("report", str(runs[0]), "--format=latx", expect=2)
     assert "Did you mean 'latex'" in output
     output = call("report", str(runs[0]), "--format=csv", "--summary=x.csv", expect=2)

@@ -1,4 +1,4 @@
-"""Grids of local training and strategies, and sweeps of an argument."""
+"""Grids of clients and strategies, and sweeps of an argument."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fairflower.report.tables.accuracy import (
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_product_of_clients_and_strategies_is_a_table_by_client(tmp_path: Path) -> None:
+def test_a_grid_of_clients_and_strategies_is_a_table_grouped_by_client(tmp_path: Path) -> None:
     cells = {"sgd": (0.5, 0.6, 0.7), "fedprox": (0.8, 0.7, 0.6)}
     strategies = ("fedavg", "uniform", "fedheal")
     folders = [
@@ -48,7 +48,7 @@ def test_a_product_of_clients_and_strategies_is_a_table_by_client(tmp_path: Path
     assert (tmp_path / "out" / "figures" / "product.png").exists()
 
 
-def test_a_product_knows_clients_with_arguments_by_their_labels(tmp_path: Path) -> None:
+def test_a_grid_names_clients_with_arguments_by_their_labels(tmp_path: Path) -> None:
     clients = {  # fedprox: mu = 1; fedlsa: lambda = 0.1, tau = 0.1, alpha = 0.02
         "fedprox": 'name = "fedprox"\nmu = 1.0',
         "fedlsa:lambda=0.5:alpha=0.1": 'name = "fedlsa"\nalpha = 0.1\nlambda = 0.5',
@@ -73,7 +73,7 @@ def test_a_product_knows_clients_with_arguments_by_their_labels(tmp_path: Path) 
 @pytest.mark.parametrize(
     "pairs", [[("sgd", "fedavg"), ("sgd", "fedheal")], [("sgd", "fedavg"), ("moon", "fedavg")]]
 )
-def test_one_method_of_local_training_or_one_strategy_is_no_product(
+def test_a_single_client_or_a_single_strategy_is_not_a_grid(
     pairs: Sequence[tuple[str, str]], tmp_path: Path
 ) -> None:
     folders = [trained_by(client, strategy, 0.5, tmp_path) for client, strategy in pairs]
@@ -84,7 +84,7 @@ def test_one_method_of_local_training_or_one_strategy_is_no_product(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn_once")
-def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: Path) -> None:
+def test_three_values_of_an_argument_including_its_default_are_a_sweep(tmp_path: Path) -> None:
     def run(t: str) -> Path:
         folder = make_run(tmp_path / f"t{t}", constant(a=0.5, b=0.9), label=f"fedequilibria{t}")
         text = (folder / "config.toml").read_text()
@@ -106,7 +106,7 @@ def test_three_values_of_one_argument_are_a_sweep_and_defaults_count(tmp_path: P
     assert (tmp_path / "out" / "figures" / "sweep-strategy-t.png").exists()
 
 
-def test_a_sweep_shows_values_without_numbers_and_clustering_accuracy(
+def test_a_sweep_figure_shows_non_numeric_values_and_clustering_accuracy(
     tmp_path: Path,
 ) -> None:
     def run(number: str, rounds: Sequence[Sequence[int]]) -> Path:
@@ -123,7 +123,7 @@ def test_a_sweep_shows_values_without_numbers_and_clustering_accuracy(
     assert sweep.key == "strategy.num-clusters"
     assert sweep.values.tolist() == [1, 2, 3]
     assert {value: method.name for value, method in sweep.others.items()} == {"auto": "tauto"}
-    # Left to the method, it is auto as well.
+    # Without the setting, the default is auto as well.
     default = [*folders[:3], run("", [[0, 1, 1, 1]] * 6)]
     comparison = group_runs([read_run(folder) for folder in default])[0]
     (sweep,) = grids.sweeps(comparison)

@@ -1,4 +1,4 @@
-"""Runs with a held-out domain: what they write, what reports say, and compare over all domains."""
+"""Runs with a held-out domain: history, reports, and `compare --leave-one-domain-out`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairflower.report.pages import markdown_tables
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.evaluation import CentralizedEvaluator
 
-#: Of uci-digits, the default.
+#: Domains of uci-digits, the default data set.
 DOMAINS = prepare(RunConfig().data).domains
 FLAGS = [
     *("--engine", "inline", "--rounds", "1", "--epochs", "1", "--strategies", "uniform"),
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     return run(made, nodes=len(DOMAINS) - 1)
 
 
-def test_every_round_has_a_test_that_no_figure_over_domains_includes(folder):
+def test_the_held_out_domain_is_tested_in_every_round_but_is_not_among_the_domains(folder):
     rows = [row for row in history(folder) if row["level"] == "held-out"]
     assert {row["name"] for row in rows} == {DOMAINS[0]}
     assert [row["round"] for row in rows if row["metric"] == "accuracy"] == ["0", "1", "2"]
@@ -48,21 +48,21 @@ def test_every_round_has_a_test_that_no_figure_over_domains_includes(folder):
     assert read.held_out.accuracy.shape == (3, 1)
 
 
-def test_the_model_is_tested_on_the_whole_domain(folder):
+def test_the_held_out_accuracy_equals_a_test_as_an_ordinary_domain(folder):
     whole = RunConfig.from_flat({**config(folder.parent).concise()})
     tests = CentralizedEvaluator(whole, prepare(whole.data))
     accuracy = tests(load_file(folder / "model.safetensors"))[DOMAINS[0]]["accuracy"]
     assert read_run(folder).held_out.accuracy[-1, 0] == accuracy
 
 
-def test_training_is_as_without_the_domain(folder, tmp_path):
+def test_training_with_a_held_out_domain_equals_training_without_the_domain(folder, tmp_path):
     alone = run(config(tmp_path, **{"data.domains": ",".join(DOMAINS[1:])}), nodes=3)
     models = [path / "model.safetensors" for path in (folder, alone)]
     assert models[0].read_bytes() == models[1].read_bytes()
     np.testing.assert_array_equal(read_run(folder).accuracy, read_run(alone).accuracy)
 
 
-def test_tables_mark_it_and_leave_it_out_of_avg(folder, tmp_path):
+def test_tables_mark_the_held_out_domain_and_exclude_it_from_avg(folder, tmp_path):
     read = read_run(folder)
     frame = table_frame([read])
     column = (f"{DOMAINS[0]} (held out)", "mean")
@@ -76,7 +76,7 @@ def test_tables_mark_it_and_leave_it_out_of_avg(folder, tmp_path):
     assert again.splitlines()[:5] == text.splitlines()[:5]
 
 
-def test_validation_alone_never_reads_it(tmp_path):
+def test_a_run_with_validation_only_does_not_test_the_held_out_domain(tmp_path):
     made = config(
         tmp_path,
         **{"data.held-out": DOMAINS[0], "evaluate.test": False, "data.validation-fraction": 0.2},
@@ -84,7 +84,7 @@ def test_validation_alone_never_reads_it(tmp_path):
     assert not [row for row in history(run(made, nodes=3)) if row["level"] == "held-out"]
 
 
-def test_a_resumed_run_has_the_same_tests(folder, tmp_path):
+def test_a_resumed_run_has_the_same_held_out_accuracies(folder, tmp_path):
     changes = {"data.held-out": DOMAINS[0], "num-server-rounds": 1}
     stopped = run(config(tmp_path, **changes), nodes=3)
     run(resumed_config(stopped, {"num-server-rounds": 2}), nodes=3)
@@ -114,7 +114,7 @@ def test_compare_holds_out_each_domain_in_turn(tmp_path, undrawn):
     assert "4 of 4 runs are already completed" in again
 
 
-def test_what_cannot_be_left_out_is_refused():
+def test_domains_that_cannot_be_held_out_are_refused():
     with pytest.raises(ConfigError, match="would leave no domain to train on"):
         domains_to_hold_out({"data.domains": DOMAINS[0]})
     with pytest.raises(ConfigError, match="Remove this setting"):
@@ -122,7 +122,7 @@ def test_what_cannot_be_left_out_is_refused():
     assert domains_to_hold_out({}) == list(DOMAINS)
 
 
-def test_adabn_is_a_setting_of_a_plan_that_holds_each_domain_out():
+def test_a_plan_with_adabn_holds_out_each_domain_under_unique_run_names():
     grid = Plan.grid({"evaluate.adabn": True}, (), [0, 1], held_out=DOMAINS)
     assert [config.data.held_out for config in grid.runs] == [d for d in DOMAINS for _ in range(6)]
     assert grid.runs[0].run_name == f"without-{DOMAINS[0]}-fedavg-seed0"
@@ -142,8 +142,8 @@ def adapted(tmp_path_factory):
     return [run(one, nodes=3) for one in made]
 
 
-def test_the_held_out_domain_is_tested_with_its_own_statistics(adapted):
-    """As a loop over its test examples does, on the model that was merged."""
+def test_the_held_out_domain_is_tested_with_its_own_batchnorm_statistics(adapted):
+    """The accuracy equals that of a plain loop over its test examples with the merged model."""
     for folder in adapted:
         made = RunConfig.from_flat(read_run(folder).config)
         tests = CentralizedEvaluator(made, prepare(made.data))
@@ -170,7 +170,7 @@ def test_the_held_out_domain_is_tested_with_its_own_statistics(adapted):
         assert read.held_out_accuracy(DOMAINS[0], 1, adapted=True) == pytest.approx(expected)
 
 
-def test_its_tests_change_neither_the_model_nor_the_others(adapted, tmp_path):
+def test_adabn_tests_change_neither_the_model_nor_other_tests(adapted, tmp_path):
     chosen = {"data.held-out": DOMAINS[0], "model.name": "cnn:norm=batch"}
     plain = run(config(tmp_path, **chosen), nodes=3)
     models = [path / "model.safetensors" for path in (plain, adapted[0])]
@@ -182,7 +182,7 @@ def test_its_tests_change_neither_the_model_nor_the_others(adapted, tmp_path):
     np.testing.assert_array_equal(read_run(plain).accuracy, read_run(adapted[0]).accuracy)
 
 
-def test_tables_and_summaries_say_adabn(adapted, tmp_path):
+def test_tables_and_summaries_have_a_column_for_adabn(adapted, tmp_path):
     runs = [read_run(path) for path in adapted]
     text = markdown_tables(runs)
     assert f"{DOMAINS[0]} (held out) | {DOMAINS[0]} (held out, AdaBN)" in text
@@ -196,7 +196,7 @@ def test_tables_and_summaries_say_adabn(adapted, tmp_path):
     assert markdown_tables(again).splitlines()[:6] == text.splitlines()[:6]
 
 
-def test_leaving_each_out_with_adabn_has_a_second_table(adapted, tmp_path):
+def test_leave_one_domain_out_with_adabn_has_a_second_table(adapted, tmp_path):
     chosen = {"evaluate.adabn": True, "model.name": "cnn:norm=batch"}
     other = run(config(tmp_path, **chosen, **{"data.held-out": DOMAINS[1]}), nodes=3)
     runs = [read_run(path) for path in (adapted[0], other)]
@@ -209,7 +209,7 @@ def test_leaving_each_out_with_adabn_has_a_second_table(adapted, tmp_path):
     assert [cell.text for cell in row.cells][:2] == [f"{value:.2f}" for value in expected]
 
 
-def test_adabn_without_a_held_out_domain_is_refused_and_without_batchnorm_warned_of(tmp_path):
+def test_adabn_needs_a_held_out_domain_and_warns_without_batchnorm(tmp_path):
     with pytest.raises(ConfigError, match=r"evaluate\.adabn = true: .*data\.held-out is empty"):
         RunConfig.from_flat({"evaluate.adabn": True})
     made = config(tmp_path, **{"data.held-out": DOMAINS[0], "evaluate.adabn": True})

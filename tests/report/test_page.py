@@ -1,4 +1,4 @@
-"""The page, the terminal and Markdown."""
+"""Reports as an HTML page, in the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOSTILE = '<script>alert("$x_1$")</script>'
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with everything in it, and names that are markup and formulas."""
+    """A report with all parts, whose names contain HTML and formulas."""
     root = tmp_path_factory.mktemp("hostile")
     records = [
         {"round": r, "client_ids": [0, 1, 2, 3], "weights": [0.1, 0.2, 0.3, 0.4], "kept": 0.5,
@@ -62,7 +62,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_page_stands_alone(hostile: Path) -> None:
+def test_the_page_loads_no_other_files(hostile: Path) -> None:
     text = (hostile / "index.html").read_text("utf-8")
     page = Page(text)
     for link in page.attributes("href") + page.attributes("src"):
@@ -77,12 +77,12 @@ def test_text_is_escaped(hostile: Path) -> None:
     assert "<script" not in text
     assert "<i>" not in text
     assert text.count("&lt;script&gt;alert(") > 10
-    # The label is also in the figures, where its dollars are no formula.
+    # The label is also in the figures, where its dollar signs do not start a formula.
     assert re.search(r"<text[^>]*>&lt;script&gt;alert\(\"?(&quot;)?\$x_1\$", text)
 
 
 @pytest.mark.slow
-def test_ids_are_unique_and_found(hostile: Path) -> None:
+def test_ids_are_unique_and_links_to_them_resolve(hostile: Path) -> None:
     text = (hostile / "index.html").read_text("utf-8")
     page = Page(text)
     ids = page.attributes("id")
@@ -94,7 +94,7 @@ def test_ids_are_unique_and_found(hostile: Path) -> None:
 
 
 @pytest.mark.slow
-def test_page_is_accessible_in_light_and_dark(hostile: Path) -> None:
+def test_the_page_is_accessible_and_has_a_dark_mode(hostile: Path) -> None:
     text = (hostile / "index.html").read_text("utf-8")
     page = Page(text)
     assert ("html", {"lang": "en"}) in page.tags
@@ -112,7 +112,7 @@ def test_page_is_accessible_in_light_and_dark(hostile: Path) -> None:
 
 
 @pytest.mark.slow
-def test_figure_files(hostile: Path) -> None:
+def test_figures_are_written_as_valid_png_and_svg_files(hostile: Path) -> None:
     files = {path.name for path in (hostile / "figures").iterdir()}
     names = {"average", "worst", "std", "bars", "clients", "domains", "client-weights",
              "client-distance", "pairs-cosine-i", "round-kept"}  # fmt: skip
@@ -134,15 +134,15 @@ def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("drawn_once")
-def test_means_over_rounds_are_called_so(tmp_path: Path) -> None:
+def test_figure_titles_name_means_over_rounds(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "r", rising(0.5, rounds=4)))
     titles = [drawn.title for drawn in draw(group_runs([run])[0], tmp_path / "figures")]
     assert "Accuracy per domain, mean of all 3 tested rounds (1 to 3)" in titles
     assert not any("Final" in title for title in titles)
 
 
-def test_clients_of_runs_with_other_clients_are_drawn_once_each(tmp_path: Path) -> None:
-    """The second run lacks client 1 of domain a; the others have means over both runs."""
+def test_clients_that_only_some_runs_have_are_drawn_once(tmp_path: Path) -> None:
+    """The second run lacks client 1 of domain a; other clients have means over both runs."""
     folders = [
         give_clients(make_run(tmp_path / f"r{seed}", rising(0.5), seed=seed,
                               clients=dict.fromkeys(range(7), values)), **counts)
@@ -160,7 +160,7 @@ def test_clients_of_runs_with_other_clients_are_drawn_once_each(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_one_round(tmp_path: Path) -> None:
+def test_a_run_of_one_round_has_one_accuracy_table(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}
     folder = make_run(tmp_path / "r", rising(0.5, rounds=2), diagnostics=[record])
     page = Page(write_report([read_run(folder)], tmp_path / "out").read_text("utf-8"))
@@ -168,7 +168,7 @@ def test_one_round(tmp_path: Path) -> None:
     assert not [caption for caption in page.tables if caption.startswith("Accuracy per domain, la")]
 
 
-def test_terminal_fits_eighty_columns(tmp_path: Path) -> None:
+def test_terminal_tables_fit_eighty_columns(tmp_path: Path) -> None:
     values = {"mnist": 0.95, "usps": 0.88, "svhn": 0.8, "synlike": 0.64}
     folders = [
         make_run(tmp_path / f"{label}{seed}", constant(**values), label=label, seed=seed)
@@ -214,14 +214,14 @@ def _printed(folders: list[Path], width: int) -> str:
 
 
 @pytest.mark.slow
-def test_matplotlib_is_imported_only_to_draw() -> None:
+def test_importing_reports_imports_neither_matplotlib_nor_torch() -> None:
     code = "import sys, fairflower.report; print({'matplotlib', 'torch'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_markdown_holds_the_same_numbers(tmp_path: Path) -> None:
+def test_markdown_tables_are_well_formed_and_escape_pipes(tmp_path: Path) -> None:
     folders = [
         make_run(
             tmp_path / f"{label[:2]}-{seed}",
@@ -259,7 +259,7 @@ def test_every_format_has_the_tables_of_fairness_metrics(tmp_path: Path) -> None
         assert "0.6983" in text  # Jain's index of the clients: 1.8 ** 2 / (4 * 1.16)
 
 
-def test_numbers_of_an_interval_are_apart_in_markdown(tmp_path: Path) -> None:
+def test_bounds_of_an_interval_are_separated_in_markdown(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / f"{label}{i}", constant(a=0.5, b=b ** (i + 1)), label=label, seed=i)
         for label, b in (("fedavg", 0.6), ("uniform", 0.7))
@@ -269,7 +269,7 @@ def test_numbers_of_an_interval_are_apart_in_markdown(tmp_path: Path) -> None:
     assert re.search(rf" \[[{MINUS}\d.]+, [\d.]+\]; [\d.]+ \|", text)
 
 
-def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> None:
+def test_the_page_shows_class_names_and_test_set_sizes(tmp_path: Path) -> None:
     facts: dict[str, Any] = {"classes": ["backpack", "bike"], "test_sizes": [200, 30]}
     runs = [
         make_run(tmp_path / label, constant(1, a=0.5, b=0.6), label=label, **facts)
@@ -286,7 +286,7 @@ def test_classes_have_their_names_and_test_sets_their_sizes(tmp_path: Path) -> N
     assert "points per example" not in shown(none), "of a domain without test examples"
 
 
-def test_what_a_model_costs_to_send_is_a_line_under_the_accuracy(tmp_path: Path) -> None:
+def test_the_size_of_the_model_is_a_line_under_the_first_accuracy_table(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / label, ALL, label=label) for label in ("fedavg", "fedheal")]
     line = (
         "Model: 100,520 bytes in each direction per client and round (25,130 trained parameters)."
@@ -299,7 +299,7 @@ def test_what_a_model_costs_to_send_is_a_line_under_the_accuracy(tmp_path: Path)
     assert line in page_of(tmp_path / "out", *folders).text
 
 
-def test_models_of_several_sizes_are_a_table_by_method(tmp_path: Path) -> None:
+def test_models_of_different_sizes_are_a_table_by_method(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "f", ALL, label="fedavg", model_bytes=4_000, num_parameters=1_000),
         make_run(tmp_path / "h", ALL),
@@ -313,10 +313,10 @@ def test_models_of_several_sizes_are_a_table_by_method(tmp_path: Path) -> None:
         ["fedheal seed 0", "100,520", "25,130"],
     ]
     assert "Model:" not in shown(*folders)
-    assert "Model" not in shown(folders[2]), "an old run does not know"
+    assert "Model" not in shown(folders[2]), "an old run has no model size"
 
 
-def test_legends_have_names_that_begin_with_an_underscore() -> None:
+def test_legends_include_labels_that_begin_with_an_underscore() -> None:
     figure, ((panel,),) = canvas.panels(1, 1, 4, 3)
     panel.plot([0, 1], [0, 1], label="_line")
     panel.plot([0, 1], [1, 0])

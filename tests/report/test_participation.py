@@ -1,4 +1,4 @@
-"""How often each domain's clients took part stands beside its accuracy."""
+"""The participation table: how often each domain's clients took part, beside its accuracy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from run_folders import tables_of
 from fairflower.report import read_run
 
 
-def test_participation_by_domain_is_that_of_the_trace(tmp_path: Path) -> None:
+def test_the_participation_table_matches_the_availability_trace(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,0\n1,1\n2,0\n3,0\n3,2\n")
     settings = {"participation.availability": str(file), "fraction-train": 1.0}
@@ -23,6 +23,6 @@ def test_participation_by_domain_is_that_of_the_trace(tmp_path: Path) -> None:
     assert [row[key] for key in row if key.endswith(": accuracy")] == found
 
 
-def test_without_absences_there_is_no_table(tmp_path: Path) -> None:
+def test_a_run_without_absences_has_no_participation_table(tmp_path: Path) -> None:
     folder = session(config(tmp_path, **{"fraction-train": 1.0})).run()
     assert "Participation" not in tables_of(folder).text

@@ -1,4 +1,4 @@
-"""Run folders are read back: what was finished counts, and damage is named."""
+"""Reading run folders: complete lines count, and damage is named."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_domains_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert (run.domains, run.accuracy.tolist()) == ((name,), [[0.0], [0.25]])
 
 
-def test_reads_what_the_run_folder_writes(tmp_path: Path) -> None:
+def test_a_run_folder_is_read_back_as_written(tmp_path: Path) -> None:
     config = RunConfig.from_flat(
         {"output-dir": str(tmp_path), "seed": 4, "strategy.name": "fedheal", "num-server-rounds": 2}
     )
@@ -81,7 +81,7 @@ def test_a_stopped_run_is_readable_and_marked(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_half_written_is_left_out(tmp_path: Path) -> None:
+def test_half_written_rounds_and_lines_are_left_out(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5, rounds=3), status="running")
     with (folder / "history.csv").open("a") as history:
         history.write("3,domain,a,accuracy,0.7\n3,domain,b,accuracy,0.1")
@@ -92,7 +92,7 @@ def test_what_is_half_written_is_left_out(tmp_path: Path) -> None:
     assert len(run.diagnostics) == 1
 
 
-def test_only_tested_rounds_count(tmp_path: Path) -> None:
+def test_final_accuracies_use_only_tested_rounds(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5, rounds=4), rounds=[0, 5, 10, 15])
     run = read_run(folder)
     assert run.final_rounds(5) == (5, 10, 15)
@@ -127,7 +127,7 @@ def test_an_untrained_model_can_be_reported(tmp_path: Path) -> None:
         (edit("diagnostics.jsonl", "round", "r"), "line 1: it has no 'round'"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
+def test_damaged_files_are_named(tmp_path: Path, damage: Any, message: str) -> None:
     folder = make_run(tmp_path / "r", rising(0.5), diagnostics=[{"round": 1}])
     damage(folder)
     with pytest.raises(RunFolderError, match=re.escape(message)) as caught:
@@ -135,7 +135,7 @@ def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
     assert str(folder) in str(caught.value)
 
 
-def test_other_folders_are_refused(tmp_path: Path) -> None:
+def test_folders_without_a_readable_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"The run folder .*nowhere does not exist"):
         read_run(tmp_path / "nowhere")
     folder = make_run(tmp_path / "r", constant(1, a=0.1), status="failed", error="it burnt")
@@ -153,7 +153,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         read_run(folder)
 
 
-def test_no_runs() -> None:
+def test_a_report_without_runs_is_refused() -> None:
     with pytest.raises(RunFolderError, match="No runs"):
         terminal_table([])
     with pytest.raises(RunFolderError, match="No runs"):

@@ -1,4 +1,4 @@
-"""Tables of accuracy, by hand: domains, clients, quality, types, personal models, verdicts."""
+"""Tables against hand-computed values: domains, clients, quality, types, personal models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fairflower.report.tables.accuracy import (
 from fairflower.statistics.differences import MeanStd
 
 
-def test_table_by_hand(tmp_path: Path) -> None:
+def test_the_accuracy_table_matches_hand_computed_values(tmp_path: Path) -> None:
     """Last five of rounds 0 to 6: a is 0.52 ... 0.56 with mean 0.54, b is 0.9."""
     page = tables_of(make_run(tmp_path / "r", rising(0.5)))
     row = page.table("Accuracy per domain, mean of the last 5 tested rounds (2 to 6)")
@@ -59,7 +59,7 @@ def test_table_by_hand(tmp_path: Path) -> None:
 
 
 def test_client_accuracies_have_their_own_table(tmp_path: Path) -> None:
-    """Clients 0..3 test every round but client 3, which never answers."""
+    """Clients 0 to 2 test in every round; client 3 never answers."""
     clients = {r: [0.5, 0.6, 0.9] for r in range(7)}
     page = tables_of(make_run(tmp_path / "r", rising(0.5), clients=clients))
     row = page.table("Fairness over 3 clients")["fedheal seed 0"]
@@ -69,8 +69,8 @@ def test_client_accuracies_have_their_own_table(tmp_path: Path) -> None:
     assert row["STD ddof 1"] == f"{100 * np.std([0.5, 0.6, 0.9], ddof=1):.2f}†"
 
 
-def test_clients_that_some_run_did_not_test_count_with_their_domains(tmp_path: Path) -> None:
-    """Means over clients and over their domains would otherwise be compared."""
+def test_clients_untested_in_some_run_count_with_their_domains_accuracy(tmp_path: Path) -> None:
+    """Otherwise means over clients would be compared with means over domains."""
     tests = {r: [0.1, 0.3, 0.7, 0.9] for r in range(7)}
     values = constant(a=0.4, b=0.8)
     facts = {"label": "uniform", "clients": tests}
@@ -86,7 +86,7 @@ def test_clients_that_some_run_did_not_test_count_with_their_domains(tmp_path: P
     assert "A client counts with its domain's accuracy" not in alone.text
 
 
-def test_quality_table_by_hand(tmp_path: Path) -> None:
+def test_the_quality_table_matches_hand_computed_values(tmp_path: Path) -> None:
     """Mean and population std over two seeds times the last five rounds, as FedISM's."""
     rng = np.random.default_rng(0)
     acc, auc = rng.uniform(0.3, 0.9, (2, 2, 7, 2))
@@ -125,7 +125,7 @@ def test_quality_table_marks_the_best_of_comparable_methods(tmp_path: Path) -> N
     assert "| fedavg (seed 0) | **90.00** ±0.00 | 10.00 ±0.00 |" in text
 
 
-def test_quality_table_is_for_those_who_need_it(tmp_path: Path) -> None:
+def test_the_quality_table_appears_only_if_its_metrics_were_measured(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain", rising(0.5))
     assert "Class-balanced" not in shown(plain)
     with (plain / "history.csv").open("a") as history:
@@ -139,7 +139,7 @@ def test_quality_table_is_for_those_who_need_it(tmp_path: Path) -> None:
     assert "Class-balanced" not in shown(old)
 
 
-def test_an_auc_that_could_not_be_had_is_a_dash(tmp_path: Path) -> None:
+def test_an_undefined_auc_is_shown_as_a_dash(tmp_path: Path) -> None:
     values = [*constant(6, a=0.5, b=0.5), {"a": math.nan, "b": 0.5}]
     folder = make_run(tmp_path / "r", rising(0.5))
     with_scores(folder, auc=values, balanced_accuracy=constant(a=0.5, b=0.5))
@@ -148,7 +148,7 @@ def test_an_auc_that_could_not_be_had_is_a_dash(tmp_path: Path) -> None:
     assert row["b AUC"] == "50.00 ± 0.00"
 
 
-def test_types_table_by_hand(tmp_path: Path) -> None:
+def test_the_types_table_matches_hand_computed_values(tmp_path: Path) -> None:
     """Three clients of a (0.54 on average) and one of b (0.9)."""
     folder = give_clients(make_run(tmp_path / "r", rising(0.5)), a=3, b=1)
     row = tables_of(folder).table("Client types and clients, mean of the last 5")
@@ -161,7 +161,7 @@ def test_types_table_by_hand(tmp_path: Path) -> None:
     }
 
 
-def test_types_table_takes_the_clients_own_tests_where_all_tested(tmp_path: Path) -> None:
+def test_the_types_table_uses_client_tests_if_all_clients_tested(tmp_path: Path) -> None:
     own = {r: [0.1, 0.2, 0.3, 0.8] for r in range(7)}
     folder = give_clients(make_run(tmp_path / "r", rising(0.5), clients=own), a=3, b=1)
     row = tables_of(folder).table("Client types")["fedheal seed 0"]
@@ -176,7 +176,7 @@ def test_types_table_needs_domains_of_unequal_weight(tmp_path: Path) -> None:
     assert "Client types" not in shown(make_run(tmp_path / "r", rising(0.5)))
 
 
-def test_types_table_stands_beside_clusters_also_where_domains_weigh_the_same(
+def test_runs_with_clusters_have_a_types_table_even_with_domains_of_equal_weight(
     tmp_path: Path,
 ) -> None:
     found = clustered(tmp_path / "r", [[0, 0, 1, 1]] * 6)
@@ -200,7 +200,7 @@ def test_personal_models_have_their_own_table(tmp_path: Path) -> None:
     assert "Accuracy of personal models" in shown(own)
 
 
-def test_seeds_become_one_row(tmp_path: Path) -> None:
+def test_seeds_of_a_method_are_one_row_with_mean_and_spread(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / f"r{seed}", constant(a=0.5 + shift, b=0.9), seed=seed)
         for seed, shift in [(2, 0.04), (0, 0.0), (1, 0.02)]
@@ -256,7 +256,7 @@ def test_verdicts_need_five_seeds_and_clear_differences(tmp_path: Path) -> None:
     assert "undecided against Uniform (detectable: worst domain" in shown(*noisy)
 
 
-def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> None:
+def test_one_sentence_says_that_all_methods_have_too_few_seeds(tmp_path: Path) -> None:
     labels = ("fedavg", "fedheal", "uniform")
     runs = [
         make_run(tmp_path / f"{label}-{seed}", ALL, label=label, seed=seed)
@@ -269,7 +269,9 @@ def test_of_two_seeds_one_sentence_is_said_for_all_methods(tmp_path: Path) -> No
     assert said in text
 
 
-def test_a_verdict_is_not_lost_beside_a_baseline_with_too_few_runs(tmp_path: Path) -> None:
+def test_a_baseline_with_too_few_runs_does_not_prevent_verdicts_against_another(
+    tmp_path: Path,
+) -> None:
     values = [0.3, 0.5, 0.7, 0.4, 0.6]
     folders = [
         *several(tmp_path, "fedavg", values[:3]),
@@ -279,7 +281,7 @@ def test_a_verdict_is_not_lost_beside_a_baseline_with_too_few_runs(tmp_path: Pat
     assert "fairer (worst domain, STD) than Uniform" in shown(*folders)
 
 
-def test_a_single_domain_gets_no_verdict_and_the_reason(tmp_path: Path) -> None:
+def test_a_single_domain_gets_no_verdict_but_a_reason(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / f"{label}-{seed}", [{"a": 0.5 + seed / 100}], label=label, seed=seed)
         for label in ("uniform", "fedheal")
@@ -288,7 +290,7 @@ def test_a_single_domain_gets_no_verdict_and_the_reason(tmp_path: Path) -> None:
     assert "fedheal: not judged, because a single domain has no spread." in shown(*folders)
 
 
-def test_clients_of_a_domain_are_told_apart_by_their_shades() -> None:
+def test_clients_of_a_domain_get_distinct_shades_of_its_color() -> None:
     from fairflower.report.figures.canvas import DOMAIN_COLORS, shades
 
     assert len(shades(DOMAIN_COLORS[0], 1)) == 1
@@ -298,7 +300,7 @@ def test_clients_of_a_domain_are_told_apart_by_their_shades() -> None:
         assert (np.diff(found.sum(axis=1)) > 0.1).all()  # dark to light
 
 
-def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None:
+def test_less_spread_with_lower_accuracy_is_not_fairer(tmp_path: Path) -> None:
     uniform = [make_run(tmp_path / f"u{s}", constant(a=0.5, b=0.9), label="uniform", seed=s)
                for s in range(5)]  # fmt: skip
     bad = [
@@ -311,12 +313,12 @@ def test_less_spread_because_all_are_worse_is_not_fairer(tmp_path: Path) -> None
     )
 
 
-def test_estimates() -> None:
+def test_mean_std_uses_ddof_1_and_is_nan_for_one_value() -> None:
     assert MeanStd.of([1.0, 2.0, 3.0]) == MeanStd(2.0, 1.0, 3)
     assert math.isnan(MeanStd.of([1.0]).std)
 
 
-def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:
+def test_the_best_of_comparable_methods_is_bold(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "a", constant(a=0.5, b=0.9), label="fedavg"),
         make_run(tmp_path / "u", constant(a=0.6, b=0.9), label="uniform"),
@@ -325,12 +327,12 @@ def test_bold_is_the_best_of_comparable_methods(tmp_path: Path) -> None:
     table = tables_of(*folders).all[0]
     cells = (cell for group in table.groups for row in group.rows for cell in row.cells)
     best = [cell.text for cell in cells if cell.tone == "better"]
-    # b is a tie; STD and GAP are best where they are lowest; fedheal stands alone.
+    # b is a tie; the lowest STD and GAP are best; fedheal has other settings, so no mark.
     assert best == ["90.00", "60.00", "90.00", "75.00", "21.21", "15.00", "60.00", "30.00"]
 
 
-def test_the_best_of_every_figure_is_what_is_fairer(tmp_path: Path) -> None:
-    """Of the best domain, and of numbers of clusters, none is better."""
+def test_the_fairer_method_is_marked_best_in_every_metric(tmp_path: Path) -> None:
+    """Exceptions are the best domain and the number of clusters, which have no better value."""
     folders = [
         give_clients(make_run(tmp_path / label, constant(a=a, b=0.9), label=label), a=3, b=1)
         for label, a in (("fedavg", 0.5), ("uniform", 0.6))
@@ -354,7 +356,7 @@ def test_the_best_of_every_figure_is_what_is_fairer(tmp_path: Path) -> None:
     assert tones == [["", "", ""], ["", "better", "better"]]
 
 
-def test_seeds_that_did_not_end_are_remarked_whichever_they_are(tmp_path: Path) -> None:
+def test_a_method_with_one_stopped_seed_is_marked(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / status, ALL, seed=seed, status=status)
         for seed, status in enumerate(("completed", "stopped"))
@@ -363,8 +365,8 @@ def test_seeds_that_did_not_end_are_remarked_whichever_they_are(tmp_path: Path) 
     assert list(table) == ["fedheal 2 seeds, stopped after round 6 of 6"]
 
 
-def test_what_some_seed_did_not_measure_is_in_no_table(tmp_path: Path) -> None:
-    """One seed of two has personal models, clients' tests and an AUC."""
+def test_metrics_that_some_seed_lacks_are_in_no_table(tmp_path: Path) -> None:
+    """Only one of two seeds has personal models, client tests and an AUC."""
     balanced = constant(a=0.5, b=0.5)
     folders = []
     for label in ("fedavg", "uniform"):
@@ -389,7 +391,7 @@ def test_what_some_seed_did_not_measure_is_in_no_table(tmp_path: Path) -> None:
     assert list(rows) == ["uniform 2 seeds"]
 
 
-def test_one_group_has_no_average_beside_it(tmp_path: Path) -> None:
+def test_a_single_group_has_no_average_column(tmp_path: Path) -> None:
     folder = with_scores(make_run(tmp_path / "r", constant(a=0.5)), auc=constant(a=0.6),
                          balanced_accuracy=constant(a=0.5))  # fmt: skip
     (comparison,) = group_runs([read_run(folder)])
@@ -400,7 +402,7 @@ def test_one_group_has_no_average_beside_it(tmp_path: Path) -> None:
     assert list(row) == ["method", "a ACC", "a AUC"]
 
 
-def test_beside_a_figure_that_could_not_be_had_none_is_the_best(tmp_path: Path) -> None:
+def test_no_method_is_best_in_a_metric_that_is_undefined_for_one(tmp_path: Path) -> None:
     folders = []
     for label, last in (("fedavg", 0.5), ("uniform", math.nan)):
         values = [*constant(6, a=0.5, b=0.5), {"a": last, "b": 0.5}]

@@ -1,4 +1,4 @@
-"""Domains that were not tested: what is left of tables, curves and verdicts."""
+"""Domains that were not tested: tables, curves and verdicts without them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fairflower.report.text import DASH
 
 
 @pytest.mark.usefixtures("drawn_once")
-def test_a_run_that_lost_a_site_for_good_is_a_table_of_the_others(tmp_path: Path) -> None:
+def test_a_run_that_lost_a_site_reports_the_other_domains(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", lose(ALL, c=range(3, 7)))
     edit("history.csv", "2,domain,c,accuracy,0.4\n", "")(folder)
     run = read_run(folder)
@@ -73,7 +73,7 @@ def test_a_run_that_lost_a_site_for_good_is_a_table_of_the_others(tmp_path: Path
     assert "nan" not in page.text
 
 
-def test_a_site_that_came_back_counts_for_the_rounds_in_which_it_was_tested(
+def test_a_site_that_came_back_counts_only_in_its_tested_rounds(
     tmp_path: Path,
 ) -> None:
     """c is tested in rounds 3 and 5 of 2 to 6."""
@@ -92,7 +92,7 @@ def test_a_site_that_came_back_counts_for_the_rounds_in_which_it_was_tested(
     ) in shown(folder)
 
 
-def test_an_absence_before_the_rounds_that_are_averaged_changes_nothing(tmp_path: Path) -> None:
+def test_an_absence_before_the_averaged_rounds_changes_no_result(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "f", ALL, label="fedavg"),
         make_run(tmp_path / "h", lose(ALL, c=[0, 1])),
@@ -103,7 +103,7 @@ def test_an_absence_before_the_rounds_that_are_averaged_changes_nothing(tmp_path
     assert "fedheal: worst domain +0.00 points against FedAvg" in text
 
 
-def test_the_last_round_is_compared_where_it_was_tested_on_every_domain(tmp_path: Path) -> None:
+def test_the_last_round_is_compared_if_every_domain_was_tested_in_it(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "f", ALL, label="fedavg"),
         make_run(tmp_path / "h", lose(ALL, c=[4])),
@@ -115,7 +115,7 @@ def test_the_last_round_is_compared_where_it_was_tested_on_every_domain(tmp_path
     assert page.table("Accuracy per domain, last round")["fedheal seed 0"]["MIN"] == "40.00"
 
 
-def test_a_round_that_is_still_being_written_is_no_absence(tmp_path: Path) -> None:
+def test_an_unfinished_round_is_not_read_as_an_absence(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", lose(ALL, c=[6]), status="running")
     assert read_run(folder).rounds.tolist() == list(range(7))
     edit("history.csv", "6,run,,seconds,2.5\n", "")(folder)
@@ -127,7 +127,7 @@ def test_a_round_that_is_still_being_written_is_no_absence(tmp_path: Path) -> No
 def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
     tmp_path: Path, lost: str, away: Sequence[int]
 ) -> None:
-    """Without its worst domain fedheal would be the fairest; it is in no contest."""
+    """Without its worst domain fedheal would be the fairest, so it must not be compared."""
     folders = [
         make_run(
             tmp_path / f"{label}-{seed}",
@@ -155,7 +155,7 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
     (row,) = (row for row in group.rows if row.name == lost)
     assert [cell.text.endswith("†") for cell in row.cells] == 3 * [False] + 5 * [True]
     assert bold[whole][0] == "better"
-    # With nothing but what lacks a domain beside it, there is nothing to compare with.
+    # If the only other method lacks a domain, there is nothing to compare with.
     alone = shown(*(folder for folder in folders if not folder.name.startswith("fedavg")))
     if lost == "uniform":
         assert (
@@ -164,7 +164,9 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
         ) in alone
 
 
-def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Path) -> None:
+def test_a_seed_that_lacks_a_domain_is_left_out_if_another_seed_has_all_domains(
+    tmp_path: Path,
+) -> None:
     folders = [
         make_run(tmp_path / f"r{s}", lose(ALL, c=range(2, 7)) if s else ALL, seed=s)
         for s in range(2)
@@ -182,7 +184,7 @@ def test_a_seed_that_lacks_a_domain_is_left_out_where_others_do_not(tmp_path: Pa
     assert "†" not in text
 
 
-def test_the_furthest_runs_stay_also_if_shorter_ones_lack_no_domain(tmp_path: Path) -> None:
+def test_longer_runs_that_lack_a_domain_are_kept_over_shorter_complete_runs(tmp_path: Path) -> None:
     lost = make_run(tmp_path / "lost", lose(ALL, c=range(2, 7)))
     short = make_run(tmp_path / "short", ALL[:4], seed=1, status="stopped")
     edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
@@ -191,7 +193,7 @@ def test_the_furthest_runs_stay_also_if_shorter_ones_lack_no_domain(tmp_path: Pa
     assert [(run.seed, why) for run, why in method.left_out] == [(1, "other seeds reached round 6")]
 
 
-def test_seeds_that_lack_different_domains_are_averaged_over_what_all_have(
+def test_seeds_that_lack_different_domains_are_averaged_over_common_domains(
     tmp_path: Path,
 ) -> None:
     lost = [{"c": range(7)}, {"b": range(1, 7)}]
@@ -216,7 +218,7 @@ def test_seeds_that_lack_different_domains_are_averaged_over_what_all_have(
     assert "seed 1: b was not tested in rounds 1 to 6. Numbers marked" in text
 
 
-def test_curves_go_on_with_the_domains_that_are_left_and_say_so(tmp_path: Path) -> None:
+def test_curves_continue_over_the_tested_domains_and_mark_incomplete_rounds(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / f"r{s}", lose(ALL, c=lost), seed=s)
         for s, lost in enumerate([[2], [2, 5]])
@@ -230,7 +232,7 @@ def test_curves_go_on_with_the_domains_that_are_left_and_say_so(tmp_path: Path) 
     np.testing.assert_array_equal(of_c.mean[curve.whole], 0.4)
 
 
-def test_personal_models_that_were_not_tested_are_no_crash_and_named(tmp_path: Path) -> None:
+def test_personal_models_that_were_not_tested_are_a_dash_and_noted(tmp_path: Path) -> None:
     personal = lose(rising(0.8, rounds=6), b=range(6))
     folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=personal)
     page = tables_of(folder)
@@ -242,7 +244,7 @@ def test_personal_models_that_were_not_tested_are_no_crash_and_named(tmp_path: P
     assert "ditto, seed 0: personal models: b was not tested in any round." in shown(folder)
 
 
-def test_personal_models_are_compared_over_the_same_rounds_too(tmp_path: Path) -> None:
+def test_personal_models_that_missed_a_test_are_marked(tmp_path: Path) -> None:
     personal = rising(0.8, rounds=6)
     folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=lose(personal, b=[4]))
     other = make_run(tmp_path / "e", rising(0.5), label="fedper", personal=personal)
@@ -252,7 +254,7 @@ def test_personal_models_are_compared_over_the_same_rounds_too(tmp_path: Path) -
     assert table["fedper seed 0"]["GAP"] == "7.00"
 
 
-def test_one_domain_of_several_has_no_spread(tmp_path: Path) -> None:
+def test_a_single_tested_domain_of_several_has_no_spread(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", lose(rising(0.5), b=range(1, 7)))
     page = tables_of(folder)
     row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
@@ -263,8 +265,8 @@ def test_one_domain_of_several_has_no_spread(tmp_path: Path) -> None:
     assert {row[name] for name in ("STD ddof 0", "GAP", "Jain", "Gini", "entropy")} == {DASH}
 
 
-def test_client_types_are_of_those_that_were_tested(tmp_path: Path) -> None:
-    """Three clients of a (0.54), one of b (0.9), two of c, which are away."""
+def test_the_types_table_covers_only_tested_clients(tmp_path: Path) -> None:
+    """Three clients of a (0.54), one of b (0.9), and two of c, which are absent."""
     clients = {r: [0.54, 0.54, 0.54, 0.9] for r in range(7)}
     folder = make_run(tmp_path / "r", lose(ALL, c=range(2, 7)), clients=clients)
     give_clients(folder, a=3, b=1, c=2)
@@ -275,7 +277,7 @@ def test_client_types_are_of_those_that_were_tested(tmp_path: Path) -> None:
     assert page.table("Fairness over 4 clients")["fedheal seed 0"]["MIN"] == "54.00†"
 
 
-def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path: Path) -> None:
+def test_dropped_test_replies_are_noted_with_their_reason(tmp_path: Path) -> None:
     reason = "no reply before the timeout"
     records = [
         {"round": r, "client_ids": [0, 1, 2], "weights": [0.2, 0.3, 0.5]} for r in range(1, 7)
@@ -294,7 +296,7 @@ def test_replies_to_tests_that_were_dropped_are_noted_with_their_reason(tmp_path
 @pytest.mark.parametrize(
     ("away", "saved"), [(range(1, 7), "drawn_once"), ([4], "undrawn")], ids=["always", "once"]
 )
-def test_figures_of_products_leave_out_what_lacks_a_domain(
+def test_grid_figures_leave_out_methods_that_lack_a_domain(
     tmp_path: Path, away: Sequence[int], saved: str, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(saved)
@@ -318,7 +320,7 @@ def test_figures_of_products_leave_out_what_lacks_a_domain(
 
 
 @given(data=st.data())
-def test_whatever_was_not_tested_the_tables_are_of_what_was(
+def test_tables_average_over_tested_rounds_and_domains_for_any_gaps(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Brute force, for any gaps that leave a domain in each round."""

@@ -1,4 +1,4 @@
-"""What is masked, as numbers: scales, sums, and the limits of whole numbers."""
+"""Encoding of the vectors that are masked: scales, sums, and the limits of integers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def told(weights: list[int], factors: list[float] | None = None) -> list[Told]:
 
 
 def summed(vectors: list[np.ndarray], by: list[Told]) -> np.ndarray:
-    """The mean as SecAgg+ computes it, without masks."""
+    """Compute the mean as SecAgg+ does, without masks."""
     Q = by[0].range
     step = 2 * CLIPPING / Q
     whole = [
@@ -64,14 +64,16 @@ def test_an_array_of_another_shape_is_named_and_not_broadcast(shape: tuple[int, 
 
 
 @pytest.mark.parametrize("clients", [3, 4, 7, 8, 100, 1023, 5000])
-def test_no_sum_passes_the_modulus(clients: int) -> None:
+def test_sums_stay_below_the_modulus(clients: int) -> None:
     Q = quantization_range(clients)
     assert clients * Q < 2**32
     assert Q == 2**30 or 2 * clients * Q >= 2**32, "no more bits are lost than needed"
 
 
 @given(st.lists(st.integers(0, 1000), min_size=3, max_size=6), st.integers(0, 99))
-def test_the_sum_is_the_weighted_mean_up_to_the_stated_error(weights: list[int], seed: int) -> None:
+def test_decoded_sums_equal_the_weighted_mean_up_to_the_stated_error(
+    weights: list[int], seed: int
+) -> None:
     if sum(w > 0 for w in weights) < 3:
         return
     rng = np.random.default_rng(seed)
@@ -96,7 +98,7 @@ def test_the_sum_is_the_weighted_mean_up_to_the_stated_error(weights: list[int],
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=3), st.floats(1e-5, 7))
-def test_squared_lengths_sum_at_any_size(factors: list[float], size: float) -> None:
+def test_sums_of_squared_norms_are_accurate_at_any_size(factors: list[float], size: float) -> None:
     by = told([3, 2, 1], factors)
     sent = [{**MODEL, "w": MODEL["w"] + np.float32(size * k)} for k in (1, 2, 3)]
     vectors = [encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)]
@@ -109,7 +111,7 @@ def test_squared_lengths_sum_at_any_size(factors: list[float], size: float) -> N
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_counters_are_those_of_the_plain_mean() -> None:
+def test_integer_counters_equal_those_of_the_plain_mean() -> None:
     for weights, counts in (
         *(
             ((1, 1, 1), counts)
@@ -129,12 +131,12 @@ def test_counters_are_those_of_the_plain_mean() -> None:
         means = total.means | {"running_var": np.array([0, -1e-8])}
         below = replace(cohort, total=replace(total, means=means)).average(total.weights)
         assert below["running_var"].tolist() == [400, 0]
-        # Where the error is above half a step, as among very many clients, they are rounded.
+        # Counters are rounded if the error is more than half a step, as with very many clients.
         coarse = replace(cohort, total=replace(total, error=5e-5)).average(total.weights)
         assert coarse["batches"] == 7 + round(mean)
 
 
-def test_another_weight_shows_even_if_weights_are_equal() -> None:
+def test_a_client_that_uses_another_weight_than_told_is_detected() -> None:
     by = told([1, 1, 1, 1])
     vectors = [encode(MODEL, MODEL, t) for t in by]
     decode(summed(vectors, by), MODEL, by)

@@ -31,11 +31,11 @@ from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FairStrategy
 
 SECURE: dict[str, Any] = {"secure-aggregation": True, "fraction-train": 1.0}
-REFUSED = [name for name, rule in STRATEGIES.items() if not rule().sums_suffice]
+REFUSED = [name for name, strategy in STRATEGIES.items() if not strategy().sums_suffice]
 
 
 def app(train: Any) -> ClientApp:
-    """fairflower's app, whose train messages ``train`` answers, of both exchanges."""
+    """Return fairflower's app with ``train`` as the handler of both kinds of train messages."""
     made = replacing(train=train)
     made.train("measure")(train)
     return made
@@ -45,7 +45,7 @@ def app(train: Any) -> ClientApp:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_strategy_that_needs_single_updates_is_refused(name: str) -> None:
+def test_a_strategy_that_needs_single_updates_is_refused_with_an_alternative(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"'{re.escape(name)}' .*the most similar") as refused:
         RunConfig.from_flat({"secure-aggregation": True, "strategy.name": name})
     nearest = str(refused.value).partition("Choose '")[2].partition("'")[0]
@@ -72,13 +72,13 @@ def test_settings_that_need_single_updates_are_refused(
 ) -> None:
     own = type("Own", (FairStrategy,), {})
     needy = type("Arrays", (FairStrategy,), {"sums_suffice": True, "needs": ("gradient",)})
-    for rule in (own, needy):
-        monkeypatch.setattr(vectors, rule.__name__, rule, raising=False)
+    for strategy in (own, needy):
+        monkeypatch.setattr(vectors, strategy.__name__, strategy, raising=False)
     with pytest.raises(ConfigError, match=rf"secure-aggregation = true: .*{error}"):
         RunConfig.from_flat({"secure-aggregation": True, "strategy.name": "uniform"} | settings)
 
 
-def test_two_clients_are_too_few(tmp_path: Path) -> None:
+def test_two_clients_per_round_are_refused(tmp_path: Path) -> None:
     made = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
     with pytest.raises(ConfigError, match=r"per round is 2, .* needs at least 3"):
         runs.run(made)
@@ -89,7 +89,7 @@ UNIFORM = {"strategy.name": "uniform"}
 # --- whole runs ----------------------------------------------------------------------------
 
 
-def test_a_halted_round_is_noted_and_the_run_goes_on(
+def test_a_halted_round_is_recorded_and_the_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def train(message: Message, context: Context) -> Message:
@@ -113,7 +113,7 @@ def test_a_halted_round_is_noted_and_the_run_goes_on(
     assert "round 2 did not change the model: 2 of 2 clients have a weight above 0" in said
 
 
-def test_a_run_whose_every_round_halts_has_failed_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_rounds_all_halt_fails_and_can_be_resumed(tmp_path: Path) -> None:
     failing = True
 
     def train(message: Message, context: Context) -> Message:
@@ -139,7 +139,7 @@ def test_a_run_whose_every_round_halts_has_failed_and_goes_on(tmp_path: Path) ->
     assert (facts["status"], list(facts["halted_rounds"])) == ("completed", ["1", "2"])
 
 
-def test_a_run_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path) -> None:
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     settings = {**SECURE, "strategy.name": "fedga"}
     whole = session(config(tmp_path / "whole", **settings)).run()
     count = 0
@@ -162,7 +162,7 @@ def test_a_run_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path) -> 
     assert outcome(resumed) == outcome(whole)
 
 
-def test_personal_layers_stay_and_the_others_are_masked(tmp_path: Path) -> None:
+def test_masked_and_plain_runs_with_personal_layers_give_the_same_model(tmp_path: Path) -> None:
     settings = {"client.name": "fedbn", "model.name": "cnn:norm=batch", **UNIFORM}
     models = []
     for secure in (True, False):
@@ -174,7 +174,7 @@ def test_personal_layers_stay_and_the_others_are_masked(tmp_path: Path) -> None:
         np.testing.assert_allclose(models[0][name], array, atol=1e-5)
 
 
-def test_a_whole_run_sends_the_server_numbers_and_masked_vectors_alone(tmp_path: Path) -> None:
+def test_clients_send_only_numbers_keys_shares_and_masked_vectors(tmp_path: Path) -> None:
     received: dict[str, set[str]] = {}
 
     def record(message: Message, context: Context) -> Message:
@@ -203,12 +203,12 @@ def test_a_whole_run_sends_the_server_numbers_and_masked_vectors_alone(tmp_path:
 
 
 def kind_of(value: object) -> type:
-    """The type of a value, or of what a list has."""
+    """Return the type of a value, or of the items of a list."""
     return type(value[0]) if isinstance(value, list) and value else type(value)
 
 
 @pytest.mark.slow
-def test_sites_with_tls_mask_their_models(tmp_path: Path) -> None:
+def test_a_deployment_with_secure_aggregation_equals_simulated_runs(tmp_path: Path) -> None:
     domains = ("plain", "inverted", "rotated")
     nodes: list[dict[str, Any]] = []
     digits = UCIDigits(DataConfig())
@@ -219,7 +219,7 @@ def test_sites_with_tls_mask_their_models(tmp_path: Path) -> None:
             arrays[f"x_{split}"] = digits.images(domain, split, np.arange(20))
         (folder := tmp_path / domain).mkdir()
         np.savez(folder / "digits.npz", **arrays)
-        # A site that insists on secure aggregation.
+        # The site requires secure aggregation.
         nodes.append({"domain": domain, "data-dir": str(folder), "secure-aggregation": True})
     settings = {
         **SECURE,

@@ -1,4 +1,4 @@
-"""Rounds of secure aggregation: what the server sees and gets, and what may go wrong."""
+"""Rounds of secure aggregation: models, what the server sees, failing and lying clients."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ def assert_close(found: Any, expected: Any, received: Any, error: float) -> None
             np.testing.assert_array_equal(found[name], array)
 
 
-def test_the_rules_that_need_only_numbers_and_a_sum() -> None:
-    fifteen = "fedavg uniform afl term superquantile propfair aaggff fairfed fedga fedism pa3fed "
-    fifteen += "eagle qffl fednova fedeba+"
-    assert {*fifteen.split(), "fedism+"} == set(SUMS)
+def test_sums_suffice_for_the_listed_strategies() -> None:
+    names = "fedavg uniform afl term superquantile propfair aaggff fairfed fedga fedism pa3fed "
+    names += "eagle qffl fednova fedeba+"
+    assert {*names.split(), "fedism+"} == set(SUMS)
 
 
-# --- the model of the plain run ------------------------------------------------------------
+# --- models of plain rounds ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*SUMS, "qffl weights"])
-def test_the_model_is_the_plain_runs(name: str) -> None:
+def test_the_model_equals_that_of_plain_rounds(name: str) -> None:
     def federation(secure: bool) -> Federation:
-        rule = QFFL(rule="weights") if name == "qffl weights" else made(name)
-        return Federation(rule, net=batch_normed, secure=secure)
+        strategy = QFFL(rule="weights") if name == "qffl weights" else made(name)
+        return Federation(strategy, net=batch_normed, secure=secure)
 
     masked, plain = federation(True), federation(False)
     for _ in range(2):
         received = arrays_of(plain.model)
-        masked.model = plain.model  # a round's error, not that of two rounds of training
+        masked.model = plain.model  # so that the error is that of a single round
         expected, found = plain.train(), masked.train()
         error = masked.strategy.diagnostics.pop("quantization_error")
         assert error < 1e-6
@@ -90,7 +90,7 @@ def test_the_model_is_the_plain_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("clients", [16, pytest.param(40, marks=pytest.mark.nightly)])
-def test_each_of_many_clients_shares_its_keys_with_some(
+def test_many_clients_share_keys_with_a_subset_and_give_the_plain_model(
     clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if clients < 40:
@@ -105,7 +105,7 @@ def test_each_of_many_clients_shares_its_keys_with_some(
     assert_close(found, expected, received, masked.strategy.diagnostics["quantization_error"])
 
 
-def test_two_runs_have_the_same_bits() -> None:
+def test_secure_rounds_are_reproducible_bit_for_bit() -> None:
     first, second = (Federation(TERM()) for _ in range(2))
     first.train(), second.train()
     assert flat(first.train()).tobytes() == flat(second.train()).tobytes()
@@ -115,7 +115,7 @@ def test_two_runs_have_the_same_bits() -> None:
 
 
 def seen(federation: Federation) -> list[np.ndarray]:
-    """Every array in every reply that the server received, as numbers."""
+    """Return every array in every reply that the server received, as numbers."""
     arrays = []
     for _, _, reply in federation.replies:
         for record in reply.content.array_records.values():
@@ -128,8 +128,8 @@ def seen(federation: Federation) -> list[np.ndarray]:
     return arrays
 
 
-def closest(federation: Federation, received: dict[str, np.ndarray]) -> float:
-    """The largest correlation of an array that the server saw with a client's model or update."""
+def largest_correlation(federation: Federation, received: dict[str, np.ndarray]) -> float:
+    """Return the largest correlation of an array of `seen` with a client's model or update."""
     secrets = [flat(model) for model in federation.trained.values()]
     secrets += [secret - flat(received) for secret in secrets]
     found = [0.0]
@@ -142,7 +142,7 @@ def closest(federation: Federation, received: dict[str, np.ndarray]) -> float:
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_no_message_shows_a_clients_model_or_update(name: str) -> None:
+def test_no_message_correlates_with_a_clients_model_or_update(name: str) -> None:
     federation = Federation(made(name))
     received = arrays_of(federation.model)
     federation.train()
@@ -150,17 +150,17 @@ def test_no_message_shows_a_clients_model_or_update(name: str) -> None:
     assert len(federation.replies) == 5 * len(STAGES)
     assert sum(array.size > 700 for array in seen(federation)) == 5  # the masked vectors
     # Of 775 numbers, chance correlations have a standard deviation of 0.036.
-    assert closest(federation, received) < 0.2
+    assert largest_correlation(federation, received) < 0.2
 
 
-def test_the_same_look_finds_the_models_of_a_plain_run() -> None:
+def test_the_correlation_check_finds_the_models_of_a_plain_round() -> None:
     federation = Federation(Uniform(), secure=False)
     received = arrays_of(federation.model)
     federation.train()
-    assert closest(federation, received) == pytest.approx(1)
+    assert largest_correlation(federation, received) == pytest.approx(1)
 
 
-def test_a_client_masks_the_same_update_differently_in_every_round() -> None:
+def test_the_same_update_is_masked_differently_each_time() -> None:
     vectors = []
     for _ in range(2):
         federation = Federation(Uniform())
@@ -192,7 +192,7 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["measure", "collect_masked_vectors", "unmask"])
 @pytest.mark.parametrize("name", SUMS)
-def test_every_rule_goes_on_without_a_client_that_fails(name: str, stage: str) -> None:
+def test_every_strategy_continues_without_a_failing_client(name: str, stage: str) -> None:
     """Before training, in training and after it."""
     clients = 9 if name == "superquantile" else 5  # most of its weights are 0
     masked = Federation(made(name), clients)
@@ -204,7 +204,7 @@ def test_every_rule_goes_on_without_a_client_that_fails(name: str, stage: str) -
     assert masked.strategy.client_ids == there
     diagnostics = masked.strategy.diagnostics
     if stage == "collect_masked_vectors" and name not in ("qffl", "fednova"):
-        # Its number has counted in the others' weights, of which they keep the proportions.
+        # Its metric influenced the weights of the others, which keep their proportions.
         weights = np.array(diagnostics["weights"])
         assert weights.sum() == pytest.approx(1)
         updates = np.array([flat(masked.trained[k]) - flat(received) for k in there])
@@ -227,7 +227,7 @@ def test_a_client_that_does_not_answer_in_time_is_left_out(stage: str) -> None:
     np.testing.assert_allclose(found, received + np.mean(updates, axis=0), atol=1e-6)
 
 
-def test_a_client_that_measures_and_does_not_train_leaves_its_weight_to_the_others() -> None:
+def test_the_weight_of_a_client_that_fails_after_measuring_goes_to_the_others() -> None:
     federation = Federation(FedISM())
     federation.disturb = failing("collect_masked_vectors", 1)
     received = flat(arrays_of(federation.model))
@@ -243,7 +243,7 @@ def test_a_client_that_measures_and_does_not_train_leaves_its_weight_to_the_othe
 
 
 @pytest.mark.parametrize("stage", ["collect_masked_vectors", "unmask"])
-def test_too_few_clients_for_the_masks_leave_everything_as_it_was(stage: str) -> None:
+def test_a_halted_round_changes_neither_the_model_nor_the_state(stage: str) -> None:
     federation = Federation(FedISM())
     federation.train()
     before = federation.model, federation.strategy.state_dict()
@@ -259,7 +259,7 @@ def test_too_few_clients_for_the_masks_leave_everything_as_it_was(stage: str) ->
     assert federation.strategy.client_ids == (0, 1, 2, 3, 4)
 
 
-def test_too_few_measured_clients_end_the_run_as_in_a_plain_round() -> None:
+def test_too_few_measured_clients_fail_the_round_as_without_secure_aggregation() -> None:
     federation = Federation(TERM())
     federation.disturb = failing("measure", 0, 1, 2)
     with pytest.raises(RoundFailed, match="2 of 5 clients sent a usable reply") as failed:
@@ -279,8 +279,8 @@ def test_weights_stay_below_the_cap_when_a_client_fails() -> None:
 # --- weights -------------------------------------------------------------------------------
 
 
-class Given(Uniform):
-    """Weights that the test gives."""
+class WithWeights(Uniform):
+    """A strategy with weights that the test sets."""
 
     weights = (0.5, 0.3, 0.2, 0.0, 0.0)
 
@@ -288,19 +288,19 @@ class Given(Uniform):
         return np.array(self.weights)
 
 
-def test_a_weight_of_zero_takes_a_client_out_of_the_sum() -> None:
-    federation = Federation(Given())
+def test_clients_with_weight_0_do_not_change_the_model() -> None:
+    federation = Federation(WithWeights())
     received = flat(arrays_of(federation.model))
     found = flat(federation.train())
     updates = [flat(federation.trained[k]) - received for k in range(5)]
-    expected = received + np.array(Given.weights) @ np.array(updates)
+    expected = received + np.array(WithWeights.weights) @ np.array(updates)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_a_sum_of_two_clients_is_not_made() -> None:
-    rule = Given()
-    rule.weights = (0.5, 0.5, 0.0, 0.0, 0.0)
-    federation = Federation(rule)
+def test_a_sum_of_two_clients_halts_the_round() -> None:
+    strategy = WithWeights()
+    strategy.weights = (0.5, 0.5, 0.0, 0.0, 0.0)
+    federation = Federation(strategy)
     with pytest.raises(Halted, match=r"2 of 5 clients have a weight above 0.*max-client-weight"):
         federation.train()
     assert not federation.trained
@@ -308,13 +308,13 @@ def test_a_sum_of_two_clients_is_not_made() -> None:
 
 @pytest.mark.parametrize("weights", [(2, -1, 0, 0, 0), (1, 1, 1, 1, 1), (np.nan,) * 5])
 def test_invalid_weights_are_refused(weights: Any) -> None:
-    rule = Given()
-    rule.weights = weights
+    strategy = WithWeights()
+    strategy.weights = weights
     with pytest.raises(ConfigError, match="non-negative numbers with sum 1"):
-        Federation(rule).train()
+        Federation(strategy).train()
 
 
-def test_a_rule_that_looks_at_single_updates_all_the_same_is_told_so() -> None:
+def test_a_strategy_that_uses_single_updates_is_refused() -> None:
     class Curious(Uniform):
         def combine(self, cohort: Any, weights: Any) -> Any:
             return cohort.average(weights + cohort.gram()[0])
@@ -323,23 +323,25 @@ def test_a_rule_that_looks_at_single_updates_all_the_same_is_told_so() -> None:
         def combine(self, cohort: Any, weights: Any) -> Any:
             return cohort.average(np.array([0.5, 0.5, 0, 0, 0]))
 
-    for rule in (Curious(), Reweighing()):
+    for strategy in (Curious(), Reweighing()):
         with pytest.raises(ConfigError, match="uses individual updates"):
-            Federation(rule).train()
+            Federation(strategy).train()
 
 
-def test_a_single_model_in_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    rule = Given()
-    rule.weights = (0.9, 0.05, 0.05, 0.0, 0.0)
+def test_a_dominant_weight_in_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = WithWeights()
+    strategy.weights = (0.9, 0.05, 0.05, 0.0, 0.0)
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        Federation(rule).train()
+        Federation(strategy).train()
     assert "client 0 has weight 0.90, so the sum shows most of its model" in caplog.text
 
 
-# --- clients that lie, or cannot -----------------------------------------------------------
+# --- invalid replies and sites -------------------------------------------------------------
 
 
-def test_another_weight_than_told_shows_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_uses_another_weight_than_told_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     federation = Federation(Uniform())
     as_classic = client._as_classic
 
@@ -361,7 +363,7 @@ def test_another_weight_than_told_shows_in_the_sum(monkeypatch: pytest.MonkeyPat
         Halted, match=r"a client used a different weight \(one of clients 0, 1, 2, 3"
     ):
         federation.train()
-    federation.after = lambda stage, k, reply: None  # it says so: it is named, and left out
+    federation.after = lambda stage, k, reply: None  # its reply shows the weight: it is dropped
     federation.train()
     assert federation.strategy.dropped == {3: "it used the weight 268435456 instead of 536870912"}
 
@@ -389,7 +391,7 @@ def test_replies_that_cannot_be_summed_are_left_out(change: Any, reason: str) ->
     assert federation.strategy.client_ids == (0, 1, 3, 4)
 
 
-def test_a_metric_that_the_policy_reads_and_a_client_does_not_send_is_named() -> None:
+def test_a_missing_metric_of_the_participation_policy_is_named() -> None:
     federation = Federation(Uniform(participation=PowerOfChoice(loss="train", d=5)))
 
     def spoil(stage: str, client: int, reply: Message) -> None:
@@ -402,7 +404,7 @@ def test_a_metric_that_the_policy_reads_and_a_client_does_not_send_is_named() ->
     assert federation.strategy.client_ids == (0, 1, 3, 4)
 
 
-def test_an_update_out_of_range_is_never_clipped_but_refused_by_its_client() -> None:
+def test_a_client_refuses_to_send_an_update_out_of_range() -> None:
     federation = Federation(Uniform())
 
     def explode(stage: str, client: int, message: Message) -> None:
@@ -428,7 +430,7 @@ def test_an_update_out_of_range_is_never_clipped_but_refused_by_its_client() -> 
 
 
 @pytest.mark.parametrize("stage", ["setup", "share_keys", "unmask"])
-def test_a_reply_that_flower_cannot_read_stops_the_round_and_not_the_run(stage: str) -> None:
+def test_a_reply_that_flower_cannot_read_halts_the_round_but_not_the_run(stage: str) -> None:
     federation = Federation(Uniform())
 
     def empty(now: str, client: int, reply: Message) -> None:
@@ -443,7 +445,9 @@ def test_a_reply_that_flower_cannot_read_stops_the_round_and_not_the_run(stage: 
     assert federation.strategy.client_ids == (0, 1, 2, 3, 4)
 
 
-def test_an_exchange_that_fails_is_no_fault_of_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_error_is_not_treated_as_an_invalid_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     federation, send = Federation(Uniform()), Federation._send
 
     def fail(self: Federation, messages: list[Message]) -> list[Message]:
@@ -457,7 +461,7 @@ def test_an_exchange_that_fails_is_no_fault_of_a_reply(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("key", ["share_num", "threshold"])
-def test_a_site_refuses_a_sum_that_would_hide_too_little(key: str) -> None:
+def test_a_site_refuses_too_few_shares_and_too_low_a_threshold(key: str) -> None:
     federation = Federation(Uniform())
 
     def weaken(stage: str, client: int, message: Message) -> None:
@@ -470,7 +474,7 @@ def test_a_site_refuses_a_sum_that_would_hide_too_little(key: str) -> None:
     assert federation.strategy.client_ids == (0, 2, 3, 4)
 
 
-def test_another_number_of_steps_than_announced_is_named() -> None:
+def test_a_client_with_another_number_of_steps_than_announced_is_dropped() -> None:
     federation = Federation(FedNova())
 
     def more(stage: str, client: int, reply: Message) -> None:
@@ -499,14 +503,14 @@ def test_a_site_of_an_earlier_version_is_named_and_sends_nothing() -> None:
 
 def test_a_client_sends_no_unmasked_model_in_a_secure_run() -> None:
     federation = Federation(Uniform())
-    rule = federation.strategy
+    strategy = federation.strategy
     config = {"secure-aggregation": True, "seed": 0}
-    messages = list(rule.configure_train(1, federation.model, ConfigRecord(config), None))
+    messages = list(strategy.configure_train(1, federation.model, ConfigRecord(config), None))
     replies = federation._send(messages)
     assert all("asked for an unmasked model" in reply.error.reason for reply in replies)
 
 
-def test_a_site_can_insist_on_secure_aggregation() -> None:
+def test_a_site_can_require_secure_aggregation() -> None:
     federation = Federation(Uniform(), secure=False)
     federation.grid.contexts[1002].node_config["secure-aggregation"] = True
     federation.train()
@@ -514,7 +518,7 @@ def test_a_site_can_insist_on_secure_aggregation() -> None:
 
 
 def test_weights_and_model_are_computed_by_one_thread() -> None:
-    """As in plain rounds; in between, clients may train in this process by as many as they want."""
+    """As in plain rounds; clients that train in this process may use more threads."""
     threads: dict[str, set[int]] = {}
 
     def note(what: str) -> None:

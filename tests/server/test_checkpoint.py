@@ -1,4 +1,4 @@
-"""Runs that go on: bit for bit what they had been without the interruption."""
+"""Checkpoints and resuming: a resumed run equals an uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fairflower.server.checkpoint import (
 from fairflower.server.folder import RunFolder, lock_folder
 from fairflower.strategies import STRATEGIES, FedAvg
 
-# --- sealed files --------------------------------------------------------------------------
+# --- files of arrays with checksums --------------------------------------------------------
 
 dtypes = st.sampled_from(["f4", "f8", "f2", "i1", "i8", "u1", "u2", "u8", "?"])
 arrays = dtypes.flatmap(
@@ -46,8 +46,8 @@ arrays = dtypes.flatmap(
 
 
 @given(st.dictionaries(st.text(max_size=6).filter(lambda n: n != "__metadata__"), arrays))
-def test_sealed_arrays_come_back_with_type_shape_order_and_every_bit(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "sealed.safetensors"
+def test_arrays_are_read_back_with_their_dtype_shape_order_and_bits(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "arrays.safetensors"
     write_arrays(path, content, {"round": 3, "sizes": {"a": 1}})
     found, facts = read_arrays(path)
     assert facts == {"round": 3, "sizes": {"a": 1}}
@@ -58,13 +58,13 @@ def test_sealed_arrays_come_back_with_type_shape_order_and_every_bit(tmp_path_fa
         assert found[name].flags.writeable
 
 
-def test_views_and_transposed_arrays_are_sealed_as_they_look(tmp_path):
+def test_strided_and_transposed_views_are_read_back_unchanged(tmp_path):
     array = np.arange(12.0).reshape(3, 4).T[::2]
     write_arrays(tmp_path / "x", {"a": array}, {})
     np.testing.assert_array_equal(read_arrays(tmp_path / "x")[0]["a"], array)
 
 
-def test_a_change_of_any_bit_is_noticed(tmp_path):
+def test_a_changed_byte_and_a_truncated_file_are_detected(tmp_path):
     path = tmp_path / "x.safetensors"
     write_arrays(path, {"w": np.ones(3, np.float32), "n": np.array(5)}, {"round": 7})
     whole = path.read_bytes()
@@ -78,7 +78,7 @@ def test_a_change_of_any_bit_is_noticed(tmp_path):
             read_arrays(path)
 
 
-def test_a_death_while_sealing_leaves_the_earlier_file(tmp_path, monkeypatch):
+def test_an_interrupted_write_keeps_the_earlier_file(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     write_arrays(path, {"w": np.zeros(2)}, {})
 
@@ -89,22 +89,22 @@ def test_a_death_while_sealing_leaves_the_earlier_file(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_arrays(path, {"w": np.ones(2)}, {})
     assert read_arrays(path)[0]["w"].sum() == 0
-    assert list(tmp_path.iterdir()) == [path], "what was half-written is left"
+    assert list(tmp_path.iterdir()) == [path], "a partly written file is left"
 
 
 # --- checkpoints -----------------------------------------------------------------------------
 
 
-def made_up(server_round: int) -> Checkpoint:
+def make_checkpoint(server_round: int) -> Checkpoint:
     return Checkpoint(server_round, {"w": np.full(2, server_round)}, {}, 1.5, {})
 
 
-def test_the_newest_checkpoints_are_kept_and_the_rest_is_swept_away(tmp_path):
+def test_saving_deletes_old_checkpoints_and_temporary_files_but_no_other_files(tmp_path):
     for server_round in range(12):
-        checkpoint.save(tmp_path, made_up(server_round), keep=3)
+        checkpoint.save(tmp_path, make_checkpoint(server_round), keep=3)
         (tmp_path / "checkpoints" / ".round-9.tmp").write_text("half a file")
     (tmp_path / "checkpoints" / "round-000009 (copy).safetensors").write_text("of the user")
-    checkpoint.save(tmp_path, made_up(12), keep=3)
+    checkpoint.save(tmp_path, make_checkpoint(12), keep=3)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "round-000009 (copy).safetensors",
         *(f"round-0000{n}.safetensors" for n in (10, 11, 12)),
@@ -114,9 +114,9 @@ def test_the_newest_checkpoints_are_kept_and_the_rest_is_swept_away(tmp_path):
     assert (saved.server_round, saved.model["w"].tolist()) == (12, [12, 12])
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, caplog):
     for server_round in (4, 5):
-        checkpoint.save(tmp_path, made_up(server_round), keep=2)
+        checkpoint.save(tmp_path, make_checkpoint(server_round), keep=2)
     newest, before = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
     newest.write_bytes(newest.read_bytes()[:-1])
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategy_goes_on_from_a_file_as_if_it_had_never_stopped(name, tmp_path):
+def test_a_strategy_restored_from_checkpoints_computes_the_same_rounds(name, tmp_path):
     def make():
         options = {"tau": 3} if name == "fedfv" else {}
         return STRATEGIES[name](min_clients=1, observers=[SignConsistency(3)], **options)
@@ -159,12 +159,12 @@ METHODS = {
     "fedheal": {"strategy.name": "fedheal", "observe.window": 2},
     "fedequilibria": {"strategy.name": "fedequilibria", "evaluate.every": 2},
     "fedfv": {"strategy.name": "fedfv", "strategy.tau": 3, "checkpoint.every": 2},
-    "fedce": {"strategy.name": "fedce"},  # whose clients keep what they measure by
+    "fedce": {"strategy.name": "fedce"},  # whose clients have state for its measurement
 }
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_stopped_in_every_round_ends_as_if_it_had_not_been(method, tmp_path):
+def test_a_run_stopped_in_every_round_equals_an_uninterrupted_run(method, tmp_path):
     whole = session(config(tmp_path, **METHODS[method])).run()
     folder = stopped(config(tmp_path, **METHODS[method]), 1)
     for server_round in (2, 3):
@@ -180,23 +180,23 @@ def test_a_run_stopped_in_every_round_ends_as_if_it_had_not_been(method, tmp_pat
 
 @pytest.fixture
 def no_states():
-    """Remove what clients of earlier tests left, which share the home folder."""
+    """Remove client states of earlier tests, which share the home folder."""
     shutil.rmtree(client_states(), ignore_errors=True)
 
 
-# The first five keep nothing, as `sgd` does; the others are killed in test_kill.py.
-ELSEWHERE = ("fedavg", "sam", "fedsam", "gsam", "fedprox", "moon", "feddyn", "fedgc")
-HERE = [(name,) for name in CLIENTS if name not in ELSEWHERE]
+# The first five have no state, like `sgd`; test_kill.py kills runs of the others.
+TESTED_ELSEWHERE = ("fedavg", "sam", "fedsam", "gsam", "fedprox", "moon", "feddyn", "fedgc")
+TESTED_HERE = [(name,) for name in CLIENTS if name not in TESTED_ELSEWHERE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", thinned([(name,) for name in CLIENTS], HERE))
-def test_every_way_to_train_goes_on_as_if_it_had_not_been_stopped(name, tmp_path, no_states):
+@pytest.mark.parametrize("name", thinned([(name,) for name in CLIENTS], TESTED_HERE))
+def test_a_resumed_run_of_each_trainer_equals_an_uninterrupted_run(name, tmp_path, no_states):
     settings = {"strategy.name": "fedavg", "client.name": name, "evaluate.by": "both"}
     whole = session(config(tmp_path, **settings)).run()
     folder = resume(stopped(config(tmp_path, **settings), 3))
     assert outcome(folder) == outcome(whole)
-    assert not list(client_states().glob("*"))  # swept away with the end of the run
+    assert not list(client_states().glob("*"))  # deleted at the end of the run
 
 
 def test_clients_states_are_deleted_only_after_the_status_is_written(
@@ -218,19 +218,19 @@ def test_clients_states_are_deleted_only_after_the_status_is_written(
 
 
 @pytest.mark.slow
-def test_rounds_done_again_begin_with_the_state_of_then(tmp_path):
+def test_repeated_rounds_start_from_the_client_states_of_the_checkpoint(tmp_path):
     settings = {"strategy.name": "uniform", "client.name": "scaffold", "num-server-rounds": 5}
     settings |= {"checkpoint.every": 2, "checkpoint.keep": 2}
     whole = session(config(tmp_path, **settings)).run()
     folder = stopped(config(tmp_path, **settings), 5)
     (newest, _) = sorted((folder / "checkpoints").iterdir(), reverse=True)
     assert newest.name == "round-000004.safetensors"
-    newest.write_bytes(newest.read_bytes()[:100])  # so that rounds 3 and 4 are done again
+    newest.write_bytes(newest.read_bytes()[:100])  # so that rounds 3 and 4 are repeated
     assert outcome(resume(folder)) == outcome(whole)
 
 
-def test_states_are_kept_for_a_checkpoint_that_a_callback_asked_for(tmp_path):
-    """Round 2 is no multiple of checkpoint.every."""
+def test_client_states_are_kept_for_the_checkpoint_of_a_run_stopped_by_a_callback(tmp_path):
+    """The run stops after round 2, which is not a multiple of checkpoint.every."""
     settings = {"client.name": "scaffold", "num-server-rounds": 5, "checkpoint.every": 4}
     whole = session(config(tmp_path, **settings)).run()
     folder = session(config(tmp_path, **settings), on_round=lambda n, _: n == 2).run()
@@ -238,7 +238,7 @@ def test_states_are_kept_for_a_checkpoint_that_a_callback_asked_for(tmp_path):
     assert outcome(resume(folder)) == outcome(whole)
 
 
-def test_a_path_may_be_given_again_as_it_was(tmp_path, monkeypatch):
+def test_resuming_accepts_the_same_relative_path_again(tmp_path, monkeypatch):
     (tmp_path / "trace.csv").write_text("round,client\n1,0\n1,1\n1,2\n1,3\n")
     monkeypatch.chdir(tmp_path)
     trace = {"participation.availability": "trace.csv"}
@@ -251,7 +251,7 @@ def test_a_path_may_be_given_again_as_it_was(tmp_path, monkeypatch):
         resumed_config(folder, {"participation.availability": "other.csv"})
 
 
-def test_a_run_that_was_pruned_does_not_go_on(tmp_path):
+def test_a_pruned_run_cannot_be_resumed(tmp_path):
     def prune(*_):
         raise Pruned("worse than others")
 
@@ -260,7 +260,7 @@ def test_a_run_that_was_pruned_does_not_go_on(tmp_path):
         resume(folder)
 
 
-def test_a_run_whose_end_cannot_be_written_says_how_it_goes_on(tmp_path, monkeypatch):
+def test_a_run_whose_end_cannot_be_written_names_the_resume_command(tmp_path, monkeypatch):
     whole = session(config(tmp_path / "whole")).run()
     with monkeypatch.context() as full:
         full.setattr("fairflower.server.session._close", lambda *_: os.listdir(tmp_path / "gone"))
@@ -272,7 +272,7 @@ def test_a_run_whose_end_cannot_be_written_says_how_it_goes_on(tmp_path, monkeyp
     assert outcome(resume(made.folder.path)) == outcome(whole)
 
 
-def test_a_system_error_in_a_callback_is_in_the_log_and_nothing_is_resumed_without_a_checkpoint(
+def test_an_os_error_in_a_callback_is_logged_and_advises_a_new_run_without_checkpoints(
     tmp_path,
 ):
     made = session(
@@ -284,7 +284,7 @@ def test_a_system_error_in_a_callback_is_in_the_log_and_nothing_is_resumed_witho
     assert "os.listdir(" in (made.folder.path / "log.txt").read_text()
 
 
-def test_a_run_that_is_ended_earlier_is_tested_once(tmp_path):
+def test_a_run_resumed_with_fewer_rounds_tests_the_last_round_and_completes(tmp_path):
     folder = stopped(config(tmp_path, **{"num-server-rounds": 5, "evaluate.every": 5}), 3)
     resume(folder, **{"num-server-rounds": 2})
     run = read_run(folder)
@@ -293,7 +293,7 @@ def test_a_run_that_is_ended_earlier_is_tested_once(tmp_path):
         resume(folder, **{"num-server-rounds": 2})
 
 
-def test_a_client_that_lost_its_state_is_named(tmp_path, caplog, no_states):
+def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_states):
     settings = {"client.name": "scaffold", "fraction-train": 1.0}
     folder = stopped(config(tmp_path, **settings), 3)
     (run,) = client_states().iterdir()
@@ -310,11 +310,11 @@ def test_a_client_that_lost_its_state_is_named(tmp_path, caplog, no_states):
     assert "Client 0" not in caplog.text
 
 
-DEATHS = ["history", "diagnostics", "model", "_write_facts", "sizes"]
+WRITES = ["history", "diagnostics", "model", "_write_facts", "sizes"]
 
 
-@pytest.mark.parametrize("where", DEATHS)
-def test_a_death_at_any_write_is_survived(where, tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", WRITES)
+def test_a_run_interrupted_at_any_write_can_be_resumed(where, tmp_path, monkeypatch):
     whole = session(config(tmp_path)).run()
     made = session(config(tmp_path))
     write = getattr(RunFolder, where)
@@ -333,7 +333,7 @@ def test_a_death_at_any_write_is_survived(where, tmp_path, monkeypatch):
     assert outcome(resume(made.folder.path)) == outcome(whole)
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_path, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_restarts_in_its_folder(tmp_path, monkeypatch):
     whole = session(config(tmp_path)).run()
     made = session(config(tmp_path))
 
@@ -351,7 +351,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_
 
 @pytest.mark.posix
 @pytest.mark.parametrize("name", ["history.csv", "diagnostics.jsonl", "log.txt"])
-def test_a_pipe_in_a_run_folder_is_named_and_not_waited_for(tmp_path, name):
+def test_a_pipe_in_a_run_folder_is_refused_without_blocking(tmp_path, name):
     folder = stopped(config(tmp_path), 2)
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
@@ -361,7 +361,7 @@ def test_a_pipe_in_a_run_folder_is_named_and_not_waited_for(tmp_path, name):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_completed_run_can_be_given_more_rounds(tmp_path, every):
+def test_a_completed_run_can_be_resumed_with_more_rounds(tmp_path, every):
     saved = {"checkpoint.every": every}
     whole = session(config(tmp_path, **saved, **{"num-server-rounds": 4})).run()
     folder = session(config(tmp_path, **saved, **{"num-server-rounds": 2})).run()
@@ -378,7 +378,7 @@ def test_a_completed_run_can_be_given_more_rounds(tmp_path, every):
         resume(folder)
 
 
-def test_what_clients_kept_is_gone_when_a_run_is_completed(tmp_path):
+def test_a_completed_run_with_client_states_cannot_be_resumed_with_more_rounds(tmp_path):
     folder = session(config(tmp_path, **{"client.name": "scaffold"})).run()
     with pytest.raises(ConfigError, match=r"\(scaffold\) was deleted"):
         resume(folder, **{"num-server-rounds": 9})
@@ -386,14 +386,14 @@ def test_what_clients_kept_is_gone_when_a_run_is_completed(tmp_path):
         resume(folder)
 
 
-def test_without_checkpoints_there_is_no_way_back(tmp_path):
+def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):
     folder = stopped(config(tmp_path, **{"checkpoint.every": 0}), 2)
     assert not (folder / "checkpoints").exists()
     with pytest.raises(ConfigError, match=r"no checkpoint \(perhaps because checkpoint.every = 0"):
         resume(folder)
 
 
-def test_a_resumed_run_keeps_its_settings(tmp_path):
+def test_resuming_accepts_other_engine_settings_and_refuses_other_training_settings(tmp_path):
     folder = stopped(config(tmp_path, **{"train.lr": 0.01}), 2)
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.2 was given.*\(train\.lr = 0\.01\)"):
         resumed_config(folder, {"train.lr": 0.2})
@@ -405,7 +405,7 @@ def test_a_resumed_run_keeps_its_settings(tmp_path):
         resumed_config(tmp_path, {})
 
 
-def test_settings_that_were_changed_in_the_config_file_are_refused(tmp_path):
+def test_resuming_refuses_training_settings_changed_in_config_toml(tmp_path):
     folder = stopped(config(tmp_path), 2)
     file = folder / "config.toml"
     text = file.read_text()
@@ -433,16 +433,16 @@ def test_settings_that_were_changed_in_the_config_file_are_refused(tmp_path):
         ):
             resumed_config(folder, {})
     newest = max((folder / "checkpoints").iterdir())
-    newest.write_bytes(newest.read_bytes()[:100])  # the one before it says the same
+    newest.write_bytes(newest.read_bytes()[:100])  # the older checkpoint stores the same settings
     with pytest.raises(ConfigError, match=r"strategy\.beta"):
         resumed_config(folder, {})
-    # Left out is as at its default; and what may be others may be changed in the file, too.
+    # Accepted: a removed default value, and settings that may change when resuming.
     for same in (("lr = 0.05\n", ""), ("workers = 0", "workers = 1"), ("rounds = 3", "rounds = 4")):
         change(*same)
         resumed_config(folder, {})
 
 
-def test_a_run_that_begins_anew_is_by_its_folders_settings(tmp_path):
+def test_a_run_that_restarts_from_round_0_uses_its_edited_config_toml(tmp_path):
     folder = stopped(config(tmp_path), 1)
     shutil.rmtree(folder / "checkpoints")
     text = (folder / "config.toml").read_text()
@@ -451,7 +451,7 @@ def test_a_run_that_begins_anew_is_by_its_folders_settings(tmp_path):
     assert (run.label, run.config["strategy.name"]) == ("afl", "afl")
 
 
-def test_data_that_were_moved_are_known_by_what_they_are(tmp_path):
+def test_resuming_compares_data_by_content_and_not_by_path(tmp_path):
     def images(place, shade):
         for domain in "ab":
             x, y = np.full((24, 8, 8), shade, np.uint8), np.arange(24) % 2
@@ -470,7 +470,7 @@ def test_data_that_were_moved_are_known_by_what_they_are(tmp_path):
     assert run.status == "completed"
 
 
-def test_other_data_are_refused(tmp_path):
+def test_resuming_refuses_clients_with_other_numbers_of_examples(tmp_path):
     folder = stopped(config(tmp_path), 2)
     facts = json.loads((folder / "run.json").read_text())
     facts["clients"][0]["num_examples"] += 1
@@ -481,7 +481,7 @@ def test_other_data_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_other_frozen_weights_are_refused(tmp_path):
+def test_resuming_refuses_other_frozen_weights(tmp_path):
     weights = tmp_path / "vit.safetensors"
     arrays = {name: tensor.numpy() for name, tensor in vit_tiny().state_dict().items()}
     write_arrays(weights, arrays, {})
@@ -502,7 +502,7 @@ QUALITY = {
 }
 
 
-def test_other_images_are_refused_whose_numbers_are_the_same(tmp_path):
+def test_resuming_refuses_other_images_in_equal_numbers(tmp_path):
     folder = stopped(config(tmp_path, **QUALITY), 2)
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(facts | {"images": "0" * 64}))
@@ -510,26 +510,26 @@ def test_other_images_are_refused_whose_numbers_are_the_same(tmp_path):
         resume(folder)
 
 
-def earlier(folder):
-    """Make it a run of when ``run.json`` did not say which images clients have."""
+def remove_image_digest(folder):
+    """Make the folder that of a version whose ``run.json`` had no digest of the images."""
     facts = json.loads((folder / "run.json").read_text())
     del facts["images"]
     (folder / "run.json").write_text(json.dumps(facts))
 
 
-def test_an_earlier_run_goes_on_if_its_clients_have_the_same_images(tmp_path):
+def test_a_run_of_an_earlier_version_with_the_same_images_can_be_resumed(tmp_path):
     whole = session(config(tmp_path)).run()
     folder = stopped(config(tmp_path), 2)
-    earlier(folder)
+    remove_image_digest(folder)
     assert outcome(resume(folder)) == outcome(whole)
 
 
-def test_an_earlier_run_whose_clients_had_other_images_is_refused(tmp_path):
+def test_a_run_of_an_earlier_version_with_other_images_is_refused(tmp_path):
     made = config(tmp_path, **QUALITY)
     folder = stopped(made, 2)
     assert [found.resume for found in resumable_configs(tmp_path)] == [str(folder)]
     assert load_model(read_run(folder), made, prepare(made.data))
-    earlier(folder)
+    remove_image_digest(folder)
     assert not list(resumable_configs(tmp_path))
     run = read_run(folder)
     for use in (
@@ -544,24 +544,24 @@ def test_an_earlier_run_whose_clients_had_other_images_is_refused(tmp_path):
             use()
 
 
-def test_two_processes_cannot_write_one_folder(tmp_path):
+def test_two_processes_cannot_write_to_the_same_run_folder(tmp_path):
     folder = stopped(config(tmp_path), 2)
     held = RunFolder.reopen(folder, config(tmp_path), {}, lock=lock_folder(folder))
     with pytest.raises(ConfigError, match="Another process is using"):
         resume(folder)
     held.finish("stopped")
     with pytest.raises(ConfigError, match="shorter than at the time of the checkpoint"):
-        resume(folder)  # for the one before has cleared it
+        resume(folder)  # because the first process has reset the files to round 0
 
 
-def test_the_state_of_another_version_is_refused(tmp_path, monkeypatch):
+def test_a_checkpoint_with_other_strategy_state_is_refused(tmp_path, monkeypatch):
     folder = stopped(config(tmp_path, **{"strategy.name": "fedavg"}), 2)
     monkeypatch.setattr(FedAvg, "STATE", ("momentum",))
     with pytest.raises(ConfigError, match=r"cannot be resumed: FedAvg keeps .*'momentum'\]"):
         resume(folder)
 
 
-def test_unfinished_runs_are_found_the_furthest_last(tmp_path):
+def test_resumable_runs_are_sorted_by_completed_rounds(tmp_path):
     session(config(tmp_path, **{"run-name": "whole", "num-server-rounds": 0})).run()
     stopped(config(tmp_path, **{"run-name": "a-far"}), 3)
     stopped(config(tmp_path, **{"run-name": "b-near"}), 2)
@@ -572,7 +572,7 @@ def test_unfinished_runs_are_found_the_furthest_last(tmp_path):
     assert found == [str(tmp_path / "b-near"), str(tmp_path / "a-far")]
 
 
-def test_flower_names_the_folder_and_sends_all_other_keys_as_they_are(tmp_path, monkeypatch):
+def test_the_server_app_resumes_although_flower_sends_all_keys_with_defaults(tmp_path, monkeypatch):
     from flwr.app import Context, RecordDict
 
     from fairflower import server_app

@@ -23,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EARLIER, tmp_path / "runs"))
 
 
-def test_they_are_read_and_compared(runs: Path) -> None:
+def test_earlier_run_folders_are_read_and_compared(runs: Path) -> None:
     found = [read_run(runs / name) for name in ("completed", "stopped")]
     assert [run.status for run in found] == ["completed", "stopped"]
     assert [run.last_round for run in found] == [4, 2]
@@ -32,7 +32,9 @@ def test_they_are_read_and_compared(runs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_one_goes_on(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_run_of_an_earlier_version_is_resumed(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = read_run(runs / "stopped").accuracy
     assert not app(["run", "--resume", str(runs / "stopped")], standalone_mode=False)
     assert caplog.text.count("so changes to config.toml since the start of the run") == 1

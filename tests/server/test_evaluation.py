@@ -1,4 +1,4 @@
-"""The server's test of a global model against scikit-learn."""
+"""The server's evaluation of the global model, compared with scikit-learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluator(tmp_path: Path) -> Any:
     return make
 
 
-def test_results_are_scikit_learns(evaluator: Any) -> None:
+def test_metrics_equal_those_of_scikit_learn(evaluator: Any) -> None:
     made = evaluator(**{"evaluate.auc": True})
     results = made(made.arrays())
     for domain, values in results.items():
@@ -54,19 +54,19 @@ def test_results_are_scikit_learns(evaluator: Any) -> None:
         assert values["auc"] == pytest.approx(wanted, abs=1e-3)
 
 
-def test_batches_do_not_change_the_result(evaluator: Any) -> None:
+def test_the_batch_size_does_not_change_the_metrics(evaluator: Any) -> None:
     one, other = evaluator(), evaluator(**{"evaluate.batch-size": 7})
     first, second = one(one.arrays()), other(one.arrays())
     for domain in first:
         assert first[domain] == pytest.approx(second[domain])
 
 
-def test_auc_is_measured_only_where_it_is_wanted(evaluator: Any) -> None:
+def test_auc_is_computed_only_if_enabled(evaluator: Any) -> None:
     made = evaluator()
     assert set(made(made.arrays())["a"]) == {"accuracy", "balanced_accuracy", "loss"}
 
 
-def test_a_model_that_diverged_has_no_auc(evaluator: Any) -> None:
+def test_the_auc_of_a_model_with_nan_is_nan(evaluator: Any) -> None:
     made = evaluator(**{"evaluate.auc": True})
     broken = {name: np.full_like(array, np.nan) for name, array in made.arrays().items()}
     values = made(broken)["a"]
@@ -74,7 +74,7 @@ def test_a_model_that_diverged_has_no_auc(evaluator: Any) -> None:
     assert 0 <= values["balanced_accuracy"] <= 1
 
 
-def test_a_test_without_gpu_memory_names_the_remedy(
+def test_running_out_of_gpu_memory_in_the_servers_test_advises_a_smaller_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:
@@ -86,8 +86,8 @@ def test_a_test_without_gpu_memory_names_the_remedy(
         run(config(tmp_path))
 
 
-def test_frozen_parameters_are_not_trained(evaluator: Any, tmp_path: Path) -> None:
-    """So strategies neither expect measurements of them nor count them."""
+def test_frozen_parameters_are_treated_as_buffers(evaluator: Any, tmp_path: Path) -> None:
+    """Strategies therefore neither expect measurements of them nor count them."""
     made = evaluator()
     first = next(iter(made.arrays()))
     assert first not in made.buffers

@@ -1,6 +1,6 @@
-"""What can go wrong with a client, a node or a reply, and what is done then.
+"""Faults of clients, nodes and replies, and how the server handles them.
 
-One test for each line of docs/faults.md that is not with what it concerns: replies
+A test for each line of docs/faults.md that is not tested elsewhere: replies
 (tests/aggregation/test_rounds.py, "replies that cannot be used"), sessions, sites, checkpoints,
 real processes (tests/deploy/test_deployment.py, tests/engines/test_reproducible.py).
 """
@@ -82,8 +82,8 @@ def test_a_second_reply_to_the_same_message_is_ignored(caplog):
     assert "ignores a reply from client 1" in caplog.text
 
 
-def test_of_two_nodes_with_one_client_id_one_is_merged_and_the_other_named():
-    """Where the strategy is used without fairflower's roster, as in a foreign app."""
+def test_of_two_nodes_with_the_same_client_id_the_larger_node_id_is_dropped():
+    """In an app without fairflower's client registration."""
     app = ClientApp()
 
     @app.train()
@@ -96,13 +96,13 @@ def test_of_two_nodes_with_one_client_id_one_is_merged_and_the_other_named():
     grid = InlineGrid(app, 3)
     strategy.start(grid, record_of(MODEL), num_rounds=1)
     assert strategy.client_ids == (0, 1)
-    (stranger,) = strategy.dropped
-    assert stranger == sorted(grid.get_node_ids())[1]
-    assert "client id 0 has already replied" in strategy.dropped[stranger]
+    (dropped_node,) = strategy.dropped
+    assert dropped_node == sorted(grid.get_node_ids())[1]
+    assert "client id 0 has already replied" in strategy.dropped[dropped_node]
 
 
 @pytest.mark.parametrize("claim", [2**53 + 2, 1e30])
-def test_more_examples_than_can_be_counted_are_refused(claim):
+def test_num_examples_above_2_to_53_are_refused(claim):
     rounds = Rounds(FedAvg(), MODEL, range(3))
     messages = rounds.ask()
     replies = [good(m, k) for k, m in enumerate(messages)]
@@ -113,8 +113,8 @@ def test_more_examples_than_can_be_counted_are_refused(claim):
 
 
 @pytest.mark.parametrize("name", ["model", "control", "gradient"])
-def test_what_would_be_all_that_is_left_of_a_sum_is_left_out(name):
-    """Else all other clients would train on it, and none would come back with a number."""
+def test_arrays_too_long_for_single_precision_drop_the_client(name):
+    """Otherwise all other clients would train on these arrays, and their losses would be NaN."""
     exchanges = [ControlVariates()] if name == "control" else []
     rounds = Rounds(FedEBAPlus(exchanges=exchanges), MODEL, range(4))
     one = {"conv.weight": np.full((3, 4), 0.1, np.float32)}
@@ -128,7 +128,7 @@ def test_what_would_be_all_that_is_left_of_a_sum_is_left_out(name):
     assert name in rounds.strategy.dropped[2]
 
 
-def test_diverging_training_names_clients_with_unusually_long_updates():
+def test_diverging_training_names_clients_with_unusually_long_arrays():
     rounds = Rounds(FedAvg(exchanges=[ControlVariates()]), MODEL, range(4))
     sent = {k: {"control": {"conv.weight": np.ones((3, 4), np.float32)}} for k in range(4)}
     sent[2]["control"]["conv.weight"] *= 1e6
@@ -140,7 +140,7 @@ def test_diverging_training_names_clients_with_unusually_long_updates():
 
 
 @pytest.mark.parametrize("state_round", [-1, -1e308, 0.5, float("nan"), 10**400])
-def test_a_state_of_no_round_is_refused(state_round):
+def test_an_invalid_state_round_is_refused(state_round):
     rounds = Rounds(FedAvg(), MODEL, range(3))
     messages = rounds.ask()
     replies = [good(m, k) for k, m in enumerate(messages)]
@@ -186,18 +186,18 @@ def test_invalid_arrays_are_refused_and_nothing_is_unpickled(kind, tmp_path):
     assert "array 'conv.weight' is not a plain NumPy array" in rounds.strategy.dropped[1]
     assert not sprung.exists()
     np.load(io.BytesIO(saved(np.array([Trap(sprung)], object))), allow_pickle=True)
-    assert sprung.exists(), "the trap is none"
+    assert sprung.exists(), "the trap does not work"
 
 
 def decoded(received: ArrayRecord) -> str:
-    """Names of the arrays, or why there are none."""
+    """Return the names of the arrays, or the error."""
     try:
         return " ".join(decode_record(received))
     except InvalidReply as problem:
         return str(problem)
 
 
-def test_no_bit_that_is_flipped_in_an_array_ends_the_run():
+def test_a_flipped_bit_in_an_array_header_is_decoded_or_raises_invalid_reply():
     array = MODEL["conv.weight"]
     whole = saved(array)
     received = record_of(MODEL)
@@ -209,7 +209,7 @@ def test_no_bit_that_is_flipped_in_an_array_ends_the_run():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_invalid_merged_model_ends_the_round_with_the_longest_update(value):
+def test_a_merged_model_with_nan_or_infinity_raises_and_names_the_longest_update(value):
     class Overflowing(FedAvg):
         def merge(self, cohort):
             return {**super().merge(cohort), "conv.weight": np.full((3, 4), value, np.float32)}
@@ -220,7 +220,7 @@ def test_an_invalid_merged_model_ends_the_round_with_the_longest_update(value):
         rounds.step(moves)
 
 
-def test_updates_that_are_finite_each_do_not_end_in_a_model_that_is_not():
+def test_finite_updates_whose_merged_model_overflows_fail_the_round():
     far = {name: np.zeros_like(array) for name, array in MODEL.items()}
     rounds = Rounds(FedAvg(), far | {"conv.weight": np.full((3, 4), -3e38, np.float32)}, range(4))
     still = {name: np.zeros(array.shape) for name, array in MODEL.items()}
@@ -240,7 +240,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(("name", "need"), NUMBERS)
-def test_an_invalid_measured_number_is_refused(name, need, value):
+def test_a_measured_number_that_is_not_finite_drops_the_client(name, need, value):
     rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(3))
     move = {key: np.ones_like(array) for key, array in MODEL.items()}
     rounds.step(dict.fromkeys(range(3), move), metrics={0: {}, 1: {need: value}, 2: {}})
@@ -274,7 +274,7 @@ def test_negative_fisher_information_is_refused():
         ({"r2": -(10**400)}, "r2: an integer too large for a float"),
     ],
 )
-def test_a_test_that_cannot_be_is_refused(claim, reason):
+def test_evaluation_replies_with_impossible_metrics_are_refused(claim, reason):
     set_task_identity()
     strategy = FedAvg()
     strategy.enroll({k: 1000 + k for k in range(2)}, 0)
@@ -288,8 +288,8 @@ def test_a_test_that_cannot_be_is_refused(claim, reason):
     assert reason in strategy.dropped[1]
 
 
-def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
-    """Without a roster, by Flower's own round: sampling, ``aggregate_evaluate``."""
+def test_aggregate_evaluate_in_a_foreign_app_ignores_invalid_replies(caplog):
+    """Without client registration, in a round of Flower: sampling, ``aggregate_evaluate``."""
     grid = InlineGrid(client_app, 4)
     strategy = FedAvg()
     messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), grid))
@@ -302,7 +302,7 @@ def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
             "num-examples": 1,
             "client-id": 3,
             "mine": 1.0,
-        },  # per cent: theirs to say
+        },  # in percent, as the foreign app chooses
         {"accuracy": float("nan"), "num-examples": 1},
         {"accuracy": 90.0, "num-examples": -1},
         {"accuracy": 80.0, "num-examples": 3},
@@ -335,7 +335,7 @@ def test_in_somebody_elses_app_too_only_usable_tests_count(caplog):
     ],
     ids=["prototypes", "averages"],
 )
-def test_one_client_does_not_decide_what_shape_an_exchange_has(exchange, good, odd):
+def test_a_client_with_another_exchange_shape_than_the_majority_is_dropped(exchange, good, odd):
     model = MODEL | {"head.weight": np.zeros((4, 2), np.float32)}
     rounds = Rounds(FedAvg(exchanges=[exchange], min_clients=1), model, range(3))
     moves = {k: {name: np.ones_like(a) for name, a in model.items()} for k in range(3)}
@@ -343,12 +343,12 @@ def test_one_client_does_not_decide_what_shape_an_exchange_has(exchange, good, o
     assert list(rounds.strategy.dropped) == [0]
     assert f"its {exchange.name!r} has shape" in rounds.strategy.dropped[0]
     assert set(exchange.broadcast(2)) == set(good)
-    # From then on the shape is known.
+    # From the second round on, the shape of the first round decides.
     rounds.step(moves, measured={k: {exchange.name: good if k == 0 else odd} for k in range(3)})
     assert list(rounds.strategy.dropped) == [1, 2]
 
 
-def test_a_measured_accuracy_is_a_share():
+def test_a_measured_accuracy_above_1_is_refused():
     rounds = Rounds(FairFed(min_clients=1), MODEL, range(3))
     move = {name: np.ones_like(array) for name, array in MODEL.items()}
     claims = {k: {"received_accuracy": a} for k, a in enumerate((0.5, 1e6, 0.7))}
@@ -371,7 +371,7 @@ def dropped(folder) -> list[dict[str, str]]:
 
 
 class Slow(InlineGrid):
-    """Client 1's reply to round 2 comes when round 3 is under way, if at all."""
+    """Client 1's reply to round 2 is delivered during round 3, or never."""
 
     def __init__(self, delivers: bool) -> None:
         super().__init__(client_app, 4)
@@ -403,32 +403,34 @@ def test_a_client_that_hangs_is_left_out_and_its_late_reply_is_not_merged(tmp_pa
     assert outcome(late) == outcome(never)
 
 
-def test_whoever_claims_other_examples_than_at_the_roll_is_left_out(tmp_path):
-    def boast(message: Message, context: Context) -> Message:
+def test_a_client_with_another_num_examples_than_at_registration_is_left_out(tmp_path):
+    def exaggerate(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
         if context.node_config["partition-id"] == 1:
             reply.content["metrics"]["num-examples"] *= 10
         return reply
 
-    folder = run(InlineGrid(replacing(train=boast), 4), tmp_path, **{"num-server-rounds": 1})
+    folder = run(InlineGrid(replacing(train=exaggerate), 4), tmp_path, **{"num-server-rounds": 1})
     (left_out,) = dropped(folder)
     assert list(left_out) == ["1"]
     assert "num-examples = 120, but it had 12 training examples" in left_out["1"]
 
 
-KEEPERS = ("scaffold", "feddyn", "moon", "ditto", "fedgc")
+STATEFUL = ("scaffold", "feddyn", "moon", "ditto", "fedgc")
 
 
-# What dies is the process, with all that it had in memory, whoever kept it.
-ROUND_BY_ROUND = [("state-round", "eval_loss"), ("num-examples", "num-examples")]
-ROUND_BY_ROUND += [("train_loss", "accuracy"), ("client-id", "client-id"), ("more", "more")]
+#: Pairs of the metrics that are invalid in replies to training and to tests.
+INVALID_METRICS = [("state-round", "eval_loss"), ("num-examples", "num-examples")]
+INVALID_METRICS += [("train_loss", "accuracy"), ("client-id", "client-id"), ("more", "more")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("trained", "tested"), thinned(ROUND_BY_ROUND, standing_for_all=ROUND_BY_ROUND[:1])
+    ("trained", "tested"), thinned(INVALID_METRICS, standing_for_all=INVALID_METRICS[:1])
 )
-def test_a_client_with_another_hostile_number_in_every_round_ends_no_run(trained, tested, tmp_path):
+def test_a_client_that_sends_invalid_numbers_in_every_round_does_not_end_the_run(
+    trained, tested, tmp_path
+):
     def lie(message: Message, context: Context) -> Message:
         answer = client_app(message, context)
         record, kind = answer.content["metrics"], message.metadata.message_type
@@ -448,17 +450,17 @@ def test_a_client_with_another_hostile_number_in_every_round_ends_no_run(trained
 @pytest.mark.parametrize(
     ("client", "dies"),
     thinned(
-        itertools.product(KEEPERS, [False, True]),
+        itertools.product(STATEFUL, [False, True]),
         {("scaffold", False), ("scaffold", True), ("ditto", True)},
     ),
 )
-def test_a_client_whose_updates_were_left_out_goes_on_as_if_it_had_sat_out(tmp_path, client, dies):
+def test_a_client_with_dropped_updates_continues_as_if_it_had_been_absent(tmp_path, client, dies):
     def bad(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
         if context.node_config["partition-id"] == 1:
             if message.content["config"]["server-round"] in (2, 3):
                 reply.content["metrics"]["num-examples"] = 0
-            if dies:
+            if dies:  # the process, with all state in memory
                 context.state = RecordDict()
         return reply
 
@@ -520,16 +522,16 @@ class Restarted(InlineGrid):
 
 
 @pytest.mark.slow
-def test_a_supernode_that_was_restarted_is_found_under_its_new_id(tmp_path):
+def test_a_restarted_supernode_is_found_under_its_new_node_id(tmp_path):
     folder = run(Restarted(), tmp_path, **{"client.name": "scaffold"})
     assert dropped(folder)[:2] == [{}, {"1": "Node unavailable"}]
     assert dropped(folder)[2] == {"1": "its SuperNode is not connected"}
-    assert dropped(folder)[3] == {}, "it is asked again"
-    # Its own state was on its disk: nobody is said to have lost it.
+    assert dropped(folder)[3] == {}, "the client is asked again"
+    # The client's state was on its disk, so no loss is reported.
     assert "lost its state" not in (folder / "log.txt").read_text()
 
 
-def test_a_stranger_does_not_take_the_place_of_a_node_that_is_there():
+def test_a_new_node_does_not_replace_a_connected_node():
     grid = InlineGrid(client_app, 2)
     nodes = {0: 1000, 1: 1001}
     impostor = Context(1, 666, {"partition-id": 1}, RecordDict(), {})
@@ -546,7 +548,7 @@ def tracker(grid: InlineGrid, nodes: dict[int, int], timeout: float = 1.0) -> No
 
 
 class Counting(InlineGrid):
-    """Counts what each node is asked; node 666's answers can be held back."""
+    """Records which nodes are asked; their answers can be withheld."""
 
     def __init__(self) -> None:
         super().__init__(client_app, 2)
@@ -562,12 +564,12 @@ class Counting(InlineGrid):
         return [] if self.holds else super().pull_messages(message_ids)
 
 
-def test_a_stranger_is_asked_once_as_long_as_it_stays(caplog):
+def test_a_new_node_is_asked_once_while_it_stays_connected(caplog):
     grid, nodes = Counting(), {0: 1000, 1: 1001}
     look = tracker(grid, nodes).locate
     grid.contexts[666] = Context(1, 666, {"partition-id": 5}, RecordDict(), {})
     assert look(nodes) == nodes
-    assert grid.asked == [], "nobody is away"
+    assert grid.asked == [], "no client is away"
     del grid.contexts[1001]
     grid.contexts[777] = Context(1, 777, {}, RecordDict(), {})
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
@@ -583,7 +585,7 @@ def test_a_stranger_is_asked_once_as_long_as_it_stays(caplog):
     assert sorted(grid.asked) == [666, 777, 777]
 
 
-def test_an_answer_that_comes_after_the_time_for_it_counts_in_the_next_round(caplog):
+def test_a_late_answer_of_a_new_node_counts_in_the_next_round(caplog):
     grid, nodes = Counting(), {0: 1000, 1: 1001}
     del grid.contexts[1001]
     grid.contexts[666] = Context(1, 666, {"partition-id": 1}, RecordDict(), {})
@@ -599,7 +601,7 @@ def test_an_answer_that_comes_after_the_time_for_it_counts_in_the_next_round(cap
 
 
 class Answering(InlineGrid):
-    """Node 1001 gives the answer that a test wants, or none."""
+    """Node 1001 gives the specified answer, or none."""
 
     def __init__(self, answer):
         super().__init__(client_app, 3)
@@ -637,28 +639,28 @@ class Answering(InlineGrid):
     ],
     ids=["none", "nothing", "empty", "no federation", "too deep", "negative", "digits", "many"],
 )
-def test_a_node_that_does_not_say_who_it_is_is_named(answer, reason):
+def test_registration_names_nodes_with_missing_or_invalid_answers(answer, reason):
     expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
     with pytest.raises(ConfigError, match=expected) as said:
         register_clients(Answering(answer), 3, timeout=0.3, stop=threading.Event())
     assert ("increase round-timeout" in str(said.value)) == (answer is None)
 
 
-def test_of_billions_of_clients_that_a_node_claims_to_be_among_some_are_named():
+def test_a_long_list_of_missing_clients_is_abbreviated():
     discovery = NodeDiscovery(InlineGrid(client_app, 1), 0.1, threading.Event(), None)
     said = str(discovery.missing(2**31 - 1, range(2**31 - 1)))
     assert said.startswith("0 of 2147483647 clients answered; missing: [0, 1, 2, ")
     assert "98, 99], and more. Start" in said
 
 
-def test_two_nodes_that_say_they_are_one_client_are_refused():
+def test_registration_refuses_two_nodes_with_the_same_partition_id():
     grid = InlineGrid(client_app, 3)
     grid.contexts[1002].node_config["partition-id"] = 1
     with pytest.raises(ConfigError, match=r"Nodes 1001 and 1002 both claim to be client 1"):
         register_clients(grid, 3, timeout=1, stop=threading.Event())
 
 
-def test_a_message_that_flower_refuses_is_not_waited_for():
+def test_send_and_receive_does_not_wait_for_messages_refused_by_flower():
     class Refusing(InlineGrid):
         def push_messages(self, messages):
             return [None, *list(super().push_messages(messages))[1:]]
@@ -670,7 +672,7 @@ def test_a_message_that_flower_refuses_is_not_waited_for():
 
 
 @pytest.mark.slow
-def test_clients_that_all_vanish_end_the_run_and_it_can_go_on_later(tmp_path):
+def test_a_run_that_loses_all_clients_fails_and_can_be_resumed(tmp_path):
     class Outage(InlineGrid):
         def _deliver(self, message):
             if (

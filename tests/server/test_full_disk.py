@@ -1,4 +1,4 @@
-"""A disk that fills up in mid-run, and output folders that cannot be written."""
+"""A disk that fills up during a run, and output folders that cannot be written."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ def full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def serialised(*_: Any, **__: Any) -> None:
+def fail_to_serialize(*_: Any, **__: Any) -> None:
     raise SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
 
 
-def from_second_round(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk be full from round 2 on, for whatever writes by this function."""
+def fail_from_second_round(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a writing function fail from round 2 on, as on a full disk."""
     sound: Callable[..., Any] = getattr(kind, name)
 
     def write(self: RunFolder, server_round: int, *args: Any) -> Any:
         if server_round < 2:
             return sound(self, server_round, *args)
-        monkeypatch.setattr(RunFolder, "_write_facts", full)  # nor can its end be written
+        monkeypatch.setattr(RunFolder, "_write_facts", full)  # its end cannot be written either
         return full()
 
     monkeypatch.setattr(kind, name, write)
 
 
 @pytest.mark.parametrize("what", ["history", "diagnostics", "checkpoint"])
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
+def test_a_full_disk_ends_the_run_with_advice_and_the_run_can_be_resumed(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     whole = session(config(tmp_path / "whole")).run()
     with monkeypatch.context() as patched:
         if what == "checkpoint":
-            patched.setattr(files, "save_file", serialised)
+            patched.setattr(files, "save_file", fail_to_serialize)
         else:
-            from_second_round(RunFolder, what, patched)
+            fail_from_second_round(RunFolder, what, patched)
         made = session(config(tmp_path / "cut"))
         with pytest.raises(WriteError) as caught:
             made.run()
@@ -64,7 +64,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert outcome(resume(folder)) == outcome(whole)
 
 
-def test_a_log_that_cannot_be_written_prints_nothing(
+def test_an_unwritable_log_prints_no_logging_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = session(config(tmp_path, **{"num-server-rounds": 1}))
@@ -75,7 +75,7 @@ def test_a_log_that_cannot_be_written_prints_nothing(
 
 @pytest.mark.linux
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_a_folder_that_cannot_be_written_is_named_once_before_loading(
+def test_an_unwritable_output_folder_is_named_before_data_are_prepared(
     command: str,
 ) -> None:
     output = call(command, "--output-dir=/proc/x", expect=1)
@@ -101,6 +101,6 @@ def test_a_folder_that_cannot_be_written_is_named_once_before_loading(
         (ValueError("odd"), "^odd$"),
     ],
 )
-def test_the_systems_errors_come_with_a_remedy(error: Exception, text: str) -> None:
+def test_error_text_adds_advice_to_known_os_errors(error: Exception, text: str) -> None:
     with pytest.raises(WriteError, match=text):
         raise WriteError(error_text(error))

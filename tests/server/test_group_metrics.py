@@ -51,7 +51,7 @@ def rows(folder: Path, level: str, name: str) -> dict[str, float]:
 
 
 def people(made: RunConfig, folder: Path) -> list[tuple[Any, Any, Any]]:
-    """Labels, predictions and groups of each client's test examples, of the final model."""
+    """Return each client's labels, predictions of the final model, and groups, on test data."""
     data = prepare(made.data)
     model = CentralizedEvaluator(made, data).model
     arrays = load_file(folder / "model.safetensors")
@@ -67,7 +67,7 @@ def people(made: RunConfig, folder: Path) -> list[tuple[Any, Any, Any]]:
 
 
 def expected(y: Any, p: Any, g: Any) -> dict[str, float]:
-    """The metrics by a loop over two groups; without those that are undefined."""
+    """Compute the metrics that are defined in a loop over two groups."""
 
     def rates(chosen: Any) -> list[float]:
         parts = [p[chosen & (g == group)] for group in (0, 1)]
@@ -89,7 +89,7 @@ def expected(y: Any, p: Any, g: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("by", ["server", "clients", "both"])
-def test_the_metrics_are_those_of_a_loop_over_people(tmp_path: Path, by: str) -> None:
+def test_group_metrics_in_the_history_equal_a_loop_over_groups(tmp_path: Path, by: str) -> None:
     made = hearts(tmp_path, **{"evaluate.by": by})
     folder = run(made)
     each = people(made, folder)
@@ -107,13 +107,13 @@ def test_the_metrics_are_those_of_a_loop_over_people(tmp_path: Path, by: str) ->
         for m in METRICS
     }
     assert rows(folder, "all", "worst_client") == pytest.approx(worst)
-    assert "equalized_odds_difference" not in local[2]  # everybody female in Switzerland is ill
+    assert "equalized_odds_difference" not in local[2]  # all women in Switzerland are ill
     assert not any("nan" in r["value"] for r in history(folder))
 
 
 @pytest.mark.parametrize("metric", NAMES)
-def test_fairlearn_has_the_same_numbers(tmp_path_factory: Any, metric: str) -> None:
-    """On labels and predictions at random, in three groups that all have both labels."""
+def test_group_metrics_equal_those_of_fairlearn(tmp_path_factory: Any, metric: str) -> None:
+    """With random labels and predictions, in three groups that all have both labels."""
     fairlearn = pytest.importorskip("fairlearn.metrics")
     from fairflower.numerics.group_fairness import counts_by_group
 
@@ -141,8 +141,8 @@ def test_undefined_metrics_are_named_with_their_reason(
     assert notes[0].startswith("Group fairness is undefined for client 2 of switzerland, client 3")
 
 
-def test_a_report_without_a_defined_metric(tmp_path: Path) -> None:
-    """Domains by health have people of one group each, so that clients compare nothing."""
+def test_a_report_shows_undefined_for_domains_with_one_group(tmp_path: Path) -> None:
+    """Each domain has people of a single group, so that no client has a defined metric."""
     settings = {"data.name": "randhie", "data.groups": "health", "data.clients-per-domain": 1}
     made = hearts(tmp_path, **{**settings, "data.examples-per-client": 20})
     (chapter,) = analyze([read_run(run(made))]).chapters
@@ -170,7 +170,7 @@ def test_groups_change_neither_the_model_nor_the_other_metrics(tmp_path: Path) -
     assert kept[0] == kept[1]
 
 
-def test_validation_and_a_held_out_domain_have_them(tmp_path: Path) -> None:
+def test_validation_and_held_out_domains_have_group_metrics(tmp_path: Path) -> None:
     changes = {"data.validation-fraction": 0.3, "data.held-out": "hungary"}
     folder = run(hearts(tmp_path, **changes), nodes=3)
     assert next(iter(rows(folder, "all-validation", "global"))) == NAMES[0]
@@ -179,7 +179,7 @@ def test_validation_and_a_held_out_domain_have_them(tmp_path: Path) -> None:
     assert "client 1 of switzerland (validation)" in read_run(folder).info["undefined_metrics"]
 
 
-def test_callbacks_and_the_screen_have_the_global_metrics(
+def test_callbacks_and_the_terminal_get_the_global_group_metrics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rich.console import Console
@@ -204,7 +204,7 @@ def test_callbacks_and_the_screen_have_the_global_metrics(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedavg", "fairfed"])
-def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(
+def test_a_resumed_run_has_the_group_metrics_of_an_uninterrupted_run(
     tmp_path: Path, strategy: str
 ) -> None:
     changes: dict[str, Any] = {"strategy.name": strategy, "num-server-rounds": 3}
@@ -231,7 +231,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_tables_have_all_people_the_worst_client_and_the_domains(compared: list[Path]) -> None:
+def test_tables_show_all_people_the_worst_client_and_each_domain(compared: list[Path]) -> None:
     runs = [read_run(folder) for folder in compared]
     (chapter,) = analyze(runs).chapters
     tables = list(group_tables(chapter.comparison))
@@ -248,7 +248,7 @@ def test_tables_have_all_people_the_worst_client_and_the_domains(compared: list[
 
 
 @pytest.mark.slow
-def test_verdicts_judge_the_differences(compared: list[Path]) -> None:
+def test_verdicts_compare_the_differences_between_groups(compared: list[Path]) -> None:
     (chapter,) = analyze([read_run(folder) for folder in compared]).chapters
     sections = {section.title: section.verdicts for section in chapter.sections}
     for who in ("", ", worst client"):
@@ -261,7 +261,7 @@ def test_verdicts_judge_the_differences(compared: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> None:
+def test_a_summary_file_keeps_the_group_metrics(compared: list[Path], tmp_path: Path) -> None:
     runs = [read_run(folder) for folder in compared]
     write_summary(runs, tmp_path / "x.csv")
     assert "nan" not in (tmp_path / "x.csv").read_text()
@@ -275,7 +275,7 @@ def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_page_has_a_figure_of_the_differences_over_rounds(
+def test_a_report_page_plots_the_differences_between_groups_over_rounds(
     compared: list[Path], tmp_path: Path
 ) -> None:
     write_report([read_run(folder) for folder in compared[::5]], tmp_path / "page")
@@ -284,14 +284,14 @@ def test_a_page_has_a_figure_of_the_differences_over_rounds(
 
 
 @pytest.mark.slow
-def test_differences_are_drawn_from_0_on_because_none_is_below(compared: list[Path]) -> None:
+def test_plots_of_differences_between_groups_start_at_0(compared: list[Path]) -> None:
     (comparison,) = group_runs([read_run(folder) for folder in compared])
     styles = {method.name: canvas.LineStyle("black", "-", "o") for method in comparison.methods}
     (sketch,) = groups.sketches(comparison, styles)
     assert [panel.get_ylim()[0] for panel in sketch.figure.axes] == [0.0] * len(DIFFERENCES)
 
 
-def test_a_run_without_groups_has_no_such_table(tmp_path: Path) -> None:
+def test_a_run_without_groups_has_no_group_tables(tmp_path: Path) -> None:
     read = read_run(run(hearts(tmp_path, **{"data.groups": ""})))
     assert not read.group_metrics
     (chapter,) = analyze([read]).chapters
@@ -313,7 +313,7 @@ def test_a_run_without_groups_has_no_such_table(tmp_path: Path) -> None:
         ([math.nan] * 12, "whole numbers"),
     ],
 )
-def test_a_client_whose_counts_are_wrong_is_dropped(counts: Any, message: str) -> None:
+def test_invalid_group_counts_are_refused(counts: Any, message: str) -> None:
     metrics = MetricRecord({"accuracy": 0.5, "eval_loss": 1.0, "num-examples": 10})
     content = RecordDict({"metrics": metrics})
     if counts is not None:
@@ -322,7 +322,7 @@ def test_a_client_whose_counts_are_wrong_is_dropped(counts: Any, message: str) -
         check_test("num-examples", {}, 2, 0, content, metrics)
 
 
-def test_right_counts_are_kept() -> None:
+def test_valid_group_counts_are_kept() -> None:
     metrics = MetricRecord({"accuracy": 0.5, "eval_loss": 1.0, "num-examples": 10})
     counts = [4, 1, 2, 1, 2, 0, 6, 3, 3, 2, 3, 1]
     content = RecordDict({"metrics": metrics, GROUP_COUNTS: MetricRecord({"counts": counts})})

@@ -1,4 +1,4 @@
-"""Runs killed with SIGKILL at random moments end with the model of a run left alone."""
+"""Runs killed with SIGKILL and resumed end with the model of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ from fairflower.strategies import STRATEGIES
 pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
 KILLS = 3
-#: Whatever a strategy carries from round to round, and two that carry nothing.
-RULES = ["fedavg", "fedequilibria", *(name for name, rule in STRATEGIES.items() if rule.STATE)]
+#: Two strategies without state, and all strategies with state.
+STRATEGY_NAMES = [
+    "fedavg",
+    "fedequilibria",
+    *(name for name, strategy in STRATEGIES.items() if strategy.STATE),
+]
 ARGUMENTS: dict[str, dict[str, Any]] = {"fedfv": {"strategy.tau": 3}}
-#: FairFed by groups of people, of which clients send counts.
+#: FairFed with a metric of group fairness, for which clients send counts of people.
 GROUPS = "fairfed:metric=demographic_parity_difference"
 ARGUMENTS[GROUPS] = {"data.name": "heart-disease", "data.groups": "sex", "evaluate.by": "both"}
-#: Trainers that keep something at the clients.
-KEEPERS = [
+#: Trainers with state at the clients.
+STATEFUL = [
     "scaffold",
     "moon",
     "feddyn",
@@ -42,20 +46,20 @@ KEEPERS = [
     "fedrep",
     "lg-fedavg",
 ]
-#: One for each exchange whose state is the server's alone.
-SHARERS = ["fedproto", "fedlsa", "fedbn:keep=server"]
-# A rule's state and an exchange's are the server's, a trainer's is the client's: what is lost of
-# one shows in the model whatever the others keep.
-PAIRS = [("fedavg", "sgd"), *zip(RULES, KEEPERS + SHARERS, strict=False)]
-# That a rule's whole state is in its checkpoint is tested without killing anybody, of every rule.
-ALONE = [
-    *((rule, "sgd") for rule in RULES),
-    *(("fedavg", name) for name in KEEPERS + SHARERS),
+#: A trainer for each exchange that has state at the server only.
+WITH_EXCHANGE = ["fedproto", "fedlsa", "fedbn:keep=server"]
+# Strategies and exchanges have state at the server, trainers at the clients. Lost state changes the
+# model whatever else has state, so pairs of a strategy and a trainer test both at once.
+PAIRS = [("fedavg", "sgd"), *zip(STRATEGY_NAMES, STATEFUL + WITH_EXCHANGE, strict=False)]
+# test_checkpoint.py tests that checkpoints have the whole state of every strategy.
+SINGLE = [
+    *((strategy, "sgd") for strategy in STRATEGY_NAMES),
+    *(("fedavg", name) for name in STATEFUL + WITH_EXCHANGE),
     ("fedheal", "scaffold"),
     (GROUPS, "sgd"),
 ]
 
-# Forked from a process that has imported everything, a run starts in no time.
+# A run starts quickly if it is forked from a process that has imported everything.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["resuming", "cvxpy"])
 
@@ -67,7 +71,7 @@ def _tests_can_be_imported(monkeypatch):
 
 
 def make(home: str, folder: Path, settings: dict[str, Any]) -> None:
-    """Begin a run, or go on with it: what is killed."""
+    """Start or resume a run; the process that does so is killed."""
     os.environ["FAIRFLOWER_HOME"] = home
     os.environ["OMP_NUM_THREADS"] = "1"
     if not (folder / "run.json").exists():  # killed before the run began
@@ -80,45 +84,47 @@ def make(home: str, folder: Path, settings: dict[str, Any]) -> None:
     session(made).run()
 
 
-def test_every_trainer_that_keeps_something_is_killed():
+def test_the_list_of_trainers_with_state_is_complete():
     found = []
     for name in CLIENTS:
         trainer = toys.trainer(name)
         trainer.train(1)
         found += [name] if trainer.state else []
-    assert found == KEEPERS
+    assert found == STATEFUL
 
 
-@pytest.mark.parametrize(("rule", "client"), thinned(dict.fromkeys(PAIRS + ALONE), PAIRS[::6]))
-def test_killed_runs_end_in_the_same_bits(rule, client, tmp_path):
-    settings = {"strategy.name": rule, "client.name": client, **ARGUMENTS.get(rule, {})}
-    if client == "silobn":  # it keeps running statistics
+@pytest.mark.parametrize(("strategy", "client"), thinned(dict.fromkeys(PAIRS + SINGLE), PAIRS[::6]))
+def test_killed_and_resumed_runs_equal_an_uninterrupted_run(strategy, client, tmp_path):
+    settings = {"strategy.name": strategy, "client.name": client, **ARGUMENTS.get(strategy, {})}
+    if client == "silobn":  # which has local running statistics
         settings["model.name"] = "cnn:norm=batch"
     settings["num-server-rounds"] = 2 * SETTINGS["num-server-rounds"]
     home = os.environ["FAIRFLOWER_HOME"]
     begin = time.monotonic()
     finish(home, tmp_path / "whole", settings)
     seconds = time.monotonic() - begin
-    # FedCE's clients keep their model for its measurement.
-    keeps = client in KEEPERS or rule == "fedce"
-    assert read_facts(tmp_path / "whole").get("client_state", False) == keeps
-    kill_and_compare(f"{rule}+{client}", settings, seconds, tmp_path)
+    # FedCE's clients store their model for its measurement.
+    has_state = client in STATEFUL or strategy == "fedce"
+    assert read_facts(tmp_path / "whole").get("client_state", False) == has_state
+    kill_and_compare(f"{strategy}+{client}", settings, seconds, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("rule", "client"),
+    ("strategy", "client"),
     thinned([("fedga", "ditto"), ("eagle", "sgd")], standing_for_all=[("fedga", "ditto")]),
 )
-def test_killed_runs_under_secure_aggregation_end_in_the_same_bits(rule, client, tmp_path):
-    settings = {"strategy.name": rule, "client.name": client, "secure-aggregation": True}
+def test_killed_and_resumed_runs_with_secure_aggregation_equal_an_uninterrupted_run(
+    strategy, client, tmp_path
+):
+    settings = {"strategy.name": strategy, "client.name": client, "secure-aggregation": True}
     settings["num-server-rounds"] = SETTINGS["num-server-rounds"]
     begin = time.monotonic()
     finish(os.environ["FAIRFLOWER_HOME"], tmp_path / "whole", settings)
-    kill_and_compare(f"{rule}+{client}", settings, time.monotonic() - begin, tmp_path)
+    kill_and_compare(f"{strategy}+{client}", settings, time.monotonic() - begin, tmp_path)
 
 
 def kill_and_compare(name: str, settings: dict[str, Any], seconds: float, tmp_path: Path) -> None:
-    """Kill runs with these settings, and compare them with the whole run, of ``seconds``."""
+    """Kill and resume runs; compare them with the uninterrupted run, which took ``seconds``."""
     home = os.environ["FAIRFLOWER_HOME"]
     moments = random.Random(name)
     attempt = kills = 0
@@ -131,7 +137,7 @@ def kill_and_compare(name: str, settings: dict[str, Any], seconds: float, tmp_pa
             process.join(moments.uniform(0, 0.5) * seconds)
             if process.exitcode is not None:
                 assert process.exitcode == 0
-                break  # it was faster; the next one begins from the start
+                break  # it ended before it was killed; the next attempt starts a new run
             process.kill()
             process.join()
             kills += 1

@@ -19,14 +19,16 @@ from fairflower.strategies import STRATEGIES
 
 
 @pytest.mark.parametrize(
-    "rule",
+    "strategy",
     [
         *("fedavg", "fedequilibria"),
-        *(pytest.param(rule, marks=pytest.mark.nightly) for rule in ("fedheal", "fedfv")),
+        *(pytest.param(strategy, marks=pytest.mark.nightly) for strategy in ("fedheal", "fedfv")),
     ],
 )
-def test_nothing_holds_the_replies_of_earlier_rounds(rule: str, tmp_path: Path) -> None:
-    assert rule in STRATEGIES
+def test_replies_of_earlier_rounds_are_freed_by_garbage_collection(
+    strategy: str, tmp_path: Path
+) -> None:
+    assert strategy in STRATEGIES
     arrays: dict[int, list[weakref.ref[Array]]] = defaultdict(list)
     left: dict[int, int] = {}
 
@@ -40,15 +42,15 @@ def test_nothing_holds_the_replies_of_earlier_rounds(rule: str, tmp_path: Path) 
         left[server_round] = sum(array() is not None for array in earlier)
         return reply
 
-    session(config(tmp_path, **{"strategy.name": rule}), replacing(train=train)).run()
+    session(config(tmp_path, **{"strategy.name": strategy}), replacing(train=train)).run()
     assert {len(arrays[r]) > 20 for r in (1, 2, 3)} == {True}
     assert left == {1: 0, 2: 0, 3: 0}
 
 
-def test_no_reply_waits_for_the_garbage_collector_of_python(
+def test_replies_are_freed_while_automatic_garbage_collection_is_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages whose records were read are in reference cycles of Flower's."""
+    """Messages are in reference cycles inside Flower once their records have been read."""
     monkeypatch.setattr(rounds, "_RELEASE_EVERY", -1.0)
     arrays: dict[int, list[weakref.ref[Array]]] = defaultdict(list)
     left: dict[int, int] = {}
@@ -69,8 +71,8 @@ def test_no_reply_waits_for_the_garbage_collector_of_python(
     assert left == {1: 0, 2: 0, 3: 0}
 
 
-def anonymous() -> int:
-    """Bytes of this process that are no file's."""
+def anonymous_memory() -> int:
+    """Return the bytes of this process's memory that no file backs."""
     (line,) = (row for row in STATUS.read_text().splitlines() if row.startswith("RssAnon"))
     return 1024 * int(line.split()[1])
 
@@ -78,14 +80,14 @@ def anonymous() -> int:
 STATUS = Path("/proc/self/status")
 
 
-@pytest.mark.skipif(not STATUS.exists(), reason="counted by Linux alone")
-def test_pages_that_are_free_go_back_to_the_system() -> None:
-    blocks = [bytearray(60_000) for _ in range(2000)]  # too small for pages of their own
-    held = blocks[::20]  # so that the C library cannot give back the others in one piece
-    before = anonymous()
+@pytest.mark.skipif(not STATUS.exists(), reason="only Linux reports this memory")
+def test_release_memory_returns_free_pages_to_the_system() -> None:
+    blocks = [bytearray(60_000) for _ in range(2000)]  # too small for memory mappings of their own
+    held = blocks[::20]  # so that the others are not one free block
+    before = anonymous_memory()
     blocks.clear()
     release_memory()
-    assert before - anonymous() > 80e6
+    assert before - anonymous_memory() > 80e6
     assert len(held) == 100
 
 

@@ -1,9 +1,10 @@
-"""An audit from below: what an attacker learns of clients must not exceed the stated epsilon.
+"""Privacy audit: a lower bound of epsilon from an attack must not exceed the stated epsilon.
 
-One run with many canaries (Steinke, Nasr and Jagielski, NeurIPS 2023): each is there with
-probability 1/2, with the update and the number that are easiest to see, or returns the received
-model and the number 0. The attacker sees every model and every noised number, and guesses which
-canaries were there. More correct guesses than epsilon allows would disprove the guarantee.
+One run with many canaries (Steinke, Nasr and Jagielski, NeurIPS 2023): each canary takes part with
+probability 1/2 and then sends the update and the number that are easiest to detect. Otherwise it
+returns the received model and the number 0. The attacker sees every model and every noised number,
+and guesses which canaries took part. More correct guesses than epsilon allows would disprove the
+guarantee.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Leak:
 def evidence(
     privacy: PrivacyConfig, rounds: int, leak: Leak, seed: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which canaries are there, and the log likelihood ratios of what the attacker sees."""
+    """Return which canaries take part, and the log likelihood ratios of the observations."""
     there = np.random.default_rng(seed).random(CANARIES) < 0.5
     cap = 2 / CANARIES
     noise = NoisySum(privacy.noise_multiplier * leak.sums, CLIP, cap, noise_seed=seed + 1)
@@ -59,7 +60,7 @@ def evidence(
         updates, metrics = {}, {}
         for k in range(CANARIES):
             sent = server.model["w"].copy()
-            sent[k] += 100.0 * there[k]  # each in a direction of its own
+            sent[k] += 100.0 * there[k]  # each canary changes another coordinate
             clipped = clipped_update({"w": sent}, server.model, CLIP)["w"]
             updates[k] = {"w": clipped - server.model["w"]}
             metrics[k] = noised_numbers({"received_loss": 100.0 * there[k]}, config, client, k)
@@ -82,10 +83,10 @@ def p_value(guesses: int, right: int, eps: float, delta: float) -> float:
 
 
 def lower_bound(there: NDArray[np.bool_], score: NDArray[np.float64], delta: float) -> float:
-    """Return the epsilon that the guesses exclude from below with the `CONFIDENCE`.
+    """Return a lower bound of epsilon at the confidence level `CONFIDENCE`.
 
-    The attacker guesses about the half of the canaries of which it is surest; this number is
-    fixed beforehand.
+    The attacker guesses for the half of the canaries with the largest absolute scores; the number
+    of guesses is fixed beforehand.
     """
     surest = np.argsort(-np.abs(score), kind="stable")[: CANARIES // 2]
     right = int(np.sum((score[surest] > 0) == there[surest]))
@@ -99,16 +100,16 @@ def lower_bound(there: NDArray[np.bool_], score: NDArray[np.float64], delta: flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_an_audit_finds_no_more_than_epsilon(rounds: int) -> None:
+def test_the_lower_bound_of_the_audit_does_not_exceed_the_stated_epsilon(rounds: int) -> None:
     privacy = PrivacyConfig(noise_multiplier=1.0, number_noise_multiplier=1.0)
     stated = epsilon(privacy, 1, rounds)
     found = lower_bound(*evidence(privacy, rounds, Leak(), seed=11), privacy.delta)
-    assert 0.5 < found <= stated  # the audit sees something: it is no empty check
+    assert 0.5 < found <= stated  # above 0.5: the attack works, so the check is not empty
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leak", [Leak(sums=0.1), Leak(numbers=0.1)], ids=["sums", "numbers"])
-def test_the_audit_finds_noise_that_is_too_small(leak: Leak) -> None:
+def test_the_audit_detects_too_little_noise(leak: Leak) -> None:
     privacy = PrivacyConfig(noise_multiplier=3.0, number_noise_multiplier=3.0)
     stated = epsilon(privacy, 1, 1)
     found = lower_bound(*evidence(privacy, 1, leak, seed=11), privacy.delta)

@@ -1,4 +1,4 @@
-"""Differential privacy: what leaves a client, the accountant, the limit, and what is refused."""
+"""Differential privacy: what clients send, the accountant, max-epsilon, and refused settings."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def accountant() -> None:
     pytest.importorskip("dp_accounting")
 
 
-# --- what is proven ---------------------------------------------------------------------------
+# --- supported strategies and settings --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_strategies_are_proven_or_refused(name: str) -> None:
+def test_strategies_have_a_privacy_proof_or_are_refused(name: str) -> None:
     settings = {**PRIVATE, "strategy.name": name}
     if name == "qffl":
         settings["strategy.rule"] = "weights"
@@ -63,8 +63,10 @@ def test_strategies_are_proven_or_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PROVEN if name != "fedavg"])
-def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: str) -> None:
-    """Other updates with the same numbers get the same weights, and the mean by these weights."""
+def test_a_proven_strategy_averages_updates_with_weights_that_depend_only_on_numbers(
+    name: str,
+) -> None:
+    """Other updates with the same numbers get the same weights; the model is the weighted mean."""
     weights = []
     for seed in (0, 1):
         cohort = make_cohort(
@@ -114,7 +116,7 @@ def test_the_model_of_a_proven_strategy_is_a_mean_by_weights_from_numbers(name: 
         ),
     ],
 )
-def test_what_no_proof_covers_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_settings_without_a_privacy_proof_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         RunConfig.from_flat({**PRIVATE, "strategy.name": "term", **settings})
 
@@ -122,7 +124,7 @@ def test_what_no_proof_covers_is_refused(settings: dict[str, Any], words: str) -
 # --- at the client ----------------------------------------------------------------------------
 
 
-def test_updates_are_clipped_and_those_that_are_not_finite_count_as_zero() -> None:
+def test_updates_are_clipped_and_updates_with_nan_count_as_zero() -> None:
     received = {"a": np.ones(2, np.float32), "b": np.zeros(1, np.float32), "n": np.array(3)}
     sent = {"a": np.array([4.0, 1.0], np.float32), "b": np.array([4.0], np.float32)}
     clipped = clipped_update(sent | {"n": np.array(9)}, received, clip=1.0)
@@ -135,7 +137,7 @@ def test_updates_are_clipped_and_those_that_are_not_finite_count_as_zero() -> No
     assert lost["a"].tolist() == [1.0, 1.0]
 
 
-def test_only_numbers_that_were_asked_for_leave_with_noise() -> None:
+def test_clients_send_only_requested_numbers_with_noise() -> None:
     privacy = PrivacyConfig(noise_multiplier=1, number_noise_multiplier=0.5, noise_seed=1)
     config = {"measure": "received_loss,received_accuracy", "server-round": 1}
     metrics = {"train_loss": 1.0, "received_loss": 2.0, "received_accuracy": 0.5, "state-round": 4}
@@ -150,15 +152,15 @@ def test_only_numbers_that_were_asked_for_leave_with_noise() -> None:
     assert losses.min() >= 0
     assert losses.max() <= 5
     assert 200 < len(inside) < 300
-    assert inside.std() == pytest.approx(1.3, abs=0.2)  # 0.5 * 5, cut off at both ends
-    # What is missing or no number counts as the largest, before noise is added.
+    assert inside.std() == pytest.approx(1.3, abs=0.2)  # 0.5 * 5, truncated at both ends
+    # Numbers above the range and NaN count as its maximum, before noise is added.
     narrow = PrivacyConfig(noise_multiplier=1.0, loss_range=1.0)
     assert noised_numbers({"received_loss": 1.5}, config, narrow, 7)["received_loss"] == 1.0
     top = noised_numbers({"received_loss": np.nan}, config, privacy, 7)
     assert top == noised_numbers({"received_loss": 1e9}, config, privacy, 7)
 
 
-def test_noise_is_normal_and_secret_unless_it_has_a_seed() -> None:
+def test_noise_is_gaussian_and_reproducible_only_with_a_seed() -> None:
     values = gaussian(100_001, noise_source(3, "a test"))
     assert values.shape == (100_001,)
     assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=0.02)
@@ -180,7 +182,7 @@ def test_the_noise_of_the_sum_is_scaled_to_clip_times_the_largest_weight() -> No
         noise.correct(make_cohort(updates=np.ones((2, 4))), {"w": np.zeros(4)})
 
 
-def test_epsilon_is_that_of_flowers_accountant(accountant: None) -> None:
+def test_epsilon_equals_reference_values(accountant: None) -> None:
     one = PrivacyConfig(noise_multiplier=1.0, number_noise_multiplier=1.0)
     assert epsilon(one, 0, 0) == 0
     assert epsilon(one, 0, 1) == pytest.approx(4.728507, abs=1e-6)
@@ -191,7 +193,7 @@ def test_epsilon_is_that_of_flowers_accountant(accountant: None) -> None:
     assert epsilon(one, 2, 5) == pytest.approx(epsilon(one, 0, 15))
 
 
-def test_a_limit_that_cannot_be_reached_is_named_with_the_noise_that_reaches_it(
+def test_a_max_epsilon_below_one_round_is_refused_with_the_noise_that_suffices(
     accountant: None,
 ) -> None:
     privacy = PrivacyConfig(noise_multiplier=1.0, max_epsilon=1.0)
@@ -206,7 +208,7 @@ def test_a_limit_that_cannot_be_reached_is_named_with_the_noise_that_reaches_it(
 
 
 @pytest.mark.slow
-def test_a_private_run_says_epsilon_and_ends_before_its_limit(
+def test_a_private_run_reports_epsilon_and_stores_no_training_loss_or_clipping(
     tmp_path: Path, accountant: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limit = {"privacy.max-epsilon": 11.0}
@@ -227,7 +229,7 @@ def test_a_private_run_says_epsilon_and_ends_before_its_limit(
 
 
 @pytest.mark.slow
-def test_a_run_ends_before_its_limit_and_a_repeated_round_counts_again(
+def test_a_run_ends_before_max_epsilon_and_an_interrupted_round_counts(
     tmp_path: Path, accountant: None
 ) -> None:
     limit = {"privacy.max-epsilon": 9.5, "num-server-rounds": 5}
@@ -241,7 +243,7 @@ def test_a_run_ends_before_its_limit_and_a_repeated_round_counts_again(
     assert facts["rounds"] == facts["privacy"]["rounds"] < 5
     with pytest.raises(ConfigError, match=r"larger privacy\.max-epsilon, or with"):
         resumed_config(result.path, {"num-server-rounds": 6})
-    # Stopped in the last round that the limit allows, which counts and is not repeated.
+    # A run stopped in the last round that max-epsilon allows: the round counts and is not repeated.
     last = facts["rounds"]
     settings = {**SMALL, **PRIVATE, **limit, "fraction-train": 1.0, "strategy.name": "uniform"}
     folder = stopped(config(tmp_path, **settings, **{"evaluate.every": 5}), last)
@@ -254,7 +256,7 @@ def test_a_run_ends_before_its_limit_and_a_repeated_round_counts_again(
     assert list(read_run(folder).rounds) == [0, last - 1], "the final model is tested"
 
 
-def test_models_with_statistics_are_refused(tmp_path: Path, accountant: None) -> None:
+def test_models_with_batchnorm_are_refused(tmp_path: Path, accountant: None) -> None:
     with pytest.raises(ConfigError, match="without BatchNorm"):
         ff.run(
             {**SMALL, **PRIVATE, "model.name": "cnn:norm=batch"},

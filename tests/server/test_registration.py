@@ -1,4 +1,4 @@
-"""The roll that begins a run, and messages that nobody answers."""
+"""Registration of clients at the beginning of a run, and messages without replies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fairflower.server.transport import send_and_receive
 
 
 class LateGrid(InlineGrid):
-    """Registers one more node each time it is asked."""
+    """Shows one more node at every query."""
 
     def get_node_ids(self):
         self.shown = min(getattr(self, "shown", 0) + 1, len(self.contexts))
         return list(self.contexts)[: self.shown]
 
 
-def test_the_roll_is_called_until_everybody_is_there():
+def test_registration_waits_for_all_clients():
     grid = LateGrid(client_app, 5)
     registry = register_clients(grid, 5, timeout=30, stop=threading.Event())
     assert list(registry.nodes) == [0, 1, 2, 3, 4]
@@ -60,7 +60,7 @@ def test_nodes_that_disagree_on_the_number_of_clients_are_named(sizes):
         register_clients(grid, 4, timeout=0.2, stop=threading.Event())
 
 
-def test_replies_do_not_extend_the_timeout_but_inline_clients_are_waited_for():
+def test_the_timeout_is_not_extended_by_replies_and_does_not_apply_to_inline_clients():
     class Slow(InlineGrid):
         def pull_messages(self, message_ids):
             time.sleep(0.02)

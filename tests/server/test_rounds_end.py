@@ -1,4 +1,4 @@
-"""What a run is told of its rounds, what ends it early, and its learning rates."""
+"""Metrics for callbacks, early stopping, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fairflower.server.folder import lock_folder
 from fairflower.server.history import History, settled
 from fairflower.strategies import FedHEAL
 
-# --- figures ----------------------------------------------------------------------------------
+# --- metrics ----------------------------------------------------------------------------------
 
 
-def test_figures_are_those_of_the_history(tmp_path) -> None:
-    told = {}
-    folder = run(config(tmp_path), on_round=lambda r, figures: told.update({r: figures}))
+def test_callbacks_get_the_metrics_of_the_history(tmp_path) -> None:
+    received = {}
+    folder = run(config(tmp_path), on_round=lambda r, metrics: received.update({r: metrics}))
     rows = [row for row in history(folder) if row["round"] == "2"]
 
     def values(level: str, metric: str) -> dict[str, float]:
@@ -39,26 +39,26 @@ def test_figures_are_those_of_the_history(tmp_path) -> None:
         return {row["name"]: float(row["value"]) for row in chosen}
 
     accuracies = values("domain", "accuracy")
-    assert list(told) == [1, 2]
+    assert list(received) == [1, 2]
     for domain, accuracy in accuracies.items():
-        assert told[2][f"accuracy/{domain}"] == accuracy
-    assert told[2]["accuracy/MIN"] == min(accuracies.values())
-    assert told[2]["accuracy/AVG"] == pytest.approx(np.mean(list(accuracies.values())))
-    assert told[2]["accuracy/STD"] == pytest.approx(np.std(list(accuracies.values()), ddof=1))
+        assert received[2][f"accuracy/{domain}"] == accuracy
+    assert received[2]["accuracy/MIN"] == min(accuracies.values())
+    assert received[2]["accuracy/AVG"] == pytest.approx(np.mean(list(accuracies.values())))
+    assert received[2]["accuracy/STD"] == pytest.approx(np.std(list(accuracies.values()), ddof=1))
     sizes, losses = values("client", "num-examples"), values("client", "train_loss")
     mean = np.average(list(losses.values()), weights=[sizes[name] for name in losses])
-    assert told[2]["train_loss"] == pytest.approx(mean)
-    assert told[2]["seconds"] == values("run", "seconds")[""]
+    assert received[2]["train_loss"] == pytest.approx(mean)
+    assert received[2]["seconds"] == values("run", "seconds")[""]
 
     again = History(list(accuracies))
     again.read(folder / "history.csv")
-    assert again.of(2) == told[2]
+    assert again.of(2) == received[2]
     final = again.final()
     for d, domain in enumerate(read_run(folder).domains):
         assert final[f"accuracy/{domain}"] == pytest.approx(read_run(folder).final()[d])
 
 
-def test_figures_over_domains_need_all_of_them() -> None:
+def test_metrics_over_domains_need_an_accuracy_of_every_domain() -> None:
     found = History(["a", "b"])
     found.add(1, "domain", "a", {"accuracy": 0.5})
     assert found.of(1) == {"accuracy/a": 0.5}
@@ -67,35 +67,35 @@ def test_figures_over_domains_need_all_of_them() -> None:
     assert found.final() == {"accuracy/a": 0.5}
 
 
-VALIDATED = {"data.validation-fraction": 0.25, "data.examples-per-client": 30}
+WITH_VALIDATION = {"data.validation-fraction": 0.25, "data.examples-per-client": 30}
 
 
-def test_figures_of_validation_stand_beside_those_of_the_test(tmp_path) -> None:
-    told = {}
-    changes = {**VALIDATED, "num-server-rounds": 1}
+def test_callbacks_get_validation_metrics_beside_test_metrics(tmp_path) -> None:
+    received = {}
+    changes = {**WITH_VALIDATION, "num-server-rounds": 1}
     made = resuming.config(tmp_path, **changes)
-    folder = session(made, on_round=lambda r, figures: told.update(figures)).run()
+    folder = session(made, on_round=lambda r, metrics: received.update(metrics)).run()
     for level, prefix in (("domain", ""), ("validation", "validation_")):
         rows = [row for row in history(folder) if (row["round"], row["level"]) == ("1", level)]
         assert len(rows) >= 8, "accuracy and loss of four domains"
         for row in rows:
-            assert told[f"{prefix}{row['metric']}/{row['name']}"] == float(row["value"])
+            assert received[f"{prefix}{row['metric']}/{row['name']}"] == float(row["value"])
         accuracies = [float(row["value"]) for row in rows if row["metric"] == "accuracy"]
-        assert told[f"{prefix}accuracy/MIN"] == min(accuracies)
-        assert told[f"{prefix}accuracy/AVG"] == pytest.approx(np.mean(accuracies))
+        assert received[f"{prefix}accuracy/MIN"] == min(accuracies)
+        assert received[f"{prefix}accuracy/AVG"] == pytest.approx(np.mean(accuracies))
 
 
 # --- callbacks --------------------------------------------------------------------------------
 
 
-def raises(server_round: int, figures: object) -> None:
+def raises(server_round: int, metrics: object) -> None:
     if server_round == 2:
         raise StopRun
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("on_round", [lambda r, figures: r == 2, raises])
-def test_a_callback_stops_a_run_that_then_goes_on_as_if_it_never_had(
+@pytest.mark.parametrize("on_round", [lambda r, metrics: r == 2, raises])
+def test_a_run_stopped_by_a_callback_resumes_to_the_result_of_an_uninterrupted_run(
     tmp_path, on_round, every
 ) -> None:
     checkpoints = {"checkpoint.every": every}
@@ -114,33 +114,33 @@ def test_a_callback_stops_a_run_that_then_goes_on_as_if_it_never_had(
     assert set(trained) == {3}
 
 
-def test_only_true_stops(tmp_path) -> None:
-    assert read_run(run(config(tmp_path), on_round=lambda r, figures: 1)).status == "completed"
+def test_a_callback_that_returns_1_does_not_stop_the_run(tmp_path) -> None:
+    assert read_run(run(config(tmp_path), on_round=lambda r, metrics: 1)).status == "completed"
 
 
-def test_who_was_ended_while_asked_is_asked_again_and_may_end_for_good(tmp_path) -> None:
-    """A run that a callback prunes comes to the same end if it is killed just before that."""
+def test_resuming_repeats_an_interrupted_callback_which_may_prune_the_run(tmp_path) -> None:
+    """A run interrupted in a callback is pruned after resuming, as without the interruption."""
 
-    def ended(server_round: int, figures: object) -> None:
+    def interrupts(server_round: int, metrics: object) -> None:
         if server_round == 2:
             raise RunInterrupted
 
-    def prunes(server_round: int, figures: object) -> None:
+    def prunes(server_round: int, metrics: object) -> None:
         if server_round == 2:
             raise Pruned("far behind")
 
     whole = session(resuming.config(tmp_path / "whole"), on_round=prunes).run()
     assert read_run(whole).progress == "pruned after round 2 of 3"
     assert json.loads((whole / "run.json").read_text())["error"] == "far behind"
-    begun = session(resuming.config(tmp_path / "begun"), on_round=ended)
+    begun = session(resuming.config(tmp_path / "begun"), on_round=interrupts)
     with pytest.raises(RunInterrupted):
         begun.run()
     again = session(resumed_config(begun.folder.path, {}), on_round=prunes).run()
     assert outcome(again) == outcome(whole)
 
 
-def test_an_error_of_a_callback_ends_the_run_as_failed(tmp_path) -> None:
-    made = session(resuming.config(tmp_path), on_round=lambda r, figures: figures["accuracy/mars"])
+def test_an_exception_in_a_callback_fails_the_run(tmp_path) -> None:
+    made = session(resuming.config(tmp_path), on_round=lambda r, metrics: metrics["accuracy/mars"])
     with pytest.raises(KeyError, match="mars"):
         made.run()
     assert json.loads((made.folder.path / "run.json").read_text())["status"] == "failed"
@@ -150,7 +150,7 @@ def test_an_error_of_a_callback_ends_the_run_as_failed(tmp_path) -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(1, 4), st.floats(0, 0.3))
-def test_a_run_is_settled_when_patience_rounds_are_no_better_than_the_best(
+def test_settled_returns_the_best_round_after_patience_rounds_without_improvement(
     losses, patience, delta
 ) -> None:
     best = 0
@@ -162,7 +162,7 @@ def test_a_run_is_settled_when_patience_rounds_are_no_better_than_the_best(
 
 
 @pytest.mark.parametrize("lost", [math.inf, math.nan])
-def test_rounds_whose_loss_is_no_number_are_no_better(lost) -> None:
+def test_a_nan_or_infinite_loss_is_no_improvement(lost) -> None:
     found = History(["a", "b"])
     for server_round, loss in ((1, 2.0), (2, 1.0), (3, lost), (4, lost)):
         found.add(server_round, "validation", "a", {"loss": loss})
@@ -170,18 +170,18 @@ def test_rounds_whose_loss_is_no_number_are_no_better(lost) -> None:
     assert settled(found.validation_losses, patience=2) == 2
 
 
-#: By so much no loss falls in a round.
-AT_ONCE = {"num-server-rounds": 4, "stop.patience": 2, "stop.min-delta": 9.0}
+#: No loss decreases by 9, so these runs stop after round 3.
+STOPS_EARLY = {"num-server-rounds": 4, "stop.patience": 2, "stop.min-delta": 9.0}
 
 
 @pytest.mark.parametrize("server_round", [2, 3])
-def test_patience_ends_a_run_after_the_same_round_however_often_it_is_stopped(
+def test_early_stopping_ends_resumed_and_uninterrupted_runs_after_the_same_round(
     tmp_path, server_round
 ) -> None:
-    changes = AT_ONCE | {"evaluate.every": 4, "checkpoint.every": 2}
+    changes = STOPS_EARLY | {"evaluate.every": 4, "checkpoint.every": 2}
     whole = session(resuming.config(tmp_path / "whole", **changes)).run()
     run = read_run(whole)
-    assert run.progress == "completed after round 3 of 4"  # the first, and two that are no better
+    assert run.progress == "completed after round 3 of 4"  # rounds 2 and 3 are no improvement
     assert run.rounds.tolist() == [0, 3]  # the last round is tested, as always
     begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), server_round)
     assert outcome(resume(begun)) == outcome(whole)
@@ -193,20 +193,20 @@ def test_patience_ends_a_run_after_the_same_round_however_often_it_is_stopped(
 @pytest.mark.parametrize(
     ("by", "ends", "kind"), [("server", 4, "validation"), ("clients", 3, "training")]
 )
-def test_patience_looks_at_validation_where_the_server_tests_on_it(
+def test_early_stopping_uses_the_validation_loss_if_the_server_evaluates(
     tmp_path, by, ends, kind
 ) -> None:
-    """Rounds 2, 4, ... are tested: the first of them, and two rounds that are no better."""
-    changes = AT_ONCE | {"num-server-rounds": 6, "evaluate.every": 2, "evaluate.by": by}
-    changes |= VALIDATED
+    """The server evaluates rounds 2, 4, ...: round 4 is two rounds after the first loss."""
+    changes = STOPS_EARLY | {"num-server-rounds": 6, "evaluate.every": 2, "evaluate.by": by}
+    changes |= WITH_VALIDATION
     whole = session(resuming.config(tmp_path / "whole", **changes)).run()
     assert f"completed after round {ends} of 6: the {kind} loss has not improved" in shown(whole)
     begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), 3)
     assert outcome(resume(begun)) == outcome(whole)
 
 
-def test_a_run_that_was_killed_after_its_last_checkpoint_does_not_go_on(tmp_path) -> None:
-    folder = session(resuming.config(tmp_path, **AT_ONCE)).run()
+def test_resuming_a_run_killed_after_early_stopping_trains_no_further_rounds(tmp_path) -> None:
+    folder = session(resuming.config(tmp_path, **STOPS_EARLY)).run()
     before = outcome(folder)
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
@@ -217,8 +217,8 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_does_not_go_on(tmp_path
     assert outcome(resume(folder)) == before
 
 
-def test_a_run_that_ends_while_it_is_read_was_not_killed(tmp_path, monkeypatch) -> None:
-    folder = session(resuming.config(tmp_path, **AT_ONCE)).run()
+def test_a_run_that_ends_while_it_is_read_is_not_reported_as_killed(tmp_path, monkeypatch) -> None:
+    folder = session(resuming.config(tmp_path, **STOPS_EARLY)).run()
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
 
@@ -230,8 +230,8 @@ def test_a_run_that_ends_while_it_is_read_was_not_killed(tmp_path, monkeypatch) 
     assert read_run(folder).status == "completed"
 
 
-def test_a_run_that_ended_early_is_completed(tmp_path) -> None:
-    folder = session(resuming.config(tmp_path, **AT_ONCE)).run()
+def test_a_run_that_stopped_early_is_completed_and_cannot_be_resumed(tmp_path) -> None:
+    folder = session(resuming.config(tmp_path, **STOPS_EARLY)).run()
     with pytest.raises(
         ConfigError, match="ended after round 3: the training loss has not improved since"
     ):
@@ -240,12 +240,12 @@ def test_a_run_that_ended_early_is_completed(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_ended_early_are_compared_with_others_of_their_settings(tmp_path) -> None:
-    """Seeds and methods may end after other rounds; who was stopped is still set apart."""
+def test_runs_that_stopped_early_are_compared_with_runs_of_the_same_settings(tmp_path) -> None:
+    """Runs of other seeds and methods may end after different rounds."""
     folders = []
     for strategy in ("uniform", "fedheal"):
         for seed in range(3):
-            changes = AT_ONCE | {"seed": seed, "strategy.name": strategy}
+            changes = STOPS_EARLY | {"seed": seed, "strategy.name": strategy}
             changes["stop.patience"] = 2 if seed else 9
             folders.append(session(resuming.config(tmp_path, **changes)).run())
             text = (folders[-1] / "config.toml").read_text()
@@ -273,7 +273,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_learning_rates_are_torchs(name) -> None:
+def test_learning_rate_schedules_equal_those_of_torch(name) -> None:
     settings = TrainConfig(
         lr=0.2, lr_schedule=name, lr_final=0.1, lr_factor=0.5, lr_every=3, momentum=0.0
     )
@@ -288,7 +288,7 @@ def test_learning_rates_are_torchs(name) -> None:
 
 @pytest.mark.parametrize("warmup", [1, 3])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_warm_up_is_torchs_before_the_schedule_of_the_rounds_that_are_left(name, warmup) -> None:
+def test_warmup_equals_torchs_linear_warmup_followed_by_the_schedule(name, warmup) -> None:
     settings = TrainConfig(
         lr=0.2,
         lr_schedule=name,
@@ -309,7 +309,7 @@ def test_a_warm_up_is_torchs_before_the_schedule_of_the_rounds_that_are_left(nam
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_run_that_is_all_warm_up_has_rising_learning_rates(name) -> None:
+def test_a_run_no_longer_than_its_warmup_has_rising_learning_rates(name) -> None:
     settings = TrainConfig(lr=0.4, lr_schedule=name, lr_warmup=3)
     assert [settings.lr_in(r, 2) for r in (1, 2)] == pytest.approx([0.1, 0.2])
     assert [settings.lr_in(r, 3) for r in (1, 2, 3)] == pytest.approx([0.1, 0.2, 0.3])
@@ -317,7 +317,7 @@ def test_a_run_that_is_all_warm_up_has_rising_learning_rates(name) -> None:
 
 
 def test_clients_and_strategies_get_the_learning_rate_of_the_round(tmp_path, monkeypatch) -> None:
-    """SCAFFOLD's and q-FFL's steps are by it; a run that is resumed goes on by it."""
+    """SCAFFOLD and q-FFL compute with it, also in a resumed run."""
     from fairflower.clients.scaffold import SCAFFOLD
     from fairflower.strategies import QFFL
 
@@ -339,7 +339,7 @@ def test_clients_and_strategies_get_the_learning_rate_of_the_round(tmp_path, mon
     assert outcome(resume(begun)) == outcome(whole)
 
 
-def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
+def test_early_stopping_and_schedule_settings_change_the_method_key() -> None:
     plain = method_key(RunConfig().to_flat())
     for key, value in (
         ("train.lr-schedule", "cosine"),
@@ -362,13 +362,15 @@ def test_what_ends_a_run_and_its_learning_rates_make_it_another() -> None:
         ("stop.patience", -1, "at least 0"),
     ],
 )
-def test_a_wrong_setting_says_what_is_allowed(key, value, message) -> None:
+def test_invalid_schedule_and_stopping_settings_name_the_allowed_values(
+    key, value, message
+) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({key: value})
 
 
 @pytest.mark.parametrize("by", ["server", "clients"])
-def test_training_that_diverges_is_noted_whoever_tests(tmp_path, by) -> None:
+def test_divergence_is_recorded_whether_the_server_or_clients_evaluate(tmp_path, by) -> None:
     folder = run(config(tmp_path, **{"evaluate.by": by, "train.lr": 20.0}))
     rows = [r for r in history(folder) if (r["round"], r["metric"]) == ("2", "loss")]
     losses = {level: [float(r["value"]) for r in rows if r["level"] == level] for level in
@@ -394,7 +396,9 @@ def test_a_diagnostic_with_the_name_of_a_field_is_refused(tmp_path, name, monkey
         made.run()
 
 
-def test_a_run_that_another_process_has_completed_is_not_taken_back(tmp_path, monkeypatch) -> None:
+def test_a_session_does_not_restart_a_run_that_another_process_completed(
+    tmp_path, monkeypatch
+) -> None:
     made = resuming.config(tmp_path)
     folder = resuming.stopped(made, 1)
     late = session(resumed_config(folder, {}))

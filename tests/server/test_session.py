@@ -40,7 +40,7 @@ from fairflower.server.session import Session
 from fairflower.strategies import FedAvg
 
 
-def test_a_run_folder_is_complete(tmp_path, monkeypatch):
+def test_a_completed_run_writes_all_files_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bin/fairflower", "run", "--output-dir", "my runs"])
     made = config(tmp_path)
     folder = run(made)
@@ -70,7 +70,7 @@ def test_a_run_folder_is_complete(tmp_path, monkeypatch):
         {("fedavg", "cnn"), ("uniform", "cnn"), ("fedheal", "cnn"), ("fedheal", "resnet10")},
     ),
 )
-def test_every_strategy_trains_every_kind_of_model(tmp_path, strategy, model):
+def test_strategies_return_finite_models_for_cnn_and_resnet(tmp_path, strategy, model):
     few = {"data.examples-per-client": 8, "data.test-examples": 4}
     folder = run(config(tmp_path, **few, **{"strategy.name": strategy, "model.name": model}))
     for array in load_file(folder / "model.safetensors").values():
@@ -80,7 +80,7 @@ def test_every_strategy_trains_every_kind_of_model(tmp_path, strategy, model):
 
 @pytest.mark.slow
 def test_pretrained_weights_are_read_once_and_sent(tmp_path, monkeypatch):
-    """Sites have no such file: all that it decides is the first model that they are sent."""
+    """Sites have no such file: it only determines the first model that the server sends."""
     path = tmp_path / "resnet18.safetensors"
     published = torchvision.models.resnet18(weights=None).state_dict()
     save_file(published, path)
@@ -122,11 +122,11 @@ PROMPTED = {
     [(s, "prompt-vit-tiny") for s in ONE_FOR_EACH_NEED]
     + [(s, "vpt-vit-tiny") for s in ("afl", "fedgcr")],
 )
-def test_prompts_are_trained_and_nothing_else_moves(tmp_path, strategy, network):
-    """What travels is what is trained: in every message, in both directions."""
+def test_only_trainable_parameters_of_prompt_models_are_sent(tmp_path, strategy, network):
+    """In every training message, in both directions."""
     sent: list[int] = []
 
-    class Scales(InlineGrid):
+    class CountsBytes(InlineGrid):
         def _deliver(self, message):
             reply = super()._deliver(message)
             if message.metadata.message_type == MessageType.TRAIN:
@@ -138,12 +138,12 @@ def test_prompts_are_trained_and_nothing_else_moves(tmp_path, strategy, network)
     few = {"num-server-rounds": 1, "data.examples-per-client": 8, "data.test-examples": 4}
     made = config(tmp_path, **few, **{"strategy.name": strategy, "model.name": network})
     console = Console(file=io.StringIO())
-    folder = Session(Scales(client_app, 4), made, console).run()
+    folder = Session(CountsBytes(client_app, 4), made, console).run()
     facts = json.loads((folder / "run.json").read_text())
     trained, parts = PROMPTED[network]
     assert facts["num_parameters"] == trained
     assert facts["model_bytes"] == 4 * trained
-    assert sent == [4 * trained] * 2 * 4  # there and back, 4 clients
+    assert sent == [4 * trained] * 2 * 4  # both directions, 4 clients
     model = load_file(folder / "model.safetensors")
     assert {name.partition(".")[0] for name in model} == parts
     assert all(np.isfinite(array).all() for array in model.values())
@@ -161,7 +161,7 @@ def test_prompts_are_trained_and_nothing_else_moves(tmp_path, strategy, network)
         ),
     ],
 )
-def test_federations_of_every_shape_run_and_are_tested(tmp_path, shape, domains):
+def test_imbalanced_and_corrupted_federations_are_trained_and_evaluated(tmp_path, shape, domains):
     made = config(tmp_path, **shape, **{"evaluate.by": "both", "evaluate.auc": True})
     folder = run(made, nodes=sum(domains))
     facts = json.loads((folder / "run.json").read_text())
@@ -190,7 +190,7 @@ def test_the_same_config_gives_the_same_bits_and_another_seed_does_not(tmp_path)
     assert one.read_bytes() == two.read_bytes() != other.read_bytes()
 
 
-def test_rounds_do_not_move_the_partition(tmp_path):
+def test_the_number_of_rounds_does_not_change_the_partition(tmp_path):
     facts = [
         json.loads((run(config(tmp_path, **{"num-server-rounds": n})) / "run.json").read_text())
         for n in (0, 1)
@@ -198,7 +198,7 @@ def test_rounds_do_not_move_the_partition(tmp_path):
     assert facts[0]["clients"] == facts[1]["clients"]
 
 
-def test_clients_can_be_the_ones_who_test(tmp_path):
+def test_evaluation_by_clients_gives_the_accuracies_of_the_server(tmp_path):
     by_clients = history(run(config(tmp_path, **{"evaluate.by": "clients"})))
     by_server = history(run(config(tmp_path)))
 
@@ -215,28 +215,28 @@ def test_clients_can_be_the_ones_who_test(tmp_path):
     assert len(accuracy(by_clients, "client")) == 2 * 4
 
 
-def test_personal_models_are_tested_beside_the_global_one(tmp_path):
+def test_personal_models_are_evaluated_beside_the_global_model(tmp_path):
     ditto = {"client.name": "ditto", "client.lambda": 0.0}
     rows = history(run(config(tmp_path, **ditto, **{"evaluate.by": "both"})))
     plain = history(run(config(tmp_path)))
 
-    def of(rows, level, metric):
+    def values(rows, level, metric):
         return {
             (r["round"], r["name"]): float(r["value"])
             for r in rows
             if (r["level"], r["metric"]) == (level, metric) and r["round"] != "0"
         }
 
-    assert of(rows, "domain", "accuracy") == of(plain, "domain", "accuracy")
-    domains, clients = (of(rows, level, "personal_accuracy") for level in ("domain", "client"))
+    assert values(rows, "domain", "accuracy") == values(plain, "domain", "accuracy")
+    domains, clients = (values(rows, level, "personal_accuracy") for level in ("domain", "client"))
     # One client per domain, in the domains' order.
     assert list(domains.values()) == list(clients.values())
     assert len(domains) == 2 * 4
-    assert domains != of(rows, "domain", "accuracy")
-    assert not of(plain, "domain", "personal_accuracy")
+    assert domains != values(rows, "domain", "accuracy")
+    assert not values(plain, "domain", "personal_accuracy")
 
 
-def test_a_server_without_data_learns_of_the_federation_from_its_clients(tmp_path, monkeypatch):
+def test_a_server_without_data_gets_the_federation_from_its_clients(tmp_path, monkeypatch):
     everywhere = run(config(tmp_path, **{"evaluate.by": "both"}))
     monkeypatch.setattr("fairflower.server.setup.prepare", None)  # the server must not need it
     folder = run(config(tmp_path, **{"evaluate.by": "clients"}))
@@ -251,7 +251,7 @@ def load_model(folder) -> bytes:
 
 
 def answering(answer) -> ClientApp:
-    """fairflower's app, whose clients answer a test as ``answer(client, metrics)`` says."""
+    """Return fairflower's app with evaluation replies changed by ``answer(client, metrics)``."""
 
     def evaluate(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
@@ -279,7 +279,7 @@ def incomplete(client, metrics):
 @pytest.mark.parametrize(
     ("answer", "reason"), [(crash, "no room to test"), (nan, "nan"), (incomplete, "lack")]
 )
-def test_a_client_that_cannot_test_is_named_and_left_out(tmp_path, caplog, answer, reason):
+def test_a_client_that_fails_to_evaluate_is_named_and_left_out(tmp_path, caplog, answer, reason):
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         folder = run(config(tmp_path, **{"evaluate.by": "clients"}), answering(answer))
     assert "without client 1" in caplog.text
@@ -288,7 +288,7 @@ def test_a_client_that_cannot_test_is_named_and_left_out(tmp_path, caplog, answe
     assert names == {"plain", "rotated", "printed"}
 
 
-def test_a_test_without_answers_ends_the_run(tmp_path):
+def test_an_evaluation_without_valid_replies_fails_the_run(tmp_path):
     def all_crash(client, metrics):
         raise MemoryError("no room to test")
 
@@ -296,16 +296,16 @@ def test_a_test_without_answers_ends_the_run(tmp_path):
         run(config(tmp_path, **{"evaluate.by": "clients"}), answering(all_crash))
 
 
-def test_testing_every_second_round_includes_the_last(tmp_path):
+def test_evaluation_every_second_round_includes_the_last(tmp_path):
     rows = history(run(config(tmp_path, **{"evaluate.every": 2, "num-server-rounds": 3})))
     assert {r["round"] for r in rows if r["level"] == "domain"} == {"0", "2", "3"}
 
 
-# --- what goes wrong ---------------------------------------------------------------------
+# --- failures ----------------------------------------------------------------------------
 
 
 def failing(clients: set[int]) -> ClientApp:
-    """fairflower's app, whose named clients raise while they train."""
+    """Return fairflower's app, in which these clients raise an error in training."""
 
     def train(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] in clients:
@@ -325,7 +325,7 @@ def test_a_failing_client_is_left_out_and_recorded(tmp_path, caplog):
     assert "no room" in line["dropped"]["2"]
 
 
-def test_too_many_failing_clients_end_the_run_readably(tmp_path):
+def test_too_many_failing_clients_fail_the_run_with_their_errors(tmp_path):
     with pytest.raises(RoundFailed, match=r"clients 0, 1, 3: .*no room"):
         run(config(tmp_path), failing({0, 1, 3}))
     (folder,) = tmp_path.iterdir()
@@ -337,10 +337,10 @@ def test_too_many_failing_clients_end_the_run_readably(tmp_path):
 
 class Breaks(FedAvg):
     def weigh(self, cohort):
-        return cohort.gram("nothing").sum(axis=0)  # which breaks off in a file of ours
+        return cohort.gram("nothing").sum(axis=0)  # raises in fairflower's code
 
 
-def test_an_error_in_a_rule_is_told_in_short_and_the_log_has_its_traceback(tmp_path):
+def test_an_error_in_a_strategy_is_short_and_the_log_has_the_traceback(tmp_path):
     made = config(tmp_path, **{"strategy.name": f"{__name__}:Breaks"})
     short = r"Breaks failed with KeyError: 'nothing' \(test_session.py, line \d+, in weigh\)"
     with pytest.raises(StrategyError, match=short) as told:
@@ -365,26 +365,26 @@ class Verbose(FedAvg):
         return super().weigh(cohort)
 
 
-def test_diagnostics_of_too_many_numbers_are_not_stored(tmp_path):
+def test_diagnostics_with_too_many_numbers_are_not_stored(tmp_path):
     folder = run(config(tmp_path, **{"strategy.name": f"{__name__}:Verbose"}))
     lines = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
     assert [line["small"] for line in lines] == [[0.0, 1.0, 2.0]] * 2
     assert not any("large" in line for line in lines)
 
 
-def test_invalid_weights_name_rule_and_round(tmp_path):
+def test_invalid_weights_name_the_strategy_and_the_round(tmp_path):
     made = config(tmp_path, **{"strategy.name": f"{__name__}:TooMuch"})
     with pytest.raises(ConfigError, match=r"Round 1, .*TooMuch: Weights \[.* with sum 1"):
         run(made)
 
 
-def test_an_exploding_loss_names_client_and_remedy(tmp_path):
+def test_an_exploding_loss_fails_the_run_and_advises_a_lower_learning_rate(tmp_path):
     with pytest.raises(RoundFailed, match=r"Lower train\.lr"):
         run(config(tmp_path, **{"train.lr": 1e30}))
 
 
 @pytest.mark.parametrize(("times", "diverged"), [(10, False), (1e-3, True)])
-def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
+def test_a_diverged_model_is_warned_of_and_noted_in_reports(
     times, diverged, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setattr("fairflower.server.rounds.DIVERGED", times)
@@ -396,7 +396,7 @@ def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
     assert facts.get("diverged") == (max(losses[-4:]) if diverged else None)
     note = f"training diverged: the last model's loss is {max(losses[-4:]):.3g}. Lower train.lr."
     assert (note in run_notes(read_run(folder))) is diverged
-    # Killed between the last checkpoint and its warning.
+    # A run killed between its last checkpoint and the warning.
     caplog.clear()
     facts.pop("diverged", None)
     (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
@@ -416,7 +416,7 @@ def test_a_model_that_is_worse_than_guessing_is_warned_of_and_marked(
         {"strategy.name": "uniform"},
     ],
 )
-def test_advice_after_divergence_is_accepted(settings, tmp_path, caplog, monkeypatch):
+def test_settings_advised_after_divergence_are_valid(settings, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("fairflower.server.rounds.DIVERGED", 1e-3)
     run(made := config(tmp_path, **settings))
     advice = caplog.text.partition("has diverged.")[2].partition("\n")[0]
@@ -426,8 +426,8 @@ def test_advice_after_divergence_is_accepted(settings, tmp_path, caplog, monkeyp
         RunConfig.from_flat(made.to_flat() | {key: 0.001})
 
 
-def test_a_loss_that_is_no_number_is_worse_than_guessing(tmp_path, caplog, monkeypatch):
-    """As of infinite logits, which finite weights can have."""
+def test_a_nan_loss_counts_as_divergence(tmp_path, caplog, monkeypatch):
+    """Finite weights can give infinite logits, and these a NaN loss."""
     test = CentralizedEvaluator.__call__
 
     def lost(self, *args):
@@ -441,11 +441,11 @@ def test_a_loss_that_is_no_number_is_worse_than_guessing(tmp_path, caplog, monke
 
 
 class RunNotRunning(BaseException):
-    """As older Flower says that a run was stopped."""
+    """Raised by older versions of Flower when a run was stopped."""
 
 
 @pytest.mark.parametrize("how", [RunInterrupted, SystemExit, RunNotRunning])
-def test_stop_leaves_a_readable_folder(tmp_path, how):
+def test_a_stopped_run_leaves_a_readable_folder(tmp_path, how):
     stop = threading.Event()
 
     def train(message: Message, context: Context) -> Message:
@@ -463,8 +463,8 @@ def test_stop_leaves_a_readable_folder(tmp_path, how):
     assert load_file(folder / "model.safetensors")
 
 
-def test_flower_waits_for_the_run_folder_of_a_run_that_it_stops(tmp_path):
-    """Its simulation has a ServerApp in a thread, as here, and is about to end the process."""
+def test_flowers_exit_handler_waits_until_the_run_folder_is_written(tmp_path):
+    """Flower's simulation runs the ServerApp in a thread, as here, and then ends the process."""
     begun, stop = threading.Event(), threading.Event()
 
     def train(message: Message, context: Context) -> Message:
@@ -485,7 +485,7 @@ def test_flower_waits_for_the_run_folder_of_a_run_that_it_stops(tmp_path):
     server.join()
 
 
-def test_min_clients_beyond_a_round_is_refused_before_it(tmp_path):
+def test_min_clients_above_the_clients_per_round_is_refused_before_the_run(tmp_path):
     with pytest.raises(
         ConfigError, match=r"min-clients = 3: only 2 clients are selected per round\."
     ):
@@ -493,22 +493,22 @@ def test_min_clients_beyond_a_round_is_refused_before_it(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_too_few_nodes_are_refused_with_the_command_that_helps(tmp_path):
+def test_too_few_nodes_are_refused_with_the_num_supernodes_needed(tmp_path):
     with pytest.raises(ConfigError, match="num-supernodes=4"):
         run(config(tmp_path), nodes=3)
 
 
-def test_more_nodes_than_clients_are_no_problem(tmp_path):
+def test_more_nodes_than_clients_are_accepted(tmp_path):
     run(config(tmp_path), nodes=6)
 
 
-def test_runs_never_share_a_folder(tmp_path):
+def test_runs_of_the_same_name_get_different_folders(tmp_path):
     made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
     assert {run(made).name, run(made).name} == {"mine", "mine-2"}
 
 
 @pytest.mark.parametrize("left", [(), (".lock",)])
-def test_the_folder_of_a_run_that_was_killed_before_it_wrote_is_used(tmp_path, left):
+def test_an_empty_folder_of_a_killed_run_is_reused(tmp_path, left):
     made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
     (tmp_path / "mine").mkdir()
     for name in left:
@@ -516,7 +516,7 @@ def test_the_folder_of_a_run_that_was_killed_before_it_wrote_is_used(tmp_path, l
     assert run(made).name == "mine"
 
 
-def test_a_folder_that_another_process_has_locked_is_not_used(tmp_path):
+def test_a_folder_locked_by_another_process_is_not_used(tmp_path):
     made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
     (tmp_path / "mine").mkdir()
     held = lock_folder(tmp_path / "mine")
@@ -524,7 +524,7 @@ def test_a_folder_that_another_process_has_locked_is_not_used(tmp_path):
     held.release()
 
 
-def test_a_site_names_its_own_data(tmp_path):
+def test_a_trainer_reads_the_data_dir_of_the_node_config(tmp_path):
     context = Context(
         1, 1, {"partition-id": 0, "data-dir": str(tmp_path / "gone")}, RecordDict(), {}
     )

@@ -1,4 +1,4 @@
-"""A user's metrics in runs: at the server, at clients, in tables; and metrics that fail."""
+"""User metrics in runs: at the server, at clients, in tables; and failing metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = f"{BOTH}, own_metrics:confidence_gap"
 
 
 def wanted(made: RunConfig, folder: Path, x: Any, y: Any) -> dict[str, float]:
-    """Scikit-learn's numbers of a run's final model."""
+    """Return the metrics of a run's final model, computed by scikit-learn."""
     evaluator = CentralizedEvaluator(made, prepare(made.data))
     model = evaluator.model
     arrays = load_file(folder / "model.safetensors")
@@ -51,7 +51,7 @@ def last(folder: Path, level: str, metric: str) -> dict[str, float]:
     return {r["name"]: float(r["value"]) for r in rows if r["round"] == "2"}
 
 
-def test_metrics_of_the_server_are_scikit_learns(tmp_path: Path) -> None:
+def test_user_metrics_of_the_server_equal_scikit_learn(tmp_path: Path) -> None:
     made = config(tmp_path, **{"evaluate.metrics": BOTH, "data.test-examples": 60})
     folder = run(made)
     data = prepare(made.data)
@@ -64,7 +64,9 @@ def test_metrics_of_the_server_are_scikit_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_metrics_of_clients_are_scikit_learns_and_means_by_test_examples(tmp_path: Path) -> None:
+def test_user_metrics_of_clients_equal_scikit_learn_and_domains_have_weighted_means(
+    tmp_path: Path,
+) -> None:
     changes = {"evaluate.metrics": BOTH, "evaluate.by": "clients", "data.test-examples": 60}
     made = config(tmp_path, **changes, **{"data.clients-per-domain": 2})
     folder = run(made, nodes=8)
@@ -82,7 +84,7 @@ def test_metrics_of_clients_are_scikit_learns_and_means_by_test_examples(tmp_pat
         assert last(folder, "domain", metric) == pytest.approx(means, abs=1e-6)
 
 
-def test_metrics_change_neither_the_model_nor_the_other_metrics(tmp_path: Path) -> None:
+def test_user_metrics_change_neither_the_model_nor_other_metrics(tmp_path: Path) -> None:
     plain = run(config(tmp_path / "plain"))
     own = run(config(tmp_path / "own", **{"evaluate.metrics": "own_metrics:changes_its_input"}))
     models = [(folder / "model.safetensors").read_bytes() for folder in (plain, own)]
@@ -93,7 +95,7 @@ def test_metrics_change_neither_the_model_nor_the_other_metrics(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_user_metrics_of_an_uninterrupted_run(tmp_path: Path) -> None:
     whole = run(config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "whole"}))
     made = config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "stopped"})
     with pytest.raises(KeyboardInterrupt):
@@ -104,7 +106,7 @@ def test_a_resumed_run_has_the_metrics_of_one_that_was_not_stopped(tmp_path: Pat
     assert read_run(folder).user_metrics == {"macro_f1": 1, "roc": 1, "confidence_gap": -1}
 
 
-def test_a_resumed_run_keeps_what_it_said_of_metrics_that_fail(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_record_of_failed_metrics(tmp_path: Path) -> None:
     settings = {"evaluate.metrics": "own_metrics:nan", "evaluate.metric-errors": "skip"}
     whole = run(config(tmp_path, **settings, **{"run-name": "whole"}))
     with pytest.raises(KeyboardInterrupt):
@@ -122,7 +124,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_tables_have_each_metric_over_domains(compared: list[Path]) -> None:
+def test_tables_show_each_user_metric_over_domains(compared: list[Path]) -> None:
     runs = [read_run(folder) for folder in compared]
     (chapter,) = analyze(runs).chapters
     f1, _, gap = user_tables(chapter.comparison)
@@ -137,7 +139,7 @@ def test_tables_have_each_metric_over_domains(compared: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_verdicts_and_differences_name_the_metric(compared: list[Path]) -> None:
+def test_verdicts_and_difference_tables_name_the_user_metric(compared: list[Path]) -> None:
     (chapter,) = analyze([read_run(folder) for folder in compared]).chapters
     titles = [table.title for table in chapter.tables]
     assert any("Difference from the baselines, macro_f1 over domains" in t for t in titles)
@@ -151,7 +153,7 @@ def test_verdicts_and_differences_name_the_metric(compared: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> None:
+def test_a_summary_file_keeps_the_user_metrics(compared: list[Path], tmp_path: Path) -> None:
     runs = [read_run(folder) for folder in compared]
     write_summary(runs, tmp_path / "x.csv")
     again = read_summary(tmp_path / "x.csv")
@@ -170,7 +172,7 @@ def test_a_summary_keeps_the_metrics(compared: list[Path], tmp_path: Path) -> No
         ("masked", "it returned a masked value; expected a number"),
     ],
 )
-def test_a_metric_that_fails_is_named_with_the_domain_and_ends_the_run(
+def test_a_failing_metric_is_named_with_the_domain_or_client_and_ends_the_run(
     tmp_path: Path, metric: str, words: str
 ) -> None:
     made = config(tmp_path, **{"evaluate.metrics": f"own_metrics:{metric}"})
@@ -188,7 +190,7 @@ def test_a_metric_that_fails_is_named_with_the_domain_and_ends_the_run(
 
 
 @pytest.mark.parametrize("by", ["server", "clients"])
-def test_a_run_goes_on_without_a_metric_that_fails(
+def test_a_run_skips_failing_metrics_if_configured(
     tmp_path: Path, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = "own_metrics:nan,own_metrics:macro_f1"
@@ -201,17 +203,17 @@ def test_a_run_goes_on_without_a_metric_that_fails(
     assert len(last(folder, "domain", "macro_f1")) == 4
     assert not last(folder, "domain", "nan")
     found = [r for r in caplog.messages if "nan failed on" in r]
-    assert len(found) == 4  # domains, or clients: each of them once
+    assert len(found) == 4  # each domain or client once
     made = read_run(folder)
     assert len(made.info["skipped_metrics"]) == 4
     (chapter,) = analyze([made]).chapters
     assert [table.title.split()[0] for table in user_tables(chapter.comparison)] == ["macro_f1"]
 
 
-def test_clients_that_lack_the_function_are_named(
+def test_a_client_without_the_module_of_a_metric_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has imported it; then its module disappears, as at a site without it."""
+    """The module is deleted after the server has imported it, as at a site without it."""
     (tmp_path / "only_here.py").write_text("def share(logits, labels):\n    return 0.5\n")
     monkeypatch.syspath_prepend(tmp_path)
     made = config(tmp_path, **{"evaluate.metrics": "only_here:share", "evaluate.by": "clients"})
@@ -239,12 +241,12 @@ def test_clients_that_lack_the_function_are_named(
         ("own_metrics:failing", "failing.better raised KeyError: 'better'"),
     ],
 )
-def test_wrong_names_are_refused_before_the_run(value: str, words: str) -> None:
+def test_invalid_user_metrics_are_refused_before_the_run(value: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"evaluate.metrics: .*{words}"):
         RunConfig.from_flat({"evaluate.metrics": value})
 
 
-def test_a_direction_of_numpy_is_a_number(tmp_path: Path) -> None:
+def test_the_direction_of_a_metric_may_be_a_numpy_integer(tmp_path: Path) -> None:
     folder = run(config(tmp_path, **{"evaluate.metrics": "own_metrics:numpys"}))
     assert read_run(folder).user_metrics == {"numpys": -1}
 
@@ -256,7 +258,7 @@ def test_a_direction_of_numpy_is_a_number(tmp_path: Path) -> None:
         ("adabn_accuracy", {"data.held-out": "plain", "evaluate.adabn": True}),
     ],
 )
-def test_a_metric_does_not_take_the_name_of_another(
+def test_a_user_metric_with_the_name_of_another_metric_of_the_run_is_refused(
     tmp_path: Path, metric: str, settings: dict[str, Any]
 ) -> None:
     own = {"evaluate.metrics": f"own_metrics:{metric}"}

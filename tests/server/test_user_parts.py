@@ -1,4 +1,4 @@
-"""What a user's model, data set, exchange or policy may do wrong: the error names it."""
+"""Errors in a user's model, strategy, exchange, trainer or data set: the message names it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_model_that_changes_its_input_sees_the_same_examples_in_every_round(
         ("Misspelt", "Misspelt: define the method features"),
     ],
 )
-def test_a_wrong_model_is_named_before_anything_starts(
+def test_an_invalid_model_is_named_before_the_run_starts(
     tmp_path: Path, model: str, said: str
 ) -> None:
     with pytest.raises(UserError, match=rf"model.name = .*{HERE}:{model}.*{said}"):
@@ -120,7 +120,7 @@ def test_a_wrong_model_is_named_before_anything_starts(
         check_model(globals()[model], shape=(5,))
 
 
-def test_frozen_layers_may_be_hidden_in_a_list(tmp_path: Path) -> None:
+def test_frozen_layers_may_be_in_a_plain_list(tmp_path: Path) -> None:
     run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:Hides"}))
 
 
@@ -177,7 +177,7 @@ class KeepsTexts(FedAvg):
         (KeepsTexts, "cannot keep array.*Use numbers, None, arrays of numbers"),
     ],
 )
-def test_a_wrong_strategy_is_told_what_to_do(
+def test_an_invalid_strategy_fails_the_run_with_advice(
     tmp_path: Path, strategy: type[FedAvg], said: str
 ) -> None:
     name = strategy.__name__
@@ -206,7 +206,9 @@ def test_a_subclass_keeps_the_state_of_its_base() -> None:
         (SGD, "exchanges", ControlVariates, r"write a tuple, \(ControlVariates,\)"),
     ],
 )
-def test_a_forgotten_comma_is_named(base: type, attribute: str, value: Any, said: str) -> None:
+def test_a_class_attribute_that_should_be_a_tuple_is_refused(
+    base: type, attribute: str, value: Any, said: str
+) -> None:
     with pytest.raises(TypeError, match=said):
         type("X", (base,), {attribute: value})
 
@@ -219,7 +221,7 @@ class Flagged(FedAvg):
         self.flag = flag
 
 
-def test_a_truth_value_is_true_or_false() -> None:
+def test_a_boolean_argument_accepts_only_true_and_false() -> None:
     spec = ArgumentSpec.of(True, bool)
     assert spec.bounded
     spec.check("flag", False)
@@ -266,7 +268,7 @@ class NoClassMethod(SGD):
         return self.names
 
 
-def test_a_client_that_fails_is_named_with_the_line(tmp_path: Path) -> None:
+def test_a_failing_trainer_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(
         RoundFailed, match=r"LosesItsGraph.loss returned float \(\); expected a scalar"
     ):
@@ -284,7 +286,7 @@ class Misspells(SGD):
         return super().loss(x, y)
 
 
-def test_a_misspelt_hook_is_named() -> None:
+def test_a_misspelled_hook_is_named() -> None:
     with pytest.raises(AssertionError, match=r"Misspells.los: .*Did you mean loss"):
         check_trainer(Misspells)
 
@@ -333,7 +335,7 @@ class Few(Tables):
         (Few, "2 channels or features, but 1 means"),
     ],
 )
-def test_a_wrong_data_set_is_named_before_anything_starts(
+def test_an_invalid_data_set_is_refused_before_the_run_starts(
     tmp_path: Path, kind: type[Tables], said: str
 ) -> None:
     check_data(Tables)

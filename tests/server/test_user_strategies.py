@@ -1,4 +1,4 @@
-"""What a user's strategy may do wrong in a round: the error has its name and place."""
+"""Errors in a user's strategy or trainer during a round: the message names class and line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Exits(FedAvg):
 
 
 class Quits(BaseException):
-    """Bare, as in nobody's code but a user's."""
+    """Derived directly from BaseException, which only a user's code would do."""
 
 
 class RaisesABareOne(FedAvg):
@@ -80,7 +80,7 @@ class NoText(Exception):
         (HasNoText, r"HasNoText failed with NoText: no text \(RuntimeError\)"),
     ],
 )
-def test_whatever_a_rule_does_wrong_fails_the_run_by_the_rules_name(strategy, words, tmp_path):
+def test_errors_in_a_strategy_fail_the_run_and_name_the_strategy(strategy, words, tmp_path):
     made = config(tmp_path, **{"strategy.name": f"{__name__}:{strategy.__name__}"})
     with pytest.raises(StrategyError, match=words):
         run(made)
@@ -88,7 +88,7 @@ def test_whatever_a_rule_does_wrong_fails_the_run_by_the_rules_name(strategy, wo
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 
-def test_a_bare_exception_of_a_users_class_is_named_before_and_at_clients(tmp_path):
+def test_a_base_exception_is_named_before_the_run_and_at_clients(tmp_path):
     with pytest.raises(UserError, match=r"RaisesABareOneAtOnce': it failed with Quits: tired"):
         config(tmp_path, **{"strategy.name": f"{__name__}:RaisesABareOneAtOnce"})
     made = config(tmp_path, **{"client.name": f"{__name__}:RaisesABareOneAtAClient"})
@@ -96,7 +96,7 @@ def test_a_bare_exception_of_a_users_class_is_named_before_and_at_clients(tmp_pa
         run(made)
 
 
-def test_ctrl_c_in_a_users_code_is_no_failure_of_it(tmp_path, monkeypatch):
+def test_ctrl_c_in_a_strategy_stops_the_run_without_failing_it(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -107,7 +107,7 @@ def test_ctrl_c_in_a_users_code_is_no_failure_of_it(tmp_path, monkeypatch):
     assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
 
 
-def test_flowers_own_exit_during_a_merge_stops_the_run(tmp_path, monkeypatch):
+def test_a_system_exit_raised_by_flower_during_a_merge_stops_the_run(tmp_path, monkeypatch):
     by_flower: dict[str, Any] = {}
     source = "def leave(*_):\n    raise SystemExit(0)"
     exec(compile(source, str(Path(flwr.__file__).parent / "exit.py"), "exec"), by_flower)

@@ -1,4 +1,4 @@
-"""Methods over several benchmarks: closed forms, published numbers and drawn data."""
+"""Methods over several benchmarks: closed forms, published numbers and simulated data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNEQUAL = np.array([0.05, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 6.0
 
 
 def drawn(rng: np.random.Generator, benchmarks: int) -> NDArray[np.float64]:
-    """Means [methods, benchmarks] of methods that are alike on average; the first is steady."""
+    """Means [methods, benchmarks] of methods that are equal on average; the first varies least."""
     own = np.sqrt(UNEQUAL)[:, None] * rng.normal(size=(len(UNEQUAL), benchmarks))
     return np.vstack([np.zeros(benchmarks), own]) + 0.25 * rng.normal(size=(13, benchmarks))
 
@@ -26,7 +26,7 @@ def gains(means: NDArray[np.float64]) -> dict[int, list[float]]:
     return {m: list(row - means[0]) for m, row in enumerate(means[1:], 1)}
 
 
-def test_it_is_students_test_over_benchmarks_with_holms_correction_and_bonferronis_interval():
+def test_over_benchmarks_is_a_t_test_with_holm_correction_and_bonferroni_intervals():
     values = gains(drawn(np.random.default_rng(1), 6))
     found = over_benchmarks(values, 2.0)
     by_scipy = holm({m: stats.ttest_1samp(row, 0.0).pvalue for m, row in values.items()})
@@ -45,7 +45,7 @@ def test_four_benchmarks_give_no_verdict() -> None:
 
 
 @pytest.mark.parametrize("sims", [300, pytest.param(4000, marks=pytest.mark.nightly)])
-def test_false_claims_are_rare_where_methods_vary_unequally(sims: int) -> None:
+def test_false_claims_are_rare_if_methods_have_unequal_variances(sims: int) -> None:
     """A mixed model with one variance of method x benchmark makes twice as many."""
     rng = np.random.default_rng(0)
     claims = of_mixed = 0
@@ -65,7 +65,7 @@ def test_false_claims_are_rare_where_methods_vary_unequally(sims: int) -> None:
         assert of_mixed / sims == pytest.approx(0.10, abs=0.02)
 
 
-def test_the_critical_difference_is_demsars() -> None:
+def test_the_critical_difference_matches_demsar_2006() -> None:
     """Demsar (JMLR 2006), Table 6 and text: 4 classifiers, 14 data sets, CD = 1.25."""
     table = [
         (0.763, 0.768, 0.771, 0.798), (0.599, 0.591, 0.590, 0.569), (0.954, 0.971, 0.968, 0.967),
@@ -83,12 +83,12 @@ def test_the_critical_difference_is_demsars() -> None:
     assert found.p < 0.05
 
 
-def test_ranks_of_methods_that_tie_everywhere_say_nothing() -> None:
+def test_ranks_of_methods_that_tie_everywhere_have_p_value_1() -> None:
     found = ranks({name: [1.0, 2.0, 3.0] for name in "abc"})
     assert found.mean == {"a": 2.0, "b": 2.0, "c": 2.0}
     assert found.p == 1.0
 
 
-def test_ranks_need_three_of_each() -> None:
+def test_ranks_need_at_least_three_methods() -> None:
     with pytest.raises(ValueError, match="got 2 and 3"):
         ranks({"a": [1.0] * 3, "b": [1.0] * 3})

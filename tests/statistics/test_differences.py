@@ -1,4 +1,4 @@
-"""Differences judged together: limma's and SciPy's numbers, closed forms, and drawn data."""
+"""Differences judged as a family: limma's and SciPy's numbers, closed forms, simulated data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLES = st.lists(st.integers(-50, 50), min_size=3, max_size=9).filter(lambda v
 
 
 @given(SAMPLES, st.floats(0.5, 20))
-def test_alone_a_difference_is_students_and_equivalence_is_two_one_sided_tests(
+def test_a_single_difference_is_a_t_test_and_equivalence_is_two_one_sided_tests(
     values: list[int], margin: float
 ) -> None:
     one = differences({"a": values}, margin)["a"]
@@ -37,8 +37,8 @@ def test_alone_a_difference_is_students_and_equivalence_is_two_one_sided_tests(
     assert one.p_same == pytest.approx(max(below, above))
 
 
-def test_moderated_variances_are_the_most_likely_of_limmas_model() -> None:
-    """Where the fitted prior has to reproduce the mean and the variance of log variances."""
+def test_moderated_variances_match_limmas_model() -> None:
+    """The fitted prior reproduces the mean and the variance of the log variances."""
     s2, df = [1.0, 2.0, 0.3, 9.0, 4.0, 0.9, 1.7], [4, 4, 4, 5, 4, 4, 3]
     d = np.array(df, float)
     logs = np.log(s2) - special.digamma(d / 2) + np.log(d / 2)
@@ -50,21 +50,21 @@ def test_moderated_variances_are_the_most_likely_of_limmas_model() -> None:
         assert own <= whole <= 2 * half + own + 1e-9
 
 
-def test_variances_that_differ_by_chance_alone_become_one() -> None:
+def test_variances_that_differ_only_by_chance_are_pooled() -> None:
     found = moderated_variances([1.0, 1.1, 0.9, 1.05], [9, 9, 9, 9])
     assert {round(variance, 12) for variance, _ in found} == {1.0125}
-    # Not 36 degrees: the differences have the other method's noise in common.
+    # Fewer than 36 degrees of freedom, because the differences share the reference's noise.
     assert all(9 < df < 36 for _, df in found)
 
 
-def test_fewer_than_three_variances_stay_as_they_are() -> None:
+def test_fewer_than_three_variances_are_not_moderated() -> None:
     assert moderated_variances([1.0, 4.0], [4, 4]) == [(1.0, 4.0), (4.0, 4.0)]
     assert moderated_variances([], []) == []
     assert moderated_variances([0.0, 0.0, 1.0, 0.0], [2, 2, 2, 2])[0] == (0.0, 2.0)
 
 
-def test_a_lucky_spread_does_not_decide() -> None:
-    """Four tenths on every seed, beside methods that vary by two points and lose five."""
+def test_a_small_spread_by_luck_is_not_significant_in_a_family() -> None:
+    """A method loses 0.4 points on every seed, beside methods that vary by two points."""
     rng = np.random.default_rng(0)
     values = {f"m{i}": list(rng.normal(-5 * (i < 3), 2.0, 5)) for i in range(12)}
     values["lucky"] = [-0.4, -0.41, -0.39, -0.4, -0.4]
@@ -72,7 +72,7 @@ def test_a_lucky_spread_does_not_decide() -> None:
     assert judged_as_family(differences(values))["lucky"].sign == 0
 
 
-def test_no_variance_is_lowered() -> None:
+def test_moderation_lowers_no_variance() -> None:
     """A method that varies more than the others keeps its own variance."""
     rng = np.random.default_rng(3)
     values = {f"m{i}": list(rng.normal(0, 1.0, 6)) for i in range(11)}
@@ -84,8 +84,8 @@ def test_no_variance_is_lowered() -> None:
 
 
 @pytest.mark.parametrize("n", [5, pytest.param(6, marks=pytest.mark.nightly)])
-def test_a_volatile_method_makes_few_claims(n: int) -> None:
-    """Of twelve methods that are alike one varies four times as much: 10 % before, at six pairs."""
+def test_a_method_with_a_large_variance_causes_few_false_claims(n: int) -> None:
+    """Methods are equal, but one varies four times as much; 10 % before, at six pairs."""
     rng, sims, claims = np.random.default_rng(n), 600, 0
     for _ in range(sims):
         spread = np.array([1.0] * 12 + [4.0])[:, None]
@@ -103,7 +103,7 @@ def test_fewer_than_five_pairs_have_intervals_and_no_verdict(n: int) -> None:
     assert (one.sign, one.equivalent) == (0, False)
 
 
-def test_of_equal_numbers_nothing_is_known() -> None:
+def test_equal_differences_have_no_p_value_and_no_interval() -> None:
     one = judged_as_family(differences({"a": [2.0] * 6}, 3.0))["a"]
     assert all(map(math.isnan, (one.p, one.p_same, one.low, one.high, one.detectable)))
     assert (one.sign, one.equivalent, one.n) == (0, False, 6)
@@ -111,7 +111,7 @@ def test_of_equal_numbers_nothing_is_known() -> None:
     assert math.isnan(one.p)
 
 
-def test_methods_that_always_agree_are_the_same() -> None:
+def test_methods_that_agree_in_every_pair_are_equivalent() -> None:
     found = judged_as_family(
         differences({"a": [1e-13, 0.0, -1e-13, 0, 0], "b": [1, 2, 3, 1, 2]}, 2.0)
     )
@@ -121,7 +121,7 @@ def test_methods_that_always_agree_are_the_same() -> None:
     assert not one.sign
 
 
-def test_a_spread_below_one_example_is_raised_to_it() -> None:
+def test_a_spread_below_the_worth_of_one_example_is_raised_to_it() -> None:
     values = [2.0, 2.0, 2.1, 2.0, 2.0, 2.0]
     floored = differences({"a": values}, floors={"a": 0.3})["a"]
     assert floored.error == pytest.approx(0.3 / math.sqrt(6))
@@ -136,8 +136,8 @@ def test_a_spread_below_one_example_is_raised_to_it() -> None:
 
 
 @given(st.lists(st.floats(0.0, 3.0), min_size=2, max_size=2))
-def test_with_more_spread_nothing_more_is_claimed(scales: list[float]) -> None:
-    """No jump at the floor: of the same values, stretched, the error only grows."""
+def test_the_error_does_not_fall_as_the_spread_grows(scales: list[float]) -> None:
+    """Scaling the same values up never lowers the error, also not at the floor."""
     values = np.array([-1.0, 0.5, 0.0, 1.5, -1.0, 0.0])
     errors = [
         differences({"a": list(scale * values)}, 2.0, {"a": 0.6})["a"].error
@@ -147,7 +147,7 @@ def test_with_more_spread_nothing_more_is_claimed(scales: list[float]) -> None:
     assert errors == sorted(errors)
 
 
-def test_the_spread_of_one_method_does_not_move_another() -> None:
+def test_the_floor_of_one_method_does_not_change_the_others() -> None:
     rng = np.random.default_rng(1)
     values = {f"m{i}": list(rng.normal(0, 2.0, 8)) for i in range(5)} | {"calm": [0.1, 0.0] * 4}
     alone, raised = differences(values, 2.0), differences(values, 2.0, {"calm": 3.0})
@@ -166,7 +166,7 @@ def test_an_example_is_worth_most_in_the_smallest_domain() -> None:
 
 
 def discrete_false_claims(n: int, changed: float, sims: int) -> float:
-    """Share of claims about one method of which some predictions on 16 examples change by chance.
+    """Share of false claims about a method whose predictions on 16 examples change by chance.
 
     ``changed`` is the probability that the difference is one example, to either side.
     """
@@ -179,14 +179,14 @@ def discrete_false_claims(n: int, changed: float, sims: int) -> float:
 
 @pytest.mark.parametrize("changed", [0.1, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("n", [5, 7, 10, 40])
-def test_of_whole_examples_few_make_a_claim(n: int, changed: float) -> None:
+def test_differences_of_whole_examples_cause_few_false_claims(n: int, changed: float) -> None:
     sims = 1000
     bound = 0.06 + 3 * math.sqrt(0.05 * 0.95 / sims)
     assert discrete_false_claims(n, changed, sims) <= bound
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), SAMPLES, min_size=1, max_size=6))
-def test_intervals_without_zero_have_verdicts_and_in_the_margin_equivalence(
+def test_verdicts_and_equivalence_agree_with_the_interval(
     values: dict[str, list[int]],
 ) -> None:
     for one in judged_as_family(differences(values, 15.0)).values():
@@ -199,13 +199,13 @@ def test_intervals_without_zero_have_verdicts_and_in_the_margin_equivalence(
         assert not (one.equivalent and one.sign)
 
 
-def test_what_holm_shows_and_bonferroni_does_not_has_an_interval_that_ends_at_zero() -> None:
+def test_a_difference_significant_only_by_holm_has_an_interval_ending_at_zero() -> None:
     values = {"clear": [8, 9, 7, 8, 9, 8], "small": [1.0, 1.3, 0.9, 0.2, 1.1, 0.8]}
     alone = {name: stats.ttest_1samp(pairs, 0) for name, pairs in values.items()}
     wider = {n: test.confidence_interval(1 - 0.05 / 2) for n, test in alone.items()}
     found = judged_as_family(differences(values))
     assert found["clear"].low == pytest.approx(wider["clear"].low)
-    # Scaled so that p lies between 0.025 and 0.05: Holm's second step shows it.
+    # Shifted so that p lies between 0.025 and 0.05, where only Holm's second step rejects.
     shifted = {**values, "small": [v - 0.48 for v in values["small"]]}
     assert 0.025 < stats.ttest_1samp(shifted["small"], 0).pvalue < 0.05
     small = judged_as_family(differences(shifted))["small"]
@@ -215,7 +215,7 @@ def test_what_holm_shows_and_bonferroni_does_not_has_an_interval_that_ends_at_ze
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_steps_down(p: dict[str, float]) -> None:
+def test_holm_matches_the_step_down_procedure(p: dict[str, float]) -> None:
     """Rejects from the smallest on, as long as p_(i) < level / (m - i + 1)."""
     found = holm(p)
     for level in (0.01, 0.05, 0.2):
@@ -230,14 +230,14 @@ def test_holm_steps_down(p: dict[str, float]) -> None:
         assert close or {name for name, one in found.items() if one < level} == rejected
 
 
-def test_what_has_no_p_value_is_no_part_of_the_family() -> None:
+def test_a_missing_p_value_is_not_part_of_the_family() -> None:
     found = holm({"a": 0.02, "b": math.nan, "c": 0.5})
     assert found["a"] == pytest.approx(0.04)
     assert math.isnan(found["b"])
 
 
 def false_claims(methods: int, n: int, sims: int, shared: float = 0.0) -> float:
-    """Share of tables with a claim where there is nothing; ``shared``: SD that replicates lack."""
+    """Share of tables with a false claim; ``shared`` is the SD of what all replicates share."""
     rng = np.random.default_rng(methods * 1000 + n)
     tables = 0
     for _ in range(sims):
@@ -260,7 +260,7 @@ def false_claims(methods: int, n: int, sims: int, shared: float = 0.0) -> float:
         ],
     ],
 )
-def test_of_tables_without_differences_few_have_a_claim(methods: int, n: int, sims: int) -> None:
+def test_few_tables_without_differences_have_a_claim(methods: int, n: int, sims: int) -> None:
     """At most 6 %, and three standard errors of the simulation."""
     bound = 0.06 + 3 * math.sqrt(0.05 * 0.95 / sims)
     assert false_claims(methods, n, sims) <= bound

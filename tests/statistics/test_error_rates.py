@@ -1,4 +1,4 @@
-"""The program behind experiments/error-rates.md runs, and counts what it says it counts."""
+"""The program behind experiments/error-rates.md runs and computes shares in percent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power of t tests, against SciPy's noncentral t distribution and drawn data."""
+"""Power of t tests, against SciPy's noncentral t distribution and simulated data."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ from fairflower.statistics.power import (
 @pytest.mark.parametrize("df", [1, 2, 4, 9, 23, 200])
 @pytest.mark.parametrize("effect", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("level", [0.05, 0.05 / 40])
-def test_power_is_that_of_the_noncentral_t_distribution(
-    df: int, effect: float, level: float
-) -> None:
+def test_power_matches_the_noncentral_t_distribution(df: int, effect: float, level: float) -> None:
     bound = stats.t.ppf(1 - level / 2, df)
     wanted = stats.nct.sf(bound, df, 2 * effect) + stats.nct.cdf(-bound, df, 2 * effect)
     assert power(effect, 0.5, df, level) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_power_with_a_known_error_is_that_of_the_normal_distribution() -> None:
+def test_power_with_a_known_error_matches_the_normal_distribution() -> None:
     wanted = stats.norm.sf(1.959964 - 1.5) + stats.norm.cdf(-1.959964 - 1.5)
     assert power(1.5, 1.0, math.inf) == pytest.approx(wanted, abs=1e-6)
     assert critical(math.inf) == pytest.approx(1.959964, abs=1e-6)
@@ -45,14 +43,16 @@ def test_the_detectable_difference_has_the_wanted_power(sd: float, n: int, tests
     assert power(least, error, n - 1, 0.05 / tests) == pytest.approx(0.8, abs=1e-9)
 
 
-def test_of_an_error_that_is_not_known_nothing_is_detectable() -> None:
+def test_an_unknown_error_has_no_detectable_difference() -> None:
     assert math.isnan(detectable(math.nan, 4))
     assert math.isnan(detectable(1.0, 0))
     assert detectable(0.0, 4) == 0.0
 
 
 @given(st.floats(0.2, 5), st.integers(1, 40))
-def test_as_many_pairs_as_are_needed_are_enough_and_no_fewer(sd: float, tests: int) -> None:
+def test_the_needed_number_of_pairs_is_the_smallest_sufficient_number(
+    sd: float, tests: int
+) -> None:
     level = 0.05 / tests
     n = needed(sd, 2.0, level)
     assert power(2.0, sd / math.sqrt(n), n - 1, level) >= 0.8
@@ -62,11 +62,11 @@ def test_as_many_pairs_as_are_needed_are_enough_and_no_fewer(sd: float, tests: i
     assert n == 2 or equivalence_power(2.0, sd / math.sqrt(n - 1), n - 2, level) < 0.8
 
 
-def test_no_design_is_sought_beyond_the_largest() -> None:
+def test_the_needed_number_of_pairs_is_capped() -> None:
     assert needed(1e6, 1.0) == needed_for_equivalence(1e6, 1.0) == MOST
 
 
-def test_power_is_the_share_of_drawn_samples_that_are_told() -> None:
+def test_power_matches_the_share_of_significant_simulated_samples() -> None:
     """2,000 samples of 8 pairs; the share's standard error is 0.011."""
     drawn = np.random.default_rng(0).normal(1.5, 1.8, size=(2000, 8))
     p = stats.ttest_1samp(drawn, 0, axis=1).pvalue
@@ -78,5 +78,5 @@ def test_power_is_the_share_of_drawn_samples_that_are_told() -> None:
     assert share == pytest.approx(equivalence_power(2.0, 1.8 / math.sqrt(8), 7), abs=0.035)
 
 
-def test_pairs_without_any_spread_need_the_fewest() -> None:
+def test_pairs_without_spread_need_the_minimum_of_two() -> None:
     assert needed(0.0, 2.0) == needed_for_equivalence(0.0, 2.0) == 2

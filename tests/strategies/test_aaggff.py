@@ -1,4 +1,4 @@
-"""AAggFF: both forms against the objective that they minimise, solved by somebody else."""
+"""AAggFF: both forms against a general solver of the objective that they minimize."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def start(clients: int = 3, **arguments) -> Rounds:
 
 
 def play(responses, released: bool = False) -> list[np.ndarray]:
-    """Follow the regularised leader after each of several responses, in the silo form."""
+    """Return follow-the-regularized-leader decisions after each response (silo form)."""
     K = len(responses[0])
     alpha, beta, past, decisions = 4, K / 4, [], []
     p = np.ones(K) if released else np.full(K, 1 / K)
@@ -47,7 +47,7 @@ LOSSES = [(2.3, 0.5, 0.1), (1.5, 0.7, 0.1), (0.2, 1.9, 0.4), (1.0, 1.0, 0.2)]
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-def test_silo_follows_the_regularised_leader(variant):
+def test_silo_follows_the_regularized_leader(variant):
     rounds = start(variant=variant)
     expected = play([weibull(losses) / 3 for losses in LOSSES], variant == "released")
     for losses, p in zip(LOSSES, expected, strict=True):
@@ -56,8 +56,8 @@ def test_silo_follows_the_regularised_leader(variant):
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-def test_silo_with_clients_that_connect_later_equals_clients_that_were_absent(variant) -> None:
-    """Two of ten clients take part in three rounds, before the others are known or not."""
+def test_silo_treats_late_clients_like_absent_ones(variant) -> None:
+    """Two of ten clients train three rounds before the others enroll, or while they are absent."""
     late, known = start(2, variant=variant), start(10, variant=variant)
     for losses in [(3.0, 1.0)] * 3:
         for rounds in (late, known):
@@ -68,7 +68,7 @@ def test_silo_with_clients_that_connect_later_equals_clients_that_were_absent(va
     assert both[0][0] > 0.105
 
 
-def test_silo_takes_the_absent_for_the_mean():
+def test_silo_uses_the_mean_response_for_absent_clients():
     rounds = start()
     weights(rounds, LOSSES[0])
     found = weights(rounds, {0: 1.0, 2: 3.0})
@@ -77,7 +77,7 @@ def test_silo_takes_the_absent_for_the_mean():
     np.testing.assert_allclose(found, p[[0, 2]] / p[[0, 2]].sum(), atol=2e-5)
 
 
-def test_silo_takes_a_client_never_seen_for_one_that_was_always_absent():
+def test_silo_treats_a_new_client_as_absent_in_earlier_rounds():
     rounds = start()
     weights(rounds, {0: 1.0, 2: 3.0})
     pair = weibull((1.0, 3.0)) / 3
@@ -86,7 +86,7 @@ def test_silo_takes_a_client_never_seen_for_one_that_was_always_absent():
     np.testing.assert_allclose(weights(rounds, LOSSES[0]), p, atol=2e-5)
 
 
-def test_device_by_hand():
+def test_device_form_matches_a_hand_computation():
     """Two rounds of all four clients: C = 1, and r in [0, 1]."""
     rounds, losses = start(4, form="device"), np.array([4.0, 2.0, 1.0, 1.0])
     r = weibull(losses)
@@ -96,8 +96,8 @@ def test_device_by_hand():
         np.testing.assert_allclose(weights(rounds, losses), p / p.sum())
 
 
-def test_device_as_released_by_hand():
-    """The code's first decision is C for each; it drops the mean from who is there."""
+def test_released_device_form_matches_a_hand_computation():
+    """Initial weights are C for each client; the mean of participating clients is omitted."""
     rounds, losses = start(4, form="device", variant="released"), np.array([4.0, 2.0, 1.0, 1.0])
     r, sums = weibull(losses), 0
     for t, mass in ((1, 4), (2, 1)):
@@ -106,14 +106,14 @@ def test_device_as_released_by_hand():
         np.testing.assert_allclose(weights(rounds, losses), p / p.sum())
 
 
-def test_device_weighs_what_is_seen_of_a_sample_by_how_seldom_it_is_seen():
+def test_device_form_scales_differences_by_the_inverse_participation_rate():
     """Half of four clients: C = 1/2, r in [0, 1/2], and differences count twice."""
     rounds = start(4, form="device")
     r = weibull((1.0, 3.0)) / 2
     g = -2 * (r - r.mean()) / (1 + r.mean())
     p = np.exp(-np.sqrt(np.log(4)) * g / (2.5 * np.sqrt(2)))
     np.testing.assert_allclose(weights(rounds, {0: 1.0, 1: 3.0}), p / p.sum())
-    # Who was absent stands where the mean of the others does.
+    # An absent client gets the mean of the others.
     r = weibull((1.0, 1.0)) / 2
     later = np.exp(-np.sqrt(np.log(4)) * np.array([g[1], 0]) / (2.5 * np.sqrt(3)))
     np.testing.assert_allclose(weights(rounds, {1: 1.0, 2: 1.0}), later / later.sum())
@@ -121,14 +121,14 @@ def test_device_weighs_what_is_seen_of_a_sample_by_how_seldom_it_is_seen():
 
 @pytest.mark.parametrize("form", ["silo", "device"])
 @pytest.mark.parametrize("losses", [(0.0, 0.0, 0.0), (2.0, 2.0, 2.0)])
-def test_equal_losses_stay_equal_weights(form, losses):
+def test_equal_losses_give_equal_weights(form, losses):
     rounds = start(form=form)
     for _ in range(3):
         np.testing.assert_allclose(weights(rounds, losses), 1 / 3, atol=1e-6)
 
 
 @pytest.mark.parametrize("cdf", CDFS)
-def test_a_response_is_a_distribution_function(cdf):
+def test_responses_are_distribution_functions(cdf):
     x = np.array([0, 1e-9, 0.5, 1, 1.5, 3, 1e9])
     values = CDFS[cdf](x)
     assert (np.diff(values) >= 0).all()
@@ -138,7 +138,7 @@ def test_a_response_is_a_distribution_function(cdf):
     assert weights(rounds, (3.0, 2.0, 1.0)).argsort().tolist() == [2, 1, 0]
 
 
-def test_responses_at_the_mean_by_hand():
+def test_responses_at_the_mean_match_a_hand_computation():
     at_mean = {name: float(cdf(np.ones(1))[0]) for name, cdf in CDFS.items()}
     e = np.exp(-1)
     expected = {"weibull": 1 - e, "exponential": 1 - e, "frechet": e, "gumbel": e}
@@ -146,7 +146,7 @@ def test_responses_at_the_mean_by_hand():
 
 
 @pytest.mark.parametrize("losses", [(0.1, 0.2, 1.2), (1e9, 1.0, 0.0)])
-def test_the_worst_client_gains_round_by_round(losses):
+def test_the_worst_clients_weight_rises_every_round(losses):
     for form in ("silo", "device"):
         rounds, worst = start(form=form), int(np.argmax(losses))
         path = [weights(rounds, losses)[worst] for _ in range(5)]

@@ -1,4 +1,4 @@
-"""AdaFed: its Gram-Schmidt written out, in any order, and what its direction promises."""
+"""AdaFed: its direction against plain Gram-Schmidt, and its descent properties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_gram_schmidt(moves: np.ndarray, power: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_it_is_the_papers_direction_whatever_the_order(gamma, seed):
+def test_the_direction_matches_gram_schmidt_in_any_client_order(gamma, seed):
     random = np.random.default_rng(seed)
     moves, losses = random.normal(size=(5, 9)) + 0.3, random.uniform(0.1, 3, 5)
     power = losses**gamma / (losses**gamma).mean()
@@ -42,24 +42,24 @@ def test_it_is_the_papers_direction_whatever_the_order(gamma, seed):
     np.testing.assert_allclose(found, by_gram_schmidt(moves[order], power[order]), rtol=1e-6)
 
 
-def test_losses_fall_in_proportion_to_their_power():
+def test_losses_fall_in_proportion_to_loss_to_the_power_gamma():
     random = np.random.default_rng(7)
     moves, losses = random.normal(size=(4, 30)), np.array([0.5, 1.0, 2.0, 4.0])
     falls = moves @ step(moves, losses, gamma=2)
     np.testing.assert_allclose(falls / falls[0], (losses / 0.5) ** 2, rtol=1e-6)
 
 
-def test_equal_losses_and_orthogonal_updates_take_uniforms_step():
+def test_equal_losses_and_orthogonal_updates_give_the_uniform_step():
     np.testing.assert_allclose(step(np.eye(3), (2.0, 2.0, 2.0)), 1 / 3)
     np.testing.assert_allclose(step(np.eye(3), (2.0, 2.0, 2.0), eta=0.5), 1 / 6)
 
 
-def test_by_hand():
+def test_orthogonal_updates_match_a_hand_computation():
     """Orthogonal: d = sum_k f_k g_k / sum_k f_k^2, f = (1/2, 3/2)."""
     np.testing.assert_allclose(step(np.eye(2), (1.0, 3.0)), (0.2, 0.6))
 
 
-def test_a_loss_of_0_neither_falls_nor_rises():
+def test_a_client_with_loss_0_gets_no_descent():
     random = np.random.default_rng(1)
     moves = random.normal(size=(3, 8))
     d = step(moves, (0.0, 1.0, 2.0))
@@ -68,12 +68,12 @@ def test_a_loss_of_0_neither_falls_nor_rises():
     assert np.isfinite(step(moves, (0.0, 0.0, 0.0))).all()
 
 
-def test_who_did_not_move_does_not_stop_the_others():
+def test_a_zero_update_does_not_affect_other_clients():
     moves = np.array([[1.0, 0, 0], [0, 0, 0], [0, 1.0, 0]])
     np.testing.assert_allclose(step(moves, (1.0, 9.0, 3.0)), (0.2, 0.6, 0))
 
 
-def test_no_step_where_none_is_in_proportion():
+def test_no_step_is_taken_without_a_proportional_descent_direction():
     same = np.array([[1.0, 2.0], [1.0, 2.0]])
     np.testing.assert_allclose(step(same, (1.0, 3.0)), 0, atol=1e-6)
     np.testing.assert_allclose(step(np.array([[1.0, 0], [-1.0, 0]]), (1.0, 1.0)), 0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""AFL: lambda stays on the simplex, is remembered, and weighs the model."""
+"""AFL: lambda stays on the simplex, persists between rounds and weighs the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ weights = partial(weights_by, "received_loss")
 
 
 def nearest(point: np.ndarray) -> np.ndarray:
-    """The projection by a general solver."""
+    """Return the projection onto the simplex, by a general solver."""
     return smallest(lambda w: ((w - point) ** 2).sum(), len(point))
 
 
@@ -25,8 +25,8 @@ def start(clients: int = 3, **arguments) -> Rounds:
     return Rounds(AFL(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
 
 
-def test_the_first_round_is_uniform_and_the_next_one_step_away():
-    """One step is what an implementation that begins anew every round prints."""
+def test_weights_are_uniform_in_round_1_and_one_step_away_in_round_2():
+    """An implementation that restarts every round prints these weights in all later rounds."""
     rounds = start()
     np.testing.assert_allclose(weights(rounds, (2.3, 0.5, 0.1)), 1 / 3)
     np.testing.assert_allclose(
@@ -34,16 +34,16 @@ def test_the_first_round_is_uniform_and_the_next_one_step_away():
     )
 
 
-def test_lambda_is_kept_from_round_to_round():
+def test_lambda_persists_between_rounds():
     rounds = start()
     losses, expected = np.array([2.3, 0.5, 0.1]), np.full(3, 1 / 3)
     for _ in range(10):
         np.testing.assert_allclose(weights(rounds, losses), expected, atol=1e-6)
         expected = nearest(expected + 0.01 * losses)
-    assert weights(rounds, losses)[0] > 0.46  # begun anew every round: .3467 for ever
+    assert weights(rounds, losses)[0] > 0.46  # always .3467 if restarted every round
 
 
-def test_lambda_weighs_the_model_and_examples_do_not():
+def test_lambda_and_not_example_counts_weigh_the_model():
     rounds = start(lr=0.5)
     weights(rounds, (2.0, 0.5, 0.1))
     before = rounds.model["x"][0]
@@ -53,7 +53,7 @@ def test_lambda_weighs_the_model_and_examples_do_not():
 
 
 @pytest.mark.slow
-def test_a_game_is_won_by_its_equilibrium():
+def test_training_converges_to_the_minimax_equilibrium():
     """theta in R with losses (theta - 1)^2 and (theta + 1)^2 + .5: both losses end up equal."""
     rounds = Rounds(AFL(lr=0.02), {"x": np.zeros(1)}, range(2))
     path = []
@@ -71,14 +71,14 @@ def test_a_game_is_won_by_its_equilibrium():
     assert rounds.strategy.diagnostics["weights"][1] == pytest.approx(0.5625, abs=0.02)
 
 
-def test_lr_0_is_uniform():
+def test_lr_0_gives_uniform_weights():
     rounds = start(lr=0)
     for _ in range(3):
         np.testing.assert_allclose(weights(rounds, (5.0, 0.1, 1.0)), 1 / 3)
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1e3))
-def test_lambda_is_on_the_simplex_whoever_comes_and_goes(seed, lr):
+def test_lambda_stays_on_the_simplex_under_partial_participation(seed, lr):
     random = np.random.default_rng(seed)
     rounds = start(6, lr=lr)
     for _ in range(6):
@@ -89,7 +89,7 @@ def test_lambda_is_on_the_simplex_whoever_comes_and_goes(seed, lr):
         assert w.sum() == pytest.approx(1)
 
 
-def test_a_client_that_sat_out_keeps_its_lambda():
+def test_an_absent_client_keeps_its_lambda():
     rounds = start(lr=0.1)
     weights(rounds, (1.0, 0.0, 0.0))
     held = nearest(np.full(3, 1 / 3) + 0.1 * np.array([1, 0, 0]))

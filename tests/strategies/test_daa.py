@@ -1,4 +1,4 @@
-"""DaA: golden values of the rule, which is nearly uniform, and of clients that measure."""
+"""DaA: golden weights, nearly uniform weights on the paper's federations, and class counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weights(counts: list[list[float]], domains: int) -> tuple[np.ndarray, np.nda
         ),
     ],
 )
-def test_the_golden_values(counts, distance, expected):
+def test_weights_match_golden_values(counts, distance, expected):
     found, d = weights(counts, 2)
     np.testing.assert_allclose(d, distance, atol=1e-6)
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -60,7 +60,7 @@ def test_the_papers_federations_have_nearly_uniform_weights(classes, sizes, expe
     assert found.max() / found.min() < 1.06
 
 
-def test_clients_count_their_classes():
+def test_clients_send_their_class_counts():
     client = SGD(tiny_model(), data(1), SETTINGS, client_id=1, seed=0)
     _, arrays = train_and_measure(client, {"measure": "class_counts", "server-round": 1})
     y = client.data.train.y

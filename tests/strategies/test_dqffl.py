@@ -1,4 +1,4 @@
-"""Dq-FFL against a loop that is written out, and its limits: RFL-Self and q-FFL."""
+"""Dq-FFL against a plain loop, and its special cases RFL-Self and q-FFL."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(strategy, rounds) -> tuple[np.ndarray, dict]:
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("recovery", ["median", "downscale"])
 @pytest.mark.parametrize("q", [0.5, 1.0])
-def test_a_loop_that_is_written_out(variant, recovery, q):
+def test_steps_match_a_plain_loop(variant, recovery, q):
     rounds = list(made_up_rounds())
     model, found = run(DqFFL(q=q, variant=variant, recovery=recovery), rounds)
     expected = loop(np.zeros(5), rounds, variant, q, recovery == "downscale")
@@ -75,25 +75,25 @@ def test_a_loop_that_is_written_out(variant, recovery, q):
     assert found["kept"][2] < 0.5
 
 
-def test_the_variants_are_each_others_inverse():
+def test_the_variants_have_inverse_powers():
     rounds = list(made_up_rounds())
     paper, released = (run(DqFFL(q=1.0, variant=v), rounds)[1] for v in ("paper", "released"))
     np.testing.assert_allclose(paper["powers"] * released["powers"], 1)
 
 
-def test_without_power_it_is_the_defense_alone():
+def test_q_0_equals_fairrfl():
     rounds = list(made_up_rounds())
     np.testing.assert_allclose(run(DqFFL(q=0.0), rounds)[0], run(FairRFL(), rounds)[0], rtol=1e-9)
 
 
-def test_without_selfish_clients_the_first_round_is_q_ffl():
+def test_the_first_round_without_selfish_clients_equals_qffl():
     (first, *_) = made_up_rounds()
     for rule in ("qfedavg", "weights"):
         made = [run(kind, [first])[0] for kind in (DqFFL(tau=1e9, rule=rule), QFFL(rule=rule))]
         np.testing.assert_allclose(*made, rtol=1e-12)
 
 
-def test_new_clients_have_the_common_power_and_absent_ones_keep_their_loss():
+def test_new_clients_get_the_default_power_and_absent_clients_keep_their_loss():
     strategy = DqFFL(rule="weights", min_clients=1)
     rounds = Rounds(strategy, {"x": np.zeros(2)}, range(3))
 
@@ -103,11 +103,11 @@ def test_new_clients_have_the_common_power_and_absent_ones_keep_their_loss():
         return strategy.diagnostics["powers"]
 
     np.testing.assert_array_equal(step({0: 1.0, 1: 4.0}), 1)
-    np.testing.assert_allclose(step({1: 2.0, 2: 3.0}), 1)  # the median of those known is 4
+    np.testing.assert_allclose(step({1: 2.0, 2: 3.0}), 1)  # the median of the known losses is 4
     np.testing.assert_allclose(step({0: 1.0, 1: 1.0, 2: 1.0}), (2.0, 1.0, 2 / 3))
 
 
-def test_weigh_returns_the_weights_with_which_merge_merges() -> None:
+def test_weigh_returns_the_weights_that_merge_uses() -> None:
     cohorts = [
         make_cohort(updates=[[1.0], [5.0]], received_loss=losses, server_round=r)
         for r, losses in enumerate(([1.0, 3.0], [2.0, 2.5]), start=1)

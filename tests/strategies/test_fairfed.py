@@ -1,4 +1,4 @@
-"""FairFed: the AAAI 2023 formula, and not the one with the sum left out."""
+"""FairFed: the AAAI 2023 formula (not the version without the sum), and group fairness."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start(**arguments) -> Rounds:
     return Rounds(FairFed(min_clients=1, **arguments), {"x": np.zeros(1)}, range(4))
 
 
-def test_two_rounds_by_hand():
+def test_weights_of_two_rounds_match_a_hand_computation():
     """Global metrics .5 .8 + .3 .6 + .2 .4 = .66 and .5 .5 + .3 .9 + .2 .6 = .64."""
     rounds = start(beta=0.5)
     first = np.array([0.5, 0.3, 0.2]) - 0.5 * (np.array([0.14, 0.06, 0.26]) - 0.46 / 3)
@@ -42,7 +42,7 @@ def test_two_rounds_by_hand():
     np.testing.assert_allclose(weights(rounds, (0.5, 0.9, 0.6)), second)
 
 
-def test_a_bound_on_weights_does_not_change_the_global_metric():
+def test_a_weight_cap_does_not_change_the_global_metric():
     """Golden: the mean of .9, .5, .1 over 900, 50, 50 examples is .84."""
     cohort = make_cohort([[1.0]] * 3, [900, 50, 50], received_accuracy=[0.9, 0.5, 0.1])
     strategy = FairFed()
@@ -50,8 +50,8 @@ def test_a_bound_on_weights_does_not_change_the_global_metric():
     np.testing.assert_allclose(strategy.diagnostics["gap"], [0.06, 0.34, 0.74])
 
 
-def test_the_gap_is_to_the_mean_over_clients_and_has_no_sign():
-    """With the sum left out the gap is m_k (1 - n_k / n): the best client loses most."""
+def test_gaps_are_absolute_differences_from_the_mean_over_clients():
+    """Without the sum, the gap would be m_k (1 - n_k / n): the best client would lose most."""
     rounds = start(beta=0.1)
     found = weights(rounds, (0.9, 0.5, 0.1), examples=dict.fromkeys(range(3), 1))
     np.testing.assert_allclose(found[0], found[2])
@@ -60,7 +60,7 @@ def test_the_gap_is_to_the_mean_over_clients_and_has_no_sign():
 
 
 @given(st.integers(0, 10_000))
-def test_beta_0_is_fedavg_whoever_takes_part(seed):
+def test_beta_0_equals_fedavg_under_partial_participation(seed):
     random = np.random.default_rng(seed)
     rounds = start(beta=0)
     for _ in range(4):
@@ -71,14 +71,14 @@ def test_beta_0_is_fedavg_whoever_takes_part(seed):
         np.testing.assert_allclose(found, expected)
 
 
-def test_equal_metrics_leave_fedavg():
+def test_equal_metrics_give_fedavg_weights():
     rounds = start(beta=1.0)
     for _ in range(3):
         np.testing.assert_allclose(weights(rounds, (0.7, 0.7, 0.7)), (0.5, 0.3, 0.2))
 
 
 @given(st.integers(0, 10_000), st.floats(0, 100))
-def test_weights_stay_on_the_simplex_whatever_the_step(seed, beta):
+def test_weights_stay_on_the_simplex_for_any_beta(seed, beta):
     random = np.random.default_rng(seed)
     rounds = start(beta=beta)
     for _ in range(5):
@@ -89,8 +89,8 @@ def test_weights_stay_on_the_simplex_whatever_the_step(seed, beta):
         assert found.sum() == pytest.approx(1)
 
 
-def test_a_client_cut_to_nothing_comes_back_at_once():
-    """Weights are carried on as they were used, so nothing piles up below 0."""
+def test_a_client_with_weight_0_can_regain_weight_in_the_next_round():
+    """Clipped weights are stored, so negative values do not accumulate."""
     rounds = start(beta=1.0)
     for _ in range(20):
         found = weights(rounds, (0.9, 0.85, 0.2))
@@ -98,7 +98,7 @@ def test_a_client_cut_to_nothing_comes_back_at_once():
     assert weights(rounds, (0.9, 0.1, 0.7))[2] > 0
 
 
-def test_any_metric_that_the_clients_report_will_do():
+def test_any_reported_metric_can_be_used():
     strategy = FairFed(metric="calibration_error", min_clients=1)
     assert strategy.needs == ("calibration_error",)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
@@ -116,7 +116,7 @@ PEOPLE = [(100, 30, 400, 80), (160, 40, 140, 42), (40, 20, 160, 32)]
 
 
 def counted(metric: str) -> list[list[int]]:
-    """Counts in which everybody has a label that lets these rates be the metric's."""
+    """Return counts whose labels make the rates of `PEOPLE` those of the metric."""
     rows = []
     for n, s, m, t in PEOPLE:
         if metric == "equal_opportunity_difference":
@@ -135,12 +135,12 @@ def by_counts(counts, metric: str, beta: float = 0.3, **options) -> np.ndarray:
 @pytest.mark.parametrize(
     "metric", ["demographic_parity_difference", "equal_opportunity_difference"]
 )
-def test_the_golden_weights_of_group_fairness(metric):
+def test_group_fairness_weights_match_golden_values(metric):
     """w (.5, .3, .2), F (.1, -.05, .3), F of all .08, beta .3: gaps .02, .13 and .22."""
     np.testing.assert_allclose(by_counts(counted(metric), metric), (0.531, 0.298, 0.171), atol=1e-9)
 
 
-def test_the_difference_of_all_people_is_that_of_summed_counts():
+def test_the_global_difference_is_computed_from_summed_counts():
     strategy = FairFed(metric="demographic_parity_difference")
     cohort = make_cohort([[1.0]] * 3, [500, 300, 200], measured={NEED: counted(strategy.metric)})
     strategy.weigh(cohort)
@@ -148,8 +148,8 @@ def test_the_difference_of_all_people_is_that_of_summed_counts():
     np.testing.assert_allclose(strategy.diagnostics["gap"], (0.02, 0.13, 0.22))
 
 
-def test_counts_of_clients_with_many_people_add_up():
-    """Clients send float32, in which the sums of these counts are rounded."""
+def test_large_counts_are_summed_without_rounding():
+    """Clients send float32; sums of these counts in float32 would be rounded."""
     row = np.tile(np.array([500_001, 200_000, 300_001, 150_000, 200_000, 50_000], np.float32), 2)
     cohort = replace(make_cohort([[1.0]] * 40), measured={NEED: ({"h": row},) * 40})
     strategy = FairFed(metric="equal_opportunity_difference")
@@ -157,7 +157,7 @@ def test_counts_of_clients_with_many_people_add_up():
     assert strategy.diagnostics["global_difference"] == 0
 
 
-def test_a_client_that_lacks_a_group_is_compared_by_accuracy():
+def test_a_client_without_one_of_the_groups_is_compared_by_accuracy():
     """Client 2 has nobody in the second group: its gap is that of accuracies, .9 and 2.1 / 3."""
     counts = [
         [50, 30, 30, 20, 20, 10, 50, 25, 25, 15, 25, 10],  # accuracy (30 + 30) / 100 = .6
@@ -174,7 +174,7 @@ def test_a_client_that_lacks_a_group_is_compared_by_accuracy():
     np.testing.assert_allclose(strategy.diagnostics["gap"], expected)
 
 
-def test_a_metric_that_is_undefined_for_all_people_leaves_accuracy():
+def test_accuracy_is_used_if_the_global_difference_is_undefined():
     counts = [[10, 5, 0, 0, 10, 5, 10, 5, 10, 5, 0, 0], [10, 1, 0, 0, 10, 1, 10, 9, 10, 9, 0, 0]]
     strategy = FairFed(metric="equal_opportunity_difference")
     strategy.weigh(make_cohort([[1.0]] * 2, measured={NEED: counts}))
@@ -182,17 +182,17 @@ def test_a_metric_that_is_undefined_for_all_people_leaves_accuracy():
     assert "global_difference" not in strategy.diagnostics
 
 
-def test_more_groups_and_odds_have_no_sign():
+def test_equal_gaps_of_two_or_three_groups_give_equal_weights():
     counts = [[10, k, 0, 0, 10, k, *[10, 5, 0, 0, 10, 5], *[10, 5, 0, 0, 10, 5]] for k in (2, 8)]
     found = by_counts(counts, "demographic_parity_difference", beta=1.0)
-    np.testing.assert_allclose(found, (0.5, 0.5))  # both are .3 from each other's side of .5
+    np.testing.assert_allclose(found, (0.5, 0.5))  # both have a gap of .3
     two = [row[:12] for row in counts]
     found = by_counts(two, "demographic_parity_difference", beta=1.0)
     np.testing.assert_allclose(found, (0.5, 0.5))
     assert FairFed(metric="equalized_odds_difference").needs == (NEED,)
 
 
-def test_clients_count_their_training_examples():
+def test_clients_send_group_counts_of_their_training_examples():
     from vectors import data
 
     tabular = data("features")
@@ -224,7 +224,7 @@ def test_clients_count_their_training_examples():
         ([30, 2, 10, 4, 20, 0, 10, 1, 0, 0, 10, 1], "the numbers contradict each other"),
     ],
 )
-def test_a_client_whose_counts_contradict_each_other_is_left_out(counts, message):
+def test_a_client_with_invalid_counts_is_dropped(counts, message):
     strategy = FairFed(metric="demographic_parity_difference", min_clients=1)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
     good = [10, 5, 0, 0, 10, 5, 30, 9, 0, 0, 30, 9]
@@ -237,7 +237,7 @@ def test_a_client_whose_counts_contradict_each_other_is_left_out(counts, message
     assert message in strategy.dropped[1]
 
 
-def test_it_needs_data_with_groups():
+def test_group_metrics_require_data_groups_and_no_secure_aggregation():
     flat = {"strategy.name": "fairfed", "strategy.metric": "demographic_parity_difference"}
     with pytest.raises(ConfigError, match=r"data\.groups is empty. Set data\.groups"):
         RunConfig.from_flat(flat)

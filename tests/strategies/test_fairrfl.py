@@ -1,4 +1,4 @@
-"""FairRFL: the paper's example, a bisection that is written out, and what the paper leaves open."""
+"""FairRFL: the paper's example, a plain bisection, and cases that the paper leaves open."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def recovered(updates: np.ndarray, k: int) -> np.ndarray:
     return low * updates[k] + (1 - low) * m
 
 
-def test_the_papers_example():
+def test_results_match_the_papers_example():
     model, found = step(UPDATES)
     np.testing.assert_allclose(found["score"], SCORES, atol=1e-6)
     np.testing.assert_allclose(found["kept"], (1, 1, 1, 1, 0.454077), atol=1e-6)
@@ -42,7 +42,7 @@ def test_the_papers_example():
     np.testing.assert_allclose(last, (0.526523, 0.963210), atol=3e-6)
 
 
-def test_the_other_recovery_only_shortens():
+def test_recovery_downscale_only_shortens_updates():
     model, found = step(UPDATES, recovery="downscale")
     factor = 1.097725 / 2.022770
     np.testing.assert_allclose(found["kept"], (1, 1, 1, 1, factor), atol=1e-6)
@@ -50,7 +50,7 @@ def test_the_other_recovery_only_shortens():
 
 
 @given(st.integers(0, 10_000), st.integers(4, 9), st.integers(1, 40))
-def test_a_bisection_that_is_written_out(seed, clients, size):
+def test_recovery_matches_a_plain_bisection(seed, clients, size):
     random = np.random.default_rng(seed)
     updates = random.normal(size=(clients, size))
     updates[0] *= 30
@@ -60,14 +60,14 @@ def test_a_bisection_that_is_written_out(seed, clients, size):
     expected = updates.copy()
     for k in selfish:
         if np.linalg.norm(np.median(updates, axis=0)) > length:
-            return  # told below
+            return  # tested below
         expected[k] = recovered(updates, k)
         assert np.linalg.norm(expected[k]) == pytest.approx(length)
     np.testing.assert_allclose(model, expected.mean(0), atol=1e-9)
 
 
-def test_a_median_update_longer_than_the_median_shortens_instead():
-    """(3, 3) is the coordinates' median, the lengths' is 3."""
+def test_updates_are_downscaled_if_the_median_update_is_too_long():
+    """The coordinate-wise median is (3, 3); the median length is 3."""
     updates = [(3, 0), (0, 3), (3, 3), (0, 3), (3, 0), (3, 3), (300, 300)]
     model, found = step(updates)
     expected = np.array(updates, float)
@@ -77,7 +77,7 @@ def test_a_median_update_longer_than_the_median_shortens_instead():
     np.testing.assert_allclose(model, expected.mean(0), rtol=1e-9)
 
 
-def test_short_and_equal_updates_are_left_alone():
+def test_short_and_equal_updates_are_kept():
     updates = np.array([(1, 0), (0, 1), (-1, 0), (0.6, 0.8), (0, 0.001)])
     model, found = step(updates)
     np.testing.assert_array_equal(found["kept"], 1)
@@ -86,12 +86,12 @@ def test_short_and_equal_updates_are_left_alone():
     np.testing.assert_array_equal(found["score"], 0)
 
 
-def test_tau_is_the_limit():
+def test_tau_is_the_threshold_of_the_score():
     for tau, kept in ((3.5, 0.454077), (3.6, 1.0)):
         assert step(UPDATES, tau=tau)[1]["kept"][4] == pytest.approx(kept, abs=1e-6)
 
 
-def test_statistics_are_averaged_equally_and_are_no_part_of_the_length():
+def test_batchnorm_statistics_are_averaged_equally_and_excluded_from_the_score():
     model = {"x": np.zeros(2), "bn.running_mean": np.zeros(1)}
     rounds = Rounds(FairRFL(), model, range(5))
     moves = {

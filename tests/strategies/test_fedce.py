@@ -1,4 +1,4 @@
-"""FedCE against the vectors themselves, and what each client is told of its part."""
+"""FedCE against a computation on the vectors, and the coefficients sent to clients."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def weights(rounds: Rounds, updates, accuracies) -> np.ndarray:
     return rounds.strategy.diagnostics["weights"]
 
 
-def normalised(scores) -> np.ndarray:
+def normalized(scores) -> np.ndarray:
     return np.maximum(scores, 1e-6) / np.maximum(scores, 1e-6).sum()
 
 
 def by_vectors(history, mode) -> np.ndarray:
-    """The coefficients after rounds of (updates [K, n], accuracies [K]), all clients present."""
+    """Return the coefficients after rounds of (updates [K, n], accuracies [K]) of all clients."""
     c = np.full(len(history[0][0]), 1 / len(history[0][0]))
     cosines, minus, coefficients = [], [], []
     for updates, accuracies in history:
@@ -42,15 +42,15 @@ def by_vectors(history, mode) -> np.ndarray:
             ]
         )
         minus.append(accuracies)
-        A = normalised(1 - np.mean(cosines, axis=0))
-        B = normalised(1 - np.mean(minus, axis=0))
-        coefficients.append(normalised(A * B if mode == "times" else A + B))
+        A = normalized(1 - np.mean(cosines, axis=0))
+        B = normalized(1 - np.mean(minus, axis=0))
+        coefficients.append(normalized(A * B if mode == "times" else A + B))
         c = np.mean(coefficients, axis=0)
     return c
 
 
 @given(seed=st.integers(0, 10_000), mode=st.sampled_from(["times", "plus"]))
-def test_the_gram_matrix_gives_what_the_vectors_give(seed, mode):
+def test_weights_from_the_gram_matrix_match_those_from_vectors(seed, mode):
     random = np.random.default_rng(seed)
     history = [(random.normal(size=(4, 5)), random.random(4)) for _ in range(3)]
     rounds = start(4, mode=mode)
@@ -62,7 +62,7 @@ def test_the_gram_matrix_gives_what_the_vectors_give(seed, mode):
         np.testing.assert_allclose(rounds.model["x"] - before, expected @ updates, atol=1e-9)
 
 
-def test_a_direction_of_ones_own_and_data_of_ones_own_give_weight():
+def test_a_distinct_direction_and_a_low_minus_accuracy_raise_the_weight():
     same, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
     found = weights(start(size=2), {0: same, 1: same, 2: other}, (0.5, 0.5, 0.5))
     assert found[2] > found[0] == pytest.approx(found[1])
@@ -70,7 +70,7 @@ def test_a_direction_of_ones_own_and_data_of_ones_own_give_weight():
     np.testing.assert_allclose(found, np.array([0.1, 0.1, 0.9]) / 1.1)
 
 
-def test_equal_clients_are_equal_and_not_what_rounding_makes_of_them():
+def test_equal_clients_get_equal_weights_despite_rounding():
     update = np.random.default_rng(0).normal(size=50)
     rounds = start(7, 50)
     for _ in range(3):
@@ -79,8 +79,8 @@ def test_equal_clients_are_equal_and_not_what_rounding_makes_of_them():
         )
 
 
-def test_the_first_round_counts_as_it_was_measured():
-    """Entered as 0, as in a known implementation, it would be half of the second mean."""
+def test_the_accuracies_of_round_1_enter_the_mean():
+    """A known implementation enters 0 for round 1, which would halve the mean after round 2."""
     update = np.eye(2)
     rounds = start(2, 2)
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_the_first_round_counts_as_it_was_measured():
     np.testing.assert_allclose(found, [1 / 3, 2 / 3])
 
 
-def test_a_client_never_seen_counts_as_the_mean_of_those_known():
+def test_a_new_client_starts_with_the_mean_coefficient():
     random = np.random.default_rng(6)
     rounds, updates = start(), random.normal(size=(3, 5))
     c = np.append(2 * weights(rounds, {0: updates[0], 1: updates[1]}, (0.2, 0.9)), 1)
@@ -99,27 +99,27 @@ def test_a_client_never_seen_counts_as_the_mean_of_those_known():
     np.testing.assert_allclose(rounds.strategy.diagnostics["cosine"], cosines)
 
 
-def test_clients_that_do_not_move_have_no_direction():
+def test_zero_updates_give_equal_weights_and_a_single_client_weight_1():
     rounds = start(2)
     np.testing.assert_allclose(weights(rounds, dict.fromkeys(range(2), np.zeros(5)), (0, 0)), 0.5)
     np.testing.assert_allclose(weights(start(1), {0: np.ones(5)}, (0.5,)), 1)
 
 
-def told(rounds: Rounds) -> dict[int, object]:
+def sent_coefficients(rounds: Rounds) -> dict[int, object]:
     return {
         m.metadata.dst_node_id - 1000: m.content.config_records["config"].get("coefficient")
         for m in rounds.ask()
     }
 
 
-def test_each_client_is_told_its_coefficient_in_the_model_that_it_receives():
+def test_each_client_receives_its_coefficient_in_the_global_model():
     random = np.random.default_rng(3)
     rounds = start(3)
-    assert told(rounds) == dict.fromkeys(range(3))
+    assert sent_coefficients(rounds) == dict.fromkeys(range(3))
     locals_ = {k: random.normal(size=5) for k in range(3)}
     base = rounds.model["x"]
     c = weights(rounds, {k: local - base for k, local in locals_.items()}, random.random(3))
-    assert told(rounds) == dict(enumerate(c))
+    assert sent_coefficients(rounds) == dict(enumerate(c))
     for k, local in locals_.items():
         without = (rounds.model["x"] - c[k] * local) / (1 - c[k])
         others = [j for j in locals_ if j != k]
@@ -127,23 +127,23 @@ def test_each_client_is_told_its_coefficient_in_the_model_that_it_receives():
         np.testing.assert_allclose(without, mean)
 
 
-def test_a_client_that_sat_out_has_no_part_and_is_told_nothing():
+def test_an_absent_client_receives_no_coefficient():
     random = np.random.default_rng(4)
     rounds = start(3)
     for present in ([0, 1, 2], [0, 2]):
         weights(rounds, {k: random.normal(size=5) for k in present}, random.random(3))
-    answers = told(rounds)
-    assert answers[1] is None
-    assert answers[0] + answers[2] == pytest.approx(1)
+    coefficients = sent_coefficients(rounds)
+    assert coefficients[1] is None
+    assert coefficients[0] + coefficients[2] == pytest.approx(1)
 
 
-def test_what_is_told_survives_a_checkpoint():
+def test_coefficients_survive_a_checkpoint():
     random = np.random.default_rng(5)
     rounds = start(3)
     weights(rounds, {k: random.normal(size=5) for k in range(3)}, random.random(3))
     resumed = start(3)
     resumed.strategy.load_state_dict(rounds.strategy.state_dict())
-    assert told(resumed) == told(rounds)
+    assert sent_coefficients(resumed) == sent_coefficients(rounds)
 
 
 @pytest.mark.parametrize("value", [1.5, -0.1])

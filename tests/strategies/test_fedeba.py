@@ -1,4 +1,4 @@
-"""FedEBA+: the weights of the largest entropy, and the common step, by hand."""
+"""FedEBA+: the maximum-entropy weights, and the common step computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step(losses, strategy=None, moves=MOVES, **arguments) -> tuple[float, np.nda
 LOSSES = np.array([0.9, 1.0, 1.3])
 
 
-def test_no_weights_of_that_mean_loss_have_a_larger_entropy():
+def test_weights_maximize_entropy_at_their_mean_loss():
     _, weights = step(LOSSES, tau=0.3)
     best = minimize(
         lambda w: (w * np.log(w)).sum(),
@@ -42,47 +42,47 @@ def test_no_weights_of_that_mean_loss_have_a_larger_entropy():
     np.testing.assert_allclose(weights, best, atol=1e-5)
 
 
-def test_weights_are_terms_where_clients_have_as_many_examples():
+def test_weights_equal_those_of_term_with_equal_example_counts():
     np.testing.assert_allclose(step(LOSSES, tau=0.5)[1], step(LOSSES, TERM(t=2.0))[1])
 
 
-def test_the_model_is_aligned_with_one_step_of_all():
+def test_the_model_is_mixed_with_the_common_step():
     """lr .05, mean gradient 1: the common step is -.05."""
     after, weights = step(LOSSES, alpha=0.25)
     assert after == pytest.approx(0.75 * weights @ MOVES - 0.25 * 0.05, rel=1e-6)
 
 
-def test_not_where_losses_are_too_unequal():
+def test_the_common_step_is_omitted_above_the_angle_theta():
     after, weights = step(LOSSES, theta=1.0)
     assert after == pytest.approx(weights @ MOVES)
 
 
-def test_no_clients_step_is_longer_than_its_update():
-    """Steps of .05, -.15 and -.05, of which the first two are cut to what the clients moved."""
-    moves = np.array([0.0, 0.12, 4.0])  # the cuts do not cancel
+def test_common_steps_are_clipped_to_the_client_updates():
+    """The steps are .05, -.15 and -.05; the first two are clipped to the lengths of the updates."""
+    moves = np.array([0.0, 0.12, 4.0])  # the clipped parts do not cancel
     after, weights = step(LOSSES, moves=moves, alpha=0.5)
     assert after == pytest.approx(0.5 * weights @ moves - 0.5 * (0.12 + 0.05) / 3, rel=1e-5)
 
 
-def test_alpha_0_is_the_weights_alone_and_asks_for_no_gradient():
+def test_alpha_0_uses_only_the_weights_and_needs_no_gradient():
     assert FedEBAPlus(alpha=0).needs == ("received_loss",)
     after, weights = step(LOSSES, alpha=0)
     assert after == pytest.approx(weights @ MOVES)
 
 
-def test_losses_far_too_large_for_exp_are_no_trouble():
+def test_huge_losses_do_not_overflow():
     _, weights = step((1e9, 1e9 + 1, 0.0), tau=1.0)
     np.testing.assert_allclose(weights, (1 / (1 + np.e), np.e / (1 + np.e), 0))
 
 
-def test_a_learning_rate_is_needed_before_a_round():
+def test_a_learning_rate_is_required_unless_alpha_is_0():
     with pytest.raises(ValueError, match=r"train\.lr"):
         FedEBAPlus().read_config({})
     FedEBAPlus(alpha=0).read_config({})
     FedEBAPlus(lr=0.1).read_config({})
 
 
-def test_the_common_step_follows_a_falling_learning_rate():
+def test_the_common_step_uses_the_learning_rate_of_the_round():
     rounds = Rounds(FedEBAPlus(alpha=1, theta=90), {"x": np.zeros(1)}, range(2))
     for lr in (0.1, 0.02):
         rounds.config = {"train.lr": lr}

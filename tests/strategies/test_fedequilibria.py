@@ -1,4 +1,4 @@
-"""FedEquilibria and FedMGDA+: weights by hand, ablations, and what clients must send."""
+"""FedEquilibria and FedMGDA+: weights by hand, ablations, and vectors that clients must send."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(strategy):
         ({"t": 1.0, "space": "gradient"}, [0.5, 0.5]),
     ],
 )
-def test_weights_by_hand(options, weights):
+def test_weights_and_model_match_a_hand_computation(options, weights):
     strategy = FedEquilibria(**options)
     model = run(strategy)
     np.testing.assert_allclose(strategy.diagnostics["weights"], weights, atol=1e-7)
@@ -56,14 +56,14 @@ def test_weights_by_hand(options, weights):
     assert model["bn.num_batches_tracked"] == 4
 
 
-def test_distances_count_by_their_ratio_however_short_they_are():
+def test_only_the_ratio_of_distances_matters():
     strategy = FedEquilibria(t=0)
     rounds = Rounds(strategy, {"w": np.zeros(2)}, range(2))
     rounds.step({0: {"w": np.array([0.003, 0.004])}, 1: {"w": np.array([0.015, 0.0])}})
     np.testing.assert_allclose(strategy.diagnostics["weights"], [0.25, 0.75])
 
 
-def test_diagnostics_tell_distance_conflict_norm_and_residual():
+def test_diagnostics_contain_distance_conflict_norm_and_residual():
     strategy = FedEquilibria(t=0.5)
     run(strategy)
     np.testing.assert_allclose(strategy.diagnostics["conflict"], np.eye(2))
@@ -73,8 +73,8 @@ def test_diagnostics_tell_distance_conflict_norm_and_residual():
     assert strategy.diagnostics["residual"] < 1e-6
 
 
-def test_the_printed_equation_collapses_onto_the_smallest_fisher():
-    """F_k >= 0 of different scale, one-hot as printed and even at unit length."""
+def test_the_unscaled_equation_gives_all_weight_to_the_smallest_fisher():
+    """F_k >= 0 of different scale: one-hot weights without scaling, equal ones at unit length."""
     shape = np.array([1.0, 2.0, 3.0])
     measured = {k: {"fisher": {"w": shape * 2.0**k}} for k in range(4)}
     moves = {k: {"w": np.ones(3)} for k in range(4)}
@@ -85,7 +85,7 @@ def test_the_printed_equation_collapses_onto_the_smallest_fisher():
     np.testing.assert_allclose(unit.diagnostics["weights"], 0.25, atol=1e-6)
 
 
-def test_clients_are_asked_for_what_is_needed():
+def test_clients_are_asked_for_the_needed_measurement():
     for strategy, asked in (
         (FedEquilibria(), "fisher"),
         (FedEquilibria(space="gradient"), "gradient"),
@@ -105,7 +105,7 @@ def test_clients_are_asked_for_what_is_needed():
         ({"w": np.array([0, np.nan]), "b": np.zeros(1)}, "'fisher': .*NaN"),
     ],
 )
-def test_a_missing_or_misshapen_fisher_names_the_client(fisher, message, caplog):
+def test_a_missing_or_invalid_fisher_is_logged_with_the_client(fisher, message, caplog):
     rounds = Rounds(FedEquilibria(min_clients=1), MODEL, range(2))
     good, bad = rounds.ask()
     vectors = {"fisher": arrays(FISHERS)[0]}
@@ -119,7 +119,7 @@ def test_a_missing_or_misshapen_fisher_names_the_client(fisher, message, caplog)
     assert re.search(message, caplog.text)
 
 
-def test_clients_that_never_send_a_fisher_end_the_run_with_the_remedy():
+def test_the_round_fails_with_a_hint_if_no_client_sends_a_fisher():
     rounds = Rounds(FedEquilibria(), MODEL, range(2))
     replies = [reply(message, MODEL, {"num-examples": 1}) for message in rounds.ask()]
     with pytest.raises(RoundFailed, match=r"(?s)0 of 2.*clients 0, 1.*'fisher'.*'measure'"):
@@ -129,35 +129,35 @@ def test_clients_that_never_send_a_fisher_end_the_run_with_the_remedy():
 # --- FedMGDA+ -------------------------------------------------------------------------
 
 
-def test_fedmgda_steps_by_unit_updates_inside_the_box():
+def test_fedmgda_combines_unit_updates_within_the_weight_bounds():
     strategy = FedMGDAPlus(epsilon=0.1, eta=2.0)
     model = Rounds(strategy, {"w": np.zeros(2)}, range(2)).step(
         {0: {"w": np.array([3.0, 0.0])}, 1: {"w": np.array([0.0, 50.0])}}, {0: 3, 1: 1}
     )
-    # Orthogonal unit vectors: half each is best, the box around (.75, .25) stops at (.65, .35).
+    # Orthogonal unit vectors: 1/2 each is best; bounds around (.75, .25) allow (.65, .35).
     np.testing.assert_allclose(strategy.diagnostics["weights"], [0.65, 0.35], atol=1e-7)
     np.testing.assert_allclose(model["w"], [2 * 0.65, 2 * 0.35], atol=1e-6)
 
 
-def test_fedmgda_s_box_also_holds_from_above():
+def test_fedmgda_enforces_the_upper_weight_bound():
     strategy = FedMGDAPlus(epsilon=0.1)
     moves = {0: [2.0, 0.0], 1: [4.0, 0.0], 2: [0.0, 5.0]}
     model = Rounds(strategy, {"w": np.zeros(2)}, range(3)).step(
         {k: {"w": np.array(move)} for k, move in moves.items()}
     )
-    # Half for the one at right angles to two that agree is best; the box stops at 1/3 + 0.1.
+    # 1/2 for the client orthogonal to the two others is best; its bound is 1/3 + 0.1.
     np.testing.assert_allclose(strategy.diagnostics["weights"][2], 1 / 3 + 0.1, atol=1e-7)
     np.testing.assert_allclose(model["w"], [2 / 3 - 0.1, 1 / 3 + 0.1], atol=1e-6)
 
 
-def test_fedmgda_with_no_room_keeps_the_sample_weights():
+def test_fedmgda_with_epsilon_0_keeps_the_sample_weights():
     strategy = FedMGDAPlus(epsilon=0.0)
     rounds = Rounds(strategy, {"w": np.zeros(2)}, range(2))
     rounds.step({0: {"w": np.array([1.0, 0])}, 1: {"w": np.array([0, 1.0])}}, {0: 3, 1: 1})
     np.testing.assert_allclose(strategy.diagnostics["weights"], [0.75, 0.25], atol=1e-9)
 
 
-def test_fedmgda_survives_a_client_that_did_not_move():
+def test_fedmgda_handles_a_zero_update():
     strategy = FedMGDAPlus(epsilon=0.2)
     model = Rounds(strategy, {"w": np.zeros(2)}, range(2)).step(
         {0: {"w": np.array([5.0, 0.0])}, 1: {"w": np.zeros(2)}}
@@ -166,7 +166,7 @@ def test_fedmgda_survives_a_client_that_did_not_move():
     np.testing.assert_allclose(model["w"], [0.3, 0], atol=1e-6)
 
 
-def test_opposed_clients_leave_the_model_where_it_is():
+def test_fedmgda_leaves_the_model_unchanged_for_opposed_updates():
     model = Rounds(FedMGDAPlus(epsilon=1.0), {"w": np.zeros(2)}, range(2)).step(
         {0: {"w": np.array([1.0, 1.0])}, 1: {"w": np.array([-4.0, -4.0])}}
     )

@@ -15,8 +15,8 @@ from fairflower.strategies import FedFV
 
 GRADIENTS = np.array([(1, 0, 0.5), (-0.6, 1, 0.2), (0.2, -1, 0.4), (0.3, 0.3, -1)])
 LOSSES = (0.3, 1.2, 0.7, 2.0)
-# What the authors' function returns in the first round: of the code released with the
-# paper (easyFL, May 2021), and of today's (FLGo), which goes over this round's once more.
+# Results of the authors' functions in the first round: the code released with the paper
+# (easyFL, May 2021), and the current code (FLGo), which uses this round's gradients twice.
 GOLDEN = {
     ("paper", 0.0): (0.175572, 0.159986, -0.021302),
     ("paper", 0.1): (0.169026, 0.151874, -0.072384),
@@ -26,7 +26,7 @@ GOLDEN = {
     ("released", 0.5): (0.228777, 0.058854, 0.032747),
 }
 
-# Six rounds of which each has two or three of five clients: their gradients and losses.
+# Six rounds with two or three of five clients: their gradients and losses.
 HISTORY = [
     {
         0: ((-0.8, -1.3, -0.2), 1.0),
@@ -47,8 +47,8 @@ HISTORY = [
     },
     {0: ((-1.1, 1.2, 0.7), 1.5), 4: ((-2.0, 0.3, -1.1), 1.3)},
 ]
-# The steps that both authors' functions take there with alpha = 0.1: without Alg. 3, and
-# the (variant, tau, round) in which it changes the step.
+# Steps of both authors' functions in these rounds with alpha = 0.1: without Alg. 3, and
+# with Alg. 3 for each (variant, tau, round) in which it changes the step.
 WITHOUT = [
     (-0.062515, 0.427187, 0.275364),
     (0.092467, 1.042105, -0.384664),
@@ -69,7 +69,7 @@ CHANGED = {
 
 
 def step(rounds: Rounds, gradients, losses) -> np.ndarray:
-    """One round; how far the model moved against the gradients."""
+    """Run one round; return the model's step against the gradients."""
     before = rounds.model["x"].astype(float)
     after = rounds.step(
         {k: {"x": -np.asarray(g)} for k, g in gradients.items()},
@@ -79,7 +79,7 @@ def step(rounds: Rounds, gradients, losses) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("variant", "alpha"), GOLDEN)
-def test_the_authors_numbers(variant, alpha):
+def test_the_first_step_matches_the_authors_code(variant, alpha):
     strategy = FedFV(alpha=alpha, tau=1, variant=variant)
     rounds = Rounds(strategy, {"x": np.zeros(3, np.float32)}, range(4))
     moved = step(rounds, dict(enumerate(GRADIENTS)), dict(enumerate(LOSSES)))
@@ -88,7 +88,7 @@ def test_the_authors_numbers(variant, alpha):
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("tau", [0, 1, 2])
-def test_the_authors_numbers_when_clients_sit_out(variant, tau):
+def test_steps_match_the_authors_code_under_partial_participation(variant, tau):
     rounds = Rounds(FedFV(tau=tau, variant=variant, min_clients=1), {"x": np.zeros(3)}, range(5))
     for number, (present, plain) in enumerate(zip(HISTORY, WITHOUT, strict=True), 1):
         gradients = {k: g for k, (g, _) in present.items()}
@@ -98,7 +98,7 @@ def test_the_authors_numbers_when_clients_sit_out(variant, tau):
 
 
 def by_vectors(rounds, alpha, tau, variant="paper"):
-    """Algorithms 1-3 on the vectors themselves: the last round's step.
+    """Return the last round's step by Algorithms 1-3 on the vectors themselves.
 
     rounds: for every round so far {client: (gradient, loss)}.
     """
@@ -134,7 +134,7 @@ def by_vectors(rounds, alpha, tau, variant="paper"):
     tau=st.integers(0, 3),
     variant=st.sampled_from(["paper", "released"]),
 )
-def test_the_span_gives_what_the_vectors_give(seed, alpha, tau, variant):
+def test_steps_match_a_plain_vector_implementation(seed, alpha, tau, variant):
     random = np.random.default_rng(seed)
     strategy = FedFV(alpha=alpha, tau=tau, variant=variant, min_clients=1)
     rounds = Rounds(strategy, {"x": np.zeros(8)}, range(5))
@@ -149,10 +149,10 @@ def test_the_span_gives_what_the_vectors_give(seed, alpha, tau, variant):
         )
         np.testing.assert_allclose(moved, by_vectors(history, alpha, tau, variant), atol=1e-9)
         recent = {k for present in history[-(tau + 1) :] for k in present}
-        assert strategy.memory.keys() <= recent, "a model for each, no longer than it is needed"
+        assert strategy.memory.keys() <= recent, "memory keeps the updates of recent clients only"
 
 
-def test_with_everybody_there_tau_changes_nothing():
+def test_tau_has_no_effect_under_full_participation():
     random = np.random.default_rng(0)
     ways = [Rounds(FedFV(tau=tau), {"x": np.zeros(8)}, range(4)) for tau in (0, 1, 3)]
     for _ in range(5):
@@ -162,8 +162,8 @@ def test_with_everybody_there_tau_changes_nothing():
         assert all(np.array_equal(one, other) for other in others)
 
 
-def test_step_counters_do_not_hide_conflicts():
-    """With BatchNorm's counter in the products, as released, nothing ever conflicts."""
+def test_batchnorm_counters_do_not_hide_conflicts():
+    """In the released code, products include BatchNorm's counter, so nothing ever conflicts."""
     model = {"w": np.zeros(2), "bn.num_batches_tracked": np.array(0, np.int64)}
     moves, losses = [np.array([1.0, 0.2]), np.array([-0.5, 0.4])], [1.0, 2.0]
     after = Rounds(FedFV(alpha=0.0), model, range(2)).step(
@@ -178,7 +178,7 @@ def test_step_counters_do_not_hide_conflicts():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_updates_that_cancel_give_no_step_instead_of_stretched_rounding_errors(seed: int) -> None:
+def test_updates_that_cancel_give_no_step(seed: int) -> None:
     v = np.random.default_rng(seed).normal(size=1000).astype(np.float32)
     rounds = Rounds(FedFV(alpha=0.0), {"x": np.zeros(1000, np.float32)}, range(2))
     losses = {0: {"received_loss": 1.0}, 1: {"received_loss": 2.0}}
@@ -195,7 +195,7 @@ def test_the_number_of_unchanged_gradients_is_exact(K: int, alpha: float, unchan
     alone = [strategy._mitigate(gram, order)]
     kept = K - ceil((K - 1) * (1 - Fraction(str(alpha))))
     assert kept == unchanged
-    # The sum over unchanged gradients alone: client 0's is projected first if it is changed.
+    # Expected: the mean of all gradients, of which the last ``unchanged`` are not projected.
     changed = []
     for i in range(K):
         g = np.zeros(K)

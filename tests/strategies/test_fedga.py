@@ -1,4 +1,4 @@
-"""FedGA: the official sign, each loss where it belongs, and a step that ends."""
+"""FedGA: the official sign, the losses that form the gap, and the decaying step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def start(clients: int = 3, **arguments) -> Rounds:
 
 
 @pytest.mark.parametrize("common", [0.0, 0.7])
-def test_the_known_numbers(common):
-    """Gaps .3, -.1, -.2 beside what is common to all; the client that lost most gains."""
+def test_weights_match_known_values(common):
+    """Gaps are .3, -.1, -.2 plus a common offset; the client with the largest gap gains weight."""
     rounds = start()
     np.testing.assert_allclose(weights(rounds, (9.0, 9.0, 9.0), (0.2, 0.4, 0.6)), 1 / 3)
     gaps = np.array([0.3, -0.1, -0.2]) + common
@@ -39,8 +39,8 @@ def test_the_known_numbers(common):
     np.testing.assert_allclose(rounds.strategy.diagnostics["gap"], (0.3, -0.1, -0.2))
 
 
-def test_the_gap_is_between_the_last_own_model_and_its_average():
-    """Neither this round's training nor what was received in the first round enters."""
+def test_the_gap_is_the_received_loss_minus_the_last_trained_loss():
+    """This round's trained loss and the first round's received loss have no effect."""
     one, other = start(), start()
     weights(one, (5.0, 1.0, 2.0), (0.2, 0.4, 0.6))
     weights(other, (0.0, 8.0, 9.0), (0.2, 0.4, 0.6))
@@ -49,7 +49,7 @@ def test_the_gap_is_between_the_last_own_model_and_its_average():
     assert a.argmax() == 0
 
 
-def test_the_step_falls_to_nothing_over_the_rounds():
+def test_the_step_decays_to_0_over_the_rounds():
     rounds = start(2, step=0.4, rounds=4)
     gained = []
     previous = weights(rounds, (1.0, 1.0), (0.0, 0.0))
@@ -60,7 +60,7 @@ def test_the_step_falls_to_nothing_over_the_rounds():
     np.testing.assert_allclose(gained, [0.15, 0.1, 0.05, 0, 0], atol=1e-12)
 
 
-def test_rounds_come_from_the_config_that_the_clients_get_or_the_step_stays():
+def test_the_number_of_rounds_comes_from_the_train_config_unless_given():
     strategy = FedGA()
     model = record_of({"x": np.zeros(1)})
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(1))
@@ -74,13 +74,13 @@ def test_rounds_come_from_the_config_that_the_clients_get_or_the_step_stays():
     assert explicit.rounds == 3
 
 
-def test_step_0_and_equal_gaps_are_uniform():
+def test_step_0_and_equal_gaps_give_uniform_weights():
     for rounds, received in ((start(step=0), (5.0, 1.0, 0.0)), (start(), (1.0, 1.0, 1.0))):
         for _ in range(3):
             np.testing.assert_allclose(weights(rounds, received, (0.5, 0.5, 0.5)), 1 / 3)
 
 
-def test_a_client_never_seen_before_has_the_mean_gap():
+def test_a_new_client_has_the_mean_gap():
     rounds = start(4)
     weights(rounds, {0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.5})
     found = weights(rounds, {0: 0.9, 1: 0.5, 2: 7.0}, {0: 0.5, 1: 0.5, 2: 0.5})
@@ -89,7 +89,7 @@ def test_a_client_never_seen_before_has_the_mean_gap():
 
 
 @given(st.integers(0, 10_000), st.floats(0, 50))
-def test_weights_stay_on_the_simplex_whoever_comes_and_goes(seed, step):
+def test_weights_stay_on_the_simplex_under_partial_participation(seed, step):
     random = np.random.default_rng(seed)
     rounds = start(5, step=step)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""FedGR: weights against the formula and the released numbers, and clients that come and go."""
+"""FedGCR: weights against the formula and the released code, and partial participation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start(clients: int = 4, **arguments) -> Rounds:
 
 
 def step(rounds: Rounds, losses, types, examples=None) -> np.ndarray:
-    """One round; clients of one type are near each other. The weights."""
+    """Run one round in which clients of a type are near each other; return the weights."""
     if not isinstance(losses, dict):
         losses = dict(enumerate(losses))
     types = types if isinstance(types, dict) else dict(zip(losses, types, strict=True))
@@ -42,7 +42,7 @@ def step(rounds: Rounds, losses, types, examples=None) -> np.ndarray:
 
 # --- weights -------------------------------------------------------------------------------
 
-#: Printed by the released function: its rounds begin with 0.
+#: Output of the released function, whose rounds begin with 0.
 GOLDEN = {
     0: (0.376853, 0.525273, 0.052267, 0.045607),
     1: (0.373122, 0.529046, 0.051755, 0.046077),
@@ -52,7 +52,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("a", GOLDEN)
-def test_the_released_numbers(a):
+def test_weights_match_the_released_code(a):
     rounds = start(variant="released")
     rounds.round = max(a, 1)  # in its first round, all losses count as one
     weights = step(rounds, (2.3, 1.9, 0.5, 0.4), (0, 0, 1, 1), {0: 1, 1: 2, 2: 3, 3: 4})
@@ -64,7 +64,7 @@ def test_the_released_numbers(a):
         np.testing.assert_allclose(reweigh(omega, loss, mean, 0.05, 1), GOLDEN[0], atol=6e-7)
 
 
-def test_the_released_first_round_is_fedavg():
+def test_the_first_round_of_the_released_variant_is_fedavg():
     weights = step(start(variant="released"), (9.0, 1.0), (0, 1), {0: 1, 1: 3})
     np.testing.assert_allclose(weights, [0.25, 0.75])
 
@@ -72,7 +72,7 @@ def test_the_released_first_round_is_fedavg():
 @pytest.mark.parametrize(
     ("loss", "other"), [(0.0, 1.0), (1e-12, 1.0), (150.0, 1.0), (60.0, 45.0), (150.0, 45.0)]
 )
-def test_losses_on_which_the_released_code_fails(loss, other):
+def test_losses_that_break_the_released_code_give_valid_weights(loss, other):
     rounds = start(variant="released")
     rounds.round = 1
     weights = step(rounds, (loss, other), (0, 1))
@@ -81,7 +81,7 @@ def test_losses_on_which_the_released_code_fails(loss, other):
 
 
 def brute_force(n, losses, types, r, q, delta, gamma, variant="adapted") -> np.ndarray:
-    """Eq. 3 and 5, one client after the other."""
+    """Return the weights by Eq. 3 and 5, one client after another."""
     beta = delta * (1 - gamma ** (r - 1))
     if variant == "paper":  # Eq. 2: a sum over the client's images
         losses = [count * loss for count, loss in zip(n, losses, strict=True)]
@@ -102,7 +102,7 @@ def brute_force(n, losses, types, r, q, delta, gamma, variant="adapted") -> np.n
     gamma=st.floats(0, 1),
     variant=st.sampled_from(["adapted", "paper"]),
 )
-def test_weights_are_the_papers(data, clients, r, q, delta, gamma, variant):
+def test_weights_match_eq_3_and_5(data, clients, r, q, delta, gamma, variant):
     n = data.draw(st.lists(st.integers(1, 5000), min_size=clients, max_size=clients))
     losses = data.draw(st.lists(st.floats(1e-3, 50), min_size=clients, max_size=clients))
     types = data.draw(st.lists(st.integers(0, 2), min_size=clients, max_size=clients))
@@ -126,7 +126,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("variant", BY_HAND)
-def test_numbers_by_hand(variant):
+def test_weights_match_a_hand_computation(variant):
     rounds = start(variant=variant)
     rounds.round = 1
     weights = step(rounds, (2.0, 1.0, 2.0, 1.0), (0, 0, 1, 1), {0: 1, 1: 2, 2: 3, 3: 4})
@@ -134,7 +134,7 @@ def test_numbers_by_hand(variant):
     np.testing.assert_allclose(weights, expected / expected.sum(), rtol=1e-12)
 
 
-def test_the_first_round_knows_clients_only_and_later_ones_their_types():
+def test_the_cluster_share_beta_grows_from_0_over_the_rounds():
     rounds = start()
     losses, types = (4.0, 1.0, 2.0, 2.0), (0, 0, 1, 1)
     first = step(rounds, losses, types)
@@ -142,7 +142,7 @@ def test_the_first_round_knows_clients_only_and_later_ones_their_types():
     assert rounds.strategy.diagnostics["beta"] == 0
     second = step(rounds, losses, types)
     assert rounds.strategy.diagnostics["beta"] == pytest.approx(0.25)
-    # The second client's type has a larger loss than itself, the first one's a smaller one.
+    # The mean loss of their cluster is above the second client's loss and below the first's.
     assert second[1] > first[1]
     assert second[0] < first[0]
     for _ in range(60):
@@ -150,23 +150,23 @@ def test_the_first_round_knows_clients_only_and_later_ones_their_types():
     assert rounds.strategy.diagnostics["beta"] == pytest.approx(0.5)
 
 
-def test_delta_1_and_gamma_0_weigh_types_alone():
+def test_delta_1_and_gamma_0_use_only_cluster_losses():
     rounds = start(delta=1.0, gamma=0.0)
     step(rounds, (4.0, 1.0, 2.0, 2.0), (0, 0, 1, 1))
     weights = step(rounds, (4.0, 0.0, 2.0, 2.0), (0, 0, 1, 1))
     np.testing.assert_allclose(weights, [0.25] * 4)
 
 
-def test_losses_of_zero_weigh_nothing_unless_all_are():
+def test_clients_with_loss_0_get_weight_0_unless_all_losses_are_0():
     np.testing.assert_allclose(step(start(2), (0.0, 3.0), (0, 1)), [0, 1])
     np.testing.assert_allclose(step(start(2), (0.0, 0.0), (0, 1), {0: 1, 1: 3}), [0.25, 0.75])
 
 
-def test_enormous_losses_do_not_overflow():
+def test_huge_losses_do_not_overflow():
     np.testing.assert_allclose(step(start(2, q=4), (1e200, 1e200), (0, 1)), [0.5, 0.5])
 
 
-def test_the_variants_are_those_of_the_table():
+def test_variants_have_the_documented_settings():
     made = {v: FedGCR(num_clusters=5, variant=v) for v in ("adapted", "paper", "released")}
     assert FedGCR().variant == "adapted"
     assert {v: (m.gamma, m.clustering, *m.needs, *m.reads) for v, m in made.items()} == {
@@ -186,7 +186,7 @@ def test_the_variants_are_those_of_the_table():
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-def test_a_variant_with_t_given_says_so_before_the_run(variant):
+def test_variants_with_a_given_cluster_number_refuse_auto(variant):
     with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*in the paper, of domains"):
         FedGCR(variant=variant)
     flat = {"strategy.name": "fedgcr", "strategy.variant": variant}
@@ -196,7 +196,7 @@ def test_a_variant_with_t_given_says_so_before_the_run(variant):
 
 
 @pytest.mark.parametrize("variant", ["adapted", "paper", "released"])
-def test_a_resumed_rule_goes_on_as_if_nothing_had_happened(variant):
+def test_a_resumed_strategy_continues_identically(variant):
     rounds, again = start(6, variant=variant, num_clusters=3), None
     losses, types = (4.0, 1.0, 2.0, 2.5, 3.0, 0.5), (2, 2, 1, 1, 0, 0)
     step(rounds, losses, types)
@@ -207,13 +207,13 @@ def test_a_resumed_rule_goes_on_as_if_nothing_had_happened(variant):
     found = [step(r, present, {k: types[k] for k in present}) for r in (rounds, again)]
     assert np.array_equal(*found)
     names = [r.strategy.diagnostics["cluster"].tolist() for r in (rounds, again)]
-    assert names == [[0, 1, 1, 2]] * 2  # as they were called with everybody there
+    assert names == [[0, 1, 1, 2]] * 2  # the names given with all clients present
 
 
 # --- clusters ------------------------------------------------------------------------------
 
 
-def test_what_explains_a_round_is_kept():
+def test_diagnostics_describe_the_clusters():
     rounds = start(5, num_clusters="auto")
     step(rounds, (1.0, 2.0, 3.0, 4.0, 5.0), (0, 0, 1, 1, 0))
     found = rounds.strategy.diagnostics
@@ -229,7 +229,7 @@ def test_what_explains_a_round_is_kept():
 
 
 @pytest.mark.parametrize("num_clusters", ["auto", 5])
-def test_a_single_client_and_clients_that_are_all_alike(num_clusters):
+def test_single_and_identical_clients_form_one_cluster(num_clusters):
     for clients in (1, 3):
         rounds = start(clients, num_clusters=num_clusters)
         for _ in range(2):
@@ -248,7 +248,7 @@ def test_a_single_client_and_clients_that_are_all_alike(num_clusters):
             assert ("bic" in found) == (clients > 1)
 
 
-def test_clusters_survive_clients_that_sit_rounds_out():
+def test_cluster_names_persist_under_partial_participation():
     rounds = start(6, num_clusters="auto")
     types = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
     for present in ([0, 1, 2, 3], [0, 1, 4, 5], [2, 3], [2, 3, 4, 5], [0, 1, 2, 3, 4, 5]):
@@ -261,7 +261,7 @@ def test_clusters_survive_clients_that_sit_rounds_out():
 
 
 def replies(rounds: Rounds, change) -> list:
-    """Good replies but the third, which ``change`` spoils: (metrics, vectors)."""
+    """Return replies; the third is spoiled by ``change(metrics, vectors)``."""
     made = []
     for k, message in enumerate(rounds.ask()):
         assert message.content["config"]["measure"] == "received_representation"
@@ -313,7 +313,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("kind", SPOILED)
-def test_a_bad_representation_or_loss_is_dropped_by_name(kind, caplog):
+def test_a_client_with_a_bad_representation_or_loss_is_dropped(kind, caplog):
     change, reason = SPOILED[kind]
     rounds = start(5)
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
@@ -325,7 +325,7 @@ def test_a_bad_representation_or_loss_is_dropped_by_name(kind, caplog):
     assert re.search(reason, line)
 
 
-def test_the_length_that_most_have_does_not_depend_on_who_is_first():
+def test_the_expected_length_is_the_most_common_one():
     for odd in range(4):
         rounds = start(4)
         made = []
@@ -355,6 +355,6 @@ def test_the_length_that_most_have_does_not_depend_on_who_is_first():
         ("representation", "mine"),
     ],
 )
-def test_wrong_arguments_are_named(argument, value):
+def test_wrong_arguments_are_named_in_the_error(argument, value):
     with pytest.raises(ValueError, match=rf"^{argument} = "):
         FedGCR(**{argument: value})

@@ -72,7 +72,7 @@ def joined(model):
 
 
 @pytest.mark.parametrize(("tau", "golden"), [(0.3, GOLDEN), (0.4, GOLDEN_TAU_4)])
-def test_released_variant_gives_the_released_codes_numbers(tau, golden):
+def test_the_released_variant_matches_the_released_code(tau, golden):
     strategy = FedHEAL(tau=tau, beta=0.4, variant="released")
     rounds = Rounds(strategy, MODEL, range(3))
     for moves, (distances, weights, expected) in zip(MOVES, golden, strict=True):
@@ -83,8 +83,8 @@ def test_released_variant_gives_the_released_codes_numbers(tau, golden):
         np.testing.assert_allclose(joined(model), expected, atol=2e-6)
 
 
-def test_one_step_merge_with_given_masks():
-    """papers' one-step example: nobody, one, two and all clients keep a coordinate."""
+def test_averaging_with_given_masks_matches_the_papers_example():
+    """The paper's one-step example: no, one, two and all clients keep a coordinate."""
     masks = np.array([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1]], bool)
     updates = [-np.full(4, u, np.float32) for u in (1, 2, 4)]
     model = {"x": np.zeros(4, np.float32)}
@@ -94,9 +94,9 @@ def test_one_step_merge_with_given_masks():
 
 
 def paper_round(history, updates, p, dp, tau, beta, itself=False):
-    """Eq. 5-12 read aloud, for one round with every client present.
+    """Return one round of Eq. 5-12 with all clients present.
 
-    itself: Eq. 6 before Eq. 7, so that the round is part of its own history.
+    itself: apply Eq. 6 before Eq. 7, so that the round is part of its own history.
     """
     kept = []
     for m, update in enumerate(updates):
@@ -108,14 +108,14 @@ def paper_round(history, updates, p, dp, tau, beta, itself=False):
         rose = np.array([u >= 0 for u in history[m]])
         share = rose.sum(0)
         t = len(history[m])
-        # Whole numbers of rounds compared with tau * t written out in tenths.
+        # Compare whole numbers of rounds with tau * t in tenths, without rounding errors.
         consistent = np.where(update >= 0, share, t - share)
         kept.append(consistent * 10 >= round(tau * 10) * t)
     if not itself:
         for past, update in zip(history, updates, strict=True):
             past.append(update)
     d = np.array([((u * k) ** 2).sum() for u, k in zip(updates, kept, strict=True)])
-    # Where nothing is kept at all the equation is 0/0; the weights then stand still.
+    # If nothing is kept, the equation is 0/0; the weights then do not change.
     share = d / d.sum() if d.sum() > 0 else p
     dp = (1 - beta) * dp + beta * share
     p = (p + dp) / (p + dp).sum()
@@ -133,7 +133,7 @@ def paper_round(history, updates, p, dp, tau, beta, itself=False):
     beta=st.sampled_from([0.0, 0.4, 1.0]),
     variant=st.sampled_from(["paper", "algorithm1"]),
 )
-def test_paper_variants_are_the_papers_equations(seed, tau, beta, variant):
+def test_the_paper_variants_match_the_papers_equations(seed, tau, beta, variant):
     random = np.random.default_rng(seed)
     clients, size = 3, 6
     examples = {k: int(n) for k, n in enumerate(random.integers(1, 50, clients))}
@@ -161,7 +161,7 @@ def test_paper_variants_are_the_papers_equations(seed, tau, beta, variant):
         ("algorithm1", [1, 1, 1, 0, 1, 1, 1, 1]),
     ],
 )
-def test_what_one_client_keeps_by_eq_5_and_by_algorithm_1(variant, kept):
+def test_kept_coordinates_follow_eq_5_or_algorithm_1(variant, kept):
     rounds = Rounds(FedHEAL(tau=0.4, beta=None, variant=variant), {"x": np.zeros(1)}, [0])
     moved = []
     for sign in (1, 1, 1, -1, -1, 1, -1, 1):
@@ -170,8 +170,8 @@ def test_what_one_client_keeps_by_eq_5_and_by_algorithm_1(variant, kept):
     assert moved == kept
 
 
-def test_a_tie_is_kept_by_the_paper_and_dropped_by_the_release():
-    """c = 3/10 with tau = .3: binary fractions must not decide."""
+def test_consistency_equal_to_tau_is_kept_except_by_the_released_variant():
+    """c = 3/10 with tau = .3: rounding of binary fractions must not decide."""
     for variant, kept in (("paper", True), ("released", False)):
         strategy = FedHEAL(tau=0.3, beta=None, variant=variant)
         rounds = Rounds(strategy, {"x": np.zeros(1, np.float32)}, [0])
@@ -182,7 +182,7 @@ def test_a_tie_is_kept_by_the_paper_and_dropped_by_the_release():
         assert (after != before).all() == kept
 
 
-def test_counts_follow_a_clients_own_participations():
+def test_consistency_counts_only_rounds_with_participation():
     strategy = FedHEAL(tau=0.6, beta=None, fraction_train=1.0)
     rounds = Rounds(strategy, {"x": np.zeros(1, np.float32)}, [0, 1])
     up, down = {"x": np.float32([0.5])}, {"x": np.float32([-0.5])}
@@ -196,7 +196,7 @@ def test_counts_follow_a_clients_own_participations():
     assert strategy.rounds == {0: 5, 1: 2}
 
 
-def test_tables_grow_beyond_a_byte():
+def test_sign_counts_can_exceed_255():
     strategy = FedHEAL(tau=1.0, beta=None)
     rounds = Rounds(strategy, {"x": np.zeros(1, np.float32)}, [0])
     for _ in range(300):
@@ -214,7 +214,7 @@ def test_tables_grow_beyond_a_byte():
     ],
     ids=str,
 )
-def test_neutral_settings_give_fedavg_whoever_takes_part_with_however_much(neutral):
+def test_neutral_settings_equal_fedavg(neutral):
     random = np.random.default_rng(0)
     model = {"x": random.normal(size=50).astype(np.float32)}
     one = Rounds(FedHEAL(fraction_train=0.5, **neutral), model, range(6))
@@ -229,14 +229,14 @@ def test_neutral_settings_give_fedavg_whoever_takes_part_with_however_much(neutr
         )
 
 
-def test_released_with_beta_0_is_uniform_whatever_the_sample_counts():
+def test_the_released_variant_with_beta_0_is_uniform():
     strategy = FedHEAL(tau=None, beta=0.0, variant="released")
     rounds = Rounds(strategy, {"x": np.zeros(1, np.float32)}, range(3))
     rounds.step({k: {"x": np.float32([k])} for k in range(3)}, {0: 1, 1: 50, 2: 900})
     np.testing.assert_allclose(strategy.diagnostics["weights"], 1 / 3)
 
 
-def test_released_shares_count_absent_clients_with_their_last_distance():
+def test_released_shares_include_the_last_distance_of_absent_clients():
     strategy = FedHEAL(tau=None, beta=1.0, variant="released")
     rounds = Rounds(strategy, {"x": np.zeros(1, np.float32)}, [0, 1])
     rounds.step({0: {"x": np.float32([3])}, 1: {"x": np.float32([1])}})
@@ -247,7 +247,7 @@ def test_released_shares_count_absent_clients_with_their_last_distance():
     np.testing.assert_allclose(strategy.diagnostics["weights"], [1.0])
 
 
-def test_batchnorm_statistics_are_masked_only_by_the_release():
+def test_batchnorm_statistics_are_masked_only_by_the_released_variant():
     model = {"w": np.zeros(1, np.float32), "bn.running_mean": np.zeros(1, np.float32)}
     for variant, moved in (("paper", 1.0), ("released", 0.0)):
         strategy = FedHEAL(tau=0.9, beta=None, variant=variant)

@@ -1,4 +1,4 @@
-"""FedISM: the released code's numbers, its limits, and clients that come and go."""
+"""FedISM: the released code's numbers, limits of q and beta, and partial participation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairflower.strategies import FedISM
 
 weights = partial(weights_by, "sharpness")
 
-#: Printed by the released function for S = (.02, .05, .1).
+#: Output of the released function for S = (.02, .05, .1).
 GOLDEN = {
     0.5: (0.20758918, 0.32822731, 0.46418351),
     1: (0.11764706, 0.29411765, 0.58823529),
@@ -29,55 +29,55 @@ def start(clients: int = 3, **arguments) -> Rounds:
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("q", GOLDEN)
-def test_the_released_numbers(q, variant):
+def test_weights_match_the_released_code(q, variant):
     found = weights(start(q=q, variant=variant), (0.02, 0.05, 0.1))
     np.testing.assert_allclose(found, GOLDEN[q], rtol=1e-6, atol=3e-9)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-def test_the_released_moving_average(variant):
+def test_the_moving_average_matches_the_released_code(variant):
     rounds = start(q=2, beta=0.5, variant=variant)
     weights(rounds, (0.02, 0.05, 0.1))
     found = weights(rounds, (0.1, 0.05, 0.02))
     np.testing.assert_allclose(found, (0.40310078, 0.19379845, 0.40310078), atol=1e-8)
 
 
-def test_the_variants_differ_where_sharpness_vanishes():
+def test_the_variants_differ_at_sharpness_0():
     flat = (0.0, 0.1)
     assert weights(start(q=1), flat)[0] == pytest.approx(1e-9, rel=1e-6)
     assert weights(start(q=1, variant="released"), flat)[0] == pytest.approx(1.1e-9, rel=1e-6)
 
 
-def test_the_model_is_the_mean_by_these_weights():
+def test_the_model_is_the_weighted_mean():
     rounds = start(q=1)
     w = weights(rounds, (0.02, 0.05, 0.1))
     assert rounds.model["x"][0] == pytest.approx(w @ [1, 2, 3])
 
 
 @given(st.lists(st.floats(-1e-3, 1e6), min_size=1, max_size=6), st.floats(0, 1))
-def test_q_0_is_uniform(sharpness, beta):
+def test_q_0_gives_uniform_weights(sharpness, beta):
     rounds = start(len(sharpness), q=0, beta=beta)
     for _ in range(2):
         np.testing.assert_allclose(weights(rounds, sharpness), 1 / len(sharpness))
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-def test_a_large_q_gives_all_to_the_sharpest(variant):
+def test_a_large_q_gives_all_weight_to_the_sharpest_client(variant):
     rounds = start(q=1e4, variant=variant)
     for _ in range(2):
         np.testing.assert_allclose(weights(rounds, (0.02, 0.1, 0.05)), (0, 1, 0), atol=1e-12)
 
 
-def test_a_weight_too_small_for_a_number_is_still_averaged():
+def test_a_weight_that_underflows_to_0_recovers():
     rounds = start(2, q=150)
     weights(rounds, (1.0, 0.001))  # 0.001^150 is 0
     np.testing.assert_array_equal(weights(rounds, (0.001, 1.0)), (0.5, 0.5))
     rounds = start(2, q=150)
     weights(rounds, (1.0, 0.001))
-    assert weights(rounds, {1: 1.0}) == [1.0]  # who holds nothing, alone
+    assert weights(rounds, {1: 1.0}) == [1.0]  # a client with weight 0, alone
 
 
-def test_beta_1_forgets_and_beta_0_stays_at_the_first_round():
+def test_beta_1_uses_only_the_last_round_and_beta_0_only_the_first():
     for beta, expected in ((1, (0.1, 0.05, 0.02)), (0, (0.02, 0.05, 0.1))):
         rounds = start(q=1, beta=beta)
         weights(rounds, (0.02, 0.05, 0.1))
@@ -89,7 +89,7 @@ def test_beta_1_forgets_and_beta_0_stays_at_the_first_round():
             np.testing.assert_allclose(found, GOLDEN[1], atol=1e-8)
 
 
-def test_negative_and_zero_sharpness_count_as_the_floor():
+def test_negative_and_zero_sharpness_are_raised_to_the_floor():
     assert weights(start(), (-0.5, 0.0)) == pytest.approx([0.5, 0.5])
     rounds = start()
     weights(rounds, (-1.0, 0.1))
@@ -97,7 +97,7 @@ def test_negative_and_zero_sharpness_count_as_the_floor():
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 5))
-def test_constant_sharpness_gives_its_power_over_whoever_is_present(seed, beta, q):
+def test_constant_sharpness_gives_normalized_powers_of_the_present_clients(seed, beta, q):
     random = np.random.default_rng(seed)
     S = random.uniform(0.01, 1, 6)
     rounds = start(6, q=q, beta=beta)
@@ -107,7 +107,7 @@ def test_constant_sharpness_gives_its_power_over_whoever_is_present(seed, beta, 
         np.testing.assert_allclose(found, S[present] ** q / (S[present] ** q).sum(), rtol=1e-9)
 
 
-def test_a_whole_cohort_never_seen_before_holds_as_much_as_as_many_others():
+def test_a_cohort_of_new_clients_gets_a_share_proportional_to_its_size():
     rounds = start(5, q=2, beta=0)
     weights(rounds, {0: 0.1, 1: 0.3})
     weights(rounds, {2: 0.1, 3: 0.1, 4: 0.3})
@@ -116,7 +116,7 @@ def test_a_whole_cohort_never_seen_before_holds_as_much_as_as_many_others():
     np.testing.assert_allclose(found[2:], np.array([1, 1, 9]) / 11 * 3 / 5)
 
 
-def test_a_client_that_sat_out_has_not_forgotten():
+def test_an_absent_client_keeps_its_weight():
     rounds = start(q=1, beta=0.5)
     weights(rounds, (0.2, 0.2, 0.6))
     weights(rounds, {0: 0.1, 1: 0.3})  # .4 of the weights, shared out as (.5 + .25)/2, ...
@@ -127,7 +127,7 @@ def test_a_client_that_sat_out_has_not_forgotten():
 
 @pytest.mark.slow
 @given(st.integers(0, 10_000))
-def test_extreme_sharpness_stays_on_the_simplex_whoever_comes_and_goes(seed):
+def test_weights_stay_on_the_simplex_for_extreme_sharpness(seed):
     random = np.random.default_rng(seed)
     rounds = start(8, q=40)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""FedISM+: the schedule's and the weights' known numbers, and a radius that reaches the client."""
+"""FedISM+: known radii and weights, and the radius that is sent to clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def start(clients: int = 3, **arguments) -> Rounds:
     return Rounds(FedISMPlus(min_clients=1, **arguments), {"x": np.zeros(1)}, range(clients))
 
 
-def test_the_known_radii():
+def test_radii_match_known_values():
     strategy = FedISMPlus(rounds=300)
     found = [strategy.radius(t + 1) for t in (0, 74, 149, 299)]
     np.testing.assert_allclose(found, (0.00288675, 0.025, 0.03535534, 0.05), rtol=1e-6)
@@ -46,7 +46,7 @@ def test_the_known_radii():
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-def test_the_known_weights_of_quadratic_losses(variant):
+def test_weights_of_quadratic_losses_match_known_values(variant):
     rounds = start(rounds=300, variant=variant)
     for (t, expected), w in zip(SHARPNESS.items(), WEIGHTS, strict=True):
         received, perturbed = losses(rounds.strategy.radius(t + 1))
@@ -55,7 +55,7 @@ def test_the_known_weights_of_quadratic_losses(variant):
         np.testing.assert_allclose(weights(rounds, S), w, atol=1e-6)
 
 
-def test_the_perturbed_loss_as_state():
+def test_the_perturbed_loss_can_be_the_state():
     rounds = start(rounds=4, state="perturbed_loss", q=1.0, beta=1.0)
     assert rounds.strategy.needs == ("perturbed_loss",)
     _, perturbed = losses(rounds.strategy.radius(1))
@@ -64,25 +64,25 @@ def test_the_perturbed_loss_as_state():
     np.testing.assert_array_equal(rounds.strategy.diagnostics["perturbed_loss"], perturbed)
 
 
-def test_with_power_0_it_is_fedism():
+def test_p_0_equals_fedism():
     plus, plain = start(p=0), Rounds(FedISM(), {"x": np.zeros(1)}, range(3))
     for S in ((0.02, 0.05, 0.1), (0.1, 0.05, 0.02)):
         np.testing.assert_array_equal(weights(plus, S), weights(plain, S))
         assert plus.strategy.diagnostics["rho"] == 0.05
 
 
-def test_every_client_gets_the_rounds_radius_also_after_resuming():
+def test_clients_receive_the_radius_of_the_round_also_after_resuming():
     rounds = start(2)
     rounds.config["num-server-rounds"] = 4
     for t in (1, 2):
-        told = [m.content.config_records["config"]["rho"] for m in rounds.ask()]
-        assert told == [0.05 * (t / 4) ** 0.5] * 2
+        radii = [m.content.config_records["config"]["rho"] for m in rounds.ask()]
+        assert radii == [0.05 * (t / 4) ** 0.5] * 2
     resumed = start(2)
     resumed.round, resumed.config = 2, rounds.config
     assert resumed.ask()[0].content.config_records["config"]["rho"] == 0.05 * 0.75**0.5
 
 
-def test_rounds_by_argument_come_before_the_config_and_without_either_the_radius_stays():
+def test_a_rounds_argument_overrides_the_config_and_no_rounds_give_a_constant_radius():
     explicit, none = start(rounds=100), start()
     explicit.config["num-server-rounds"] = 4
     for rounds, rho in ((explicit, 0.005), (none, 0.05)):

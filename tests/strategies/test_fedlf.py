@@ -1,4 +1,4 @@
-"""FedLF: layer by layer against a general solver, layers taken together, and absent clients."""
+"""FedLF: each layer against a general solver, merged layers, and absent clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flat(update, names) -> np.ndarray:
 
 
 def direction(present, names, F, released=False, absent=()) -> np.ndarray:
-    """A layer's direction as the paper and its code have it, with the updates themselves."""
+    """Return a layer's direction as in the paper or its code, from the updates themselves."""
     g = np.array([flat(update, names) for update in present])
     old = np.array([flat(update, names) for update in absent]).reshape(len(absent), g.shape[1])
     F_length, ones = np.linalg.norm(F), np.ones(len(F))
@@ -58,7 +58,7 @@ def direction(present, names, F, released=False, absent=()) -> np.ndarray:
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("seed", range(3))
-def test_each_layer_takes_the_shortest_vector_of_its_hull(variant, seed):
+def test_each_layer_moves_along_the_shortest_vector_of_its_hull(variant, seed):
     updates = moves(seed)
     found = play(start(variant=variant), dict(enumerate(updates)), LOSSES)
     d = [direction(updates, names, LOSSES, variant == "released") for names in LAYERS]
@@ -73,8 +73,8 @@ def test_each_layer_takes_the_shortest_vector_of_its_hull(variant, seed):
     np.testing.assert_allclose(1000 * flat(shorter, names), flat(found, names), rtol=1e-6)
 
 
-def test_arrays_with_numbers_as_names_are_layers():
-    """As in an app with lists of arrays, whose model has no names."""
+def test_arrays_with_numbers_as_names_count_as_layers():
+    """As in an app that sends lists of arrays, without names."""
     updates = [{"0": a["0.weight"], "1": a["1.weight"]} for a in map(dotted, range(2))]
     named = play(
         start({n: np.zeros(3) for n in ("0.weight", "1.weight")}, 2),
@@ -93,14 +93,14 @@ def dotted(seed: int) -> dict[str, np.ndarray]:
     return {name: random.normal(size=3) for name in ("0.weight", "1.weight")}
 
 
-def test_statistics_are_averaged_equally():
+def test_batchnorm_statistics_are_averaged_equally():
     updates = moves(1)
     found = play(start(), dict(enumerate(updates)), LOSSES)["two.running_mean"]
     mean = np.mean([update["two.running_mean"] for update in updates], axis=0)
     np.testing.assert_allclose(found, mean, rtol=1e-6)
 
 
-def test_a_layer_without_a_direction_is_taken_with_its_neighbor():
+def test_a_layer_without_a_direction_is_merged_with_its_neighbor():
     narrow = {"a.bias": np.zeros(1), "b.weight": np.zeros(6), "c.bias": np.zeros(1)}
     random, equal = np.random.default_rng(5), np.ones(2)
     updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
@@ -113,7 +113,7 @@ def test_a_layer_without_a_direction_is_taken_with_its_neighbor():
     np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_last_layer_without_a_direction_is_taken_with_the_layer_before_it():
+def test_a_last_layer_without_a_direction_is_merged_with_the_previous_one():
     narrow = {"a.weight": np.zeros(6), "b.weight": np.zeros(6), "c.bias": np.zeros(1)}
     random, equal = np.random.default_rng(5), np.ones(2)
     updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
@@ -125,7 +125,7 @@ def test_a_last_layer_without_a_direction_is_taken_with_the_layer_before_it():
     np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_no_step_serves_clients_that_agree_but_for_their_losses():
+def test_equal_updates_with_unequal_losses_give_no_step():
     same = dict.fromkeys(range(3), moves(2)[0])
     found = play(start(), same, LOSSES)
     assert all(not found[name].any() for layer in LAYERS for name in layer)
@@ -134,10 +134,10 @@ def test_no_step_serves_clients_that_agree_but_for_their_losses():
 
 
 @pytest.mark.parametrize(("variant", "ages"), [("paper", (1, 2)), ("released", (2,))])
-def test_absent_clients_count_as_long_as_they_are_expected_back(variant, ages):
-    """Four clients, two a round: those of one and two rounds ago, and no older ones.
+def test_absent_clients_count_for_a_limited_number_of_rounds(variant, ages):
+    """With two of four clients per round, updates of one or two rounds ago count.
 
-    The authors count those known before a round, and so in the second only those of the first.
+    The authors' code counts the clients known before a round: in round 2 only two, so none count.
     """
     updates, F = moves(4, 4), np.array([0.3, 2.0, 1.0, 1.0])
     rounds, released = start(clients=4, variant=variant), variant == "released"
@@ -152,7 +152,7 @@ def test_absent_clients_count_as_long_as_they_are_expected_back(variant, ages):
             np.testing.assert_allclose(flat(found, names), expected, rtol=5e-3, atol=5e-3)
 
 
-def test_who_did_not_move_does_not_stop_the_others():
+def test_a_zero_update_does_not_affect_other_clients():
     updates = moves(6)
     updates[1] = {name: np.zeros_like(array) for name, array in MODEL.items()}
     found = play(start(), dict(enumerate(updates)), np.ones(3))
@@ -162,7 +162,7 @@ def test_who_did_not_move_does_not_stop_the_others():
         assert cosine == pytest.approx(1, abs=1e-4)
 
 
-def test_of_a_model_without_parameters_the_statistics_are_averaged():
+def test_a_model_without_parameters_has_its_statistics_averaged():
     rounds = start({"running_mean": np.zeros(2)})
     updates = {k: {"running_mean": np.array([k, 1.0])} for k in range(3)}
     found = play(rounds, updates, LOSSES)

@@ -1,4 +1,4 @@
-"""FedMDFG: the shortest vector of the hull by a general solver, and what it promises."""
+"""FedMDFG: the step against a general solver, and its descent properties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def step(moves: np.ndarray, losses, **arguments) -> np.ndarray:
 
 
 def expected(moves: np.ndarray, losses, fairly: bool, absent=(), before=1.0) -> np.ndarray:
-    """As the class says it, with the updates themselves; ``before`` was their mean length."""
+    """Return the documented step from the updates; ``before`` is their earlier mean length."""
     F = np.array(losses)
     hull = [v / np.linalg.norm(v) for v in moves]
     now = np.linalg.norm(moves, axis=1).mean()
@@ -50,14 +50,14 @@ def test_the_step_is_the_shortest_vector_of_the_hull(losses, fairly):
     assert (MOVES @ found > 0).all()
 
 
-def test_a_tolerant_angle_is_plain_multi_gradient_descent():
+def test_theta_90_is_plain_multi_gradient_descent():
     losses = (0.2, 1.0, 3.0, 0.5)
     plain = expected(MOVES, losses, fairly=False)
     np.testing.assert_allclose(step(MOVES, losses, theta=90), plain, rtol=1e-3, atol=1e-4)
 
 
 def test_unequal_losses_become_more_equal():
-    """Of gradients of one length. To first order, each loss falls by <g_k, d>."""
+    """For gradients of equal length. To first order, each loss falls by <g_k, d>."""
     F, moves = np.array([0.2, 1.0, 3.0, 0.5]), MOVES / np.linalg.norm(MOVES, axis=1)[:, None]
     later = F - 1e-3 * moves @ step(moves, F)
 
@@ -67,11 +67,11 @@ def test_unequal_losses_become_more_equal():
     assert cosine(later) > cosine(F)
 
 
-def test_a_loss_that_nobody_has_stops_no_run():
+def test_a_huge_loss_gives_a_finite_step():
     assert np.isfinite(step(MOVES, (1.0, 1e200, 1.0, 1.0))).all()
 
 
-def test_clients_of_the_last_round_count_and_older_ones_do_not():
+def test_absent_clients_of_the_previous_round_count_and_older_ones_do_not():
     rounds = Rounds(FedMDFG(min_clients=1), {"x": np.zeros(12)}, range(4))
     equal = dict.fromkeys(range(4), 1.0)
     play(rounds, dict(enumerate(MOVES)), equal)
@@ -85,7 +85,7 @@ def test_clients_of_the_last_round_count_and_older_ones_do_not():
     np.testing.assert_allclose(found, expected(two, (1.0, 1.0), False), rtol=1e-3, atol=1e-4)
 
 
-def test_no_step_serves_clients_that_agree_but_for_their_losses():
+def test_equal_updates_with_unequal_losses_give_no_step():
     same = np.tile(MOVES[0], (3, 1))
     np.testing.assert_array_equal(step(same, (0.2, 1.0, 3.0)), 0)
     np.testing.assert_allclose(step(same, (1.0, 1.0, 1.0)), MOVES[0], rtol=1e-4)
@@ -95,7 +95,7 @@ def test_opposite_updates_cancel():
     np.testing.assert_array_equal(step(np.array([[1.0, 0], [-3.0, 0]]), (1.0, 1.0)), 0)
 
 
-def test_who_did_not_move_does_not_stop_the_others():
+def test_a_zero_update_does_not_affect_other_clients():
     moves = np.array([[1.0, 0, 0], [0, 0, 0], [0, 1.0, 0]])
     found = step(moves, (1.0, 0.0, 1.0))
     np.testing.assert_allclose(found / found[0], (1, 1, 0), rtol=1e-4)

@@ -1,4 +1,4 @@
-"""FedNova: what gradients count under momentum, a common optimum, and counted steps."""
+"""FedNova: normalized updates with and without momentum, and the step counts of clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def one_round(moves, steps, **arguments) -> tuple[float, FedNova]:
 
 
 def descent(gradient: float, steps: int, momentum: float, lr: float = 0.1) -> float:
-    """The update by SGD on a loss with a constant gradient, written out."""
+    """Return the update by SGD on a loss with a constant gradient."""
     x = velocity = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + gradient
@@ -35,7 +35,7 @@ def descent(gradient: float, steps: int, momentum: float, lr: float = 0.1) -> fl
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_the_direction_is_the_mean_gradient_whoever_took_more_steps(momentum):
+def test_the_direction_is_the_mean_gradient_for_any_numbers_of_steps(momentum):
     gradients, steps = np.array([1.0, -2.0, 0.7]), (1, 5, 20)
     moves = [descent(g, s, momentum) for g, s in zip(gradients, steps, strict=True)]
     after, strategy = one_round(moves, steps, momentum=momentum)
@@ -44,7 +44,7 @@ def test_the_direction_is_the_mean_gradient_whoever_took_more_steps(momentum):
     assert after == pytest.approx(-0.1 * (P @ counts) * (P @ gradients), rel=1e-6)
 
 
-def test_by_hand():
+def test_the_step_matches_a_hand_computation():
     """Steps 1, 2, 4 and updates 1, 2, 4: each moves 1 a step, and 3.1 steps are taken."""
     after, strategy = one_round((1.0, 2.0, 4.0), (1, 2, 4))
     assert after == pytest.approx(0.1 + 0.6 + 2.4)
@@ -52,7 +52,7 @@ def test_by_hand():
     np.testing.assert_allclose(strategy.diagnostics["weights"], weights)
 
 
-def test_the_cap_bounds_a_clients_part_in_the_length_of_the_step():
+def test_the_weight_cap_bounds_a_clients_share_of_the_step_length():
     """Of 4 a_k p_k = 1, 1, 1 and 10^6, the last may be 40 %: with three others, it is 2."""
     strategy = FedNova(max_client_weight=0.4)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(4))
@@ -63,21 +63,21 @@ def test_the_cap_bounds_a_clients_part_in_the_length_of_the_step():
     assert after["x"][0] == pytest.approx((3 + 2) / 4 * 3 / 4, rel=1e-4)
 
 
-def test_equal_steps_are_fedavg():
+def test_equal_steps_equal_fedavg():
     assert one_round((1.0, 2.0, 4.0), (7, 7, 7))[0] == pytest.approx(P @ [1, 2, 4])
 
 
-def test_steps_in_proportion_to_examples_are_equal_weights():
+def test_steps_proportional_to_examples_give_equal_weights():
     after, strategy = one_round((3.0, 6.0, 30.0), (1, 3, 6))
     np.testing.assert_allclose(strategy.diagnostics["weights"], 1 / 3)
     assert after == pytest.approx(P @ [1, 3, 6] * P @ [3, 2, 5])
 
 
-def test_a_client_that_took_no_step_changes_nothing_but_the_mean():
+def test_a_client_without_steps_counts_as_a_zero_update():
     assert one_round((0.0, 3.0, 3.0), (0, 3, 3))[0] == pytest.approx((0.1 + 2.7) * 0.9)
 
 
-def test_fewer_steps_than_none_are_left_out():
+def test_a_client_with_negative_steps_is_dropped():
     strategy = FedNova(min_clients=1)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
     rounds.step(
@@ -89,14 +89,14 @@ def test_fewer_steps_than_none_are_left_out():
 
 
 @pytest.mark.parametrize("name", ["sgd", "ditto", "scaffold"])
-def test_clients_count_the_steps_of_the_model_that_they_send(name):
+def test_clients_count_the_steps_of_the_model_they_send(name):
     client = trainer(name)  # 12 images in batches of 8, one epoch
     client.receive(client.send())
     metrics, _ = train_and_measure(client, {"server-round": 1, "measure": "steps"})
     assert metrics["steps"] == 2
 
 
-def test_momentum_comes_from_the_clients_config():
+def test_momentum_comes_from_the_train_config():
     strategy = FedNova()
     strategy.read_config({"train.momentum": 0.9})
     assert strategy.momentum == 0.9
@@ -106,6 +106,6 @@ def test_momentum_comes_from_the_clients_config():
     ("config", "named"),
     [({"train.optimizer": "adam"}, "train.optimizer = 'adam'"), ({"train.momentum": 1.0}, "1.0")],
 )
-def test_clients_whose_steps_are_no_sums_of_gradients_are_refused(config, named):
+def test_adam_and_momentum_1_are_refused(config, named):
     with pytest.raises(ValueError, match=named):
         FedNova().read_config(config)

@@ -1,4 +1,4 @@
-"""FedPW: the released class's numbers, a loop that is written out, and clients that come and go."""
+"""FedPW: the released class's numbers, a plain loop, and partial participation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(size: int = 12, clients: int = 3, **arguments) -> Rounds:
 
 
 def step(rounds: Rounds, u, losses) -> np.ndarray:
-    """A round of these theta - theta_k and losses, by client or of clients 0, 1, ..."""
+    """Run a round with theta - theta_k and losses, by client or for clients 0, 1, ..."""
     if not isinstance(u, dict):
         u, losses = dict(enumerate(u)), dict(enumerate(losses))
     moves = {k: {"x": -np.asarray(row)} for k, row in u.items()}
@@ -44,7 +44,7 @@ def step(rounds: Rounds, u, losses) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variant", ["released", "adapted"])
-def test_the_released_numbers(variant):
+def test_results_match_the_released_code(variant):
     rounds = start(variant=variant)
     for t in range(3):
         model = step(rounds, U, LOSSES[t])
@@ -57,7 +57,7 @@ def test_the_released_numbers(variant):
         np.testing.assert_allclose(model, [float(x) for x in MODELS[t].split()], atol=2e-6)
 
 
-def test_an_empty_array_stays_as_it_is() -> None:
+def test_an_empty_array_is_left_unchanged() -> None:
     rounds = Rounds(FedPW(), {"x": np.zeros(12), "none": np.zeros((0, 3))}, range(3))
     moves = {k: {"x": -row, "none": np.zeros((0, 3))} for k, row in enumerate(U)}
     model = rounds.step(moves, metrics={k: {"train_loss": LOSSES[0][k]} for k in range(3)})
@@ -74,7 +74,7 @@ SMALL = np.array(
 )
 
 
-def test_the_released_numbers_where_one_client_drops_nothing():
+def test_results_match_the_released_code_if_a_client_prunes_nothing():
     rounds = start(8)
     step(rounds, SMALL, LOSSES[0])
     np.testing.assert_allclose(
@@ -88,8 +88,8 @@ def test_the_released_numbers_where_one_client_drops_nothing():
     np.testing.assert_allclose(model, [float(x) for x in expected.split()], atol=2e-6)
 
 
-def test_capped_weights_also_merge_pruned_updates():
-    """Only client 0 moves the first coordinate; the coordinates that clients drop are zero."""
+def test_capped_weights_apply_to_pruned_updates():
+    """Only client 0 moves the first coordinate; the pruned coordinates are zero."""
     rounds = start(4, drop=0.25, max_client_weight=0.4)
     u = [[10.0, 1.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]]
     for t in (1, 2):
@@ -145,7 +145,7 @@ class Loop:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_loop_that_is_written_out(seed):
+def test_steps_match_a_plain_loop(seed):
     random = np.random.default_rng(seed)
     K, n = 5, 137
     rounds, loop = start(n, K), Loop(n, K)
@@ -156,7 +156,7 @@ def test_a_loop_that_is_written_out(seed):
         np.testing.assert_allclose(step(rounds, u, L), loop.step(u, L), rtol=1e-9, atol=1e-12)
 
 
-def test_longer_updates_in_later_rounds_follow_the_loop() -> None:
+def test_longer_updates_in_later_rounds_match_the_plain_loop() -> None:
     """b' is then above 2, so the sum of q + d' is negative in some rounds."""
     random = np.random.default_rng(5)
     rounds, loop = start(40), Loop(40, 3)
@@ -166,8 +166,8 @@ def test_longer_updates_in_later_rounds_follow_the_loop() -> None:
         np.testing.assert_allclose(step(rounds, u, np.ones(3)), loop.step(u, np.ones(3)), rtol=1e-9)
 
 
-def test_the_number_of_clients_does_not_change_the_steps_of_direction_weights() -> None:
-    """All have the same update, so b' is beta. Weights differ, because new clients have d = 0."""
+def test_direction_weights_stay_close_when_clients_join() -> None:
+    """All updates are equal, so b' is beta. Weights differ because new clients have d = 0."""
     rounds = start(2, 20)
     step(rounds, {k: [1.0, 2.0] for k in range(2)}, dict.fromkeys(range(2), 1.0))
     for _ in range(3):
@@ -186,7 +186,7 @@ def test_a_negative_stored_weight_counts_as_0_when_others_are_absent(variant) ->
     assert 0 <= found.min() <= found.max() <= 1
 
 
-def test_an_array_in_blocks_gives_the_same_bits(monkeypatch):
+def test_computing_arrays_in_blocks_gives_identical_results(monkeypatch):
     """Blocks of an array are computed by threads."""
     whole, parts = start(), start()
     for t in range(3):
@@ -197,7 +197,7 @@ def test_an_array_in_blocks_gives_the_same_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["released", "adapted"])
-def test_a_client_without_any_kept_coordinate_does_not_decide_which_agree(variant):
+def test_a_fully_pruned_client_does_not_affect_the_agreement(variant):
     rounds = start(variant=variant, drop=0.4)
     before = step(rounds, U, (1, 1, 1))
     after = step(rounds, U, (1, 1, 1e-9))
@@ -207,7 +207,7 @@ def test_a_client_without_any_kept_coordinate_does_not_decide_which_agree(varian
     np.testing.assert_allclose(after - before, -(w[0] * U[0] + w[1] * U[1]), atol=1e-9)
 
 
-def test_equal_clients_and_losses_of_0_have_equal_weights():
+def test_equal_clients_with_loss_0_get_equal_weights():
     rounds = start(clients=4)
     for _ in range(3):
         model = step(rounds, [U[0]] * 4, [0.0] * 4)
@@ -216,13 +216,13 @@ def test_equal_clients_and_losses_of_0_have_equal_weights():
 
 
 @pytest.mark.parametrize("variant", ["released", "adapted"])
-def test_a_client_that_opposes_all_others_gets_no_negative_weight(variant):
+def test_a_client_opposed_to_all_others_gets_weight_0(variant):
     rounds = start(1, 3, variant=variant)
     step(rounds, [[1.0], [1.0], [-0.9]], (1, 1, 1))
     np.testing.assert_allclose(rounds.strategy.diagnostics["weights"], (0.5, 0.5, 0))
 
 
-def test_no_share_to_drop_leaves_a_mean():
+def test_drop_0_gives_the_weighted_mean():
     rounds = start(drop=0)
     for t in range(3):
         before = rounds.model["x"]
@@ -231,7 +231,7 @@ def test_no_share_to_drop_leaves_a_mean():
 
 
 @pytest.mark.parametrize("variant", ["released", "adapted"])
-def test_statistics_are_pruned_as_released_or_averaged(variant):
+def test_batchnorm_statistics_are_pruned_only_by_the_released_variant(variant):
     model = {"w": np.zeros(12), "bn.running_var": np.ones(12)}
     rounds = Rounds(FedPW(variant=variant), model, range(3))
     moves = {k: {"w": -row, "bn.running_var": 1 + np.abs(row)} for k, row in enumerate(U)}
@@ -246,7 +246,7 @@ def test_statistics_are_pruned_as_released_or_averaged(variant):
     np.testing.assert_allclose(after - before, rounds.strategy.diagnostics["weights"] @ found)
 
 
-def test_absent_clients_keep_their_weights_and_a_new_one_starts_at_the_mean():
+def test_absent_clients_keep_their_weights_and_new_clients_start_at_the_mean():
     rounds = start(clients=4)
     step(rounds, U, LOSSES[0])
     kept = rounds.strategy.p[2]

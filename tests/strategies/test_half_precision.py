@@ -1,4 +1,4 @@
-"""Arrays of 16 bits, as of adapters, with every strategy."""
+"""Every strategy with arrays of 16 bits, such as those of adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIENTS = 4
 
 
 def steps(seed: int) -> dict[int, dict[str, Any]]:
-    """Return updates that both types hold exactly, and so are equal in both."""
+    """Return updates that float16 and float32 both represent exactly."""
     random = np.random.default_rng(seed)
     return {
         k: {
@@ -36,7 +36,7 @@ def one_round(name: str, dtype: Any) -> tuple[dict[str, Any], Any]:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_float16_is_merged_as_float32_and_comes_back_as_float16(name: str) -> None:
+def test_float16_is_merged_in_float32_and_returned_as_float16(name: str) -> None:
     half, weights = one_round(name, np.float16)
     single, expected = one_round(name, np.float32)
     np.testing.assert_allclose(weights, expected, rtol=1e-3, atol=1e-4)
@@ -48,7 +48,7 @@ def test_float16_is_merged_as_float32_and_comes_back_as_float16(name: str) -> No
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_long_updates_of_float16_do_not_overflow_in_a_product(name: str) -> None:
+def test_long_float16_updates_do_not_overflow(name: str) -> None:
     """Their squares exceed 65504, the largest number of float16."""
     model = {"a": np.zeros(100, np.float16)}
     random = np.random.default_rng(1)

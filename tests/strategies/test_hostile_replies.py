@@ -1,7 +1,7 @@
-"""Every field of a reply, replaced by what nobody honest sends; the run continues without it.
+"""A run continues when a client replaces a field of its reply by a hostile value.
 
-With all values of tests/hostile.py. By default every strategy, and every exchange, meets a share of
-them, so that each is tried somewhere; nightly they meet all, and all pairs a quarter.
+The values are those of tests/hostile.py. By default every strategy and every exchange gets a share
+of them, so that each value is tried once; nightly they get all, and all other pairs a quarter.
 """
 
 from __future__ import annotations
@@ -63,27 +63,27 @@ EXCHANGES: dict[str, Callable[[], Sequence[Exchange]]] = {
     "all": lambda: [ControlVariates(), Prototypes(), AveragedBatches(), ClusterCenters()],
 }
 
-#: Every strategy, and FairFed by groups of people, of which clients send counts.
-RULES: dict[str, Callable[..., FairStrategy]] = {
+#: Every strategy, and FairFed with a group metric, for which clients send counts.
+ALL_STRATEGIES: dict[str, Callable[..., FairStrategy]] = {
     **STRATEGIES,
     "fairfed by groups": partial(FairFed, metric="demographic_parity_difference"),
 }
 
 #: Every strategy by itself, and every exchange with one of them.
-PAIRS = [(name, "none") for name in RULES]
+PAIRS = [(name, "none") for name in ALL_STRATEGIES]
 PAIRS += [("fedavg", exchange) for exchange in EXCHANGES if exchange != "none"]
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Thousands of warnings are nothing to keep."""
+    """Silence thousands of warnings."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
 
 
 def start(strategy: str, exchange: str) -> Rounds:
-    return Rounds(RULES[strategy](exchanges=EXCHANGES[exchange]()), MODEL, CLIENTS)
+    return Rounds(ALL_STRATEGIES[strategy](exchanges=EXCHANGES[exchange]()), MODEL, CLIENTS)
 
 
 def honest(rounds: Rounds, message: Message, client: int) -> Message:
@@ -133,10 +133,10 @@ def far(rounds: Rounds) -> bool:
 
 
 def withstand(strategy: str, exchange: str, tried: Sequence[Attack]) -> None:
-    """A round for each attack, one after the other; nobody but the liar is left out."""
+    """Run a round for each attack; assert that no client except the liar is dropped."""
     rounds = start(strategy, exchange)
     for attack in tried:
-        if far(rounds):  # a model may be dragged: docs/faults.md says how far
+        if far(rounds):  # a liar may move the model: docs/faults.md says how far
             rounds = start(strategy, exchange)
         replies = [honest(rounds, m, k) for k, m in zip(CLIENTS, rounds.ask(), strict=True)]
         attack(replies[LIAR])
@@ -154,13 +154,13 @@ def withstand(strategy: str, exchange: str, tried: Sequence[Attack]) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" with ".join)
-def test_a_hostile_value_ends_no_run(pair):
+def test_strategies_and_exchanges_survive_a_share_of_hostile_values(pair):
     withstand(*pair, all_attacks(*pair)[PAIRS.index(pair) :: len(PAIRS)])
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("pair", list(product(RULES, EXCHANGES)), ids=" with ".join)
-def test_no_hostile_value_ends_a_run(pair):
+@pytest.mark.parametrize("pair", list(product(ALL_STRATEGIES, EXCHANGES)), ids=" with ".join)
+def test_pairs_of_strategies_and_exchanges_survive_hostile_values(pair):
     every = 1 if pair in PAIRS else 4
     first = zlib.crc32(repr(pair).encode()) % every
     withstand(*pair, all_attacks(*pair)[first::every])

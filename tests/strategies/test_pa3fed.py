@@ -1,4 +1,4 @@
-"""PA3Fed as reconstructed: weights that follow the change of each client's loss."""
+"""Reconstructed PA3Fed: weights follow the relative change of each client's loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = {0: 10, 1: 30, 2: 60}
 
 
 def weights(strategy: PA3Fed, *losses: dict[int, float]) -> np.ndarray:
-    """After rounds in which those clients took part that have a loss."""
+    """Return the weights after rounds in which the clients with a loss participate."""
     rounds = Rounds(strategy, MODEL, range(3))
     for found in losses:
         rounds.step(
@@ -35,30 +35,32 @@ def test_weights_follow_the_relative_change_of_the_loss():
     assert found == pytest.approx(expected)
 
 
-def test_outside_critical_periods_it_is_fedavg():
-    losses = {0: 2.0, 1: 2.0, 2: 4.0}, {0: 2.0, 1: 2.002, 2: 4.0}  # 0.3 * 0.001 on the whole
+def test_fedavg_is_used_outside_critical_periods():
+    losses = {0: 2.0, 1: 2.0, 2: 4.0}, {0: 2.0, 1: 2.002, 2: 4.0}  # overall change 0.3 * 0.001
     assert weights(PA3Fed(delta=0.001), *losses) == pytest.approx([0.1, 0.3, 0.6])
     assert weights(PA3Fed(delta=0.0001), *losses) == pytest.approx([0.07, 0.51, 0.42])
 
 
-def test_beta_0_is_fedavg():
+def test_beta_0_equals_fedavg():
     losses = {0: 2.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 2.2, 2: 3.2}
     assert weights(PA3Fed(beta=0), *losses) == pytest.approx([0.1, 0.3, 0.6])
 
 
-def test_a_client_compares_with_the_last_time_it_took_part():
+def test_losses_are_compared_with_the_clients_last_participation():
     strategy = PA3Fed(beta=1, min_clients=1)
     found = weights(strategy, {0: 2.0, 1: 2.0}, {1: 1.0}, {0: 1.0, 1: 0.75})
-    assert found == pytest.approx([2 / 3, 1 / 3])  # halved since round 1, by a quarter since 2
+    assert found == pytest.approx(
+        [2 / 3, 1 / 3]
+    )  # changes: 1/2 since round 1 and 1/4 since round 2
 
 
-def test_a_client_never_seen_before_counts_as_the_mean_of_the_others():
+def test_a_new_client_gets_the_mean_change_of_the_others():
     strategy = PA3Fed(beta=1, min_clients=1)
     found = weights(strategy, {0: 2.0, 1: 2.0}, {0: 1.0, 1: 1.6, 2: 9.0})
     assert found == pytest.approx(np.array([0.5, 0.2, 0.35]) / 1.05)
 
 
-def test_losses_of_zero_do_no_harm():
+def test_losses_of_0_give_valid_weights():
     found = weights(PA3Fed(delta=0), {0: 0.0, 1: 0.0, 2: 0.0}, {0: 0.0, 1: 0.0, 2: 0.0})
     assert found == pytest.approx([0.1, 0.3, 0.6])
     found = weights(PA3Fed(), {0: 0.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0})

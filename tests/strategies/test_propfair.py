@@ -1,4 +1,4 @@
-"""PropFair's rule: the gradient of its objective, and a bound where that would be infinite."""
+"""PropFair's weights: the gradient of its objective, bounded near M."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def test_weights_are_the_gradient_of_the_objective():
     np.testing.assert_allclose(weights(losses, M=M), np.array(slope) / sum(slope), atol=1e-7)
 
 
-def test_by_hand():
+def test_weights_match_a_hand_computation():
     """n / (M - F) = 10 / 1, 500 / 2, 90 / 3."""
     np.testing.assert_allclose(weights((3.0, 2.0, 1.0), M=4), np.array([10, 250, 30]) / 290)
 
 
-def test_beyond_m_losses_count_alike():
+def test_losses_above_m_minus_epsilon_count_equally():
     found = weights((4.9, 50.0, 0.0), M=5, epsilon=0.5)
     np.testing.assert_allclose(found, np.array([20, 1000, 18]) / 1038)
 
 
-def test_a_large_m_is_fedavg():
+def test_a_large_m_equals_fedavg():
     np.testing.assert_allclose(weights((3.0, 0.1, 40.0), M=1e9), EXAMPLES / 600, atol=1e-7)

@@ -40,7 +40,7 @@ def step(rounds: Rounds, updates, losses, examples=None) -> dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("q", GOLDEN)
-def test_the_authors_numbers(q):
+def test_steps_match_the_authors_numbers(q):
     rounds = Rounds(QFFL(q=q, lr=0.1), {"x": W}, range(2))
     after = step(rounds, [{"x": np.array(local) - W} for local in LOCALS], LOSSES)
     np.testing.assert_allclose(after["x"], GOLDEN[q], atol=1e-8)
@@ -48,7 +48,7 @@ def test_the_authors_numbers(q):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("q", "lr"), [(0.1, 0.5), (1, 0.01), (3, 0.1)])
-def test_flowers_own_strategy_does_the_same_without_batchnorm(q, lr):
+def test_steps_match_flowers_qfedavg_without_batchnorm(q, lr):
     random, clients = np.random.default_rng(3), 3
     model = {"a": random.normal(size=(2, 3)), "b": random.normal(size=4)}
     updates = [
@@ -96,7 +96,7 @@ BATCHNORM = {
 }
 
 
-def test_batchnorm_statistics_move_with_the_parameters():
+def test_batchnorm_statistics_move_by_the_coefficients_of_the_parameters():
     moves = [
         {"first.weight": [0.1, 0.2], "bn.weight": [0.3], "last.weight": [-0.4, 0.5]},
         {"first.weight": [-0.2, 0.0], "bn.weight": [0.1], "last.weight": [0.6, -0.1]},
@@ -118,7 +118,7 @@ def test_batchnorm_statistics_move_with_the_parameters():
     expected = by_formula(flat, locals_, LOSSES, 2, 0.1)
     np.testing.assert_allclose(np.concatenate([after[name] for name in parameters]), expected)
 
-    # The formula is linear in the updates but for their norms, which are the parameters'.
+    # Apart from the norms, which exclude statistics, the formula is linear in the updates.
     c = np.linalg.lstsq(np.transpose(locals_) - flat[:, None], expected - flat, rcond=None)[0]
     assert 0 < c.sum() < 0.8
     np.testing.assert_allclose(after["bn.running_mean"], c @ [9, -3])
@@ -127,8 +127,8 @@ def test_batchnorm_statistics_move_with_the_parameters():
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.1, 1, 5]), st.sampled_from([1e-3, 1e9]))
-def test_variances_stay_between_those_received_and_returned(seed, q, lr):
-    """Exactly: a variance that rounding leads below 0 is NaN in the next forward pass."""
+def test_batchnorm_variances_stay_between_received_and_returned_values(seed, q, lr):
+    """Without tolerance: a variance rounded below 0 would give NaN in the next forward pass."""
     random = np.random.default_rng(seed)
     clients = int(random.integers(1, 6))
     v, *returned = 10 ** random.uniform(-9, 9, (1 + clients, 900)).astype(np.float32)
@@ -143,7 +143,7 @@ def test_variances_stay_between_those_received_and_returned(seed, q, lr):
 
 
 @given(st.integers(0, 10_000), st.floats(0, 5), st.floats(1e-3, 1))
-def test_the_step_is_that_of_the_formula(seed, q, lr):
+def test_steps_match_the_formula(seed, q, lr):
     random = np.random.default_rng(seed)
     x, updates, losses = random.normal(size=3), random.normal(size=(4, 3)), random.exponential(1, 4)
     after = step(Rounds(QFFL(q=q, lr=lr), {"x": x}, range(4)), [{"x": u} for u in updates], losses)
@@ -151,7 +151,7 @@ def test_the_step_is_that_of_the_formula(seed, q, lr):
 
 
 @given(st.integers(0, 10_000), st.floats(0.001, 10))
-def test_the_step_never_leaves_the_clients_hull_with_the_received_model(seed, q):
+def test_the_step_stays_in_the_hull_of_received_and_returned_models(seed, q):
     random = np.random.default_rng(seed)
     rounds = Rounds(QFFL(q=q, lr=0.5), {"x": np.zeros(3)}, range(4))
     step(rounds, [{"x": random.normal(size=3)} for _ in range(4)], random.exponential(1, 4))
@@ -168,13 +168,13 @@ def test_q_0_is_the_plain_mean(rule):
     np.testing.assert_allclose(after["x"], np.mean(updates, axis=0))
 
 
-def test_the_weight_rule_is_the_mean_by_losses_to_the_power_q():
+def test_rule_weights_averages_by_losses_to_the_power_q():
     rounds = Rounds(QFFL(q=2, rule="weights"), {"x": np.zeros(1)}, range(3))
     after = step(rounds, [{"x": np.array([v])} for v in (1.0, 2.0, 3.0)], (0.5, 1.0, 2.0))
     np.testing.assert_allclose(after["x"], (0.25 * 1 + 1 * 2 + 4 * 3) / 5.25)
 
 
-def test_losses_of_zero_and_a_large_q_stay_finite():
+def test_losses_of_0_and_a_large_q_give_finite_steps():
     for q in (0.5, 1, 300):
         rounds = Rounds(QFFL(q=q, lr=0.1), {"x": np.zeros(1)}, range(2))
         after = step(rounds, [{"x": np.array([1.0])}, {"x": np.array([2.0])}], (0.0, 0.0))
@@ -182,7 +182,7 @@ def test_losses_of_zero_and_a_large_q_stay_finite():
 
 
 @pytest.mark.parametrize("c", [(-0.1, 0.5), (0.6, 0.6), (0.0, 0.0), (np.nan, 0.5)])
-def test_statistics_are_moved_by_no_coefficients_that_may_lead_out_of_the_hull(c):
+def test_coefficients_that_leave_the_hull_require_weights_for_statistics(c):
     model = {"w": np.zeros(2), "bn.running_var": np.ones(1)}
     ends = tuple({"w": np.full(2, k + 1.0), "bn.running_var": np.full(1, k)} for k in range(2))
     cohort = Cohort(1, (0, 1), np.ones(2), model, ends, buffers=frozenset({"bn.running_var"}))
@@ -196,7 +196,7 @@ def test_statistics_are_moved_by_no_coefficients_that_may_lead_out_of_the_hull(c
 
 @pytest.mark.slow
 def test_a_model_with_batchnorm_learns_when_its_steps_are_short():
-    """Steps of 3 % of the way: statistics that go all of it suit no parameters (1.42 -> 1.51)."""
+    """Steps are 3 % of the mean update; fully averaged statistics would not fit (1.42 -> 1.51)."""
     plain = TrainConfig(local_epochs=20, batch_size=8, lr=0.05, momentum=0.0)
     losses: list[float] = []
 
@@ -213,10 +213,10 @@ def test_a_model_with_batchnorm_learns_when_its_steps_are_short():
 
 
 @pytest.mark.parametrize("q", [0.5, 1, 2])
-def test_momentum_counts_as_the_longer_steps_that_it_makes(q):
-    """With constant gradients, many steps of lr and momentum m go as far as those of lr / (1 - m).
+def test_momentum_counts_as_a_larger_learning_rate(q):
+    """With constant gradients, many steps of lr with momentum m approach steps of lr / (1 - m).
 
-    9 in 400 short of it, as the first ones do not have all of the momentum.
+    Of 400 steps, 9 are missing, because momentum builds up in the first ones.
     """
     random = np.random.default_rng(5)
     gradients, losses = random.normal(size=(3, 4)), random.uniform(0.5, 3, 3)
@@ -237,7 +237,7 @@ def test_momentum_counts_as_the_longer_steps_that_it_makes(q):
     np.testing.assert_allclose(after(0.001, 0.9), after(0.01, 0.0), rtol=0.025)
 
 
-def test_l_follows_the_config_that_the_clients_get():
+def test_l_is_derived_from_the_train_config():
     rounds = Rounds(QFFL(), {"x": W}, range(2))
     updates = [{"x": np.array(local) - W} for local in LOCALS]
     for lr, momentum in ((0.05, 0.0), (0.01, 0.9), (0.02, 0.5)):
@@ -247,7 +247,7 @@ def test_l_follows_the_config_that_the_clients_get():
         np.testing.assert_allclose(step(rounds, updates, LOSSES)["x"], expected)
 
 
-def test_an_lr_that_was_given_is_1_over_l_whatever_the_config_says():
+def test_a_given_lr_overrides_the_train_config():
     rounds = Rounds(QFFL(lr=0.1), {"x": W}, range(2))
     rounds.config = {"train.lr": 3.0, "train.momentum": 0.9}
     after = step(rounds, [{"x": np.array(local) - W} for local in LOCALS], LOSSES)
@@ -264,7 +264,7 @@ NO_L = [
 
 
 @pytest.mark.parametrize(("config", "problem"), NO_L)
-def test_what_gives_no_l_is_refused_before_anybody_trains(config, problem):
+def test_train_configs_without_an_l_are_refused_before_training(config, problem):
     with pytest.raises(ValueError, match=problem):
         QFFL().configure_train(1, record_of({"x": W}), ConfigRecord(dict(config)), None)
     for needs_none in (QFFL(q=0), QFFL(rule="weights")):
@@ -274,14 +274,14 @@ def test_what_gives_no_l_is_refused_before_anybody_trains(config, problem):
 
 
 @pytest.mark.parametrize(("config", "problem"), NO_L[1:])
-def test_a_run_config_that_gives_no_l_is_refused(config, problem):
+def test_run_configs_without_an_l_are_refused(config, problem):
     with pytest.raises(ConfigError, match=f"^{problem}"):
         RunConfig.from_flat({"strategy.name": "qffl", **config})
     RunConfig.from_flat({"strategy.name": "qffl", "strategy.rule": "weights", **config})
     RunConfig.from_flat({"strategy.name": "fedavg", **config})
 
 
-def test_an_lr_does_not_make_adams_steps_gradients():
+def test_adam_is_refused_even_with_a_given_lr():
     with pytest.raises(ConfigError, match=r"^train.optimizer = 'adam'"):
         RunConfig.from_flat(
             {"strategy.name": "qffl", "strategy.lr": 0.1, "train.optimizer": "adam"}
@@ -306,7 +306,7 @@ def test_an_infinite_q_gives_all_weight_to_the_largest_loss(losses, expected):
     np.testing.assert_allclose(after["x"], np.dot(expected, (1, 20, 300)))
 
 
-def test_an_infinite_q_is_the_limit_of_large_ones():
+def test_an_infinite_q_is_the_limit_of_a_large_q():
     losses = (0.5, 2.0, 1.9)
     large, infinite = (
         Rounds(QFFL(q=q, rule="weights"), {"x": np.zeros(1)}, range(3)) for q in (1000, np.inf)
@@ -317,13 +317,13 @@ def test_an_infinite_q_is_the_limit_of_large_ones():
     )
 
 
-def test_a_cap_holds_for_an_infinite_q():
+def test_the_weight_cap_holds_for_an_infinite_q():
     strategy = QFFL(q=np.inf, rule="weights", max_client_weight=0.6)
     step(Rounds(strategy, {"x": np.zeros(1)}, range(3)), [{"x": np.ones(1)}] * 3, (1.0, 3.0, 1.0))
     np.testing.assert_allclose(strategy.diagnostics["weights"], (0.2, 0.6, 0.2))
 
 
-def test_an_infinite_q_can_be_named_wherever_settings_are(tmp_path):
+def test_an_infinite_q_survives_all_config_formats(tmp_path):
     made = RunConfig.from_flat(WORST)
     assert made.label == "qffl:q=inf:rule=weights"
     assert StrategyConfig.parse(made.label) == [made.strategy]
@@ -336,7 +336,7 @@ def test_an_infinite_q_can_be_named_wherever_settings_are(tmp_path):
     assert RunConfig.from_flat(dict(ConfigRecord(made.to_flat()))) == made
 
 
-def test_a_stopped_run_with_an_infinite_q_goes_on(tmp_path):
+def test_a_stopped_run_with_an_infinite_q_resumes_identically(tmp_path):
     whole = session(resumable(tmp_path / "whole", **WORST)).run()
     folder = resume(stopped(resumable(tmp_path / "stopped", **WORST), 2))
     for name in ("model.safetensors", "diagnostics.jsonl"):
@@ -344,6 +344,6 @@ def test_a_stopped_run_with_an_infinite_q_goes_on(tmp_path):
     assert read_run(folder).label == "qffl:q=inf:rule=weights"
 
 
-def test_an_infinite_q_is_refused_where_the_step_would_be_none():
+def test_an_infinite_q_requires_rule_weights():
     with pytest.raises(ConfigError, match=r"^strategy.q = inf: .* rule = 'weights'"):
         RunConfig.from_flat({"strategy.name": "qffl", "strategy.q": float("inf")})

@@ -1,4 +1,4 @@
-"""What every registered strategy must do."""
+"""Checks of every registered strategy."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fairflower.testing.strategies import CHECKS
 
 @every_strategy
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_every_strategy_keeps_what_is_checked_of_any(name, check):
+def test_every_strategy_passes_the_shared_checks(name, check):
     check(STRATEGIES[name])
 
 
 @pytest.mark.parametrize("name", ["adafed", "fedfv", "fedmdfg", "qffl"])
-def test_the_coefficients_that_are_told_move_the_model(name):
+def test_reported_coefficients_reproduce_the_step(name):
     random = np.random.default_rng(9)
     rounds = Rounds(STRATEGIES[name](), MODEL, range(4))
     for _ in range(3):
         before, moves = rounds.model["conv.weight"], updates(random, range(4))
         step = rounds.step(moves)["conv.weight"] - before
-        told = rounds.strategy.diagnostics["coefficients"]
-        moved = np.tensordot(told, [moves[k]["conv.weight"] for k in range(4)], 1)
+        coefficients = rounds.strategy.diagnostics["coefficients"]
+        moved = np.tensordot(coefficients, [moves[k]["conv.weight"] for k in range(4)], 1)
         np.testing.assert_allclose(moved, step, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adafed", "fedfv", "fedlf", "fedmdfg", "fedmgda+"])
-def test_the_conflict_that_is_told_is_that_of_the_updates(name):
+def test_the_reported_conflict_is_the_cosine_of_updates(name):
     random = np.random.default_rng(9)
     rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(4))
     for present in ([0, 1, 2, 3], [1, 3]):
@@ -115,25 +115,25 @@ class Misreads(FedAvg):
         (Silent, r"self.diagnostics\['weights'\]"),
     ],
 )
-def test_a_strategy_that_breaks_a_rule_is_told_so(rule, message):
+def test_check_strategy_reports_broken_requirements(rule, message):
     with pytest.raises(AssertionError, match=f"^{rule.__name__}: .*{message}"):
         check_strategy(rule)
 
 
-def test_a_metric_that_no_client_reports_is_told_in_a_round():
+def test_a_metric_that_no_client_reports_fails_the_round():
     rounds = Rounds(Misreads(), MODEL, range(2))
     replies = [good(message, k) for k, message in enumerate(rounds.ask())]
     with pytest.raises(RoundFailed, match="it sent no metric 'trian_loss', which Misreads needs"):
         rounds.finish(replies)
 
 
-def test_a_misspelt_metric_is_told():
+def test_check_strategy_reports_a_misspelled_metric():
     with pytest.raises(AssertionError, match=r"Unknown metric 'trian_loss'. Did you mean 'train"):
         check_strategy(Misreads)
 
 
 @pytest.mark.slow
-def test_a_strategy_is_checked_with_arguments_without_torch_and_without_a_word():
+def test_check_strategy_accepts_arguments_needs_no_torch_and_prints_nothing():
     code = (
         "import sys; from fairflower.testing import check_strategy; "
         "from fairflower.strategies import AFL; check_strategy(AFL, lr=0.1); "
@@ -143,7 +143,7 @@ def test_a_strategy_is_checked_with_arguments_without_torch_and_without_a_word()
     assert done.stdout + done.stderr == ""
 
 
-def test_a_mean_over_those_present_ignores_the_absent():
+def test_fedavg_and_uniform_ignore_absent_clients():
     random = np.random.default_rng(7)
     for name in ("fedavg", "uniform"):
         rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(6))
@@ -154,7 +154,7 @@ def test_a_mean_over_those_present_ignores_the_absent():
         np.testing.assert_allclose(after - before, mean, atol=1e-6)
 
 
-def test_fedavg_and_uniform_are_means():
+def test_fedavg_and_uniform_compute_weighted_means():
     random = np.random.default_rng(5)
     moves, examples = updates(random, range(3)), {0: 1, 1: 2, 2: 7}
     for strategy, weights in ((FedAvg(), [0.1, 0.2, 0.7]), (Uniform(), [1 / 3] * 3)):
@@ -164,7 +164,7 @@ def test_fedavg_and_uniform_are_means():
             np.testing.assert_allclose(model[key], MODEL[key] + mean, atol=1e-6)
 
 
-def test_step_counters_become_the_mean_cut_to_a_whole_number():
+def test_step_counters_become_the_truncated_mean():
     model = {"n": np.array(10, np.int64)}
     rounds = Rounds(FedAvg(), model, range(3))
     merged = rounds.step(
@@ -173,12 +173,12 @@ def test_step_counters_become_the_mean_cut_to_a_whole_number():
     assert merged["n"] == 17  # 17.7
 
 
-def test_unknown_option_is_refused():
+def test_an_unknown_option_is_refused():
     with pytest.raises(TypeError, match="fraction_fit"):
         FedHEAL(fraction_fit=0.5)
 
 
-def test_wrong_min_clients_is_refused():
+def test_a_wrong_min_clients_is_refused():
     with pytest.raises(ValueError, match="min_clients = 0"):
         FedAvg(min_clients=0)
 
@@ -193,7 +193,7 @@ def test_weights_off_the_simplex_are_refused():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_one_weight_too_few_or_too_many_is_refused(count):
+def test_a_wrong_number_of_weights_is_refused(count):
     class Broken(FedAvg):
         def weigh(self, cohort):
             return [1 / count] * count

@@ -42,25 +42,25 @@ def test_weights_are_the_gradient_of_the_tilted_objective(losses, t):
 
 
 @pytest.mark.parametrize("t", [0.0, 1e-12, -1e-12])
-def test_t_to_0_is_fedavg(t):
+def test_t_near_0_equals_fedavg(t):
     np.testing.assert_allclose(weights(t, (3.0, 0.1, 40.0)), EXAMPLES / 600, atol=1e-9)
 
 
 @pytest.mark.parametrize("t", [1e3, 1e300, 1.7e308])
-def test_a_large_t_gives_all_to_the_largest_loss_a_negative_to_the_smallest(t):
+def test_a_large_t_selects_the_largest_loss_and_a_negative_t_the_smallest(t):
     np.testing.assert_allclose(weights(t, (3.0, 0.1, 40.0)), (0, 0, 1))
     np.testing.assert_allclose(weights(-t, (3.0, 0.1, 40.0)), (0, 1, 0))
     np.testing.assert_allclose(weights(t, (7.0, 7.0, 1.0)), (1 / 51, 50 / 51, 0))
 
 
-def test_losses_far_too_large_for_exp_are_no_trouble():
+def test_huge_losses_do_not_overflow():
     np.testing.assert_allclose(
         weights(1.0, (1e9, 1e9 + 1, 0.0), (1, 1, 1)), (1 / (1 + np.e), np.e / (1 + np.e), 0)
     )
 
 
-def test_the_step_is_a_whole_one():
-    """Averaged once more after weighting, as in the authors' code, it is 1/K of this."""
+def test_the_step_is_not_divided_by_the_number_of_clients():
+    """The authors' code averages again after weighting, which divides the step by K."""
     rounds = Rounds(TERM(t=2.0), {"x": np.zeros(1)}, range(4))
     for t in range(1, 4):
         after = rounds.step(

@@ -1,4 +1,4 @@
-"""Figures as the trackers' own libraries read them back from the disk."""
+"""Metrics that were logged, as the trackers' own libraries read them back."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 from fairflower.trackers import Tracker
 
-#: By name, steps and values.
+#: Name -> pairs of step and value.
 Scalars = dict[str, list[tuple[int, float]]]
 
 
-def figures_of(folder: Path) -> Scalars:
-    """What the history says of every round, by the names that trackers use."""
+def metrics_of(folder: Path) -> Scalars:
+    """Metrics of every round in the history, by the names that trackers use."""
     found: Scalars = {}
     for row in history(folder):
         name = {"domain": f"{row['metric']}/{row['name']}", "run": row["metric"]}.get(row["level"])
@@ -68,7 +68,7 @@ def mlflow(folder: Path) -> tuple[Scalars, dict[str, str], Any]:
         name: client.get_metric_history(made.info.run_id, name) for name in made.data.metrics
     }
     scalars = {
-        # MLflow keeps every value of a round that was made twice; it is the same.
+        # MLflow keeps both values of a repeated round, which are equal.
         name: sorted({(metric.step, metric.value) for metric in metrics})
         for name, metrics in history.items()
     }
@@ -79,7 +79,7 @@ def leveldb_log(data: bytes) -> Iterator[bytes]:
     """The records of a file in LevelDB's log format, after W&B's header of seven bytes."""
     block, whole, place = 2**15, b"", 7
     while place + 7 <= len(data):
-        if block - place % block < 7:  # no room for another record's head
+        if block - place % block < 7:  # no room for the header of another record
             place += block - place % block
             continue
         _, length, kind = struct.unpack_from("<IHB", data, place)
@@ -93,7 +93,7 @@ def leveldb_log(data: bytes) -> Iterator[bytes]:
 
 
 def wandb(folder: Path) -> tuple[Scalars, dict[str, Any], dict[str, Any]]:
-    """Figures by round, config and summary, from the files that ``wandb sync`` would send."""
+    """Metrics by round, config and summary, from the files that ``wandb sync`` would send."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     def records(path: Path) -> list[Any]:
@@ -105,7 +105,7 @@ def wandb(folder: Path) -> tuple[Scalars, dict[str, Any], dict[str, Any]]:
     paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len({path.name for path in paths}) == 1, "all sessions are of one run"
     for path in paths:
-        # Its service may still be writing when `finish` has returned.
+        # W&B's service may still be writing after `finish` has returned.
         wait_for(lambda path=path: any(r.HasField("exit") for r in records(path)), "W&B's last")
         for record in records(path):
             for item in record.history.item:
@@ -121,7 +121,7 @@ def wandb(folder: Path) -> tuple[Scalars, dict[str, Any], dict[str, Any]]:
 
 
 def assert_logged(scalars: Scalars, folder: Path) -> None:
-    expected = figures_of(folder)
+    expected = metrics_of(folder)
     assert expected.keys() <= scalars.keys()
     for name, values in expected.items():
         assert [step for step, _ in scalars[name]] == [step for step, _ in values], name
@@ -142,8 +142,8 @@ def interrupted(tmp_path):
     return make
 
 
-def test_tensorboard_reads_what_was_logged_before_and_after_a_stop(interrupted) -> None:
-    # Without a checkpoint the run begins again: no round is there twice.
+def test_tensorboard_has_every_round_of_a_resumed_run_once(interrupted) -> None:
+    # Without a checkpoint the run starts over, and no round is logged twice.
     for changes in ({}, {"checkpoint.every": 3}):
         folder = interrupted("tensorboard", **changes)
         scalars, texts, chosen = tensorboard(folder)
@@ -157,9 +157,7 @@ def test_tensorboard_reads_what_was_logged_before_and_after_a_stop(interrupted) 
 
 
 @pytest.mark.slow
-def test_mlflow_reads_what_was_logged_before_and_after_a_stop(
-    interrupted, tmp_path, monkeypatch
-) -> None:
+def test_mlflow_has_every_round_of_a_resumed_run(interrupted, tmp_path, monkeypatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
@@ -173,9 +171,7 @@ def test_mlflow_reads_what_was_logged_before_and_after_a_stop(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_wandb_writes_for_its_sync_what_was_logged_before_and_after_a_stop(
-    interrupted, monkeypatch
-) -> None:
+def test_wandb_files_have_every_round_of_a_resumed_run_once(interrupted, monkeypatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = interrupted("wandb")
@@ -187,7 +183,7 @@ def test_wandb_writes_for_its_sync_what_was_logged_before_and_after_a_stop(
 
 
 @pytest.mark.parametrize("track", TRACKERS)
-def test_a_library_that_is_not_there_is_named_before_the_run(tmp_path, monkeypatch, track) -> None:
+def test_a_missing_library_is_named_before_the_run(tmp_path, monkeypatch, track) -> None:
     monkeypatch.setattr(trackers, "installed", lambda name: False)
     with pytest.raises(ConfigError, match=rf'pip install "fairflower\[{track}\]"'):
         run(config(tmp_path, track=track))
@@ -200,11 +196,11 @@ class Lost(Tracker):
     def __init__(self, *args: object) -> None:
         self.key = "lost"
 
-    def round(self, server_round: int, figures: object) -> None:
+    def round(self, server_round: int, metrics: object) -> None:
         raise RuntimeError("no route")
 
     def end(self, status: str, final: object) -> None:
-        raise AssertionError("it is left out")
+        raise AssertionError("a failed tracker is not called again")
 
 
 class Unreachable(Tracker):
@@ -254,12 +250,12 @@ def test_a_tracker_that_fails_or_cannot_start_does_not_end_the_run(
         ("tensorboard:x=1", "track = 'tensorboard': x: tensorboard has no arguments"),
     ],
 )
-def test_a_wrong_tracker_is_an_error_before_the_run(track, said, tmp_path) -> None:
+def test_an_invalid_tracker_is_refused_before_the_run(track, said, tmp_path) -> None:
     with pytest.raises(ConfigError, match=said):
         config(tmp_path, track=track)
 
 
-def test_every_tracker_is_an_extra_of_its_name() -> None:
+def test_every_tracker_has_an_extra_of_its_name() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     for track in TRACKERS:

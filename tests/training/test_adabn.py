@@ -1,4 +1,4 @@
-"""AdaBN: statistics of the examples of a test, the mean over batches; nothing else changes."""
+"""AdaBN: statistics of the test examples, averaged over batches; nothing else changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toys import tiny_model
 from fairflower.training.adabn import layers_with_statistics, target_statistics
 
 
-def test_means_of_batches_are_averaged():
+def test_batch_statistics_are_averaged():
     """Golden: batches with means 1, 2 and 6 give 3."""
     norm = nn.BatchNorm1d(1, momentum=0.1)
     with target_statistics(norm, [torch.tensor([[m - 1.0], [m + 1.0]]) for m in (1.0, 2.0, 6.0)]):
@@ -20,7 +20,7 @@ def test_means_of_batches_are_averaged():
     assert (norm.running_mean.item(), norm.running_var.item(), norm.momentum) == (0, 1, 0.1)
 
 
-def test_nothing_else_of_the_network_changes_and_dropout_is_off():
+def test_the_network_is_restored_and_dropout_is_off():
     class Network(nn.Module):
         def __init__(self):
             super().__init__()
@@ -47,13 +47,13 @@ def test_a_batch_of_one_example_is_left_out():
         assert norm.running_mean.item() == pytest.approx(2)
 
 
-def test_single_examples_are_joined():
+def test_batches_of_one_example_are_joined():
     norm = nn.BatchNorm1d(1)
     with target_statistics(norm, [torch.tensor([[1.0]]), torch.tensor([[3.0]])]):
         assert (norm.running_mean.item(), norm.running_var.item()) == pytest.approx((2, 2))
 
 
-def test_with_one_example_the_statistics_stay():
+def test_a_single_example_leaves_the_statistics_unchanged():
     norm = nn.BatchNorm1d(1)
     with target_statistics(norm, [torch.tensor([[90.0]])]):
         assert (norm.running_mean.item(), norm.running_var.item()) == (0, 1)
@@ -67,6 +67,6 @@ def test_an_error_restores_the_statistics():
     assert norm.running_mean.item() == 0
 
 
-def test_networks_without_running_statistics_have_no_layers():
+def test_only_layers_with_running_statistics_are_found():
     assert len(layers_with_statistics(tiny_model())) == 1
     assert not layers_with_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))

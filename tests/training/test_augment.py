@@ -29,8 +29,8 @@ def pil(image: np.ndarray) -> Image.Image:
     return Image.fromarray(image.transpose(1, 2, 0))
 
 
-def normalised(image: Image.Image) -> np.ndarray:
-    """As torchvision does it: ToTensor, then Normalize."""
+def normalized(image: Image.Image) -> np.ndarray:
+    """Normalize an image as torchvision does: ToTensor, then Normalize."""
     return np.asarray(tv.normalize(tv.to_tensor(image), MEAN, STD))
 
 
@@ -40,11 +40,11 @@ def generator(seed: int) -> torch.Generator:
 
 @pytest.mark.parametrize("horizontal_flip", [False, True])
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (5, 7)])
-def test_augmented_images_are_torchvisions(height: int, width: int, horizontal_flip: bool) -> None:
+def test_augmented_images_match_torchvision(height: int, width: int, horizontal_flip: bool) -> None:
     """RandomCrop(size, padding=4), RandomHorizontalFlip, ToTensor, Normalize.
 
-    Each image that comes out is one of the 9 x 9 crops (mirrored or not) to the
-    last bit, and all of them come equally often.
+    Each augmented image equals one of the 9 x 9 crops (mirrored or not), and all of them
+    are equally frequent.
     """
     image = split(1, 3, height, width).x[0]
     padded = tv.pad(pil(image), [4])
@@ -52,9 +52,9 @@ def test_augmented_images_are_torchvisions(height: int, width: int, horizontal_f
     for top in range(9):
         for left in range(9):
             crop = tv.crop(padded, top, left, height, width)
-            variants[normalised(crop).tobytes()] = (top, left, False)
+            variants[normalized(crop).tobytes()] = (top, left, False)
             if horizontal_flip:
-                variants[normalised(tv.hflip(crop)).tobytes()] = (top, left, True)
+                variants[normalized(tv.hflip(crop)).tobytes()] = (top, left, True)
     assert len(variants) == (162 if horizontal_flip else 81)
 
     n = 50 * len(variants)
@@ -71,11 +71,11 @@ def test_augmented_images_are_torchvisions(height: int, width: int, horizontal_f
     assert low < statistic < high
 
 
-def test_papers_crop_of_a_32_pixel_image_is_torchvisions() -> None:
+def test_crops_of_32_pixel_images_match_torchvision() -> None:
     image = split(1, 3, 32, 32).x[0]
     padded = tv.pad(pil(image), [4])
     crops = {
-        normalised(tv.crop(padded, top, left, 32, 32)).tobytes()
+        normalized(tv.crop(padded, top, left, 32, 32)).tobytes()
         for top in range(9)
         for left in range(9)
     }
@@ -87,17 +87,17 @@ def test_papers_crop_of_a_32_pixel_image_is_torchvisions() -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_evaluation_sees_the_images_in_order_as_they_are(padding: int) -> None:
+def test_evaluation_batches_are_in_order_and_not_augmented(padding: int) -> None:
     data = split(10, 3, 6, 9)
     images = Images(data, MEAN, STD, Augment(padding, True))
     batches = list(images.eval_batches(4))
     assert [len(y) for _, y in batches] == [4, 4, 2]
-    expected = np.stack([normalised(pil(image)) for image in data.x])
+    expected = np.stack([normalized(pil(image)) for image in data.x])
     assert np.array_equal(torch.cat([x for x, _ in batches]).numpy(), expected)
     assert np.array_equal(torch.cat([y for _, y in batches]).numpy(), data.y)
 
 
-def test_an_epoch_deals_each_image_once_with_its_own_label() -> None:
+def test_an_epoch_contains_each_image_once_with_its_label() -> None:
     data = Split(np.arange(50, dtype=np.uint8).reshape(50, 1, 1, 1), np.arange(50))
     images = Images(data, (0.0,), (1.0,))
     x, y = (torch.cat(parts) for parts in zip(*images.epoch_batches(8, generator(0)), strict=True))
@@ -106,7 +106,7 @@ def test_an_epoch_deals_each_image_once_with_its_own_label() -> None:
     assert sorted(y.tolist()) == list(range(50))
 
 
-def test_draws_follow_the_generator_and_nothing_else() -> None:
+def test_draws_depend_only_on_the_generator() -> None:
     images = Images(split(20), MEAN, STD, Augment(4, True))
 
     def epochs(seed: int) -> list[torch.Tensor]:
@@ -123,7 +123,7 @@ def test_draws_follow_the_generator_and_nothing_else() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 70))
-def test_no_batch_of_one_image_that_could_be_avoided(n: int, batch_size: int) -> None:
+def test_batches_of_one_image_are_avoided(n: int, batch_size: int) -> None:
     sizes = batch_sizes(n, batch_size)
     assert sum(sizes) == n
     assert all(size == batch_size for size in sizes[:-1])
@@ -132,7 +132,7 @@ def test_no_batch_of_one_image_that_could_be_avoided(n: int, batch_size: int) ->
         assert min(sizes) > 1
 
 
-def test_batches_keep_their_shape_type_and_source() -> None:
+def test_batches_keep_shapes_and_leave_the_source_unchanged() -> None:
     data = split(5, 1, 8, 6)
     source = data.x.copy()
     data.x.flags.writeable = False
@@ -156,6 +156,6 @@ def test_batches_keep_their_shape_type_and_source() -> None:
         (split(2), (0.5,), "3 channels"),
     ],
 )
-def test_other_arrays_are_refused(data: Split, mean: tuple[float, ...], message: str) -> None:
+def test_invalid_arrays_are_refused(data: Split, mean: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Images(data, mean, STD)

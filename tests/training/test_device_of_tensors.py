@@ -1,7 +1,7 @@
-"""Tensors that methods make name their device: a GPU would refuse those of the CPU.
+"""Clients, strategies and networks create tensors with an explicit device.
 
-No GPU is needed: a mode of PyTorch refuses functions that make tensors, called in the code of
-methods without ``device``.
+No GPU is needed: a PyTorch function mode raises an error if package code creates a tensor without
+``device``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairflower.strategies import STRATEGIES
 
 PACKAGE = Path(fairflower.__file__).parent
 CHECKED = tuple(str(PACKAGE / name) for name in ("training", "clients", "exchanges", "models"))
-#: Copies what messages and files bring into tensors of any device.
+#: Copies arrays of messages and files into tensors on any device.
 COPIES = str(PACKAGE / "models" / "__init__.py")
 
 FACTORIES = {
@@ -37,17 +37,17 @@ FACTORIES = {
 
 
 class NamesItsDevice(TorchFunctionMode):
-    """Refuses tensors without a device, made in the files of methods and networks."""
+    """Refuse tensors that are created in the checked files without a device."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Random numbers are of a generator on the CPU, for the same draws on every device.
+        # Random numbers come from a CPU generator, for the same draws on every device.
         if func in FACTORIES and not {"device", "generator"} & kwargs.keys():
             frame = sys._getframe(1)
             place = frame.f_code.co_filename
-            # What makes a network is moved with it; a scalar of the CPU goes with any device.
+            # Tensors made in a network's __init__ move with it; CPU scalars work with any device.
             moved = frame.f_code.co_name == "__init__" and isinstance(
                 frame.f_locals.get("self"), torch.nn.Module
             )
@@ -71,7 +71,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("client", "strategy"), PAIRS)
-def test_methods_name_the_device_of_every_tensor(client, strategy):
+def test_clients_and_strategies_create_tensors_with_a_device(client, strategy):
     with NamesItsDevice():
         method(client).two_rounds(STRATEGIES[strategy])
 
@@ -86,8 +86,8 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_name_the_device_of_every_tensor(name):
-    """A step of training, the features and the client's representation."""
+def test_networks_create_tensors_with_a_device(name):
+    """Covers a training step and the representation."""
     options = {}
     if name.endswith("timm"):
         pytest.importorskip("timm", reason="needs fairflower[timm]")
@@ -108,10 +108,10 @@ def test_networks_name_the_device_of_every_tensor(name):
             model.represent(x)
 
 
-def test_the_check_sees_a_tensor_without_a_device():
+def test_the_check_detects_a_tensor_without_a_device():
     code = compile("torch.zeros(2)", str(PACKAGE / "clients" / "made_up.py"), "eval")
     refused = pytest.raises(AssertionError, match=r"zeros makes \(2,\) .* \(made_up.py, line 1\)")
     with refused, NamesItsDevice():
         eval(code, {"torch": torch})
-    with NamesItsDevice():  # a test is not the code of a method
+    with NamesItsDevice():  # code of tests is not checked
         assert torch.zeros(2).sum() == 0

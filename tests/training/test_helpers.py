@@ -1,4 +1,4 @@
-"""The measuring helpers on what Flower's tutorials have: DataLoaders, dicts and generators."""
+"""The measuring helpers on batches as in Flower's tutorials: DataLoaders, dicts and generators."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HELPERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("helper", HELPERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_helpers_take_whatever_tutorials_have(kind: str, helper: str) -> None:
+def test_helpers_accept_all_batch_formats(kind: str, helper: str) -> None:
     measure = HELPERS[helper]
     torch.testing.assert_close(measure(KINDS[kind]()), measure([(X, Y)]), rtol=1e-4, atol=1e-6)
 
@@ -62,7 +62,7 @@ def test_helpers_take_whatever_tutorials_have(kind: str, helper: str) -> None:
         (X, "A batch is Tensor"),
     ],
 )
-def test_other_batches_are_refused_with_the_names_that_are_looked_for(
+def test_other_batches_are_refused_with_the_expected_names(
     batch: Any, message: str, helper: str
 ) -> None:
     with pytest.raises(TypeError, match=message):
@@ -75,7 +75,7 @@ def test_no_samples_are_an_error(helper: str) -> None:
         HELPERS[helper](iter([]))
 
 
-def test_loss_and_representation_by_hand() -> None:
+def test_loss_and_representation_match_a_hand_computation() -> None:
     with torch.no_grad():
         assert mean_loss(MODEL, PAIRS) == pytest.approx(F.cross_entropy(MODEL(X), Y).item())
         features: Tensor = MODEL[:2](X)
@@ -84,7 +84,7 @@ def test_loss_and_representation_by_hand() -> None:
     torch.testing.assert_close(found, torch.stack(means).mean(0))
 
 
-def test_they_measure_what_a_trainer_measures_and_leave_the_model_as_it_was() -> None:
+def test_helpers_match_the_trainers_measurements_and_leave_the_model_unchanged() -> None:
     model = net("sgd").train()
     made = trainer("sgd", model=model, data=data())
     images = made.train_examples
@@ -99,6 +99,6 @@ def test_they_measure_what_a_trainer_measures_and_leave_the_model_as_it_was() ->
     torch.testing.assert_close(h, found["h"])
 
 
-def test_a_network_that_does_not_tell_its_features_is_told_how() -> None:
+def test_a_representation_requires_the_networks_features() -> None:
     with pytest.raises(TypeError, match="A representation needs the network's features"):
         mean_representation(MODEL, PAIRS)

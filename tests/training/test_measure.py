@@ -1,4 +1,4 @@
-"""What strategies can have measured: against loops and closed forms, and without a trace."""
+"""Measurements for strategies: against loops and closed forms, and without side effects."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def layer_norm() -> nn.Module:
 
 
 def linear_in_rows() -> nn.Module:
-    """Without the raw parameter, all layers are of the usual kind."""
+    """Without a trained raw parameter, the layers are sufficient."""
     model = Sequence(nn.Linear(24, 24), nn.Tanh())
     model.position = nn.Parameter(torch.zeros(8, 24), requires_grad=False)
     return model
@@ -123,7 +123,7 @@ def rows_first() -> nn.Module:
 
 
 def two_rows_first() -> nn.Module:
-    """Worse: the first dimension has as many rows as samples are looked at."""
+    """The first dimension has as many rows as samples are used for the check."""
     return Sequence(nn.Linear(24, 24), nn.Tanh(), first="two rows")
 
 
@@ -149,7 +149,7 @@ class Tied(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Works in place on what it is given, and on the outputs of its layers."""
+    """Works in place on a copy of its input, and on the outputs of its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class FrozenBody(nn.Module):
 
 
 def own_kind() -> nn.Module:
-    """Convolutions that pad otherwise, and a layer that nothing is known about."""
+    """Convolutions with other padding, and layers without a special case."""
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
         nn.Conv2d(4, 4, 3, padding="same"),
@@ -188,7 +188,7 @@ def own_kind() -> nn.Module:
     )
 
 
-#: name -> (model, whether its layers tell all)
+#: name -> (model, whether the Fisher diagonal can be computed layer by layer)
 MODELS: dict[str, tuple[Any, bool]] = {
     "convolutions": (convolutions, True),
     "norms": (norms, True),
@@ -221,7 +221,7 @@ def batch(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def loop(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Named, Named]:
-    """Mean gradient and mean squared gradient: one sample after another, in float64."""
+    """Return mean gradient and mean squared gradient, sample by sample in float64."""
     model = copy.deepcopy(model).eval().double()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     mean = {name: torch.zeros_like(p) for name, p in named.items()}
@@ -237,7 +237,7 @@ def loop(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Named, Named]:
 
 
 def assert_close(found: Named, expected: Named, tolerance: float = 1e-5) -> None:
-    """To 1e-5 of a parameter's largest entry, and each entry of note to 0.1 %."""
+    """Compare to 1e-5 of a parameter's largest entry, and larger entries to 0.1 %."""
     assert list(found) == list(expected)
     for name, value in expected.items():
         assert found[name].dtype == torch.float32
@@ -251,7 +251,7 @@ def assert_close(found: Named, expected: Named, tolerance: float = 1e-5) -> None
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_fisher_and_gradient_are_those_of_a_loop_over_samples(name: str) -> None:
+def test_fisher_and_gradient_match_a_loop_over_samples(name: str) -> None:
     model, (x, y) = make(name), batch(7)
     mean, square = loop(model, x, y)
     assert_close(fisher_diagonal(model, [(x[:4], y[:4]), (x[4:], y[4:])]), square)
@@ -259,7 +259,7 @@ def test_fisher_and_gradient_are_those_of_a_loop_over_samples(name: str) -> None
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_both_ways_agree_wherever_the_short_one_is_taken(name: str) -> None:
+def test_the_fisher_by_layer_and_by_vmap_agree_where_both_are_exact(name: str) -> None:
     model, (x, y) = make(name).eval(), batch(5)
     assert module._is_exact_by_layer(model, x, y) == MODELS[name][1]
     expected = {key: 5 * value for key, value in loop(model, x, y)[1].items()}
@@ -272,7 +272,7 @@ def test_both_ways_agree_wherever_the_short_one_is_taken(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "resnet10", "resnet18"])
-def test_the_networks_of_the_papers_take_the_short_way(
+def test_the_papers_networks_compute_the_fisher_by_layer(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = models.build(name, CLASSES, (3, 8, 8), seed=0)
@@ -280,11 +280,11 @@ def test_the_networks_of_the_papers_take_the_short_way(
     x, y = batch(2)
     found = fisher_diagonal(model, [(x, y)])
     expected = loop(model, x, y)[1]
-    for key, value in expected.items():  # ReLUs may switch: see norms, not entries
+    for key, value in expected.items():  # ReLUs may switch: compare norms, not entries
         assert torch.dist(found[key].double(), value) <= 1e-2 * value.norm(), key
 
 
-def test_softmax_regression_in_closed_form() -> None:
+def test_softmax_regression_matches_its_closed_form() -> None:
     torch.manual_seed(0)
     model, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES)), batch(9)
     flat = x.flatten(1)
@@ -297,18 +297,18 @@ def test_softmax_regression_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize("name", ["norms", "attention"])
-def test_one_sample_is_its_squared_gradient(name: str) -> None:
+def test_the_fisher_of_one_sample_is_its_squared_gradient(name: str) -> None:
     model, (x, y) = make(name), batch(1)
     gradient, fisher = mean_gradient(model, [(x, y)]), fisher_diagonal(model, [(x, y)])
     squared = {key: value.double().square() for key, value in gradient.items()}
     assert_close(fisher, squared)
 
 
-# --- how it is given, and what it may take ----------------------------------------------
+# --- batches and memory ----------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["norms", "attention"])
-def test_chunks_change_rounding_only_and_a_repetition_nothing(name: str) -> None:
+def test_chunks_change_only_rounding_and_repetitions_nothing(name: str) -> None:
     model, (x, y) = make(name), batch(11)
     fisher = fisher_diagonal(model, [(x, y)])
     expected = {key: value.double() for key, value in fisher.items()}
@@ -321,7 +321,7 @@ def test_chunks_change_rounding_only_and_a_repetition_nothing(name: str) -> None
 
 
 @pytest.mark.parametrize("block", [1, 600, 2000])
-def test_blocks_within_a_layer_change_rounding_only(
+def test_blocks_within_a_layer_change_only_rounding(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, (x, y) = make("convolutions"), batch(7)
@@ -331,7 +331,7 @@ def test_blocks_within_a_layer_change_rounding_only(
     assert_close(fisher_diagonal(model, [(x, y)]), expected)
 
 
-def test_images_and_a_data_loader_give_the_same() -> None:
+def test_images_and_a_data_loader_give_equal_measurements() -> None:
     images, model = Images(split(70), *STATISTICS, Augment(2, True)), make("norms")
     (x, y), (rest_x, rest_y) = images.eval_batches(64)
     loader = DataLoader(TensorDataset(torch.cat([x, rest_x]), torch.cat([y, rest_y])), batch_size=9)
@@ -343,7 +343,7 @@ def test_images_and_a_data_loader_give_the_same() -> None:
 
 
 @pytest.mark.parametrize("measure", [fisher_diagonal, mean_gradient, sharpness])
-def test_no_samples_is_an_error(measure: Any) -> None:
+def test_measuring_no_samples_is_an_error(measure: Any) -> None:
     with pytest.raises(ValueError, match="no samples"):
         measure(make("norms"), [])
 
@@ -357,7 +357,7 @@ def test_no_samples_is_an_error(measure: Any) -> None:
         (3, torch.tensor([[0.0, 1, 0], [1, 0, 0]]), r"labels of shape \(2, 3\)"),
     ],
 )
-def test_a_loss_that_would_have_another_meaning_is_refused(
+def test_outputs_and_labels_unfit_for_cross_entropy_are_refused(
     measure: Any, outputs: int, labels: Tensor, problem: str
 ) -> None:
     """A single logit has cross entropy 0, whatever the labels."""
@@ -367,9 +367,7 @@ def test_a_loss_that_would_have_another_meaning_is_refused(
 
 
 @pytest.mark.parametrize("name", ["norms", "attention"])
-def test_memory_decides_how_many_samples_are_in_work(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_limit_sets_the_chunk_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks: list[int] = []
     sizes: list[int] = []
 
@@ -397,11 +395,11 @@ def test_memory_decides_how_many_samples_are_in_work(
     assert chunks[2] == pytest.approx(2 * chunks[1], abs=1)
 
 
-def test_memory_is_that_of_gradients_and_activations_twice() -> None:
+def test_the_chunk_size_counts_gradients_and_activations_twice() -> None:
     model, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES)), batch(50)
     gradient = 4 * (192 * CLASSES + CLASSES)
     activations = 4 * (192 + 2 * CLASSES) + 8  # input, logits and their log-softmax; label
-    for k in (1, 50):  # however many samples it is told by
+    for k in (1, 50):  # for any number of given samples
         both = chunk_size(model, x[:k], y[:k], memory_mb=1)
         assert both == pytest.approx(2**20 / 2 / (gradient + activations), rel=0.02)
         alone = chunk_size(model, x[:k], y[:k], memory_mb=1, gradients=False)
@@ -409,7 +407,7 @@ def test_memory_is_that_of_gradients_and_activations_twice() -> None:
     assert chunk_size(model, x, y, memory_mb=1e-6) == 1
 
 
-def test_counting_activations_keeps_none_of_them() -> None:
+def test_counting_activations_keeps_no_tensors() -> None:
     model, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU()), batch(5)
 
     def tensors() -> int:
@@ -424,7 +422,7 @@ def test_counting_activations_keeps_none_of_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_measurements_have_the_types_of_the_model_as_a_strategy_expects(dtype) -> None:
+def test_measurements_have_the_dtypes_that_strategies_expect(dtype) -> None:
     model = nn.Linear(3, CLASSES).to(dtype)
     data = [(torch.ones(5, 3, dtype=dtype), torch.arange(5) % CLASSES)]
     assert sharpness(model, data) > 0
@@ -448,7 +446,7 @@ def test_an_empty_parameter_has_an_empty_fisher_diagonal() -> None:
 
 
 def loss_at(model: nn.Module, moves: Named, x: Tensor, y: Tensor) -> float:
-    """The loss of a float64 copy, its parameters moved by hand."""
+    """Return the loss of a float64 copy whose parameters are moved."""
     model = copy.deepcopy(model).eval().double()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -467,15 +465,15 @@ def rise(model: nn.Module, rho: float, x: Tensor, y: Tensor) -> float:
 
 @pytest.mark.parametrize("rho", [0.05, 0.5])
 @pytest.mark.parametrize("name", MODELS)
-def test_sharpness_is_that_of_a_brute_force_evaluation(name: str, rho: float) -> None:
+def test_sharpness_matches_a_brute_force_evaluation(name: str, rho: float) -> None:
     model, (x, y) = make(name), batch(7)
     found = sharpness(model, [(x[:4], y[:4]), (x[4:], y[4:])], rho=rho)
     expected = max(rise(model, rho, x, y), 0)
     assert found == pytest.approx(expected, abs=1e-5)
-    assert expected > 1e-3  # or the line above would say little
+    assert expected > 1e-3  # otherwise the line above would prove little
 
 
-def test_sharpness_grows_with_rho_as_the_gradient_says() -> None:
+def test_sharpness_for_a_small_rho_is_rho_times_the_gradient_norm() -> None:
     model, (x, y) = make("norms"), batch(7)
     slope = torch.sqrt(sum((g**2).sum() for g in loop(model, x, y)[0].values())).item()
     assert sharpness(model, [(x, y)], rho=1e-2) == pytest.approx(1e-2 * slope, rel=0.05)
@@ -506,11 +504,11 @@ def test_sharpness_is_never_negative() -> None:
     assert sharpness(model, data) == 0
 
 
-# --- without a trace ------------------------------------------------------------------
+# --- no side effects ------------------------------------------------------------------
 
 STATISTICS = ((0.5,) * 3, (0.25,) * 3)
 SETTINGS = TrainConfig(local_epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.01)
-#: What any network has; a representation wants a Classifier, and group counts want groups.
+#: Measurements of any network; representations need a Classifier, group counts need groups.
 ALL = ",".join(
     name for name in MEASUREMENTS if "representation" not in name and "group" not in name
 )
@@ -527,7 +525,7 @@ def trainer(name: str = "norms", n: int = 20, **changes: Any) -> SGD:
 
 
 @pytest.mark.parametrize("name", ["norms", "attention"])
-def test_training_is_the_same_to_the_last_bit_measured_or_not(name: str) -> None:
+def test_measuring_does_not_change_training(name: str) -> None:
     plain, measured = trainer(name), trainer(name)
     metrics, arrays = train_and_measure(plain, {"server-round": 2})
     assert arrays == {}
@@ -544,7 +542,7 @@ def test_training_is_the_same_to_the_last_bit_measured_or_not(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["norms", "attention", "frozen body"])
-def test_measuring_leaves_the_model_and_torch_as_they_were(name: str) -> None:
+def test_measuring_leaves_the_model_and_torch_unchanged(name: str) -> None:
     model, data = make(name), [batch(6)]
     next(iter(model.children())).eval()  # one part frozen, the rest in training
     state = copy.deepcopy(model.state_dict())
@@ -564,7 +562,7 @@ def test_measuring_leaves_the_model_and_torch_as_they_were(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_a_failure_leaves_the_model_as_it_was() -> None:
+def test_a_failed_measurement_leaves_the_model_unchanged() -> None:
     model, (x, _) = make("norms"), batch(3)
     with pytest.raises(IndexError):
         fisher_diagonal(model, [(x, torch.full((3,), CLASSES))])
@@ -572,11 +570,11 @@ def test_a_failure_leaves_the_model_as_it_was() -> None:
     assert all(not module._forward_hooks for module in model.modules())
 
 
-def test_what_can_be_measured_is_known_without_torch() -> None:
+def test_the_registry_lists_all_measurements() -> None:
     assert set(registry.MEASUREMENTS) == set(MEASUREMENTS)
 
 
-def test_a_measurement_may_draw_and_stays_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_measurement_is_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = Measurement("trained", lambda trainer: torch.rand(()).item(), "a draw")
     monkeypatch.setitem(MEASUREMENTS, "draw", draw)
     config = {"server-round": 1, "measure": "draw"}
@@ -591,7 +589,7 @@ def test_a_measurement_may_draw_and_stays_reproducible(monkeypatch: pytest.Monke
 # --- what is measured, on which model ---------------------------------------------------
 
 
-def test_each_measures_the_model_and_the_images_that_it_names() -> None:
+def test_measurements_use_the_documented_model_on_the_training_images() -> None:
     client = trainer()
     received = copy.deepcopy(client.model)
     metrics, arrays = train_and_measure(client, {"server-round": 1, "measure": ALL})
@@ -612,7 +610,7 @@ def test_each_measures_the_model_and_the_images_that_it_names() -> None:
     assert_close(tensors["fisher"], loop(client.model, x, y)[1])
 
 
-def test_a_methods_own_loss_does_not_enter() -> None:
+def test_fisher_and_gradient_ignore_the_clients_own_loss() -> None:
     class Doubled(SGD):
         def loss(self, x: Tensor, y: Tensor) -> Tensor:
             return 2 * super().loss(x, y)
@@ -628,7 +626,7 @@ def test_a_methods_own_loss_does_not_enter() -> None:
             assert np.array_equal(found[name][key], expected[name][key])
 
 
-def test_the_radius_of_sharpness_is_the_trainers() -> None:
+def test_sharpness_uses_the_trainers_measure_rho() -> None:
     config = {"server-round": 1, "measure": "sharpness"}
     wide, narrow = trainer(), trainer()
     wide.measure_rho = 0.5
@@ -636,8 +634,8 @@ def test_the_radius_of_sharpness_is_the_trainers() -> None:
     assert metrics[0] > 3 * metrics[1]
 
 
-def test_the_servers_radius_is_that_of_the_measurement_and_of_the_steps() -> None:
-    """A round under ``rho`` equals one of a client whose own radius it is, also in its model."""
+def test_the_servers_rho_is_used_in_measurements_and_steps() -> None:
+    """A round with ``rho`` from the server equals one of a client with that radius configured."""
     sam = replace(SETTINGS, sharpness="sam", rho=0.05)
     told, own, other = trainer(settings=sam), trainer(settings=replace(sam, rho=0.2)), trainer()
     other.settings, own.measure_rho = sam, 0.2
@@ -652,7 +650,7 @@ def test_the_servers_radius_is_that_of_the_measurement_and_of_the_steps() -> Non
     assert (told.measure_rho, told.settings) == (trainer().measure_rho, sam), "of one message only"
 
 
-def test_a_runs_settings_are_those_of_its_trainers() -> None:
+def test_trainers_get_the_settings_of_the_run() -> None:
     flat = {"measure.rho": 0.2, "measure.memory-mb": 7, "evaluate.batch-size": 9}
     node = {"partition-id": 0, "num-partitions": 20}
     made = trainer_of(Context(1, 1, node, RecordDict(), {}), RunConfig.from_flat(flat).to_flat())
@@ -660,12 +658,12 @@ def test_a_runs_settings_are_those_of_its_trainers() -> None:
 
 
 @pytest.mark.parametrize("rho", [-0.1, np.nan, np.inf])
-def test_an_invalid_radius_from_the_server_is_refused(rho: float) -> None:
+def test_an_invalid_rho_from_the_server_is_refused(rho: float) -> None:
     with pytest.raises(ConfigError, match=r"rho = .* from the server: expected a number >= 0"):
         train_and_measure(trainer(), {"server-round": 1, "rho": rho})
 
 
-def test_a_class_that_the_client_does_not_have_is_not_one_it_fails_at() -> None:
+def test_balanced_accuracy_ignores_classes_without_images() -> None:
     client = trainer()
     y = np.where(client.data.train.y == 0, 1, client.data.train.y)
     data = ClientData(
@@ -681,7 +679,7 @@ def test_a_class_that_the_client_does_not_have_is_not_one_it_fails_at() -> None:
     )
 
 
-# --- what tells a client's type -------------------------------------------------------------
+# --- representations -------------------------------------------------------------
 
 
 def images_of(y: np.ndarray, seed: int = 0) -> ClientData:
@@ -691,9 +689,9 @@ def images_of(y: np.ndarray, seed: int = 0) -> ClientData:
 
 
 @pytest.mark.parametrize("name", ["cnn", "prompt-vit-tiny"])
-def test_a_representation_is_a_mean_over_classes_of_their_means(name: str) -> None:
-    """Not over images: how often the client has a class does not show."""
-    y = np.array([0, 0, 0, 0, 0, 0, 2, 3, 3])  # and no 1
+def test_a_representation_is_the_mean_of_class_means(name: str) -> None:
+    """Not the mean of images, so that class frequencies have no effect."""
+    y = np.array([0, 0, 0, 0, 0, 0, 2, 3, 3])  # no image of class 1
     model = models.build(name, CLASSES, (3, 8, 8), seed=0)
     client = SGD(model, images_of(y), SETTINGS, client_id=3, seed=0)
     client.eval_batch_size = 4
@@ -713,7 +711,7 @@ def test_a_representation_is_a_mean_over_classes_of_their_means(name: str) -> No
 
 
 @torch.no_grad()
-def test_it_is_gc_nets_prompt_or_else_the_features() -> None:
+def test_a_representation_is_gc_nets_prompt_or_the_features() -> None:
     x = torch.randn(2, 3, 32, 32)
     cnn = models.build("cnn", CLASSES, (3, 32, 32), seed=0).eval()
     assert torch.equal(cnn.represent(x), cnn.features(x))
@@ -721,7 +719,7 @@ def test_it_is_gc_nets_prompt_or_else_the_features() -> None:
     assert torch.equal(prompted.represent(x), prompted.gc_net(prompted.first_stage(x)))
 
 
-def test_a_network_that_does_not_tell_its_features_has_no_representation() -> None:
+def test_a_representation_requires_a_classifier() -> None:
     with pytest.raises(TypeError, match=r"representation.*Sequential.*Classifier"):
         train_and_measure(trainer(), {"server-round": 1, "measure": "representation"})
 
@@ -744,7 +742,7 @@ def noisy_line(**changes: Any) -> SGD:
     return SGD(model, data, settings, client_id=0, seed=0)
 
 
-def test_training_alone_comes_to_the_lowest_loss_that_there_is() -> None:
+def test_the_local_loss_is_close_to_the_minimum_loss() -> None:
     client = noisy_line()
     x, y = (a.astype(float) for a in client.data.train)
 
@@ -754,10 +752,10 @@ def test_training_alone_comes_to_the_lowest_loss_that_there_is() -> None:
     lowest = minimize(loss, np.zeros(3)).fun
     found = train_and_measure(client, ALONE)[0]["local_loss"]
     assert lowest < found < lowest + 0.02
-    assert loss(np.zeros(3)) > lowest + 0.2  # where it began
+    assert loss(np.zeros(3)) > lowest + 0.2  # the initial loss
 
 
-def test_training_alone_is_done_once_and_by_plain_steps() -> None:
+def test_the_local_loss_is_measured_once_with_plain_steps() -> None:
     class Doubled(SGD):
         def loss(self, x: Tensor, y: Tensor) -> Tensor:
             return 2 * super().loss(x, y)
@@ -770,7 +768,7 @@ def test_training_alone_is_done_once_and_by_plain_steps() -> None:
     assert train_and_measure(client, ALONE | {"server-round": 2})[0]["local_loss"] == first
 
 
-def test_a_client_that_diverges_alone_has_the_loss_that_it_began_with() -> None:
+def test_the_local_loss_after_divergence_is_the_initial_loss() -> None:
     client = noisy_line(lr=1e30, local_epochs=0)
     metrics, _ = train_and_measure(client, ALONE | {"measure": "local_loss,received_loss"})
     assert metrics["local_loss"] == metrics["received_loss"] == pytest.approx(np.log(2))
@@ -781,14 +779,14 @@ def test_a_client_that_diverges_alone_has_the_loss_that_it_began_with() -> None:
 MINUS = {"measure": "received_accuracy,minus_accuracy,minus_balanced_accuracy"}
 
 
-def test_without_its_part_a_client_measures_the_mean_of_the_others() -> None:
-    """Two clients: what the server merged, less one's part, is the other's model."""
+def test_minus_accuracy_measures_the_mean_of_the_other_clients() -> None:
+    """With two clients, the merged model without one client's part is the other's model."""
     mine, other = trainer(), trainer()
     mine.settings = other.settings = TrainConfig(local_epochs=1, batch_size=4, lr=0.5)
     other.client_id = 4
     for client in (mine, other):
         metrics, _ = train_and_measure(client, {"server-round": 1, **MINUS})
-        assert metrics["minus_accuracy"] == metrics["received_accuracy"]  # no part in it yet
+        assert metrics["minus_accuracy"] == metrics["received_accuracy"]  # no previous part
     c = 0.3
     one, two = mine.send(), other.send()
     merged = {k: (c * one[k] + (1 - c) * two[k]).astype(one[k].dtype) for k in one}
@@ -807,7 +805,7 @@ def test_without_its_part_a_client_measures_the_mean_of_the_others() -> None:
     assert all(np.array_equal(mine.send()[k], mine.state[KEPT][k]) for k in one)
 
 
-def test_its_part_is_taken_out_and_put_back_to_the_last_bit() -> None:
+def test_minus_measurements_restore_the_model_exactly() -> None:
     plain, measured = trainer(), trainer()
     config = {"server-round": 1, "coefficient": 0.4}
     measured.state[KEPT] = {k: a + np.ones((), a.dtype) for k, a in measured.send().items()}
@@ -818,7 +816,7 @@ def test_its_part_is_taken_out_and_put_back_to_the_last_bit() -> None:
 
 @pytest.mark.parametrize("coefficient", [None, 0.0, 1.0])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_client_without_a_part_or_a_kept_model_measures_what_it_received(
+def test_minus_accuracy_falls_back_to_the_received_model(
     coefficient: float | None, kept: bool
 ) -> None:
     client = trainer()
@@ -829,10 +827,10 @@ def test_a_client_without_a_part_or_a_kept_model_measures_what_it_received(
     assert metrics["minus_accuracy"] == metrics["received_accuracy"]
 
 
-def test_without_a_part_no_variance_is_negative_and_counters_stay(
+def test_minus_models_have_no_negative_variance_and_keep_counters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of a channel's variance from this client: nothing is left, but for rounding."""
+    """The client contributes all of a channel's variance, so only rounding errors are left."""
     client = trainer()
     seen: list[tuple[float, int]] = []
     received = client.send()
@@ -856,7 +854,7 @@ def test_without_a_part_no_variance_is_negative_and_counters_stay(
     assert seen == [(0.0, 7)]
 
 
-def test_memory_is_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fisher_uses_the_trainers_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
         "fairflower.training.measurements.fisher_diagonal",
@@ -868,7 +866,7 @@ def test_memory_is_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [77]
 
 
-def test_names_may_be_spaced_and_repeated_and_none() -> None:
+def test_requested_names_may_have_spaces_repeat_or_be_empty() -> None:
     assert requested({"measure": " fisher,gradient , fisher,"}) == ["fisher", "gradient"]
     assert requested({"measure": ""}) == requested({}) == []
 
@@ -891,7 +889,7 @@ def ask(client: SGD, context: Context, measure: str | None) -> RecordDict:
     return app(Message(content, 1, "train"), context).content
 
 
-def test_what_was_asked_for_comes_with_the_reply(context: Context) -> None:
+def test_requested_measurements_are_in_the_reply(context: Context) -> None:
     plain = ask(trainer(), context, None)
     content = ask(trainer(), context, "fisher,received_loss,gradient")
     assert content.array_records.keys() == {"arrays", "fisher", "gradient"}
@@ -909,7 +907,7 @@ def test_what_was_asked_for_comes_with_the_reply(context: Context) -> None:
     assert all(np.array_equal(sent[key], expected[key]) for key in expected)
 
 
-def test_nothing_is_measured_unless_asked_for(context: Context) -> None:
+def test_nothing_is_measured_unless_requested(context: Context) -> None:
     for measure in (None, ""):
         content = ask(trainer(), context, measure)
         assert content.array_records.keys() == {"arrays"}
@@ -918,7 +916,7 @@ def test_nothing_is_measured_unless_asked_for(context: Context) -> None:
         }
 
 
-def test_an_unknown_name_is_refused_before_training(context: Context) -> None:
+def test_an_unknown_measurement_is_refused_before_training(context: Context) -> None:
     client = trainer()
     before = client.send()
     with pytest.raises(ConfigError, match=r"'fischer'.*mean 'fisher'.*gradient.*received_loss"):
@@ -927,7 +925,7 @@ def test_an_unknown_name_is_refused_before_training(context: Context) -> None:
     assert all(np.array_equal(after[key], before[key]) for key in before)
 
 
-def test_a_client_with_one_image(context: Context) -> None:
+def test_measurements_of_a_client_with_one_image_are_finite(context: Context) -> None:
     client = trainer(n=1)
     client.model = models.build("resnet10", CLASSES, (3, 8, 8), seed=0)
     content = ask(client, context, ALL)

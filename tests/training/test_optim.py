@@ -1,4 +1,4 @@
-"""Optimizers of clients: torch's own, without what only torch.compile needs."""
+"""Optimizers of clients: torch's own, without the imports of torch.compile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.
 
 
 def trained(make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]) -> bytes:
-    """A network after five steps."""
+    """Return the parameters of a network after five steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3))
     optimizer = make(list(model.parameters()))
@@ -30,7 +30,7 @@ def trained(make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]) -> 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_steps_are_torchs_bit_by_bit(name: str, decay: float) -> None:
+def test_steps_equal_torchs_exactly(name: str, decay: float) -> None:
     settings = TrainConfig(optimizer=name, lr=0.05, momentum=0.8, weight_decay=decay)
     more = {"momentum": 0.8} if name == "sgd" else {}
     assert trained(lambda parameters: build_optimizer(parameters, settings)) == trained(
@@ -38,7 +38,7 @@ def test_steps_are_torchs_bit_by_bit(name: str, decay: float) -> None:
     )
 
 
-def test_hooks_of_steps_are_called() -> None:
+def test_step_hooks_are_called() -> None:
     optimizer = build_optimizer([nn.Parameter(torch.ones(2))], TrainConfig())
     assert isinstance(optimizer, torch.optim.SGD)
     called = []
@@ -48,8 +48,8 @@ def test_hooks_of_steps_are_called() -> None:
 
 
 @pytest.mark.slow
-def test_training_imports_no_compiler() -> None:
-    """It would take a second of every process."""
+def test_training_does_not_import_torch_dynamo() -> None:
+    """The import would take a second in every process."""
     program = """
 import sys, torch
 from fairflower.config import TrainConfig

@@ -1,4 +1,4 @@
-"""Local steps in bfloat16, and all around them in float32."""
+"""Local steps in bfloat16, with everything else in float32."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rounds(name, settings, reverse=False):
 
 @pytest.mark.slow
 @every_client
-def test_every_client_learns_in_bf16_and_gives_and_keeps_float32(name):
+def test_every_client_learns_in_bf16_and_sends_and_keeps_float32(name):
     model, made = rounds(name, BF16)
     for one in made:
         kept = [*one.state.values(), *one.returns.values(), one.send()]
@@ -48,13 +48,13 @@ def test_every_client_learns_in_bf16_and_gives_and_keeps_float32(name):
     before = judge.measure(judge.train_examples)[0]
     judge.receive(model)
     judge.state = [one.state for one in made if one.client_id == judge.client_id][-1]
-    judge.recall()  # a part that stays with the client is trained, too
+    judge.recall()  # load arrays that stay with the client
     assert judge.measure(judge.train_examples)[0] < before
     assert models_equal(model, rounds(name, BF16, reverse=True)[0])
     assert not models_equal(model, rounds(name, replace(BF16, precision="float32"))[0])
 
 
-def test_gradients_are_float32s_but_for_rounding():
+def test_bf16_gradients_match_float32_up_to_rounding():
     found = []
     for precision in ("bf16", "float32"):
         one = trainer("sgd", settings=replace(BF16, precision=precision))
@@ -69,9 +69,9 @@ def test_gradients_are_float32s_but_for_rounding():
     assert 0 < torch.norm(half - full) < 0.03 * torch.norm(full)
 
 
-# Counts of groups of people need data with groups; they are counts of predictions.
+# Group counts need data with groups; they are counts of predictions.
 @pytest.mark.parametrize("name", [n for n in MEASUREMENTS if n != "received_group_counts"])
-def test_what_is_measured_is_measured_in_float32(name):
+def test_measurements_are_computed_in_float32(name):
     measured = []
     for precision in ("float32", "bf16"):
         # Without epochs nothing is trained, and both precisions have the same model.
@@ -91,7 +91,7 @@ def test_clients_test_in_float32():
     assert tested[0] == tested[1]
 
 
-def test_numbers_too_small_for_a_normalised_float_are_zero_while_a_client_works():
+def test_denormal_numbers_are_flushed_to_0_while_a_client_works():
     def tiny():
         return float(torch.tensor(1e-39) * 1)
 
@@ -103,7 +103,7 @@ def test_numbers_too_small_for_a_normalised_float_are_zero_while_a_client_works(
     assert seen == [0]
     assert evaluate_round(one, context, {"server-round": 1})["tiny"] == 0
     assert tiny() > 0
-    torch.set_flush_denormal(True)  # whoever wants it so for all has it so afterwards
+    torch.set_flush_denormal(True)  # if it was set before, it stays set
     try:
         evaluate_round(one, context, {"server-round": 1})
         assert tiny() == 0
@@ -111,14 +111,14 @@ def test_numbers_too_small_for_a_normalised_float_are_zero_while_a_client_works(
         torch.set_flush_denormal(False)
 
 
-def test_another_precision_is_another_run_and_none_is_float32():
+def test_precision_is_part_of_the_method_and_float32_by_default():
     flat = dict(config.keys())
     assert flat["train.precision"] == "float32"
     assert config.method_key(flat) != config.method_key(flat | {"train.precision": "bf16"})
     assert "train.precision" not in config.execution()
 
 
-def test_a_machine_without_units_for_bf16_is_named(monkeypatch, tmp_path):
+def test_missing_hardware_support_for_bf16_is_logged(monkeypatch, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
     cpu = torch.device("cpu")
