@@ -97,7 +97,7 @@ def learnt(strategy: FairStrategy) -> tuple[str, ...]:
 
 def lies(strategy: FairStrategy) -> Iterator[Lie]:
     """All that may pay, of this strategy, without what it does not look at, or refuses."""
-    scalars = [name for name in learnt(strategy) if name not in strategy.VECTORS]
+    scalars = [name for name in learnt(strategy) if name not in strategy.ARRAY_MEASUREMENTS]
     choices = [ACCURACIES if s.endswith("accuracy") else NUMBERS for s in scalars]
     factors = FACTORS if len(scalars) < len(learnt(strategy)) else (1.0,)
     words = {}  # as a dict: each once, in order
@@ -148,9 +148,9 @@ def answering(lie: Lie) -> Answer:
         update = honest_update(client, server_round) if said.honest else against(said.length)
         content = _content(client, model["w"] + update, said.examples)
         for name in learnt(strategy):
-            if name in strategy.VECTORS:
+            if name in strategy.ARRAY_MEASUREMENTS:
                 # One array per parameter; a representation is no parameter's.
-                key, shape = ("h", 8) if name in strategy.REPRESENTATIONS else ("w", SHAPE)
+                key, shape = ("h", 8) if name in strategy.SINGLE_ARRAYS else ("w", SHAPE)
                 vector = measured(client, server_round, shape) * said.factors[even]
                 content[name] = record_of({key: vector.astype(np.float32)})
             else:

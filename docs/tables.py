@@ -185,7 +185,7 @@ def _need(strategy: type[FairStrategy], need: str) -> str:
 
 
 def _kind(name: str) -> str:
-    return "ArrayRecord" if name in FairStrategy.VECTORS else "metric"
+    return "ArrayRecord" if name in FairStrategy.ARRAY_MEASUREMENTS else "metric"
 
 
 def _choices(strategy: type[FairStrategy], argument: str) -> tuple[Any, ...]:

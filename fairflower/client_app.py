@@ -62,7 +62,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         device=choose_device(run.train.device),
     )
     trainer.eval_batch_size = run.evaluate.batch_size
-    trainer.test_metrics = run.evaluate.metrics
+    trainer.user_metrics = run.evaluate.metrics
     trainer.measure_memory_mb = run.measure.memory_mb
     trainer.measure_rho = run.measure.rho
     trainer.num_rounds = run.num_server_rounds

@@ -14,14 +14,14 @@ from fairflower.numerics.clustering import Clustering, Clusters, cluster, cluste
 class ClusteringMixin:
     """Base of strategies and exchanges that cluster clients by their first measurement."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("members", "centres")
+    STATE: ClassVar[tuple[str, ...]] = ("members", "centers")
 
     needs: tuple[str, ...]
     seed: int
     num_clusters: int | Literal["auto"]  # T'
     clustering: Clustering  # see `cluster`
     members: dict[int, int]  # client -> its cluster in the last round that it took part in
-    centres: dict[int, NDArray[np.float64]]  # cluster -> mean representation H, shape (d,)
+    centers: dict[int, NDArray[np.float64]]  # cluster -> mean representation H, shape (d,)
 
     def find_clusters(
         self, cohort: Cohort
@@ -35,8 +35,8 @@ class ClusteringMixin:
             clustering=self.clustering,
             sizes=cohort.num_examples,
             members=self.members,
-            centres=self.centres,
+            centers=self.centers,
             seed=self.seed,
         )
-        self.members, self.centres = clusters.members, clusters.centres
+        self.members, self.centers = clusters.members, clusters.centers
         return clusters, cluster_diagnostics(h, cohort.num_examples, clusters)

@@ -31,14 +31,14 @@ class StrategyHooks:
     #: ArrayRecords. The train message's config lists them under ``measure``.
     needs: tuple[str, ...] = ()
     #: Measurements that are an array ``h``, of the same length for every client.
-    REPRESENTATIONS: ClassVar[tuple[str, ...]] = (
+    SINGLE_ARRAYS: ClassVar[tuple[str, ...]] = (
         "representation",
         "received_representation",
         "class_counts",
         "received_group_counts",
     )
     #: Measurements that are arrays: a single ``h``, or an array for each parameter.
-    VECTORS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *REPRESENTATIONS)
+    ARRAY_MEASUREMENTS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *SINGLE_ARRAYS)
     #: Measurements and metrics that must not be negative, for example means of squares.
     NON_NEGATIVE: ClassVar[tuple[str, ...]] = (
         "fisher",

@@ -134,7 +134,7 @@ def check_metric(name: str, value: object, least: float = -LARGEST, most: float 
 
 def check_test(
     examples_key: str,
-    most_tested: Mapping[int, int],
+    max_test_sizes: Mapping[int, int],
     num_groups: int,
     client: int,
     content: RecordDict,
@@ -142,10 +142,10 @@ def check_test(
 ) -> MetricRecord:
     """Return a client's test metrics; raise ``InvalidReply`` if they are impossible.
 
-    ``most_tested`` has the largest possible number of test examples by client id, where known. With
-    ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
+    ``max_test_sizes`` has the largest possible number of test examples by client id, where known.
+    With ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
     """
-    most = most_tested.get(client, math.inf)
+    most = max_test_sizes.get(client, math.inf)
     for key in ("accuracy", "eval_loss"):
         if key not in metrics:
             raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")

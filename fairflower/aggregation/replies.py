@@ -222,7 +222,7 @@ class ReplyParser:
         self._check_length(client, "model", model_length, self.length, "the received model has")
         measured: dict[str, Arrays] = {}
         for name in (*self.strategy.measurements, *self.strategy.reads):
-            if name in self.strategy.VECTORS:
+            if name in self.strategy.ARRAY_MEASUREMENTS:
                 measured[name] = self._vectors(name, content)
                 if name == "received_group_counts":
                     examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
@@ -254,7 +254,7 @@ class ReplyParser:
             for exchange in self.strategy.exchanges
             if exchange.returned
         }
-        for name in set(self.strategy.REPRESENTATIONS) & set(self.strategy.measurements):
+        for name in set(self.strategy.SINGLE_ARRAYS) & set(self.strategy.measurements):
             shape_of[name] = lambda arrays: arrays["h"].shape
         for name, of in sorted(shape_of.items()):
             shapes = {client: of(member.measured[name]) for client, member in members.items()}
@@ -388,7 +388,7 @@ class ReplyParser:
         self._check_there(name, "ArrayRecord", content.array_records)
         with _naming_record(name):
             arrays = decode_record(content.array_records[name])
-            if name in self.strategy.REPRESENTATIONS:
+            if name in self.strategy.SINGLE_ARRAYS:
                 arrays = check_representation(arrays)
             else:
                 arrays = self._trained(arrays)

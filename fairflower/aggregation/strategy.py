@@ -329,15 +329,15 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self,
         server_round: int,
         replies: Iterable[Message],
-        most_tested: Mapping[int, int],
+        max_test_sizes: Mapping[int, int],
         num_groups: int = 0,
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
-        ``most_tested`` has the largest number of test examples by client id, where known. With
+        ``max_test_sizes`` has the largest number of test examples by client id, where known. With
         groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` as in training.
         """
-        check = partial(check_test, self.weighted_by_key, most_tested, num_groups)
+        check = partial(check_test, self.weighted_by_key, max_test_sizes, num_groups)
         reply_filter = self.reply_filter(server_round, self._asked_to_test)
         answers = reply_filter.usable(replies, check)
         reply_filter.check_enough(len(answers))

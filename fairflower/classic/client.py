@@ -10,7 +10,7 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fairflower.classic.packing import pack, split
-from fairflower.models import travelling
+from fairflower.models import exchanged_arrays
 from fairflower.training.app import evaluate_round, train_round
 from fairflower.training.trainer import Trainer
 
@@ -83,7 +83,7 @@ class NumPyTrainer(NumPyClient):
         return metrics.pop("eval_loss"), len(self.trainer.data.test.y), metrics
 
     def _receive(self, parameters: Sequence[NDArray[Any]]) -> None:
-        names = list(travelling(self.trainer.model))
+        names = list(exchanged_arrays(self.trainer.model))
         if len(parameters) != len(names):
             raise ValueError(
                 f"{self.trainer}: expected {len(names)} arrays, as in the model, but got "

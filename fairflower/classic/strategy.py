@@ -199,7 +199,7 @@ class LegacyStrategy(Strategy):
         measured = unpack(str(result.metrics.get(MEASURED, "{}")), tensors[size:])
         wanted = self.strategy.beside_model
         for kind, vectors in measured.items():
-            named = self._names or kind in self.strategy.REPRESENTATIONS
+            named = self._names or kind in self.strategy.SINGLE_ARRAYS
             names = list(vectors) if named else self._trained(kind, len(vectors))
             if kind in wanted:
                 content[kind] = _named(names, list(vectors.values()))

@@ -26,7 +26,7 @@ class FedGC(FeatureTrainer):
     """Local training of FedGCR, which adapts the prompts of a `PromptViT` to the client's cluster.
 
     Let h be the type-specific prompt of an image and z its representation (`PromptViT`). The
-    exchange ``centres`` provides the centers H_1 ... H_T' of the clusters of clients, and the
+    exchange ``centers`` provides the centers H_1 ... H_T' of the clusters of clients, and the
     number i of the client's cluster. h_prev is the client's mean prompt in its last round (Eq. 4).
     z_0 and z_prev are the image's representations in the received model and in the client's last
     model::
@@ -146,12 +146,12 @@ class FedGC(FeatureTrainer):
         trained = "representation" in asked or "received_representation" not in asked
         received = self.variant == "released" or not trained
         self.represented = self._representation() if received else None
-        centres, cluster = self.shared.get("centres"), self.round_config.get("cluster")
+        centers, cluster = self.shared.get("centers"), self.round_config.get("cluster")
         self.ready = False
-        if centres is None or cluster is None or "previous" not in self.state:
+        if centers is None or cluster is None or "previous" not in self.state:
             return
         self.ready = True
-        self.H = torch.tensor(centres["H"], device=self.device)
+        self.H = torch.tensor(centers["H"], device=self.device)
         self.cluster = int(cluster)
         self.h_prev = torch.tensor(self.state["h"]["h"], device=self.device)
         self.previous = self.to_device(self.state["previous"])
@@ -167,12 +167,12 @@ class FedGC(FeatureTrainer):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of Eq. 6 for a batch."""
-        h = at_least_float32(self.model.customise(x))
+        h = at_least_float32(self.model.type_prompt(x))
         z = at_least_float32(self.model.prompted(x, h))
         loss = entropy = self.criterion(self.model.head(z), y)
         if self.ready:
             weight1, weight2 = self.weights
-            z_0, z_prev = (self.frozen_features(a, x) for a in (self.anchor, self.previous))
+            z_0, z_prev = (self.features_with(a, x) for a in (self.anchor, self.previous))
             loss = (
                 loss
                 + weight1 * self.customization(h, self.H, self.cluster, self.h_prev)

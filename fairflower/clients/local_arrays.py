@@ -63,14 +63,14 @@ class LocalArraysTrainer(Trainer):
         local = set(cls.local_arrays(model))
         return {name: array for name, array in copy_arrays(model).items() if name not in local}
 
-    def recall(self) -> None:
+    def load_local_arrays(self) -> None:
         """Set the local arrays to the client's values, or to the initial values if it has none."""
         kept_by_server = self.keep == "server"
         self._set(self.shared.get(PersonalArrays.name) if kept_by_server else self.state.get(LOCAL))
 
     def train(self, server_round: int) -> dict[str, float]:
         """Train with the client's own arrays; afterwards store or return them."""
-        self.recall()
+        self.load_local_arrays()
         metrics = super().train(server_round)
         own = {
             name: to_numpy(tensor, copy=True) for name, tensor in local_tensors(self.model).items()
@@ -87,7 +87,7 @@ class LocalArraysTrainer(Trainer):
             return super().test()
         self._set(None)
         metrics = super().test()
-        self.recall()
+        self.load_local_arrays()
         return {**metrics, "personal_accuracy": self.measure(self.test_examples)[1]}
 
     def _set(self, values: Arrays | None) -> None:
@@ -106,7 +106,7 @@ class LocalArraysTrainer(Trainer):
         return [*made, PersonalArrays()] if arguments.get("keep") == "server" else made
 
     @classmethod
-    def remark(cls, model: Any, by: str) -> str:
+    def run_warning(cls, model: Any, by: str) -> str:
         """Return a warning if there are no local arrays or no tests of personal models; else ""."""
         if not local_tensors(model):
             return (

@@ -76,8 +76,8 @@ class MOON(FeatureTrainer):
         loss = self.criterion(logits, y)
         if not self.previous:
             return loss
-        near = F.cosine_similarity(z, self.frozen_features(self.received, x))
-        far = F.cosine_similarity(z, self.frozen_features(self.previous, x))
+        near = F.cosine_similarity(z, self.features_with(self.received, x))
+        far = F.cosine_similarity(z, self.features_with(self.previous, x))
         # -log(e^a / (e^a + e^b)) = softplus(b - a)
         return loss + self.mu * F.softplus((far - near) / self.tau).mean()
 

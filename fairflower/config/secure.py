@@ -64,7 +64,7 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             "after training, but clients must know their weights before training. Choose a "
             "measurement of the received model"
         )
-    if arrays := [m for m in strategy.measurements if m in strategy.VECTORS]:
+    if arrays := [m for m in strategy.measurements if m in strategy.ARRAY_MEASUREMENTS]:
         raise _refused(
             f"strategy.name = {name!r} needs the array {arrays[0]!r} from each client, and this "
             "array is not masked. Choose a strategy that computes weights from numbers"
@@ -74,7 +74,7 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition to "
             f"the model, and this exchange is not masked. {exchanges[0].remedy or _OTHER_CLIENT}"
         )
-    if reason := config.client.factory.unmasked:
+    if reason := config.client.factory.secure_aggregation_problem:
         raise _refused(f"client.name = {config.client.name!r}: {reason}. {_OTHER_CLIENT}")
     bound = config.bound
     for key, value in (

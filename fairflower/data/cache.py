@@ -33,7 +33,7 @@ from fairflower.data.data_set import (
     labels_of,
     mean_and_std,
     source_of,
-    too_few,
+    too_few_examples_error,
 )
 from fairflower.data.federation import (
     META,
@@ -355,7 +355,7 @@ def _test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[st
             remedy = f"Lower {client_count_key(config)}"
             if len(order) >= len(group.sizes):  # a higher limit would be enough
                 remedy += " or raise data.test-examples"
-            raise too_few(group.name, len(kept), "test", len(group.sizes), remedy)
+            raise too_few_examples_error(group.name, len(kept), "test", len(group.sizes), remedy)
         rows[group.name] = np.array_split(kept, len(group.sizes))
     return rows
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import argument_to_key
-from fairflower.data.data_set import DataSet, labels_of, too_few
+from fairflower.data.data_set import DataSet, labels_of, too_few_examples_error
 from fairflower.data.federation import Ints
 from fairflower.data.partition import apply_partitioner
 from fairflower.errors import DataError
@@ -229,7 +229,7 @@ def stratified_mask(
 def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tuple[int, ...]:
     if clients > available:  # before there is a list of all of them
         remedy = "Lower data.clients-per-domain"
-        raise too_few(domain, available, "training", clients, remedy)
+        raise too_few_examples_error(domain, available, "training", clients, remedy)
     total = data_set.train_size(domain, available, clients)
     each, rest = divmod(total, clients)
     if data_set.config.dirichlet_alpha:  # the Dirichlet partitioner takes any number

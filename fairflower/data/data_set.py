@@ -159,7 +159,7 @@ class DataSet(ABC):
         picture = x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))
         if x.dtype != np.uint8 or not picture or len(x) != len(rows):
             expected = f"uint8 [{len(rows)}, H, W] or [{len(rows)}, H, W, 3]"
-            raise wrong(self, domain, split, "images", x, expected)
+            raise invalid_values_error(self, domain, split, "images", x, expected)
         return x  # type: ignore[no-any-return]
 
     @abstractmethod
@@ -244,11 +244,13 @@ def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
     """Return a domain's labels; raise ``DataError`` unless they are class numbers, int64 [N]."""
     y: Any = np.asarray(data_set.labels(domain, split))
     if y.ndim != 1 or (len(y) and y.dtype != np.int64):
-        raise wrong(data_set, domain, split, "labels", y, "int64 [N]")
+        raise invalid_values_error(data_set, domain, split, "labels", y, "int64 [N]")
     most = (data_set.num_classes or len(data_set.classes) or MAX_CLASSES) - 1
     if len(y) and not 0 <= y.min() <= y.max() <= most:
         expected = f"0 to {most}, the class numbers"
-        raise wrong(data_set, domain, split, "labels", f"{y.min()} to {y.max()}", expected)
+        raise invalid_values_error(
+            data_set, domain, split, "labels", f"{y.min()} to {y.max()}", expected
+        )
     return y  # type: ignore[no-any-return]
 
 
@@ -286,7 +288,7 @@ def source_of(data_set: DataSet, domain: str) -> str:
     return source
 
 
-def wrong(
+def invalid_values_error(
     data_set: DataSet, domain: str, split: str, what: str, found: object, expected: str
 ) -> DataError:
     """Return the error for values that a data set must not return; ``what`` is their name."""
@@ -343,7 +345,9 @@ def client_count_key(config: DataConfig) -> str:
     return f"data.{'imbalance-factor' if config.imbalance_factor > 1 else 'clients-per-domain'}"
 
 
-def too_few(group: str, count: int, split: str, clients: int, remedy: str) -> DataError:
+def too_few_examples_error(
+    group: str, count: int, split: str, clients: int, remedy: str
+) -> DataError:
     """Return the error for fewer examples than clients. With 0 examples, ``remedy`` is not used."""
     if not count:
         return DataError(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.data.data_set import DataSet, too_few
+from fairflower.data.data_set import DataSet, too_few_examples_error
 from fairflower.data.federation import Ints
 from fairflower.data.opening import explained
 from fairflower.errors import DataError, require
@@ -136,7 +136,9 @@ def _drawn(
     """Draw ``sizes[k]`` rows at random for each client k."""
     needed = sum(sizes)
     if len(sizes) > len(labels):
-        raise too_few(domain, len(labels), "training", len(sizes), f"Lower {client_count_key}")
+        raise too_few_examples_error(
+            domain, len(labels), "training", len(sizes), f"Lower {client_count_key}"
+        )
     if not (sizes and min(sizes) > 0 and needed <= len(labels)):
         low, high = min(sizes, default=0), max(sizes, default=0)
         each = f"{low}" if low == high else f"{low} to {high}"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fairflower.data.data_set import DataSet, wrong
+from fairflower.data.data_set import DataSet, invalid_values_error
 from fairflower.data.federation import Floats, Ints
 from fairflower.errors import DataError
 
@@ -38,10 +38,12 @@ class FeatureSet(DataSet):
     def examples(self, domain: str, split: str, rows: Ints) -> Floats:
         x: Any = np.asarray(self.features(domain, split, rows))
         if x.dtype != np.float32 or x.ndim != 2 or len(x) != len(rows):
-            raise wrong(self, domain, split, self.kind, x, f"float32 [{len(rows)}, D]")
+            raise invalid_values_error(
+                self, domain, split, self.kind, x, f"float32 [{len(rows)}, D]"
+            )
         if not np.isfinite(x).all():
             expected = "finite numbers, without missing values"
-            raise wrong(self, domain, split, self.kind, "NaN or infinity", expected)
+            raise invalid_values_error(self, domain, split, self.kind, "NaN or infinity", expected)
         return x  # type: ignore[no-any-return]
 
 
@@ -69,8 +71,10 @@ class TokenSet(DataSet):
         x: Any = np.asarray(self.tokens(domain, split, rows))
         if x.dtype.kind not in "iu" or x.ndim != 2 or len(x) != len(rows):
             expected = f"whole numbers [{len(rows)}, L]"
-            raise wrong(self, domain, split, self.kind, x, expected)
+            raise invalid_values_error(self, domain, split, self.kind, x, expected)
         if x.size and not 0 <= x.min() <= x.max() < self.vocabulary:
             ids, most = f"{x.min()} to {x.max()}", self.vocabulary - 1
-            raise wrong(self, domain, split, self.kind, ids, f"0 to vocabulary - 1 = {most}")
+            raise invalid_values_error(
+                self, domain, split, self.kind, ids, f"0 to vocabulary - 1 = {most}"
+            )
         return x.astype(np.int64)  # type: ignore[no-any-return]

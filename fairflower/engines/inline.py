@@ -130,7 +130,7 @@ class InlineGrid(Grid):
         call = ClientApp.__call__ if self.raise_errors else answer
         reply = call(self.client_app, request, self.contexts[node])
         if reason := memory_problem(reply):
-            raise too_little_memory(reason)
+            raise gpu_memory_error(reason)
         self._count += 1
         set_message_id(reply, f"message-{self._count}")
         return reply
@@ -148,7 +148,7 @@ def answer(
     try:
         return client_app(message, context)
     except Exception as error:
-        return failed(message, error)
+        return error_reply(message, error)
 
 
 def memory_problem(reply: Message) -> str:
@@ -156,7 +156,7 @@ def memory_problem(reply: Message) -> str:
     return out_of_memory(str(reply.error.reason)) if reply.has_error() else ""
 
 
-def too_little_memory(reason: str) -> GpuMemoryError:
+def gpu_memory_error(reason: str) -> GpuMemoryError:
     """Return the error for a client that ran out of GPU memory."""
     return GpuMemoryError(
         f"A client ran out of GPU memory ({reason}). Resume the run with fewer parallel clients "
@@ -165,7 +165,7 @@ def too_little_memory(reason: str) -> GpuMemoryError:
     )
 
 
-def failed(message: Message, error: Exception) -> Message:
+def error_reply(message: Message, error: Exception) -> Message:
     """Return an error reply like those of Flower's engines, which end with the error's text."""
     reason = f"{''.join(traceback.format_exception(error))}\nMessage: {error}"
     return Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)

@@ -61,7 +61,7 @@ def launch(
         client_cpus=config.client_cpus,
         client_gpus=0.0 if isinstance(config.client_gpus, str) else config.client_gpus,
         num_gpus=num_gpus,
-        fewer=config.gpu_memory_errors == "retry",
+        retry_out_of_memory=config.gpu_memory_errors == "retry",
     )
 
 
@@ -82,7 +82,7 @@ def simulate(
     client_cpus: int = 1,
     client_gpus: float = 0.0,
     num_gpus: int | None = None,
-    fewer: bool = True,
+    retry_out_of_memory: bool = True,
     run_config: Mapping[str, bool | int | float | str] | None = None,
 ) -> Context:
     """Run a ServerApp and a ClientApp, like Flower's ``run_simulation``.
@@ -110,7 +110,7 @@ def simulate(
         CPUs and GPUs of each worker.
     num_gpus : int, optional
         Number of GPUs on this machine for engine "ray". Default: all GPUs that Ray detects.
-    fewer : bool, default=True
+    retry_out_of_memory : bool, default=True
         Whether engine "ray" retries a client that runs out of GPU memory, once and with half as
         many parallel clients.
     run_config : mapping, optional
@@ -175,7 +175,7 @@ def simulate(
                 num_gpus=num_gpus,
                 address=ray_address,
                 prepare=prepare,
-                fewer=fewer,
+                retry_out_of_memory=retry_out_of_memory,
             )
         ) as grid:
             server_app(grid, context)

@@ -23,17 +23,17 @@ from flwr.clientapp import ClientApp
 
 from fairflower.engines.inline import (
     InlineGrid,
-    failed,
+    error_reply,
+    gpu_memory_error,
     memory_problem,
     set_content,
-    too_little_memory,
 )
 from fairflower.engines.ray_actor import LARGE, Actor, Request, num_bytes, share_arrays
 from fairflower.engines.ray_cluster import (
     RayNodes,
     connect,
     keeping_signals,
-    no_room_left,
+    object_store_full_error,
     prepare_ray,
 )
 from fairflower.engines.workers import Worker, Workers, done
@@ -95,7 +95,7 @@ class RayGrid(InlineGrid):
     prepare : callable, optional
         Called once on every node of a cluster before clients run there; it must return the same
         value everywhere.
-    fewer : bool
+    retry_out_of_memory : bool
         Whether a client that runs out of GPU memory is retried once, with fewer workers.
 
     Raises
@@ -118,10 +118,10 @@ class RayGrid(InlineGrid):
         num_gpus: int | None = None,
         address: str = "",
         prepare: Callable[[], Any] | None = None,
-        fewer: bool = True,
+        retry_out_of_memory: bool = True,
     ) -> None:
         super().__init__(client_app, num_supernodes, run_config)
-        self._fewer = fewer
+        self._retry_out_of_memory = retry_out_of_memory
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
         self._tasks: deque[_Task] = deque()  # not sent yet
@@ -302,9 +302,11 @@ class RayGrid(InlineGrid):
             return self._try_again(worker.batches.pop(reference), error)
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
             remote = isinstance(error, errors.RayTaskError)
-            raise no_room_left(worker.node.name if remote else _HERE) from error
+            raise object_store_full_error(worker.node.name if remote else _HERE) from error
         except errors.RayError as error:
-            return [failed(task.message, error) for task in worker.batches.pop(reference).tasks]
+            return [
+                error_reply(task.message, error) for task in worker.batches.pop(reference).tasks
+            ]
         for task, (reply, _, _) in zip(worker.batches[reference].tasks, replies, strict=True):
             if reason := memory_problem(reply):
                 return self._with_fewer_workers(task, reason)
@@ -331,7 +333,7 @@ class RayGrid(InlineGrid):
         try:
             return self._ray.put(record)
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
-            raise no_room_left(_HERE) from error
+            raise object_store_full_error(_HERE) from error
 
     def _replace_dead_worker(self, worker: Worker, error: Exception) -> list[Message]:
         """Replace a dead worker and queue its tasks again."""
@@ -348,9 +350,9 @@ class RayGrid(InlineGrid):
         memory before or was alone on its GPU.
         """
         at_work = self._workers.tasks()
-        left = 0 if task.lacked_memory or not self._fewer else self._workers.halve()
+        left = 0 if task.lacked_memory or not self._retry_out_of_memory else self._workers.halve()
         if not left:
-            raise too_little_memory(reason)
+            raise gpu_memory_error(reason)
         logger.warning(
             "A client ran out of GPU memory (%s). It is retried once, and from now on %d clients "
             "train in parallel.",
@@ -365,7 +367,7 @@ class RayGrid(InlineGrid):
         for task in batch.tasks:
             task.deaths += 1
         self._queue_first(task for task in batch.tasks if task.deaths == 1)
-        return [failed(task.message, error) for task in batch.tasks if task.deaths > 1]
+        return [error_reply(task.message, error) for task in batch.tasks if task.deaths > 1]
 
 
 def _pickled_app(client_app: ClientApp) -> bytes:

@@ -123,7 +123,7 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
     return ray
 
 
-def no_room_left(where: str) -> EngineError:
+def object_store_full_error(where: str) -> EngineError:
     """Return the error for a full object store if the disk is full, too."""
     return EngineError(
         f"Ray's object store on {where} is full, and its disk is full, too. Together they must "

@@ -32,7 +32,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
         need ``num_clusters`` to be a number.
     """
 
-    name = "centres"
+    name = "centers"
     returned = False
     needs = ("received_representation",)
 
@@ -46,21 +46,21 @@ class ClusterCenters(ClusteringMixin, Exchange):
         self.num_clusters = num_clusters
         self.clustering, measured = resolve_variant(variant, num_clusters, clustering)
         self.needs = (measured,)
-        self.members, self.centres = {}, {}
+        self.members, self.centers = {}, {}
 
     def broadcast(self, server_round: int) -> Arrays:
-        if not self.centres:
+        if not self.centers:
             return {}
-        return {"H": np.array([self.centres[t] for t in sorted(self.centres)], np.float32)}
+        return {"H": np.array([self.centers[t] for t in sorted(self.centers)], np.float32)}
 
     def tell(self, client_id: int) -> Mapping[str, float | str]:
         if client_id not in self.members:
             return {}
-        return {"cluster": sorted(self.centres).index(self.members[client_id])}
+        return {"cluster": sorted(self.centers).index(self.members[client_id])}
 
     def collect(self, cohort: Cohort) -> None:
         self.diagnostics = {}
         if cohort.clusters is None:
             _, self.diagnostics = self.find_clusters(cohort)
         else:
-            self.members, self.centres = cohort.clusters.members, cohort.clusters.centres
+            self.members, self.centers = cohort.clusters.members, cohort.clusters.centers

@@ -25,7 +25,7 @@ class DynamicRegularizer(Exchange):
     not corrected.
     """
 
-    name = "regulariser"
+    name = "regularizer"
     returned = False
     STATE = ("H",)
 

@@ -67,7 +67,7 @@ class Classifier(nn.Module):
         """Return the output of the frozen stage of ``features``, without gradients."""
         raise NotImplementedError(f"{type(self).__name__}: define the method first_stage.")
 
-    def travelling(self) -> dict[str, Tensor]:
+    def exchanged_arrays(self) -> dict[str, Tensor]:
         """Return the arrays that server and clients exchange; by default, the state dict.
 
         A model may exclude frozen arrays that all clients have from the start.
@@ -75,7 +75,7 @@ class Classifier(nn.Module):
         return self.state_dict()
 
 
-def travelling(model: nn.Module) -> dict[str, Tensor]:
+def exchanged_arrays(model: nn.Module) -> dict[str, Tensor]:
     """Return the arrays of a model that server and clients exchange, without copying.
 
     Arrays that stay on the clients (`keep_local`) are not included.
@@ -109,7 +109,7 @@ def local_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _arrays(model: nn.Module) -> dict[str, Tensor]:
     """Return the arrays that may travel; a parameter with several names only by the first."""
-    arrays = model.travelling() if isinstance(model, Classifier) else model.state_dict()
+    arrays = model.exchanged_arrays() if isinstance(model, Classifier) else model.state_dict()
     first: dict[int, str] = {}
     again = {
         name
@@ -121,7 +121,9 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
 
 def frozen_digest(model: nn.Module) -> str:
     """Return a digest of the arrays that all clients have from the start; empty if none."""
-    moving = {t.data_ptr() for t in (*travelling(model).values(), *local_tensors(model).values())}
+    moving = {
+        t.data_ptr() for t in (*exchanged_arrays(model).values(), *local_tensors(model).values())
+    }
     still = {
         name: tensor
         for name, tensor in model.state_dict().items()
@@ -149,7 +151,7 @@ def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     >>> {name: array.shape for name, array in copy_arrays(nn.Linear(3, 2)).items()}
     {'weight': (2, 3), 'bias': (2,)}
     """
-    return {name: to_numpy(tensor, copy=True) for name, tensor in travelling(model).items()}
+    return {name: to_numpy(tensor, copy=True) for name, tensor in exchanged_arrays(model).items()}
 
 
 def to_numpy(tensor: Tensor, copy: bool = False) -> NDArray[Any]:
@@ -178,7 +180,7 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
     >>> model = nn.Linear(3, 2)
     >>> set_arrays(model, copy_arrays(model), owner="client 0")
     """
-    tensors = travelling(model)
+    tensors = exchanged_arrays(model)
     missing = ", ".join([name for name in tensors if name not in arrays][:3])
     excess = ", ".join([name for name in arrays if name not in tensors][:3])
     if missing or excess:

@@ -48,7 +48,7 @@ class BodyClassifier(Classifier):
         """Yield parameters of the body that are new in this run and are trained with the head."""
         yield from ()
 
-    def travelling(self) -> dict[str, Tensor]:
+    def exchanged_arrays(self) -> dict[str, Tensor]:
         """Return all arrays or, for a frozen body, only the trained arrays."""
         state = self.state_dict()
         if not self.frozen:

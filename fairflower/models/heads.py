@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fairflower.errors import ConfigError
-from fairflower.models import local_tensors, travelling
+from fairflower.models import exchanged_arrays, local_tensors
 
 
 def head_arrays(model: nn.Module) -> list[str]:
@@ -26,7 +26,7 @@ def body_arrays(model: nn.Module) -> list[str]:
 
 
 def _parts(model: nn.Module) -> tuple[list[str], list[str]]:
-    names = list({**travelling(model), **local_tensors(model)})
+    names = list({**exchanged_arrays(model), **local_tensors(model)})
     head = [name for name in names if name.startswith("head.")]
     body = [name for name in names if not name.startswith("head.")]
     missing = [what for what, found in (("head", head), ("body", body)) if not found]

@@ -98,7 +98,7 @@ class PromptViT(Classifier):
         with torch.set_grad_enabled(x.requires_grad and torch.is_grad_enabled()):
             return self._class_token(x)
 
-    def customise(self, x: Tensor) -> Tensor:
+    def type_prompt(self, x: Tensor) -> Tensor:
         """Return the type-specific prompt h [N, d] of each image, which is 0 without GC-Net."""
         if self.gc_net is None:
             return x.new_zeros(x.shape[0], self.prompts.shape[1])
@@ -111,7 +111,7 @@ class PromptViT(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         """Map normalized images [N, C, H, W] to the second stage's class token z [N, d]."""
-        return self.prompted(x, self.customise(x))
+        return self.prompted(x, self.type_prompt(x))
 
     def represent(self, x: Tensor) -> Tensor:
         """Map images to h [N, d]; a client's representation is the mean of h (the paper's Eq. 4).
@@ -119,9 +119,9 @@ class PromptViT(Classifier):
         Without GC-Net, images are mapped to z_raw [N, d], the input of GC-Net, which unlike z does
         not change during training.
         """
-        return self.first_stage(x) if self.gc_net is None else self.customise(x)
+        return self.first_stage(x) if self.gc_net is None else self.type_prompt(x)
 
-    def travelling(self) -> dict[str, Tensor]:
+    def exchanged_arrays(self) -> dict[str, Tensor]:
         """Return all arrays except the transformer's."""
         state = self.state_dict()
         return {name: array for name, array in state.items() if not name.startswith("vit.")}

@@ -62,7 +62,7 @@ class Clusters(NamedTuple):
     members: dict[int, int]
     #: Cluster -> mean of its clients' vectors, shape (d,), in the last round in which any of these
     #: clients took part. Empty clusters are left out.
-    centres: dict[int, Vectors]
+    centers: dict[int, Vectors]
     #: Bayesian information criterion (see `bic`); lower is better.
     bic: float
 
@@ -75,7 +75,7 @@ def cluster(
     clustering: Clustering = "kmeans",
     sizes: Vectors | None = None,
     members: Mapping[int, int] | None = None,
-    centres: Mapping[int, Vectors] | None = None,
+    centers: Mapping[int, Vectors] | None = None,
     seed: int = 0,
 ) -> Clusters:
     """Cluster clients, reusing the cluster ids of earlier rounds.
@@ -93,7 +93,7 @@ def cluster(
         The algorithm; see the documentation of this module.
     sizes : array of shape (K,), optional
         Number of images over which each vector is averaged; equal by default. ``"gmm"`` ignores it.
-    members, centres : mapping, optional
+    members, centers : mapping, optional
         The attributes of the last round's `Clusters`.
     seed : int
         Seed for the random starts.
@@ -106,15 +106,15 @@ def cluster(
     >>> cluster(h, clients=[3, 4, 7], number=2).ids.tolist()
     [0, 0, 1]
     """
-    members, centres = dict(members or {}), dict(centres or {})
+    members, centers = dict(members or {}), dict(centers or {})
     weights = _weights(sizes if clustering == "kmeans" else None, len(h))
     labels = _labels(h, weights, number, clustering, seed)
-    ids = _stable_ids(labels, h, clients, number, members, centres)
+    ids = _stable_ids(labels, h, clients, number, members, centers)
     members.update(zip(clients, ids.tolist(), strict=True))
-    centres.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
+    centers.update({int(g): h[ids == g].mean(axis=0) for g in np.unique(ids)})
     # Drop clusters whose clients are all in other clusters now; keep those of absent clients.
-    centres = {g: centre for g, centre in centres.items() if g in members.values()}
-    return Clusters(ids, members, centres, bic(h, labels, weights))
+    centers = {g: center for g, center in centers.items() if g in members.values()}
+    return Clusters(ids, members, centers, bic(h, labels, weights))
 
 
 def resolve_variant(
@@ -292,7 +292,7 @@ def _stable_ids(
     clients: Sequence[int],
     number: int | None,
     members: Mapping[int, int],
-    centres: Mapping[int, Vectors],
+    centers: Mapping[int, Vectors],
 ) -> Labels:
     """Map labels to cluster ids so that as many clients as possible keep their cluster.
 
@@ -306,9 +306,9 @@ def _stable_ids(
     first = np.unique(labels, return_index=True)[1]
     new = labels[np.sort(first)]
     means = np.array([h[labels == label].mean(axis=0) for label in new])
-    names = sorted(centres)
+    names = sorted(centers)
     most = len(names) + len(new) if number is None else max(number, len(new))
-    unused = (name for name in itertools.count() if name not in centres)
+    unused = (name for name in itertools.count() if name not in centers)
     names += itertools.islice(unused, max(0, most - len(names)))
     apart = (float(np.linalg.norm(a - b)) for a, b in itertools.combinations(means, 2))
     reach = min(apart, default=0) / 2
@@ -316,8 +316,8 @@ def _stable_ids(
     vote = 0.5 / len(new)
     value = np.full((len(new), len(names)), vote / 2)
     for j, name in enumerate(names):
-        if name in centres and centres[name].shape == means.shape[1:]:
-            away = np.linalg.norm(means - centres[name], axis=1)
+        if name in centers and centers[name].shape == means.shape[1:]:
+            away = np.linalg.norm(means - centers[name], axis=1)
             value[:, j] = vote * np.divide(
                 reach, reach + away, where=away > 0, out=np.ones(len(new))
             )

@@ -18,7 +18,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.secure import KEY
 from fairflower.secure.protocol import SMALLEST_SUM
-from fairflower.secure.vectors import Told, encode
+from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed
 
 #: Message type of the first exchange. A site with an older version has no function for this type
@@ -73,13 +73,13 @@ def _as_classic(request: Message, reply: Message) -> Message:
             f"the client's method returns {beside[0]!r} in addition to the model, and secure "
             "aggregation does not mask it. Nothing was sent"
         )
-    told = Told.from_config(request.content.config_records["config"])
+    instructions = MaskingInstructions.from_config(request.content.config_records["config"])
     received = arrays_of(request.content.array_records["arrays"])
-    vector = encode(received, arrays_of(content.array_records["arrays"]), told)
+    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions)
     classic: dict[str, Any] = {
         "metrics": content.metric_records["metrics"],
         "fitres.parameters": record_of({"vector": vector}),
-        "fitres.num_examples": MetricRecord({"num_examples": told.weight}),
+        "fitres.num_examples": MetricRecord({"num_examples": instructions.weight}),
         "fitres.metrics": ConfigRecord(),
         "fitres.status": ConfigRecord({"code": 0, "message": ""}),
     }

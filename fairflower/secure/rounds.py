@@ -37,8 +37,8 @@ from fairflower.secure.protocol import (
 )
 from fairflower.secure.vectors import (
     CHECKS,
+    MaskingInstructions,
     SumCohort,
-    Told,
     WeightedSum,
     WrongSum,
     decode,
@@ -175,10 +175,10 @@ class SecureAggregation:
             else {}
         )
         while True:
-            _check_hidden(shares)
-            told = self._told(now, shares, each)
+            _check_enough_clients(shares)
+            instructions = self._instructions(now, shares, each)
             try:
-                return self._masked(now, told)
+                return self._masked(now, instructions)
             except LostClients as lost:
                 at = {m.metadata.dst_node_id: client for client, m in now.asked.items()}
                 reply_filter = self.strategy.reply_filter(now.server_round, [])
@@ -187,15 +187,15 @@ class SecureAggregation:
                     del shares[at[node]]
                 now.dropped |= reply_filter.dropped
 
-    def _told(
+    def _instructions(
         self, now: _Round, shares: Mapping[int, float], factors: Mapping[int, float]
-    ) -> dict[int, Told]:
+    ) -> dict[int, MaskingInstructions]:
         """Return the values for each client. Weights become integers, of which the largest is Q."""
         most, Q = max(shares.values()), quantization_range(len(shares))
         buffers = tuple(sorted(self.strategy.buffers_of(now.received))) if factors else ()
         draws = np.random.default_rng(derive_seed(self.strategy.seed, now.server_round, "checks"))
         return {
-            client: Told(
+            client: MaskingInstructions(
                 round(share / most * Q),
                 Q,
                 tuple(draws.uniform(-1, 1, CHECKS).tolist()),
@@ -205,9 +205,11 @@ class SecureAggregation:
             for client, share in sorted(shares.items())
         }
 
-    def _masked(self, now: _Round, told: Mapping[int, Told]) -> tuple[WeightedSum, list[int]]:
+    def _masked(
+        self, now: _Round, instructions: Mapping[int, MaskingInstructions]
+    ) -> tuple[WeightedSum, list[int]]:
         contents = {}
-        for client, values in told.items():
+        for client, values in instructions.items():
             message = Message(
                 now.asked[client].content, now.asked[client].metadata.dst_node_id, "train"
             )
@@ -219,10 +221,10 @@ class SecureAggregation:
             reply_filter = self.strategy.reply_filter(now.server_round, list(messages))
             reply_filters.append(reply_filter)
             now.trained = reply_filter.usable(
-                replies, lambda *reply: self._check(now, told, *reply)
+                replies, lambda *reply: self._check(now, instructions, *reply)
             )
             now.dropped |= reply_filter.dropped
-            _check_hidden({client: told[client].ratio for client in now.trained})
+            _check_enough_clients({client: instructions[client].ratio for client in now.trained})
             nodes = {now.asked[client].metadata.dst_node_id for client in now.trained}
             return [r for r in replies if r.metadata.src_node_id in nodes and not r.has_error()]
 
@@ -230,7 +232,7 @@ class SecureAggregation:
             mean = masked_mean(self.send, now.server_round, contents, usable)
             reply_filters[0].check_enough(len(now.trained))
             clients = sorted(now.trained)
-            return decode(mean, now.received, [told[client] for client in clients]), clients
+            return decode(mean, now.received, [instructions[client] for client in clients]), clients
         except WrongSum as error:
             names = ", ".join(map(str, sorted(now.trained)))
             raise Halted(f"{error} (one of clients {names})") from error
@@ -238,13 +240,13 @@ class SecureAggregation:
     def _check(
         self,
         now: _Round,
-        told: Mapping[int, Told],
+        instructions: Mapping[int, MaskingInstructions],
         client: int,
         content: RecordDict,
         metrics: MetricRecord,
     ) -> MetricRecord:
         """Return a client's training metrics; raise ``InvalidReply`` if the sum must exclude it."""
-        mine = told[client]
+        mine = instructions[client]
         numbers = content.metric_records.get("metrics", MetricRecord())
         if any(len(record) for record in content.array_records.values()):
             raise InvalidReply("it sent arrays that are not masked")
@@ -298,7 +300,7 @@ def _checked(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
     return weights
 
 
-def _check_hidden(shares: Mapping[int, float]) -> None:
+def _check_enough_clients(shares: Mapping[int, float]) -> None:
     """Raise `Halted` if the sum would include too few clients."""
     weighted = sum(share > 0 for share in shares.values())
     if weighted < SMALLEST_SUM:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -48,7 +48,7 @@ def quantization_range(clients: int) -> int:
 
 
 @dataclass(frozen=True)
-class Told:
+class MaskingInstructions:
     """Values that the server sends to one client for the masked exchange."""
 
     #: The client's weight as an integer from 0 to ``range``, the largest weight of any client.
@@ -75,7 +75,7 @@ class Told:
         return values
 
     @classmethod
-    def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> Told:
+    def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> MaskingInstructions:
         """Read a message's config; raise ``ValueError`` if the weight is invalid or missing."""
         weight, most = config.get(WEIGHT_KEY), config.get(_RANGE)
         if not (type(weight) is int and type(most) is int and 0 <= weight <= most):
@@ -94,7 +94,7 @@ def scale_of(received: NDArray[Any]) -> float:
     return max(1.0, float(np.abs(received).max(initial=0)))
 
 
-def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
+def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) -> Vector:
     """Return the client's vector for the protocol, which multiplies it by the client's weight.
 
     Raises ``ValueError`` if an array has another shape, or its update is out of range and would be
@@ -119,12 +119,12 @@ def encode(received: Arrays, sent: Arrays, told: Told) -> Vector:
                 f"most {CLIPPING * scale:.3g} ({CLIPPING:g} times the array's largest value, at "
                 "least 1). Nothing was sent. Lower train.lr"
             )
-        if told.factor is not None and name not in told.buffers:
+        if instructions.factor is not None and name not in instructions.buffers:
             squares += float(np.square(update).sum())
         parts.append(update.reshape(-1) / scale)
-    parts.append(np.array(told.checks, np.float64))
-    if told.factor is not None:
-        parts.append(_in_units(told.factor * squares, told.ratio))
+    parts.append(np.array(instructions.checks, np.float64))
+    if instructions.factor is not None:
+        parts.append(_in_units(instructions.factor * squares, instructions.ratio))
     return np.concatenate(parts)
 
 
@@ -169,40 +169,42 @@ class WrongSum(ValueError):
     """A sum in which a client used a different weight from the one that the server sent."""
 
 
-def error_of(told: Sequence[Told]) -> float:
+def max_error(instructions: Sequence[MaskingInstructions]) -> float:
     """Return the largest possible error of an entry of the vectors' weighted mean.
 
     A client's entry is rounded by less than one step, 2 CLIPPING / range. Weights are rounded by
     at most half of 1 / range, both in the sum and in the total weight that divides it.
     """
-    return 3 * len(told) * CLIPPING / sum(t.weight for t in told)
+    return 3 * len(instructions) * CLIPPING / sum(t.weight for t in instructions)
 
 
-def decode(mean: Vector, received: Arrays, told: Sequence[Told]) -> WeightedSum:
+def decode(
+    mean: Vector, received: Arrays, instructions: Sequence[MaskingInstructions]
+) -> WeightedSum:
     """Return the weighted sum over clients from the weighted mean of their vectors.
 
-    ``told`` has the values that the server sent to these clients. Raises `WrongSum` if a
+    ``instructions`` has the values that the server sent to these clients. Raises `WrongSum` if a
     client used a different weight.
     """
-    ratios = np.array([t.ratio for t in told])
-    weights, error = ratios / ratios.sum(), error_of(told)
+    ratios = np.array([t.ratio for t in instructions])
+    weights, error = ratios / ratios.sum(), max_error(instructions)
     means, start = {}, 0
     for name, array in received.items():
         part = mean[start : start + array.size] * scale_of(array)
         means[name] = part.reshape(array.shape)
         start += array.size
     checks = mean[start : start + CHECKS]
-    expected = weights @ np.array([t.checks for t in told])
+    expected = weights @ np.array([t.checks for t in instructions])
     if not np.abs(checks - expected).max() <= error:
         raise WrongSum(
             "the sum of the masked weights differs from the sum of the weights that the server "
             "sent, because a client used a different weight"
         )
-    if told[0].factor is None:
+    if instructions[0].factor is None:
         return WeightedSum(weights, means, error)
     totals, marks = mean[start + CHECKS :].reshape(2, -1) * ratios.sum()
     unit = int(np.argmax(marks < 0.5))  # the smallest in which no client is out of range
-    factors = np.array([t.factor for t in told], np.float64)
+    factors = np.array([t.factor for t in instructions], np.float64)
     squares = float(max(totals[unit], 0.0) * UNITS[unit] / ratios.sum())
     return WeightedSum(weights, means, error, factors, squares)
 
@@ -219,12 +221,9 @@ class SumCohort(Cohort):
     def __len__(self) -> int:
         return len(self.client_ids)
 
-    def blocks(self, *args: Any, **options: Any) -> Any:
+    def blocks(self, *args: Any, **options: Any) -> NoReturn:
         """Raise ``ConfigError``, because individual updates are not known."""
-        raise ConfigError(
-            "the strategy uses individual updates, but secure aggregation provides only their "
-            "weighted sum. Set secure-aggregation = false, or choose another strategy."
-        )
+        _refuse_individual_updates()
 
     gram = blocks
 
@@ -232,14 +231,14 @@ class SumCohort(Cohort):
         """Return K equal squared lengths with the known sum_k w_k f_k ||Delta_k||^2."""
         total = self.total
         if total is None or total.factors is None:
-            return self.blocks()  # type: ignore[no-any-return]
+            _refuse_individual_updates()
         return np.full(len(self), total.squares / float(total.weights @ total.factors))
 
     def average(self, weights: Vector, kept: Any = None) -> Arrays:
         """Return theta + sum_k w_k Delta_k for the weights that clients used, within the cap."""
         if kept is not None:
-            self.blocks()
-        return self._moved(self._told(weights), self.floats)
+            _refuse_individual_updates()
+        return self._moved(self._factor_within_cap(weights), self.floats)
 
     def move(
         self,
@@ -248,15 +247,15 @@ class SumCohort(Cohort):
     ) -> Arrays:
         """Return theta + c sum_k w_k Delta_k for coefficients that are c times these weights."""
         if isinstance(coefficients, Mapping):
-            self.blocks()
-        c = float(np.sum(coefficients))  # type: ignore[arg-type]
-        self._told(np.asarray(coefficients) / c if c else coefficients)  # type: ignore[arg-type]
+            _refuse_individual_updates()
+        c = float(np.sum(coefficients))
+        self._factor_within_cap(np.asarray(coefficients) / c if c else coefficients)
         return self._moved(c, self.floats if weights is None else self.parameters)
 
-    def _told(self, weights: Vector) -> float:
+    def _factor_within_cap(self, weights: Vector) -> float:
         """Return the factor that keeps every weight within the cap; reject unknown weights."""
         if self.total is None or not np.allclose(weights, self.total.weights, atol=1e-6):
-            self.blocks()
+            _refuse_individual_updates()
         return min(1.0, self.max_weight / float(weights.max()))
 
     def _moved(self, length: float, names: Sequence[str]) -> Arrays:
@@ -275,3 +274,10 @@ class SumCohort(Cohort):
                 values = np.floor(received + step + margin)
             moved[name] = np.asarray(values, received.dtype)
         return moved
+
+
+def _refuse_individual_updates() -> NoReturn:
+    raise ConfigError(
+        "the strategy uses individual updates, but secure aggregation provides only their "
+        "weighted sum. Set secure-aggregation = false, or choose another strategy."
+    )

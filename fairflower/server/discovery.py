@@ -108,7 +108,7 @@ class NodeDiscovery:
         self._pause = min(2 * self._pause, 1.0)
         return True
 
-    def missing(self, expected: int, ids: Iterable[int] | None) -> ConfigError:
+    def missing_clients_error(self, expected: int, ids: Iterable[int] | None) -> ConfigError:
         """Return the error about missing clients; ``ids`` are the ids of all clients."""
         present = {info.number for info in self.infos.values()}
         absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'

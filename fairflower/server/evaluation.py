@@ -14,7 +14,7 @@ from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
 from fairflower.errors import GpuMemoryError
 from fairflower.files import Arrays
-from fairflower.models import copy_arrays, set_arrays, trainable, travelling
+from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import Counts, counts_by_group
 from fairflower.numerics.threads import cpus
@@ -65,7 +65,7 @@ class CentralizedEvaluator:
     def buffers(self) -> list[str]:
         """Names of the exchanged arrays that are not trained: statistics and frozen parameters."""
         trained = trainable(self.model)
-        return [name for name in travelling(self.model) if name not in trained]
+        return [name for name in exchanged_arrays(self.model) if name not in trained]
 
     def arrays(self) -> Arrays:
         """Return the model's exchanged arrays by name; initial values before the first test."""

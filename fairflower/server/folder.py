@@ -39,7 +39,7 @@ LOG = "log.txt"
 LOCK = ".lock"
 
 #: Seconds for which another process that only checks the lock may hold it.
-_READERS = 0.2
+_LOCK_TIMEOUT = 0.2
 
 #: System errors of file systems that do not support locks.
 _WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -201,7 +201,7 @@ class RunFolder:
             self._facts[name] = value
             self._write_facts()
 
-    def history(
+    def append_metrics(
         self, server_round: int, level: str, name: str, values: Mapping[str, float]
     ) -> None:
         """Append metrics of a domain, of a client or, with the name "", of the whole run."""
@@ -215,7 +215,7 @@ class RunFolder:
         """Return whether the history contains accuracies of a round."""
         return any("accuracy/" in name for name in self.metrics.of(server_round))
 
-    def diagnostics(
+    def append_diagnostics(
         self,
         server_round: int,
         client_ids: Iterable[int],
@@ -240,12 +240,12 @@ class RunFolder:
         self._facts["rounds"] = server_round
         self._write_facts()
 
-    def dropped_in_test(self, server_round: int, dropped: Mapping[int, str]) -> None:
+    def append_dropped_in_test(self, server_round: int, dropped: Mapping[int, str]) -> None:
         """Append the clients whose test replies were dropped, with the reasons."""
         if dropped:
             self._add_diagnostics({"round": server_round, "dropped_in_test": dict(dropped)})
 
-    def model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def write_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Replace the file of the global model atomically."""
         dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         _replace(self.path / "model.safetensors", save(dense))
@@ -335,7 +335,7 @@ def lock_folder(path: Path, name: str = LOCK) -> FileLock:
     lock = FileLock(path / name, thread_local=False)
     try:
         check_folder(path)  # a FileLock would create it
-        lock.acquire(timeout=_READERS)
+        lock.acquire(timeout=_LOCK_TIMEOUT)
     except Timeout:
         raise FolderInUse(f"Another process is using {path}.") from None
     except NotImplementedError:
@@ -351,7 +351,7 @@ def is_locked(path: Path) -> bool:
     if not (path / LOCK).exists():
         return False
     try:
-        with FileLock(path / LOCK, timeout=_READERS, thread_local=False):
+        with FileLock(path / LOCK, timeout=_LOCK_TIMEOUT, thread_local=False):
             return False
     except (NotImplementedError, OSError):  # a Timeout is an OSError
         return True

@@ -51,12 +51,12 @@ class GroupMetrics:
         for client, of_client in sorted(counts.items()):
             domain = self.federation.clients[client].domain
             values = self.of(of_client, f"client {client} of {domain}{beside}")
-            self.folder.history(server_round, LEVELS[split][1], str(client), values)
+            self.folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
             each[client] = values
         whole = self.of(np.sum(list(counts.values()), axis=0), f"all clients{beside}")
         worst = {m.name: m.worst([v.get(m.name, math.nan) for v in each.values()]) for m in METRICS}
-        self.folder.history(server_round, OVERALL[split], ALL, whole)
-        self.folder.history(server_round, OVERALL[split], WORST_CLIENT, _defined(worst))
+        self.folder.append_metrics(server_round, OVERALL[split], ALL, whole)
+        self.folder.append_metrics(server_round, OVERALL[split], WORST_CLIENT, _defined(worst))
         by_domain: dict[str, list[Counts]] = {}
         for client, of_client in counts.items():
             by_domain.setdefault(self.federation.clients[client].domain, []).append(of_client)

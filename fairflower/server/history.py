@@ -144,14 +144,14 @@ class History:
         return metrics | _over_domains(metrics, self.domains)
 
 
-def settled(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
+def early_stop_round(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
     """Return the round with the lowest loss if it was at least ``patience`` rounds ago, else 0.
 
     Only decreases of more than ``min_delta`` count as improvements.
 
-    >>> settled({1: 0.9, 2: 0.5, 3: 0.6, 4: 0.5}, patience=2)
+    >>> early_stop_round({1: 0.9, 2: 0.5, 3: 0.6, 4: 0.5}, patience=2)
     2
-    >>> settled({1: 0.9, 2: 0.5, 3: 0.6, 4: 0.4}, patience=2)
+    >>> early_stop_round({1: 0.9, 2: 0.5, 3: 0.6, 4: 0.4}, patience=2)
     0
     """
     best, lowest = 0, math.inf

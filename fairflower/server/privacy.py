@@ -140,7 +140,7 @@ class PrivacyLedger:
             "noise": "seeded, for experiments" if privacy.noise_seed else "secret",
         }
 
-    def spent(self) -> str:
+    def budget_reason(self) -> str:
         """Return why no further round is allowed; empty if a further round is allowed."""
         limit = self.privacy.max_epsilon
         if not limit:

@@ -63,16 +63,16 @@ class RunProgress:
         self,
         server_round: int,
         accuracies: Mapping[str, float],
-        figures: Mapping[str, float] | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Show the results of a round.
 
         ``accuracies`` maps domains to accuracies, NaN for a domain without a test; it is empty if
-        the round was not tested. From ``figures``, only the accuracy on a held-out domain, the
+        the round was not tested. From ``metrics``, only the accuracy on a held-out domain, the
         differences between groups of people and ``epsilon`` are shown.
         """
         if accuracies:
-            self._rows.append((server_round, dict(accuracies), _beside(figures or {})))
+            self._rows.append((server_round, dict(accuracies), _beside(metrics or {})))
         self._bar.update(self._task, completed=server_round)
         if self._live is not None:
             self._live.update(self._view())

@@ -149,7 +149,7 @@ def register_clients(
             ids = None if sites and not infos else range(expected)
         notice = f"{len(infos)} of {expected} are connected."
         if not fresh and not discovery.wait(notice):
-            raise discovery.missing(expected, ids)
+            raise discovery.missing_clients_error(expected, ids)
 
 
 def check_num_supernodes(num_partitions: int, num_clients: int) -> None:
@@ -288,7 +288,7 @@ def register_resumed_clients(
                 "same keys as before, or start a new run."
             )
     if not back:
-        raise discovery.missing(len(clients), None)
+        raise discovery.missing_clients_error(len(clients), None)
     for node in strangers:
         logger.warning("Node %d is ignored, because it was not part of the resumed run.", node)
     for node, why in sorted(discovery.problems.items()):

@@ -34,7 +34,7 @@ from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LEVELS, LOG, RunFolder
 from fairflower.server.group_metrics import GroupMetrics, counts_in
-from fairflower.server.history import HELD_OUT, Metrics, settled
+from fairflower.server.history import HELD_OUT, Metrics, early_stop_round
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
@@ -110,8 +110,10 @@ class RoundLoop:
                 if server_round % self.config.evaluate.every == 0 or ending:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
-                    ending = ending or self._settled()
-            self.folder.history(server_round, "run", "", {**seconds, **self._privacy.metrics()})
+                    ending = ending or self._stops_early()
+            self.folder.append_metrics(
+                server_round, "run", "", {**seconds, **self._privacy.metrics()}
+            )
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
             # Called before the checkpoint is written, so that a resumed run calls it again.
@@ -129,10 +131,10 @@ class RoundLoop:
 
     def _ends_early(self) -> bool:
         """Return whether the run ends now, because of the loss or the privacy budget."""
-        if reason := self._privacy.spent():
+        if reason := self._privacy.budget_reason():
             self.folder.note("ended_early", reason)
             return True
-        return self._settled()
+        return self._stops_early()
 
     def _check_summed(self, server_round: int) -> None:
         """Raise ``RoundFailed`` if secure aggregation has not produced a sum in any round."""
@@ -144,13 +146,13 @@ class RoundLoop:
                 "log lists each client's reasons. Correct the cause, then resume the run."
             )
 
-    def _settled(self) -> bool:
+    def _stops_early(self) -> bool:
         """Return whether the loss has not improved for ``stop.patience`` rounds, and record it."""
         stop, metrics = self.config.stop, self.folder.metrics
         validated = self.config.evaluates("validation") and self.config.evaluate.by != "clients"
         kind = "validation" if validated else "training"
         losses = metrics.validation_losses if validated else metrics.train_losses
-        best = settled(losses, stop.patience, stop.min_delta) if stop.patience else 0
+        best = early_stop_round(losses, stop.patience, stop.min_delta) if stop.patience else 0
         if best:
             reason = f"the {kind} loss has not improved since round {best} ({losses[best]:.6g})"
             self.folder.note("ended_early", f"{reason}; stop.patience = {stop.patience}")
@@ -189,11 +191,11 @@ class RoundLoop:
         assert merged is not None
         for k, client in enumerate(strategy.client_ids):
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
-            folder.history(server_round, "client", str(client), scalars)
-        folder.model(arrays_of(merged))
+            folder.append_metrics(server_round, "client", str(client), scalars)
+        folder.write_model(arrays_of(merged))
         with _named(self, server_round):  # a strategy may store anything there
             values = self._privacy.released(strategy.diagnostics)
-            folder.diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
+            folder.append_diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
         self._check_client_states(before)
         return merged
 
@@ -251,7 +253,7 @@ class RoundLoop:
             if unseen := tested.pop(held_out, None):
                 if evaluator.held_out_counts is not None:
                     unseen |= self._groups.of(evaluator.held_out_counts, f"domain {held_out}")
-                self.folder.history(server_round, HELD_OUT, held_out, unseen)
+                self.folder.append_metrics(server_round, HELD_OUT, held_out, unseen)
             for domain, wrong in evaluator.failed.items():
                 self._report_failed(server_round, f"domain {domain}", wrong)
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
@@ -259,7 +261,7 @@ class RoundLoop:
             results[domain] |= values
         level, _ = LEVELS[split]
         for domain, values in results.items():
-            self.folder.history(server_round, level, domain, values)
+            self.folder.append_metrics(server_round, level, domain, values)
         # A domain is not tested if its sites are not connected.
         untested = {"accuracy": math.nan}
         return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains if results}
@@ -284,10 +286,10 @@ class RoundLoop:
         strategy, folder, domains = self.strategy, self.folder, self.federation.domains
         settings = ConfigRecord({**self._settings, "split": split})
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
-        most = self.setup.most_tested(split)
+        most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
         answers = strategy.evaluations(server_round, replies, most, self._groups.number)
-        folder.dropped_in_test(server_round, strategy.dropped)
+        folder.append_dropped_in_test(server_round, strategy.dropped)
         domain_of = {client.client_id: client.domain for client in self.federation.clients}
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
         names += self._report_failed_of_clients(server_round, answers, replies)
@@ -306,7 +308,7 @@ class RoundLoop:
             domain = domain_of[client]
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             n = float(answer["num-examples"])  # type: ignore[arg-type]
-            folder.history(server_round, LEVELS[split][1], str(client), values)
+            folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
             for name in sums[domain]:
                 sums[domain][name] += values[name] * n
             tested[domain] += n

@@ -130,7 +130,7 @@ class Session:
                 self._warn(setup)
                 progress.start(folder.path, saved.server_round if saved else 0)
                 if saved:
-                    folder.model(saved.model)
+                    folder.write_model(saved.model)
                 callbacks.begin(saved.server_round if saved else -1)
                 rounds = RoundLoop(self.grid, setup, folder, self.stop)
                 rounds.run(saved, progress, callbacks.round)
@@ -175,7 +175,7 @@ class Session:
         evaluator, config = setup.evaluator, self.config
         notes = [
             about_precision(config.train.precision, evaluator.device),
-            config.client.factory.remark(evaluator.model, config.evaluate.by),
+            config.client.factory.run_warning(evaluator.model, config.evaluate.by),
         ]
         if config.evaluate.adabn and not evaluator.adabn:
             notes.append(

@@ -61,7 +61,7 @@ class RunSetup:
         sizes = {client.client_id: client.num_examples for client in self.federation.clients}
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
-    def most_tested(self, split: str) -> dict[int, int]:
+    def max_test_sizes(self, split: str) -> dict[int, int]:
         """Return an upper bound on each client's number of test examples: its domain's number."""
         federation = self.federation
         sizes = federation.test_sizes if split == "test" else federation.validation_sizes

@@ -91,7 +91,7 @@ class FairFed(FairStrategy):
         metric: str = "received_accuracy",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or metric in self.VECTORS:
+        if not metric or metric in self.ARRAY_MEASUREMENTS:
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
                 "'received_accuracy'."

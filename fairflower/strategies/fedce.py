@@ -88,7 +88,7 @@ class FedCE(FairStrategy):
         metric: str = "minus_accuracy",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or metric in self.VECTORS:
+        if not metric or metric in self.ARRAY_MEASUREMENTS:
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
                 "'minus_accuracy'."

@@ -146,7 +146,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
             self.needs = (h, "received_loss")
         else:
             self.needs, self.reads = (h,), ("train_loss",)
-        self.members, self.centres = {}, {}
+        self.members, self.centers = {}, {}
 
     def weigh(self, cohort: Cohort) -> Values:
         self.clusters, diagnostics = self.find_clusters(cohort)

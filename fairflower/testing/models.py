@@ -91,7 +91,7 @@ def _check(
         set_arrays(other, copy_arrays(model), name)
         assert torch.equal(logits, other(x)), (
             f"{name}: a model that received all exchanged arrays has different outputs. Arrays "
-            "outside the state dict, or outside `travelling`, must be the same for every seed."
+            "outside the state dict, or outside `exchanged_arrays`, must be the same for all seeds."
         )
 
     model.train()

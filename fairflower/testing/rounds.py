@@ -60,7 +60,7 @@ def make_cohort(
     K = len(returned)
     vectors = {
         name: tuple(
-            {"h" if name in FairStrategy.REPRESENTATIONS else "w": row}
+            {"h" if name in FairStrategy.SINGLE_ARRAYS else "w": row}
             for row in np.asarray(rows, np.float64)
         )
         for name, rows in (measured or {}).items()
@@ -165,10 +165,10 @@ class Rounds:
         }
         made_up: dict[str, Any] = {}
         for need in (*self.strategy.needs, *self.strategy.reads):
-            if need in FairStrategy.REPRESENTATIONS:
+            if need in FairStrategy.SINGLE_ARRAYS:
                 h = random.normal(size=7).astype(np.float32)
                 made_up[need] = {"h": np.abs(h) if need in FairStrategy.NON_NEGATIVE else h}
-            elif need in FairStrategy.VECTORS:
+            elif need in FairStrategy.ARRAY_MEASUREMENTS:
                 made_up[need] = dict(trained)
             else:
                 made_up[need] = float(random.random())

@@ -39,7 +39,7 @@ def train_round(
     or 0. The arrays to send with the model are those measured and the trainer's ``returns``.
     """
     state_round = load_state(trainer, context, config, before=server_round(config))
-    trainer.recall()
+    trainer.load_local_arrays()
     with flushed_denormals():
         numbers, measured = train_and_measure(trainer, config)
     save_state(trainer, context, config)
@@ -57,7 +57,7 @@ def measure_round(
     Returns ``client-id`` and the numbers.
     """
     load_state(trainer, context, config, before=server_round(config))
-    trainer.recall()
+    trainer.load_local_arrays()
     with flushed_denormals():
         return {"client-id": trainer.client_id, **measure_received(trainer, config)}
 
@@ -92,7 +92,7 @@ def evaluate_round(
     """
     before = server_round(config) + 1 if "server-round" in config else math.inf
     load_state(trainer, context, config, before)
-    trainer.recall()
+    trainer.load_local_arrays()
     with flushed_denormals():
         return {"client-id": trainer.client_id, **trainer.test()}
 
@@ -107,13 +107,13 @@ def candidate_round(
     values. Returns ``client-id``, ``eval_loss`` and ``accuracy``.
     """
     load_state(trainer, context, config, before=server_round(config))
-    trainer.recall()
+    trainer.load_local_arrays()
     with flushed_denormals():
         loss, accuracy = trainer.measure(trainer.test_examples)
     return {"client-id": trainer.client_id, "eval_loss": loss, "accuracy": accuracy}
 
 
-def test_metrics(
+def user_test_metrics(
     trainer: Trainer,
 ) -> tuple[dict[str, float], dict[str, str], list[int]]:
     """Return the user's metrics of the received model, reasons for failed metrics, and counts.
@@ -123,7 +123,7 @@ def test_metrics(
     ``accuracy``.
     """
     groups = trainer.data.groups.get("test")
-    if not trainer.test_metrics and groups is None:
+    if not trainer.user_metrics and groups is None:
         return {}, {}, []
     trainer.model.eval()
     initial = initial_local_arrays(trainer.model)
@@ -141,7 +141,7 @@ def test_metrics(
         predicted = logits.argmax(axis=1)
         table = counts_by_group(labels, predicted, groups, trainer.data.num_groups)
         counts = table.ravel().tolist()
-    return *compute_metrics(trainer.test_metrics, logits, labels), counts
+    return *compute_metrics(trainer.user_metrics, logits, labels), counts
 
 
 def make_client_app(
@@ -209,7 +209,7 @@ def make_client_app(
             return Message(RecordDict({"metrics": record}), reply_to=message)
         metrics = evaluate_round(trainer, context, config)
         with flushed_denormals():
-            tested, failed, counts = test_metrics(trainer)
+            tested, failed, counts = user_test_metrics(trainer)
         record = MetricRecord({**size, **metrics, **tested})
         reply = RecordDict({"metrics": record})
         if failed:

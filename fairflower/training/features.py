@@ -34,7 +34,7 @@ class FeatureTrainer(Trainer):
         z = at_least_float32(self.model.features(x))
         return z, self.model.head(z)
 
-    def frozen_features(self, arrays: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def features_with(self, arrays: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the network's features [B, d] with other arrays, in eval mode, without gradients.
 
         The arrays replace those of the model during the call, without a copy. Batch norm uses their

@@ -161,7 +161,7 @@ def _train_alone(trainer: Trainer) -> float:
                 break
     finally:
         trainer.receive(received)
-        trainer.recall()
+        trainer.load_local_arrays()
         for p in trainer.trainable:
             p.grad = None
     return lowest

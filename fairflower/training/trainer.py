@@ -17,7 +17,7 @@ from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
 from fairflower.data import Split
 from fairflower.errors import ConfigError
-from fairflower.models import copy_arrays, set_arrays, to_numpy, trainable, travelling
+from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, to_numpy, trainable
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
@@ -44,7 +44,7 @@ class TrainerSpec(Configurable):
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
     #: Why secure aggregation does not support the method; empty if it does.
-    unmasked: ClassVar[str] = ""
+    secure_aggregation_problem: ClassVar[str] = ""
 
     @classmethod
     def argument_specs(cls) -> dict[str, ArgumentSpec]:
@@ -71,7 +71,7 @@ class TrainerSpec(Configurable):
         return ()
 
     @classmethod
-    def remark(cls, model: Any, by: str) -> str:
+    def run_warning(cls, model: Any, by: str) -> str:
         """Return a warning about a run with this network and ``evaluate.by``, or ""."""
         return ""
 
@@ -127,7 +127,7 @@ class Trainer(TrainerSpec, Configurable):
     model
         The network, which is moved to ``device``. Server and clients exchange the arrays of its
         state dict (parameters and buffers), with their types (bfloat16 as float32); a `Classifier`
-        may exclude some (``Classifier.travelling``).
+        may exclude some (``Classifier.exchanged_arrays``).
     data
         The client's examples. Raises ``ConfigError`` if the method cannot train on their kind.
     settings
@@ -177,7 +177,7 @@ class Trainer(TrainerSpec, Configurable):
     measure_memory_mb = 512
 
     #: The user's metrics that a test computes; see `fairflower.registry.user_metrics`.
-    test_metrics = ""
+    user_metrics = ""
 
     #: Radius of the measured sharpness.
     measure_rho = 0.05
@@ -208,7 +208,7 @@ class Trainer(TrainerSpec, Configurable):
 
     # --- hooks that a method overrides -------------------------------------------------
 
-    def recall(self) -> None:
+    def load_local_arrays(self) -> None:
         """Set arrays that stay with the client, before any measurement, training or test."""
 
     def begin(self, server_round: int) -> None:
@@ -366,7 +366,9 @@ class Trainer(TrainerSpec, Configurable):
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return a copy of the model's arrays on the device, by name."""
-        return {name: tensor.detach().clone() for name, tensor in travelling(self.model).items()}
+        return {
+            name: tensor.detach().clone() for name, tensor in exchanged_arrays(self.model).items()
+        }
 
     def send(self) -> Arrays:
         """Return a copy of the model's arrays, by name."""

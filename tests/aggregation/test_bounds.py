@@ -126,7 +126,8 @@ def lie(name: str, claims: dict[str, float], length: float = 1.0, **options) -> 
         moves[0]["bn.num_batches_tracked"] = np.array(3)
         honest = {"num-examples": 20, **dict.fromkeys(rounds.strategy.needs, 0.5)}
         metrics = {
-            k: {m: v for m, v in honest.items() if m not in FedAvg.VECTORS} for k in range(5)
+            k: {m: v for m, v in honest.items() if m not in FedAvg.ARRAY_MEASUREMENTS}
+            for k in range(5)
         }
         metrics[0] |= {key: value for key, value in claims.items() if key in metrics[0]}
         rounds.before = rounds.model

@@ -39,7 +39,7 @@ def second_round(variant="adapted", **changes):
     train_and_measure(client, {"server-round": 1})
     client.num_rounds = 10
     rng = np.random.default_rng(0)
-    client.shared = {"centres": {"H": rng.normal(size=(3, 8)).astype(np.float32)}}
+    client.shared = {"centers": {"H": rng.normal(size=(3, 8)).astype(np.float32)}}
     client.round_config = {"server-round": 2, "cluster": 1}
     client.receive({k: a + np.float32(0.01) for k, a in client.send().items()})
     client.begin(2)
@@ -53,10 +53,10 @@ def test_the_losses_match_equations_6_to_8(variant, similarity):
     if similarity == "variant":  # the equations are printed with products
         similarity = "dot" if variant == "paper" else "cosine"
     x, y = next(client.train_examples.eval_batches(5))
-    h = client.model.customise(x)
+    h = client.model.type_prompt(x)
     z = client.model.prompted(x, h)
-    z_0, z_prev = (client.frozen_features(a, x) for a in (client.anchor, client.previous))
-    H, h_prev = client.shared["centres"]["H"], client.state["h"]["h"]
+    z_0, z_prev = (client.features_with(a, x) for a in (client.anchor, client.previous))
+    H, h_prev = client.shared["centers"]["H"], client.state["h"]["h"]
     gc = ra = 0.0
     for b in range(len(x)):
         over = [math.exp(alike(h[b], c, similarity) / 0.5) for c in H]
@@ -169,7 +169,7 @@ def test_centers_are_cluster_means_whether_exchange_or_strategy_clusters(rule):
     assert rounds.strategy.diagnostics["num_clusters"] == 2
     messages = {m.metadata.dst_node_id - 1000: m.content for m in rounds.ask()}
     for k, mean in ((0, (0, 0.5)), (1, (0, 0.5)), (2, (9, 8.5)), (3, (9, 8.5))):
-        H = arrays_of(messages[k]["centres"])["H"]
+        H = arrays_of(messages[k]["centers"])["H"]
         np.testing.assert_allclose(H[messages[k]["config"]["cluster"]], mean)
     assert "cluster" not in messages[4]["config"]  # never seen
     step(rounds, [0, 3])
@@ -180,7 +180,7 @@ def test_centers_are_cluster_means_whether_exchange_or_strategy_clusters(rule):
 def test_clients_receive_the_row_of_their_center():
     exchange = ClusterCenters(num_clusters=2)
     exchange.members = {5: 10, 6: 2}
-    exchange.centres = {10: np.ones(3), 2: np.zeros(3)}
+    exchange.centers = {10: np.ones(3), 2: np.zeros(3)}
     for client, center in ((5, 1), (6, 0)):
         row = exchange.tell(client)["cluster"]
         np.testing.assert_array_equal(exchange.broadcast(2)["H"][row], center)
@@ -235,7 +235,7 @@ def test_the_exchange_uses_the_strategys_clusters():
     rule = FedGCR(num_clusters=2, exchanges=[exchange])
     step(Rounds(rule, MODEL, range(4)), range(4))
     assert exchange.members == rule.members
-    assert len(exchange.centres) == 2
+    assert len(exchange.centers) == 2
 
 
 @pytest.mark.parametrize("rule", [Uniform, FedGCR])

@@ -28,7 +28,7 @@ from fairflower.participation import PowerOfChoice
 from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.strategies import FedAvg, FedEquilibria, Uniform
 from fairflower.testing.trainers import TrainerCase
-from fairflower.training.app import test_metrics as measure_metrics
+from fairflower.training.app import user_test_metrics
 from fairflower.training.batches import batch_sizes
 
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
@@ -192,15 +192,15 @@ def test_user_metrics_use_the_global_model(kind):
     client.train(1)
     fresh.receive(client.send())
     for trainer in (client, fresh):
-        trainer.test_metrics = f"{__name__}:mean_logit"
-    client.recall()
+        trainer.user_metrics = f"{__name__}:mean_logit"
+    client.load_local_arrays()
     client.test()
     if kind is not Ditto:  # Ditto's personal model is not in the network now
         ((x, _),) = client.test_examples.eval_batches(1000)
         personal = client.model(x).mean().item()
-        assert abs(personal - measure_metrics(fresh)[0]["mean_logit"]) > 1e-6
-    measured, failed, _ = measure_metrics(client)
-    assert measured == measure_metrics(fresh)[0]
+        assert abs(personal - user_test_metrics(fresh)[0]["mean_logit"]) > 1e-6
+    measured, failed, _ = user_test_metrics(client)
+    assert measured == user_test_metrics(fresh)[0]
     assert not failed
 
 

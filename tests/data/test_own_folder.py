@@ -169,9 +169,9 @@ STORED = np.array([[0, 1000, 1040, 1080, 4000]], np.uint16)
 HOUNSFIELD = STORED[0].astype(float) - 1024
 
 
-def windowed(centre: float, width: float) -> NDArray[np.float64]:
+def windowed(center: float, width: float) -> NDArray[np.float64]:
     """The linear function of DICOM's standard, PS3.3 C.11.2.1.2, to 0 ... 255."""
-    place = (HOUNSFIELD - (centre - 0.5)) / (width - 1) + 0.5
+    place = (HOUNSFIELD - (center - 0.5)) / (width - 1) + 0.5
     return 255 * place.clip(0, 1)
 
 

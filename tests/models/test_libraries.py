@@ -207,9 +207,9 @@ def test_transformers_text_classifiers_pass_check_model(folder: Any, kind: str) 
     name = f"hf:{folder(kind)}"
     check(name, TEXTS)
     model = check_adapted(name, TEXTS, "lora:r=2")
-    travelling = {key for key in copy_arrays(model) if "lora_" not in key}
+    exchanged_arrays = {key for key in copy_arrays(model) if "lora_" not in key}
     above = {"distilbert": {"body.pre_classifier"}, "roberta": {"body.classifier.dense"}}
-    modules = {key.rpartition(".")[0].removesuffix(".base_layer") for key in travelling}
+    modules = {key.rpartition(".")[0].removesuffix(".base_layer") for key in exchanged_arrays}
     assert modules == {"head"} | above.get(kind, set())
 
 

@@ -320,7 +320,7 @@ def test_weights_imagenet_are_torchvisions(
 def test_receivers_of_all_arrays_load_no_weights(published: dict[str, Tensor]) -> None:
     for name in PRETRAINED.intersection(AT_HAND):
         model = models.build(name, 7, COLOR, seed=0)
-        whole = model.travelling().keys() == model.state_dict().keys()
+        whole = model.exchanged_arrays().keys() == model.state_dict().keys()
         assert whole == (name in INIT_ONLY_WEIGHTS)
         received = ModelConfig(name, "/nowhere.pth").to_receive()
         assert received.weights == ("" if whole else "/nowhere.pth")

@@ -100,7 +100,7 @@ def test_every_image_has_its_own_h() -> None:
     model.gc_net[2].weight.mul_(20)  # so that h has an effect
     singly = torch.cat([model(x[i : i + 1]) for i in range(len(x))])
     torch.testing.assert_close(model(x), singly, rtol=1e-4, atol=1e-5)
-    h = model.customise(x)
+    h = model.type_prompt(x)
     foreign = model.head(model.prompted(x, h.roll(1, 0)))
     assert (foreign - singly).abs().max() > 0.01
 
@@ -125,7 +125,7 @@ def test_vit_b_16_has_the_sizes_of_the_paper() -> None:
     }
     assert count["gc_net"] == 4_722_432
     assert count["vit"] == 85_798_656  # torchvision's 86,567,656 less its head of 1000 classes
-    assert sum(a.numel() for a in model.travelling().values()) == 4_722_432 + 4 * 768 + 7_690
+    assert sum(a.numel() for a in model.exchanged_arrays().values()) == 4_722_432 + 4 * 768 + 7_690
 
 
 @pytest.mark.parametrize("shape", [(1, 32, 32), (3, 16, 16), (1, 20, 13), (3, 64, 64)])
@@ -217,7 +217,7 @@ def test_measured_gradients_cover_the_exchanged_arrays() -> None:
         for i in range(len(x))
     ]
     fisher, gradient = fisher_diagonal(model, [(x, y)]), mean_gradient(model, [(x, y)])
-    assert list(fisher) == list(gradient) == names == list(model.travelling())
+    assert list(fisher) == list(gradient) == names == list(model.exchanged_arrays())
     for k, name in enumerate(names):
         stacked = torch.stack([gradients[k] for gradients in each])
         square, mean = stacked.square().mean(0), stacked.mean(0)
@@ -300,7 +300,7 @@ def test_vpt_vit_b_16_trains_only_prompts_and_head(monkeypatch: pytest.MonkeyPat
     with torch.device("meta"):
         model = prompt_vits.vpt_vit_b_16(10, (3, 224, 224))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 10_762
-    assert sum(a.numel() for a in model.travelling().values()) == 4 * 768 + 7_690
+    assert sum(a.numel() for a in model.exchanged_arrays().values()) == 4 * 768 + 7_690
     assert sum(p.numel() for p in model.vit.parameters()) == 85_798_656
 
 

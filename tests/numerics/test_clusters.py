@@ -30,10 +30,10 @@ def representations(counts, distance: float, seed: int = 0, d: int = 768) -> tup
     """
     random = np.random.default_rng(seed)
     types = np.repeat(np.arange(len(counts)), counts)
-    centres = random.normal(size=(len(counts), d)) * distance / np.sqrt(2 * d)
+    centers = random.normal(size=(len(counts), d)) * distance / np.sqrt(2 * d)
     shared = random.normal(size=(len(types), 5)) @ random.normal(size=(5, d)) / np.sqrt(10 * d)
     own = random.normal(size=(len(types), d)) / np.sqrt(2 * d)
-    return 10 + centres[types] + shared + own, types
+    return 10 + centers[types] + shared + own, types
 
 
 @pytest.mark.parametrize("federation", FEDERATIONS)
@@ -61,9 +61,9 @@ def test_clients_are_weighted_by_their_number_of_images():
     random = np.random.default_rng(5)
     sizes = np.tile([3.0, 10.0, 300.0, 400.0, 500.0], 4)
     types = np.repeat(np.arange(4), 5)
-    centres = 3 * np.eye(4, 64)
+    centers = 3 * np.eye(4, 64)
     off = random.normal(size=(20, 2)) * 20 / np.sqrt(sizes)[:, None]
-    h = centres[types] + np.pad(off, ((0, 0), (62, 0)))
+    h = centers[types] + np.pad(off, ((0, 0), (62, 0)))
     many = sizes >= 300
     found = cluster(h, range(20), 4, sizes=sizes).ids
     assert adjusted_rand_score(types[many], found[many]) == 1
@@ -160,7 +160,7 @@ def test_a_single_client_forms_a_cluster(number, clustering):
     found = cluster(np.ones((1, 8)), [17], number, clustering=clustering)
     assert found.ids.tolist() == [0]
     assert found.members == {17: 0}
-    assert found.centres[0].tolist() == [1.0] * 8
+    assert found.centers[0].tolist() == [1.0] * 8
 
 
 @every_clustering
@@ -204,7 +204,7 @@ def test_every_client_has_a_cluster_for_any_vectors(clients, different, number, 
     assert used.tolist() == list(range(len(used)))
     assert len(used) <= (number or clients)
     for c in used:
-        np.testing.assert_allclose(found.centres[c], h[found.ids == c].mean(axis=0))
+        np.testing.assert_allclose(found.centers[c], h[found.ids == c].mean(axis=0))
 
 
 # --- names over several rounds -------------------------------------------------------------
@@ -212,10 +212,10 @@ def test_every_client_has_a_cluster_for_any_vectors(clients, different, number, 
 
 def rounds(plan, number: int | None = 3) -> list[Clusters]:
     """Cluster rounds of (clients, vectors), one after another."""
-    done, members, centres = [], {}, {}
+    done, members, centers = [], {}, {}
     for clients, h in plan:
-        done.append(cluster(h, clients, number, members=members, centres=centres))
-        members, centres = done[-1].members, done[-1].centres
+        done.append(cluster(h, clients, number, members=members, centers=centers))
+        members, centers = done[-1].members, done[-1].centers
     return done
 
 
@@ -259,7 +259,7 @@ def test_a_cluster_without_present_clients_keeps_its_members():
     assert everybody.ids.tolist() == [0, 0, 1, 1, 2, 2]
     assert some.ids.tolist() == [0, 0, 2, 2]
     assert some.members[2] == some.members[3] == 1
-    np.testing.assert_allclose(some.centres[1], everybody.centres[1])
+    np.testing.assert_allclose(some.centers[1], everybody.centers[1])
     assert again.ids.tolist() == everybody.ids.tolist()
 
 
@@ -275,7 +275,7 @@ def test_new_clients_are_named_by_the_nearest_centers():
 def test_new_clients_far_from_all_centers_get_a_free_name(number, name):
     plan = [(range(6), line(0, 0, 5, 5, 9, 9)), ([0, 1, 10, 11], line(0, 0, 30, 30))]
     first = cluster(plan[0][1], plan[0][0], 3)
-    found = cluster(plan[1][1], plan[1][0], number, members=first.members, centres=first.centres)
+    found = cluster(plan[1][1], plan[1][0], number, members=first.members, centers=first.centers)
     new_clients = found.ids[2:]
     assert found.ids[:2].min() == 0
     assert (new_clients == name).any() if number else (new_clients == name).all()
@@ -284,7 +284,7 @@ def test_new_clients_far_from_all_centers_get_a_free_name(number, name):
 
 def test_a_new_client_gets_a_free_name_with_few_clients_present():
     first = cluster(line(0, 0, 5, 5, 9, 9), range(6), 3)
-    found = cluster(line(0, 30), [0, 10], 4, members=first.members, centres=first.centres)
+    found = cluster(line(0, 30), [0, 10], 4, members=first.members, centers=first.centers)
     assert found.ids.tolist() == [0, 3]
 
 
@@ -306,9 +306,9 @@ def test_a_cluster_without_members_is_forgotten():
     for clients, left in ((range(6), 2), (range(4), 2)):  # members are absent ones, too
         h = line(0, 0, 0, 0, 90, 90)[: len(clients)]
         number = len(clients) // 2 - 1
-        found = cluster(h, clients, number, members=before.members, centres=before.centres)
-        assert set(found.centres) == set(found.members.values())
-        assert len(found.centres) == left
+        found = cluster(h, clients, number, members=before.members, centers=before.centers)
+        assert set(found.centers) == set(found.members.values())
+        assert len(found.centers) == left
 
 
 def test_names_persist_if_vectors_change_their_length():

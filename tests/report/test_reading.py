@@ -29,7 +29,7 @@ def test_domains_may_have_any_name(tmp_path: Path, name: str) -> None:
     clients = [{"client_id": 0, "domain": name, "num_examples": 3, "class_counts": [1, 2]}]
     folder = RunFolder.create(config, {"domains": [name], "clients": clients})
     for r in range(2):
-        folder.history(r, "domain", name, {"accuracy": 0.25 * r, "loss": 1.0})
+        folder.append_metrics(r, "domain", name, {"accuracy": 0.25 * r, "loss": 1.0})
     folder.finish("completed")
     run = read_run(folder.path)
     assert (run.domains, run.accuracy.tolist()) == ((name,), [[0.0], [0.25]])
@@ -42,11 +42,11 @@ def test_a_run_folder_is_read_back_as_written(tmp_path: Path) -> None:
     clients = [{"client_id": 0, "domain": "a", "num_examples": 3, "class_counts": [1, 2]}]
     folder = RunFolder.create(config, {"domains": ["a"], "clients": clients})
     for r in range(3):
-        folder.history(r, "domain", "a", {"accuracy": 0.25 * r, "loss": 1.0})
-        folder.history(r, "client", "0", {"accuracy": 0.5, "train_loss": 1.0})
-        folder.history(r, "run", "", {"seconds": 1.0})
-    folder.diagnostics(1, [0], {"weights": np.ones(1), "scale": 0.5}, {})
-    folder.diagnostics(2, [0], {"weights": np.ones(1)}, {1: "its reply has NaN"})
+        folder.append_metrics(r, "domain", "a", {"accuracy": 0.25 * r, "loss": 1.0})
+        folder.append_metrics(r, "client", "0", {"accuracy": 0.5, "train_loss": 1.0})
+        folder.append_metrics(r, "run", "", {"seconds": 1.0})
+    folder.append_diagnostics(1, [0], {"weights": np.ones(1), "scale": 0.5}, {})
+    folder.append_diagnostics(2, [0], {"weights": np.ones(1)}, {1: "its reply has NaN"})
     running = read_run(folder.path)
     folder.finish("completed")
     run = read_run(folder.path)

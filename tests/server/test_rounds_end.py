@@ -23,7 +23,7 @@ from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import group_runs
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.folder import lock_folder
-from fairflower.server.history import History, settled
+from fairflower.server.history import History, early_stop_round
 from fairflower.strategies import FedHEAL
 
 # --- metrics ----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_settled_returns_the_best_round_after_patience_rounds_without_improvemen
         if i == 0 or loss < losses[best] - delta:
             best = i
     expected = best + 1 if len(losses) - 1 - best >= patience else 0
-    assert settled(dict(enumerate(losses, 1)), patience, delta) == expected
+    assert early_stop_round(dict(enumerate(losses, 1)), patience, delta) == expected
 
 
 @pytest.mark.parametrize("lost", [math.inf, math.nan])
@@ -167,7 +167,7 @@ def test_a_nan_or_infinite_loss_is_no_improvement(lost) -> None:
     for server_round, loss in ((1, 2.0), (2, 1.0), (3, lost), (4, lost)):
         found.add(server_round, "validation", "a", {"loss": loss})
         found.add(server_round, "validation", "b", {"loss": 1.0})
-    assert settled(found.validation_losses, patience=2) == 2
+    assert early_stop_round(found.validation_losses, patience=2) == 2
 
 
 #: No loss decreases by 9, so these runs stop after round 3.

@@ -225,7 +225,7 @@ def test_diagnostics_describe_the_clusters():
     gap = found["map_x"][2] - found["map_x"][0]
     assert abs(gap) == pytest.approx(np.sqrt(200), rel=0.01)
     assert abs(found["map_y"]).max() < 0.1
-    np.testing.assert_allclose(rounds.strategy.centres[1], TYPES[1] + 0.025, rtol=1e-5)
+    np.testing.assert_allclose(rounds.strategy.centers[1], TYPES[1] + 0.025, rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_clusters", ["auto", 5])

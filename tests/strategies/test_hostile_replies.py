@@ -55,10 +55,10 @@ EXCHANGES: dict[str, Callable[[], Sequence[Exchange]]] = {
     "control": lambda: [ControlVariates()],
     "prototypes": lambda: [Prototypes()],
     "averages": lambda: [AveragedBatches()],
-    "regulariser": lambda: [DynamicRegularizer()],
+    "regularizer": lambda: [DynamicRegularizer()],
     "anchors": lambda: [SemanticAnchors(epochs=2)],
-    "centres": lambda: [ClusterCenters()],
-    "centres, released": lambda: [ClusterCenters(variant="released", num_clusters=2)],
+    "centers": lambda: [ClusterCenters()],
+    "centers, released": lambda: [ClusterCenters(variant="released", num_clusters=2)],
     "personal": lambda: [personal()],
     "all": lambda: [ControlVariates(), Prototypes(), AveragedBatches(), ClusterCenters()],
 }
@@ -113,10 +113,10 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
         if name == "received_group_counts":  # of 100 + client people
             people = [60, 30, 30, 20, 30, 10, 40 + client, 20, 20, 10, 20 + client, 10]
             sent[name] = {"h": np.array(people, np.float32)}
-        elif name in rule.REPRESENTATIONS:
+        elif name in rule.SINGLE_ARRAYS:
             h = random.normal(size=7).astype(np.float32)
             sent[name] = {"h": abs(h) if name in rule.NON_NEGATIVE else h}
-        elif name in rule.VECTORS:
+        elif name in rule.ARRAY_MEASUREMENTS:
             sent[name] = {n: abs(array) for n, array in normal.items()}
         else:
             numbers[name] = float(random.random())

@@ -48,7 +48,7 @@ def test_every_client_learns_in_bf16_and_sends_and_keeps_float32(name):
     before = judge.measure(judge.train_examples)[0]
     judge.receive(model)
     judge.state = [one.state for one in made if one.client_id == judge.client_id][-1]
-    judge.recall()  # load arrays that stay with the client
+    judge.load_local_arrays()  # load arrays that stay with the client
     assert judge.measure(judge.train_examples)[0] < before
     assert models_equal(model, rounds(name, BF16, reverse=True)[0])
     assert not models_equal(model, rounds(name, replace(BF16, precision="float32"))[0])
