@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
@@ -287,6 +288,30 @@ def test_the_counts_in_the_readme_match_the_leaderboard(found: Findings, readme:
     assert f"and {gone} of them not with every setting of uniform weights" in readme
 
 
+def test_the_sweep_in_the_documents_matches_the_leaderboard(found: Findings, readme: str) -> None:
+    (sweep,) = [s for s in found.stages.sweeps if s.name == "uci-digits"]
+    differences = found.swept(sweep)
+    page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
+    results = " ".join(page.split())
+    assert {one.n for one in differences.values()} == {len(sweep.federations)} == {16}
+    assert not any(one.low > 2 for one in differences.values())
+    excluded = Counter(place for (place, _), one in differences.items() if one.high <= 2)
+    told = f"for {sum(excluded.values())} of the {len(differences)} differences"
+    assert told in readme
+    assert told in results
+    assert excluded["data.clients-per-domain=4"] == 5
+    assert not excluded["data.clients-per-domain=1"] + excluded["train.local-epochs=8"]
+    place, method = max(differences, key=lambda key: differences[key].high)
+    assert (place, method) == ("train.local-epochs=8", "qffl:rule=weights")
+    largest = differences[place, method]
+    assert f"could be as large as {number(largest.high)} points" in readme
+    assert f"local epochs, {interval(largest)})" in results
+    shown = {key: one for key, one in differences.items() if one.sign}
+    ((key, fedavg),) = shown.items()
+    assert key == ("data.clients-per-domain=4", "fedavg")
+    assert f"is worse, by {interval(fedavg, -1)}" in results
+
+
 def test_the_results_in_the_readme_match_the_leaderboard(found: Findings, readme: str) -> None:
     named = {benchmark.name: benchmark for benchmark in found.benchmarks}
     health, site, digits, hospitals, images, five = (
@@ -384,6 +409,8 @@ def test_documented_intervals_are_among_the_computed_ones(found: Findings) -> No
             for family in found.other_references(benchmark).values()
             for difference in family.values()
         ]
+    for sweep in found.stages.sweeps:
+        one += found.swept(sweep).values()
     (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
     for contrasts in chapter.contrasts.against_baselines[0].values():
         one += [d for contrast in contrasts.values() for d in contrast.differences]

@@ -62,12 +62,15 @@ def test_clients_without_gpu_memory_are_retried_with_fewer_workers(caplog):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("share", "fewer"), [(2.0, True), (1.0, False)])
-def test_a_client_without_enough_gpu_memory_ends_the_run(share, fewer, caplog):
-    """After a retry, or at once if ``fewer`` is false."""
-    with closing(workers(share, fewer=fewer)) as grid, pytest.raises(GpuMemoryError) as caught:
+@pytest.mark.parametrize(("share", "retry"), [(2.0, True), (1.0, False)])
+def test_a_client_without_enough_gpu_memory_ends_the_run(share, retry, caplog):
+    """After a retry, or at once if ``retry`` is false."""
+    with (
+        closing(workers(share, retry_out_of_memory=retry)) as grid,
+        pytest.raises(GpuMemoryError) as caught,
+    ):
         train_round(grid)
-    assert ("It is retried once" in caplog.text) == fewer
+    assert ("It is retried once" in caplog.text) == retry
     assert f"({REASON}). Resume the run with fewer parallel clients" in str(caught.value)
 
 
@@ -81,9 +84,9 @@ def test_a_client_without_enough_memory_on_a_gpu_of_its_own_ends_the_run():
         train_round(grid)
 
 
-@pytest.mark.parametrize(("errors", "fewer"), [("retry", True), ("stop", False)])
-def test_gpu_memory_errors_sets_whether_clients_are_retried(errors, fewer, monkeypatch):
+@pytest.mark.parametrize(("errors", "retry"), [("retry", True), ("stop", False)])
+def test_gpu_memory_errors_sets_whether_clients_are_retried(errors, retry, monkeypatch):
     received = {}
     monkeypatch.setattr(launch, "simulate", lambda *_, **options: received.update(options))
     launch.launch(lambda grid: None, RunConfig.from_flat({"gpu-memory-errors": errors}), 2)
-    assert received["fewer"] is fewer
+    assert received["retry_out_of_memory"] is retry

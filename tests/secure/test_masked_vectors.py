@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from fairflower.secure.vectors import (
     CLIPPING,
+    MaskingInstructions,
     SumCohort,
-    Told,
     WrongSum,
     decode,
     encode,
-    error_of,
+    max_error,
     quantization_range,
 )
 
@@ -27,11 +27,13 @@ MODEL = {
 }
 
 
-def told(weights: list[int], factors: list[float] | None = None) -> list[Told]:
+def instructions(
+    weights: list[int], factors: list[float] | None = None
+) -> list[MaskingInstructions]:
     Q = quantization_range(len(weights))
     draws = np.random.default_rng(0).uniform(-1, 1, (len(weights), 3))
     return [
-        Told(
+        MaskingInstructions(
             round(w / max(weights) * Q),
             Q,
             tuple(draw.tolist()),
@@ -42,7 +44,7 @@ def told(weights: list[int], factors: list[float] | None = None) -> list[Told]:
     ]
 
 
-def summed(vectors: list[np.ndarray], by: list[Told]) -> np.ndarray:
+def summed(vectors: list[np.ndarray], by: list[MaskingInstructions]) -> np.ndarray:
     """Compute the mean as SecAgg+ does, without masks."""
     Q = by[0].range
     step = 2 * CLIPPING / Q
@@ -60,7 +62,7 @@ def summed(vectors: list[np.ndarray], by: list[Told]) -> np.ndarray:
 def test_an_array_of_another_shape_is_named_and_not_broadcast(shape: tuple[int, ...]) -> None:
     sent = {**MODEL, "w": np.ones(shape, np.float32)}
     with pytest.raises(ValueError, match=r"array 'w' has shape .*, the received array \(2, 2\)"):
-        encode(MODEL, sent, told([1])[0])
+        encode(MODEL, sent, instructions([1])[0])
 
 
 @pytest.mark.parametrize("clients", [3, 4, 7, 8, 100, 1023, 5000])
@@ -85,7 +87,7 @@ def test_decoded_sums_equal_the_weighted_mean_up_to_the_stated_error(
         }
         for _ in weights
     ]
-    by = told(weights)
+    by = instructions(weights)
     total = decode(
         summed([encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)], by), MODEL, by
     )
@@ -94,12 +96,12 @@ def test_decoded_sums_equal_the_weighted_mean_up_to_the_stated_error(
         mean = sum(
             w * (s[name].astype(float) - MODEL[name]) for w, s in zip(exact, sent, strict=True)
         )
-        assert np.abs(total.means[name] - mean).max() <= error_of(by) * scale + 1e-12
+        assert np.abs(total.means[name] - mean).max() <= max_error(by) * scale + 1e-12
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=3), st.floats(1e-5, 7))
 def test_sums_of_squared_norms_are_accurate_at_any_size(factors: list[float], size: float) -> None:
-    by = told([3, 2, 1], factors)
+    by = instructions([3, 2, 1], factors)
     sent = [{**MODEL, "w": MODEL["w"] + np.float32(size * k)} for k in (1, 2, 3)]
     vectors = [encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)]
     total = decode(summed(vectors, by), MODEL, by)
@@ -119,7 +121,7 @@ def test_integer_counters_equal_those_of_the_plain_mean() -> None:
         ),
         *((weights, (k, k, k)) for weights in ((1, 2, 4), (7, 3, 5), (9, 1, 3)) for k in (5, 6, 7)),
     ):
-        by, mean = told([*weights]), np.dot(weights, counts) / sum(weights)
+        by, mean = instructions([*weights]), np.dot(weights, counts) / sum(weights)
         sent = [{**MODEL, "batches": MODEL["batches"] + c} for c in counts]
         vectors = [encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)]
         total = decode(summed(vectors, by), MODEL, by)
@@ -136,26 +138,29 @@ def test_integer_counters_equal_those_of_the_plain_mean() -> None:
         assert coarse["batches"] == 7 + round(mean)
 
 
-def test_a_client_that_uses_another_weight_than_told_is_detected() -> None:
-    by = told([1, 1, 1, 1])
+def test_a_client_that_uses_another_weight_than_instructed_is_detected() -> None:
+    by = instructions([1, 1, 1, 1])
     vectors = [encode(MODEL, MODEL, t) for t in by]
     decode(summed(vectors, by), MODEL, by)
     for wrong in (0.5, 0.999):
-        used = [*by[:3], Told(round(by[3].weight * wrong), by[3].range, by[3].checks)]
+        used = [
+            *by[:3],
+            MaskingInstructions(round(by[3].weight * wrong), by[3].range, by[3].checks),
+        ]
         mean = summed(vectors, used)
         with pytest.raises(WrongSum, match="a different weight"):
             decode(mean, MODEL, by)
 
 
 @pytest.mark.parametrize("weight", [-1, 9, 0.5, 2.0, None, True])
-def test_a_told_weight_out_of_range_is_refused(weight: object) -> None:
+def test_an_instructed_weight_out_of_range_is_refused(weight: object) -> None:
     with pytest.raises(ValueError, match="largest weight 8"):
-        Told.from_config({"secure.weight": weight, "secure.range": 8})
+        MaskingInstructions.from_config({"secure.weight": weight, "secure.range": 8})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 161.0, -161.0])
 def test_an_update_out_of_range_is_refused(value: float) -> None:
-    (mine, *_) = told([1, 1, 1])
+    (mine, *_) = instructions([1, 1, 1])
     sent = {**MODEL, "w": MODEL["w"] + np.float32(value)}
     with pytest.raises(ValueError, match=r"'w' is out of range: .* at most 160") as caught:
         encode(MODEL, sent, mine)

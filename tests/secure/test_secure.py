@@ -339,7 +339,7 @@ def test_a_dominant_weight_in_the_sum_is_warned_of(caplog: pytest.LogCaptureFixt
 # --- invalid replies and sites -------------------------------------------------------------
 
 
-def test_a_client_that_uses_another_weight_than_told_is_detected(
+def test_a_client_that_uses_another_weight_than_instructed_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     federation = Federation(Uniform())

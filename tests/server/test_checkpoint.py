@@ -310,7 +310,7 @@ def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_st
     assert "Client 0" not in caplog.text
 
 
-WRITES = ["history", "diagnostics", "model", "_write_facts", "sizes"]
+WRITES = ["append_metrics", "append_diagnostics", "write_model", "_write_facts", "sizes"]
 
 
 @pytest.mark.parametrize("where", WRITES)

@@ -40,7 +40,7 @@ def fail_from_second_round(kind: type, name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kind, name, write)
 
 
-@pytest.mark.parametrize("what", ["history", "diagnostics", "checkpoint"])
+@pytest.mark.parametrize("what", ["append_metrics", "append_diagnostics", "checkpoint"])
 def test_a_full_disk_ends_the_run_with_advice_and_the_run_can_be_resumed(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
