@@ -181,7 +181,7 @@ def test_damaged_values_cause_at_most_a_config_error(key):
         ("seed=1\nnum-server-rounds=9", "seed = .*: expected a whole number, got str"),
     ],
 )
-def test_damaged_text_causes_a_config_error(text, message, tmp_path):
+def test_damaged_text_causes_a_config_error(text, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat(config.parse_assignments([text]))
 

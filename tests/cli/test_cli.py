@@ -667,6 +667,7 @@ def test_a_plan_with_a_pilot_reports_differences_in_points(tmp_path):
             values = [{"a": 0.5 + shift * seed, "b": 0.9}] * 3
             make_run(tmp_path / f"{label}-{seed}", values, label=label, seed=seed)
     output = " ".join(call("compare", "--plan", f"--pilot={tmp_path}").split())
+    assert re.search(r"(MIN|worst domain)\D* 2\.00 ", output), "paired differences of 0, 2 and 4"
     assert "(within 2)" in output
 
 

@@ -378,7 +378,7 @@ def claiming(path: Path, key: str, shape: str, dtype: str = "|u1") -> None:
     ],
 )
 def test_arrays_with_a_false_shape_in_their_header_are_refused(
-    key: str, shape: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, shape: str, found: str, tmp_path: Path
 ) -> None:
     claiming(tmp_path / "a.npz", key, shape)
     with pytest.raises(DataError, match=rf"a\.npz: {key}:? .*({found})"):

@@ -357,7 +357,7 @@ def test_a_missing_library_is_named_with_its_extra(
         build(name, shape, weights="random")
 
 
-def test_receivers_of_all_arrays_load_no_weights(folder: Any, tmp_path: Path) -> None:
+def test_receivers_of_all_arrays_load_no_weights() -> None:
     assert ModelConfig("timm:x").to_receive().weights == "random"
     assert ModelConfig("hf:x", adapter="lora").to_receive().weights == ""
     assert ModelConfig("hf:x", "random").file == ModelConfig("timm:x").file == ""

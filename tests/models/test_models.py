@@ -317,7 +317,8 @@ def test_weights_imagenet_are_torchvisions(
         models.build("resnet18", 7, COLOR, seed=0, weights="imagenet")
 
 
-def test_receivers_of_all_arrays_load_no_weights(published: dict[str, Tensor]) -> None:
+@pytest.mark.usefixtures("published")
+def test_receivers_of_all_arrays_load_no_weights() -> None:
     for name in PRETRAINED.intersection(AT_HAND):
         model = models.build(name, 7, COLOR, seed=0)
         whole = model.exchanged_arrays().keys() == model.state_dict().keys()

@@ -20,6 +20,7 @@ from fairflower.errors import ConfigError, RoundFailed, StrategyError, UserError
 from fairflower.exchanges import ControlVariates
 from fairflower.models import Classifier
 from fairflower.participation import Participation
+from fairflower.server.contents import read_facts
 from fairflower.strategies import AFL, FairStrategy, FedAvg
 from fairflower.testing import check_data, check_model, check_strategy, check_trainer
 
@@ -121,7 +122,8 @@ def test_an_invalid_model_is_named_before_the_run_starts(
 
 
 def test_frozen_layers_may_be_in_a_plain_list(tmp_path: Path) -> None:
-    run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:Hides"}))
+    folder = run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:Hides"}))
+    assert read_facts(folder)["status"] == "completed"
 
 
 # --- strategies ----------------------------------------------------------------------------------
