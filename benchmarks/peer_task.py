@@ -34,7 +34,7 @@ class Task:
 
     @classmethod
     def write(cls, config: RunConfig, folder: Path) -> Task:
-        """Lay down a run's clients, normalised, and its settings; no crops are drawn from them."""
+        """Lay down a run's clients, normalized, and its settings; no crops are drawn from them."""
         from fairflower.data import prepare
 
         data, train = prepare(config.data), config.train

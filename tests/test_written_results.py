@@ -145,8 +145,8 @@ def sign(one: Difference) -> int:
     return int(math.copysign(1, one.mean)) if one.p < 0.05 and one.n >= 3 else 0
 
 
-def judgement(one: Contrast) -> tuple[str, str]:
-    """Return the judgement in its earlier wording, and its preposition."""
+def judgment(one: Contrast) -> tuple[str, str]:
+    """Return the judgment in its earlier wording, and its preposition."""
     if one.n < 3:
         return "too few seeds to tell (3 needed)", "against"
     pairs = list(zip(one.measure.metrics, one.differences, strict=True))
@@ -162,7 +162,7 @@ def judgement(one: Contrast) -> tuple[str, str]:
 def worth(contrasts: Mapping[str, Contrast]) -> str:
     found: dict[tuple[str, str], list[str]] = {}
     for name, one in contrasts.items():
-        found.setdefault(judgement(one), []).append(name)
+        found.setdefault(judgment(one), []).append(name)
     return ", ".join(
         f"{what} {word} {(' or ' if what.startswith('not') else ' and ').join(names)}"
         for (what, word), names in found.items()

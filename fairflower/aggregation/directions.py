@@ -94,5 +94,5 @@ def rescale_to_length(c: Vector, gram: Matrix, like: Vector) -> Vector:
     direction is rounding noise, and the result is zero.
     """
     before, after = float(like @ gram @ like), float(c @ gram @ c)
-    cancelled = float(np.square(c) @ gram.diagonal())
-    return c * sqrt(before / after) if after > STATIONARY**2 * cancelled else np.zeros_like(c)
+    canceled = float(np.square(c) @ gram.diagonal())
+    return c * sqrt(before / after) if after > STATIONARY**2 * canceled else np.zeros_like(c)

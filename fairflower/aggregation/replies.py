@@ -42,10 +42,10 @@ from fairflower.registry.user_metrics import LARGEST
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
 
 #: Smallest ratio of lengths at which a sum in single precision loses the shorter vectors.
-DROWNING = 2.0**24
+LOST_RATIO = 2.0**24
 
 #: Smallest ratio of lengths at which a vector is listed if training diverges.
-STRIKING = 1000.0
+LISTED_RATIO = 1000.0
 
 #: Largest number of characters in a reason; a hostile client may send a text of any length.
 _LONGEST_REASON = 500
@@ -65,7 +65,7 @@ class ReplyFilter:
     min_clients: int | None  # smallest number of usable replies; None: half, rounded up
     dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
     diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
-    striking: Sequence[str] = ()  # very long vectors of earlier rounds, as text
+    long_vectors: Sequence[str] = ()  # very long vectors of earlier rounds, as text
 
     def usable(
         self,
@@ -133,7 +133,7 @@ class ReplyFilter:
         needed = max(1, half if self.min_clients is None else self.min_clients)
         if usable < needed:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
-            before = "".join(f"\n  {text}" for text in self.striking) if diverged else ""
+            before = "".join(f"\n  {text}" for text in self.long_vectors) if diverged else ""
             error = Diverged if diverged else RoundFailed
             raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
@@ -209,7 +209,7 @@ class ReplyParser:
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
         self.length = length(received)
-        self.striking: list[str] = []  # very long vectors, with their clients, as text
+        self.long_vectors: list[str] = []  # very long vectors, with their clients, as text
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
@@ -237,17 +237,17 @@ class ReplyParser:
                 measured[exchange.name] = self._returned(exchange, content, metrics)
         return ParsedReply(content, metrics, arrays, measured)
 
-    def members(
+    def parse_all(
         self, replies: Iterable[Message], reply_filter: ReplyFilter
     ) -> dict[int, ParsedReply]:
         """Return the usable replies by client id; raise ``RoundFailed`` if there are too few."""
-        members = reply_filter.usable(replies, self.parse)
-        reply_filter.check_enough(len(members))
-        self._drop_odd_shapes(members, reply_filter)
-        self._drop_overlong(members, reply_filter)
-        return members
+        parsed = reply_filter.usable(replies, self.parse)
+        reply_filter.check_enough(len(parsed))
+        self._drop_odd_shapes(parsed, reply_filter)
+        self._drop_overlong(parsed, reply_filter)
+        return parsed
 
-    def _drop_odd_shapes(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
+    def _drop_odd_shapes(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
         """Drop clients whose arrays differ in shape from those of most clients."""
         shape_of: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
             exchange.name: exchange.shape_of
@@ -257,20 +257,20 @@ class ReplyParser:
         for name in set(self.strategy.SINGLE_ARRAYS) & set(self.strategy.measurements):
             shape_of[name] = lambda arrays: arrays["h"].shape
         for name, of in sorted(shape_of.items()):
-            shapes = {client: of(member.measured[name]) for client, member in members.items()}
+            shapes = {client: of(reply.measured[name]) for client, reply in parsed.items()}
             (usual, _), *_ = Counter(sorted(shapes.values())).most_common()
             for client, shape in shapes.items():
                 if shape != usual:
                     reply_filter.drop(
                         client, f"its {name!r} has shape {shape}; most clients sent {usual}"
                     )
-                    del members[client]
-            reply_filter.check_enough(len(members))
+                    del parsed[client]
+            reply_filter.check_enough(len(parsed))
 
-    def _drop_overlong(self, members: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
+    def _drop_overlong(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
         """Drop clients whose additional arrays are so long that others would be lost in a sum."""
-        for name in sorted(next(iter(members.values())).measured):
-            lengths = {client: length(m.measured[name]) for client, m in members.items()}
+        for name in sorted(next(iter(parsed.values())).measured):
+            lengths = {client: length(m.measured[name]) for client, m in parsed.items()}
             for client, own_length in sorted(lengths.items()):
                 others = [lengths[other] for other in lengths if other != client] or [0.0]
                 try:
@@ -280,43 +280,43 @@ class ReplyParser:
                 except NotFinite as problem:
                     reply_filter.drop(client, str(problem))
                     reply_filter.diverged.add(client)
-                    del members[client]
-            reply_filter.check_enough(len(members))
+                    del parsed[client]
+            reply_filter.check_enough(len(parsed))
 
     def _check_length(self, client: int, what: str, value: float, usual: float, of: str) -> None:
-        """Raise ``NotFinite`` if a vector is over ``DROWNING`` times the usual length (or 1)."""
+        """Raise ``NotFinite`` if a vector is over ``LOST_RATIO`` times the usual length (or 1)."""
         ratio = value / max(usual, 1.0)
         text = f"{what} has length {value:.3g}, but {of} only {usual:.3g}"
-        if ratio > DROWNING:
+        if ratio > LOST_RATIO:
             raise NotFinite(
                 f"its {text}: in single precision, adding it would erase all other vectors. "
                 "Lower train.lr, or exclude the client"
             )
-        if ratio > STRIKING:
-            self.striking.append(f"client {client}'s {text}")
+        if ratio > LISTED_RATIO:
+            self.long_vectors.append(f"client {client}'s {text}")
 
     def cohort(
         self,
-        members: Mapping[int, ParsedReply],
+        parsed: Mapping[int, ParsedReply],
         server_round: int,
         population: int,
         max_weight: float,
     ) -> Cohort:
         """Return the replies as a cohort, in the order of client ids."""
-        ordered = [members[i] for i in sorted(members)]
+        ordered = [parsed[i] for i in sorted(parsed)]
         if server_round == 1:
             self._warn_of_unread(ordered[0].content)
-        metrics = stack_common_metrics([member.metrics for member in ordered])
+        metrics = stack_common_metrics([reply.metrics for reply in ordered])
         return Cohort(
             server_round=server_round,
-            client_ids=tuple(sorted(members)),
+            client_ids=tuple(sorted(parsed)),
             num_examples=metrics[self.strategy.weighted_by_key],
             received=self.received,
-            returned=tuple(member.arrays for member in ordered),
+            returned=tuple(reply.arrays for reply in ordered),
             metrics=metrics,
             buffers=self.buffers,
             measured={
-                name: tuple(member.measured[name] for member in ordered)
+                name: tuple(reply.measured[name] for reply in ordered)
                 for name in ordered[0].measured
             },
             population=population,
@@ -336,9 +336,9 @@ class ReplyParser:
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
         self._check_there(name, "metric", metrics)
-        rule = self.strategy
-        least = 0 if name in {*rule.NON_NEGATIVE, *rule.fractions} else -LARGEST
-        most = 1 if name in rule.fractions else MOST if name in rule.COUNTS else LARGEST
+        strategy = self.strategy
+        least = 0 if name in {*strategy.NON_NEGATIVE, *strategy.fractions} else -LARGEST
+        most = 1 if name in strategy.fractions else MOST if name in strategy.COUNTS else LARGEST
         check_metric(name, metrics[name], least, most)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:

@@ -97,7 +97,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.seed = 0
         self.enrolled = EnrolledClients()
         self.population = 0
-        self._striking: list[str] = []  # very long vectors of the last round that had any
+        self._long_vectors: list[str] = []  # very long vectors of the last round that had any
         self._candidate_losses: dict[int, float] = {}
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
@@ -272,10 +272,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             return None, None
         reply_filter = self.reply_filter(server_round, self._asked)
         parser = ReplyParser(self, decode_record(self._sent), self.enrolled.sizes)
-        members = parser.members(replies, reply_filter)
-        if parser.striking:
-            self._striking = [f"round {server_round}: {text}" for text in parser.striking]
-        cohort = parser.cohort(members, server_round, self.population, self.max_client_weight)
+        parsed = parser.parse_all(replies, reply_filter)
+        if parser.long_vectors:
+            self._long_vectors = [f"round {server_round}: {text}" for text in parser.long_vectors]
+        cohort = parser.cohort(parsed, server_round, self.population, self.max_client_weight)
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics, self.clusters = {}, None
@@ -296,7 +296,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         note_merged(self.participation, cohort)
-        contents = [members[client].content for client in cohort.client_ids]
+        contents = [parsed[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
 
@@ -352,7 +352,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
         """Return a filter for the replies to these messages, which fills ``self.dropped``."""
         wanted = self.enrolled, self.weighted_by_key, self.min_clients
-        reply_filter = ReplyFilter(server_round, asked, *wanted, striking=self._striking)
+        reply_filter = ReplyFilter(server_round, asked, *wanted, long_vectors=self._long_vectors)
         self.dropped = reply_filter.dropped
         return reply_filter
 

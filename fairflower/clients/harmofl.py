@@ -128,7 +128,7 @@ class AmplitudeNorm(nn.Module):
 
     mean: Tensor
     std: Tensor
-    normalised: Tensor
+    normalized: Tensor
     #: Mean amplitude [C, H, W // 2 + 1]; where it is 0, images keep their amplitude.
     running_mean: Tensor
     #: Whether training mode updates ``running_mean``.
@@ -151,7 +151,7 @@ class AmplitudeNorm(nn.Module):
         frequencies = torch.fft.fftfreq(height), torch.fft.rfftfreq(width)
         down, across = (f.abs() <= band + 1e-6 for f in frequencies)
         constants = {
-            "normalised": down[:, None] & across,
+            "normalized": down[:, None] & across,
             "mean": torch.tensor(mean).view(-1, 1, 1),
             "std": torch.tensor(std).view(-1, 1, 1),
         }
@@ -166,7 +166,7 @@ class AmplitudeNorm(nn.Module):
             mean = amplitude.detach().mean(0)
             self.running_mean.lerp_(mean, self.momentum if self.batches else 1.0)
             self.batches += 1
-        replaced = self.normalised & (self.running_mean > 0)
+        replaced = self.normalized & (self.running_mean > 0)
         amplitude = torch.where(replaced, self.running_mean, amplitude)
         x = torch.fft.irfft2(torch.polar(amplitude, spectrum.angle()), x.shape[-2:])
         x = (x - self.mean) / self.std

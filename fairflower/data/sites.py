@@ -147,9 +147,9 @@ def _check_compatible(sites: Sequence[Federation]) -> None:
 def as_in(merged: Federation, site: Federation, split: Split) -> Split:
     """Convert a site's split to the channels and class numbers of the merged federation."""
     x, y = split
-    grey = merged.kind == "images" and x.shape[1] < merged.shape[0]
+    gray = merged.kind == "images" and x.shape[1] < merged.shape[0]
     numbers = _numbers(site, merged)[y]
-    return Split(np.asarray(np.repeat(x, merged.shape[0], axis=1)) if grey else x, numbers)
+    return Split(np.asarray(np.repeat(x, merged.shape[0], axis=1)) if gray else x, numbers)
 
 
 def _group_names(sites: Sequence[Federation]) -> tuple[str, ...]:

@@ -229,11 +229,11 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     >>> principal(np.array([[0.0, 1.0], [2.0, 1.0]]), axes=1).tolist()
     [[-1.0], [1.0]]
     """
-    centred = h - np.average(h, axis=0, weights=weights)
+    centered = h - np.average(h, axis=0, weights=weights)
     pull = 1 if weights is None else np.sqrt(weights / weights.mean())[:, None]
-    right = np.linalg.svd(pull * centred, full_matrices=False)[2]
+    right = np.linalg.svd(pull * centered, full_matrices=False)[2]
     signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
-    coordinates = centred @ (right * signs[:, None])[:axes].T
+    coordinates = centered @ (right * signs[:, None])[:axes].T
     missing = axes - coordinates.shape[1]
     return np.asarray(np.pad(coordinates, ((0, 0), (0, missing))))
 

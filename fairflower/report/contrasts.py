@@ -29,10 +29,10 @@ from fairflower.statistics.differences import (
     judged_as_family,
 )
 
-#: Judgement if there are too few pairs.
+#: Judgment if there are too few pairs.
 TOO_FEW = f"too few pairs for a verdict ({MIN_PAIRS} needed)"
 
-#: Judgement of differences that may be zero or too small to detect.
+#: Judgment of differences that may be zero or too small to detect.
 UNDECIDED = "undecided"
 
 TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
@@ -77,8 +77,8 @@ class Contrast:
         return next((d, sign) for metric, d, sign in self.by_metric if metric.title == title)
 
     @property
-    def judgement(self) -> tuple[str, str]:
-        """The judgement and its preposition, for example ``("fairer (STD)", "than")``."""
+    def judgment(self) -> tuple[str, str]:
+        """The judgment and its preposition, for example ``("fairer (STD)", "than")``."""
         if self.n < MIN_PAIRS:
             return TOO_FEW, "against"
         judged = [(metric, d, sign) for metric, d, sign in self.by_metric if metric.judged]

@@ -112,8 +112,8 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
 def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
     """Yield one sentence for the whole group: ``fairer (STD) with a, b; ...``."""
     conclusion = "; ".join(
-        f"{judgement} with {', '.join(names)}"
-        for (judgement, _), names in _by_judgement(group.contrasts).items()
+        f"{judgment} with {', '.join(names)}"
+        for (judgment, _), names in _by_judgment(group.contrasts).items()
     )
     name = f"{group.heading} against {group.other}"
     yield Verdict(name, "", conclusion, all_too_few(group.contrasts))
@@ -152,16 +152,16 @@ def sentence(name: str, contrasts: Mapping[str, Contrast]) -> Verdict:
 
 def all_too_few(contrasts: Mapping[str, Contrast]) -> bool:
     """Return whether no contrast has enough pairs for a verdict."""
-    return all(contrast.judgement[0] == TOO_FEW for contrast in contrasts.values())
+    return all(contrast.judgment[0] == TOO_FEW for contrast in contrasts.values())
 
 
 def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:
     """Return the conclusion from a method's contrasts, for example ``fairer (STD) than FedAvg``."""
     parts = []
-    for (judgement, preposition), names in _by_judgement(contrasts).items():
-        if judgement == UNDECIDED:
+    for (judgment, preposition), names in _by_judgment(contrasts).items():
+        if judgment == UNDECIDED:
             names = [f"{name} (detectable: {contrasts[name].detectable})" for name in names]
-        parts.append(f"{judgement} {preposition} {' and '.join(names)}")
+        parts.append(f"{judgment} {preposition} {' and '.join(names)}")
     return ", ".join(parts)
 
 
@@ -183,8 +183,8 @@ def signed(difference: MeanStd) -> str:
     return f"{mean} {format_std(difference.std, difference.n)}".strip()
 
 
-def _by_judgement(contrasts: Mapping[str, Contrast]) -> dict[tuple[str, str], list[str]]:
+def _by_judgment(contrasts: Mapping[str, Contrast]) -> dict[tuple[str, str], list[str]]:
     names: dict[tuple[str, str], list[str]] = {}
     for name, contrast in contrasts.items():
-        names.setdefault(contrast.judgement, []).append(name)
+        names.setdefault(contrast.judgment, []).append(name)
     return names

@@ -112,9 +112,9 @@ class FedCE(FairStrategy):
         for client in clients:
             self.rounds[client] = self.rounds.get(client, 0) + 1
         cosine = _cosines_to_the_rest(cohort.gram(), c / c.sum())
-        A = _normalised(1 - self._mean(self.cosine, clients, cosine))
-        B = _normalised(1 - self._mean(self.minus, clients, cohort.metrics[self.metric]))
-        now = _normalised(A * B if self.mode == "times" else A + B)
+        A = _normalized(1 - self._mean(self.cosine, clients, cosine))
+        B = _normalized(1 - self._mean(self.minus, clients, cohort.metrics[self.metric]))
+        now = _normalized(A * B if self.mode == "times" else A + B)
         c = self._mean(self.c, clients, now * len(cohort))
         c /= c.sum()
         self.part = dict(zip(clients, cohort.cap(c).tolist(), strict=True))
@@ -143,6 +143,6 @@ def _cosines_to_the_rest(gram: Vector, c: Vector) -> Vector:
     return cosine
 
 
-def _normalised(scores: Vector) -> Vector:
+def _normalized(scores: Vector) -> Vector:
     floored = np.maximum(scores, FLOOR)
     return np.asarray(floored / floored.sum())

@@ -248,7 +248,7 @@ def test_the_server_averages_amplitudes_once_and_tests_like_the_clients(
 def test_the_run_config_sets_the_band() -> None:
     made = RunConfig.from_flat({"client.name": "harmofl", "client.band": 0.0})
     trainer = client(**made.client.args)
-    assert trainer.model.amplitude_norm.normalised.sum() == 1  # type: ignore[union-attr]
+    assert trainer.model.amplitude_norm.normalized.sum() == 1  # type: ignore[union-attr]
 
 
 def test_other_runs_in_the_same_process_have_no_amplitude(tmp_path: Any) -> None:

@@ -140,10 +140,10 @@ def test_significant_differences_are_those_that_scipys_paired_test_rejects(
     signs = [s * int(np.sign(d.mean())) * r for (d, s, _), r in zip(tested, rejected, strict=True)]
     assert [counted for _, _, counted in tested] == signs
     words = {1: "better", -1: "worse"}
-    found = {word for word in ("better", "worse") if word in one.judgement[0]}
+    found = {word for word in ("better", "worse") if word in one.judgment[0]}
     assert found == {words[s] for s in signs if s}
     if not found:
-        assert one.judgement[0].startswith(("equivalent", "undecided"))
+        assert one.judgment[0].startswith(("equivalent", "undecided"))
 
 
 def clean_of(table: np.ndarray) -> np.ndarray:

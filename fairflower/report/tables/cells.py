@@ -13,7 +13,7 @@ from fairflower.statistics.differences import MeanStd
 
 Tone = Literal["", "better", "worse"]
 
-#: Judgement (1 better, -1 worse, 0 neither) -> mark after a number, and its tone.
+#: Judgment (1 better, -1 worse, 0 neither) -> mark after a number, and its tone.
 MARKS: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: (" ▼", "worse")}
 
 
@@ -27,9 +27,9 @@ class Cell:
     second: bool = False  # second best of three or more
 
 
-def judged_cell(estimate: MeanStd, judgement: int, *, signed: bool = False) -> Cell:
+def judged_cell(estimate: MeanStd, judgment: int, *, signed: bool = False) -> Cell:
     """Return a mean with its spread, marked as better (1), worse (-1) or neither (0)."""
-    mark, tone = MARKS[judgement]
+    mark, tone = MARKS[judgment]
     text = format_number(estimate.mean, signed=signed) + mark
     return Cell(text, format_std(estimate.std, estimate.n), tone)
 
