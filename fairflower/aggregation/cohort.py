@@ -31,7 +31,7 @@ _PIECE = 8192
 
 Arrays = dict[str, NDArray[Any]]
 Floats = NDArray[Any]  # real numbers, usually float32
-Kept = Callable[["Block", int], NDArray[np.bool_] | None]
+MaskOf = Callable[["Block", int], NDArray[np.bool_] | None]
 Result = TypeVar("Result")
 
 
@@ -176,7 +176,7 @@ class Cohort:
     def average(
         self,
         weights: NDArray[np.float64],
-        kept: Kept | None = None,
+        mask_of: MaskOf | None = None,
     ) -> Arrays:
         """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
@@ -186,8 +186,8 @@ class Cohort:
         ----------
         weights : ndarray of shape (K,)
             Non-negative, with sum 1; capped at ``max_weight``.
-        kept : callable, optional
-            ``kept(block, k)`` returns the boolean mask of the coordinates that client
+        mask_of : callable, optional
+            ``mask_of(block, k)`` returns the boolean mask of the coordinates that client
             ``k`` contributes to, or None for all. It is called from several threads. A
             coordinate's weights are normalized over its contributors, as far as
             ``max_weight`` allows; a coordinate without contributors does not change.
@@ -205,7 +205,7 @@ class Cohort:
             If the number of weights is not K, or the weights are not on the simplex.
         """
         merged = self._begin(weights)
-        self._add(merged, self.floats, self.cap(weights), kept)
+        self._add(merged, self.floats, self.cap(weights), mask_of)
         return merged
 
     def move(
@@ -281,18 +281,18 @@ class Cohort:
         merged: Arrays,
         names: Sequence[str],
         weights: NDArray[np.float64] | Mapping[str, NDArray[np.float64]],
-        kept: Kept | None = None,
+        mask_of: MaskOf | None = None,
     ) -> None:
         """Add sum_k w_k Delta_k to the arrays ``names`` of ``merged``."""
 
         def add(block: Block) -> None:
             w = weights[block.name] if isinstance(weights, Mapping) else weights
-            merged[block.name].reshape(-1)[block.part] += self._step(block, w, kept)
+            merged[block.name].reshape(-1)[block.part] += self._step(block, w, mask_of)
 
         for _ in self.each(names, add):
             pass
 
-    def _step(self, block: Block, weights: NDArray[np.float64], kept: Kept | None) -> Floats:
+    def _step(self, block: Block, weights: NDArray[np.float64], mask_of: MaskOf | None) -> Floats:
         """Return sum_k w_k Delta_k over a block; masked weights are normalized per coordinate.
 
         Clients are added one after another, because the order of additions in a matrix product
@@ -304,8 +304,8 @@ class Cohort:
         any_masked = False
         for k, weight in enumerate(weights.astype(dtype)):
             share: Any = weight
-            if kept is not None:
-                if (mask := kept(block, k)) is not None:
+            if mask_of is not None:
+                if (mask := mask_of(block, k)) is not None:
                     share, any_masked = np.multiply(mask, weight, out=masked), True
                 mass += share
                 if self.max_weight < 1:

@@ -137,14 +137,14 @@ class Trace:
         told = sorted((number, sorted(there)) for number, there in self.clients.items())
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
-    def warn_of_strangers(self, num_clients: int) -> None:
+    def warn_about_unknown_clients(self, num_clients: int) -> None:
         """Warn if the file names clients that the federation does not have."""
         named: set[int] = set().union(*self.clients.values())
-        if strangers := sorted(named - {*range(num_clients)}):
+        if unknown_clients := sorted(named - {*range(num_clients)}):
             logger.warning(
                 "participation.availability names client %d, but the federation has only "
                 "clients 0 to %d. Rows for other clients have no effect.",
-                *(strangers[0], num_clients - 1),
+                *(unknown_clients[0], num_clients - 1),
             )
 
 

@@ -234,9 +234,9 @@ class SumCohort(Cohort):
             _refuse_individual_updates()
         return np.full(len(self), total.squares / float(total.weights @ total.factors))
 
-    def average(self, weights: Vector, kept: Any = None) -> Arrays:
+    def average(self, weights: Vector, mask_of: Any = None) -> Arrays:
         """Return theta + sum_k w_k Delta_k for the weights that clients used, within the cap."""
-        if kept is not None:
+        if mask_of is not None:
             _refuse_individual_updates()
         return self._moved(self._factor_within_cap(weights), self.floats)
 

@@ -169,9 +169,9 @@ def read_facts(path: Path) -> dict[str, Any]:
                 info[name] = info[name].encode(errors="replace").decode().replace("\0", "?")
     _held_to(info, Info, str(file))
     domains = info["domains"]
-    strangers = [client for client in info["clients"] if client["domain"] not in domains]
-    if strangers:
-        number = strangers[0]["client_id"]
+    unknown_clients = [client for client in info["clients"] if client["domain"] not in domains]
+    if unknown_clients:
+        number = unknown_clients[0]["client_id"]
         raise RunFolderError(
             f"{file}: the domain of client {number} is not in the list of domains."
         )

@@ -46,14 +46,14 @@ class GroupMetrics:
         """
         if not counts:
             return {}
-        beside = "" if split == "test" else f" ({split})"
+        split_note = "" if split == "test" else f" ({split})"
         each = {}
         for client, of_client in sorted(counts.items()):
             domain = self.federation.clients[client].domain
-            values = self.of(of_client, f"client {client} of {domain}{beside}")
+            values = self.of(of_client, f"client {client} of {domain}{split_note}")
             self.folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
             each[client] = values
-        whole = self.of(np.sum(list(counts.values()), axis=0), f"all clients{beside}")
+        whole = self.of(np.sum(list(counts.values()), axis=0), f"all clients{split_note}")
         worst = {m.name: m.worst([v.get(m.name, math.nan) for v in each.values()]) for m in METRICS}
         self.folder.append_metrics(server_round, OVERALL[split], ALL, whole)
         self.folder.append_metrics(server_round, OVERALL[split], WORST_CLIENT, _defined(worst))
@@ -61,7 +61,7 @@ class GroupMetrics:
         for client, of_client in counts.items():
             by_domain.setdefault(self.federation.clients[client].domain, []).append(of_client)
         return {
-            domain: self.of(np.sum(parts, axis=0), f"domain {domain}{beside}")
+            domain: self.of(np.sum(parts, axis=0), f"domain {domain}{split_note}")
             for domain, parts in by_domain.items()
         }
 

@@ -269,8 +269,10 @@ def register_resumed_clients(
     discovery = NodeDiscovery(grid, timeout, stop, settings)
     while True:
         fresh = discovery.ask()
-        back, strangers = _match_known_sites(discovery.infos, earlier)
-        away = ", ".join(_name_of(client) for client in clients if client.client_id not in back)
+        reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
+        away = ", ".join(
+            _name_of(client) for client in clients if client.client_id not in reconnected
+        )
         notice = (
             f"not connected: {away}. After {timeout:g} s the run continues without "
             "these clients (round-timeout, which can be changed when resuming)."
@@ -278,8 +280,8 @@ def register_resumed_clients(
         if not fresh and not (away and discovery.wait(notice)):
             break
     # An unknown node with the domain of a missing client may be this client.
-    lost = {clients[client].domain for client in earlier.nodes if client not in back}
-    for node in strangers:
+    lost = {clients[client].domain for client in earlier.nodes if client not in reconnected}
+    for node in unknown_nodes:
         site = discovery.infos[node].site
         if site is not None and site.domains[0] in lost:
             raise ConfigError(
@@ -287,22 +289,22 @@ def register_resumed_clients(
                 "and cannot be distinguished in any other way. Start their SuperNodes with the "
                 "same keys as before, or start a new run."
             )
-    if not back:
+    if not reconnected:
         raise discovery.missing_clients_error(len(clients), None)
-    for node in strangers:
+    for node in unknown_nodes:
         logger.warning("Node %d is ignored, because it was not part of the resumed run.", node)
     for node, why in sorted(discovery.problems.items()):
         logger.warning("Node %d is ignored: %s", node, why)
     nodes = {}
     for client in clients:
         k = client.client_id
-        if k not in back:
+        if k not in reconnected:
             logger.warning(
                 "Client %d (%s) has not reconnected; the run continues without it.",
                 k,
                 client.domain,
             )
-        nodes[k] = back.get(k, earlier.nodes.get(k, FIRST_ABSENT_NODE + k))
+        nodes[k] = reconnected.get(k, earlier.nodes.get(k, FIRST_ABSENT_NODE + k))
     return replace(earlier, nodes=nodes)
 
 
@@ -362,24 +364,24 @@ class NodeTracker:
 def _match_known_sites(infos: NodeInfos, earlier: SiteRegistry) -> tuple[dict[int, int], list[int]]:
     """Return client -> node for the sites that are connected again, and the unknown nodes."""
     clients = {node: client for client, node in earlier.nodes.items()}
-    back: dict[int, int] = {}
+    reconnected: dict[int, int] = {}
     changed: dict[int, int] = {}
-    strangers = []
+    unknown_nodes: list[int] = []
     for node, info in sorted(infos.items()):
         client = clients.get(node, earlier.client_of(info))
-        if client is None or client in back or info.site is None:
-            strangers.append(node)
+        if client is None or client in reconnected or info.site is None:
+            unknown_nodes.append(node)
         elif earlier.has_same_data(client, info):
-            back[client] = node
+            reconnected[client] = node
         else:
             changed[node] = client
     for node, client in changed.items():
-        if client not in back:
+        if client not in reconnected:
             raise ConfigError(
                 f"{_name_of(earlier.federation.clients[client])} has different data than when the "
                 f"run began (node {node}). Restore its data, or start a new run."
             )
-    return back, sorted([*strangers, *changed])
+    return reconnected, sorted([*unknown_nodes, *changed])
 
 
 def _name_of(client: ClientInfo) -> str:

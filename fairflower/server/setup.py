@@ -139,7 +139,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
     if isinstance(strategy.availability, Trace):
-        strategy.availability.warn_of_strangers(num_clients)
+        strategy.availability.warn_about_unknown_clients(num_clients)
     setup = RunSetup(config, federation, registry, evaluator, strategy)
     setup.enroll(registry.nodes)
     return setup

@@ -56,13 +56,13 @@ class Measurement:
 
 
 #: Key of `Trainer.state` for the model that the client trained in its last round.
-KEPT = "last-trained"
+LAST_TRAINED = "last-trained"
 
 #: Key of `Trainer.state` for `standalone_loss`, which trains for at most `EPOCHS` epochs and stops
-#: after `PATIENCE` epochs in which the loss has not decreased by `FALL`. The numbers are this
-#: project's choice.
-ALONE = "trained-alone"
-EPOCHS, PATIENCE, FALL = 50, 5, 0.01
+#: after `PATIENCE` epochs in which the loss has not decreased by `MIN_DECREASE`. The numbers are
+#: this project's choice.
+STANDALONE = "trained-alone"
+EPOCHS, PATIENCE, MIN_DECREASE = 50, 5, 0.01
 
 
 def accuracy(trainer: Trainer) -> float:
@@ -91,7 +91,10 @@ def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer],
     """
 
     def measure_the_rest(trainer: Trainer) -> float:
-        c, trained = float(trainer.round_config.get("coefficient", 0)), trainer.state.get(KEPT)
+        c, trained = (
+            float(trainer.round_config.get("coefficient", 0)),
+            trainer.state.get(LAST_TRAINED),
+        )
         if trained is None or not 0 < c < 1:
             return measure(trainer)
         received = trainer.send()
@@ -120,11 +123,12 @@ def standalone_loss(trainer: Trainer) -> float:
     """Return the lowest mean cross entropy that the client reaches by training alone.
 
     In its first round, the client trains the received model until the loss has not decreased by
-    `FALL` for `PATIENCE` epochs, for at most `EPOCHS` epochs. Later rounds return the same value.
+    `MIN_DECREASE` for `PATIENCE` epochs, for at most `EPOCHS` epochs. Later rounds return the same
+    value.
     """
-    kept = trainer.state.get(ALONE)
+    kept = trainer.state.get(STANDALONE)
     if kept is None:
-        kept = trainer.state[ALONE] = {"loss": np.array(_train_alone(trainer))}
+        kept = trainer.state[STANDALONE] = {"loss": np.array(_train_alone(trainer))}
     return float(kept["loss"])
 
 
@@ -156,7 +160,7 @@ def _train_alone(trainer: Trainer) -> float:
                 alone.run_epochs(epoch)
             loss = trainer.measure(trainer.train_examples)[0]
             lowest = min(lowest, loss)  # this order ignores NaN
-            target, waited = (loss, 0) if loss < target - FALL else (target, waited + 1)
+            target, waited = (loss, 0) if loss < target - MIN_DECREASE else (target, waited + 1)
             if waited == PATIENCE:
                 break
     finally:
@@ -286,7 +290,7 @@ def train_and_measure(
         metrics |= trainer.train(server_round(config))
         numbers, more = _measure(trainer, config, names, "trained")
     if any(MEASUREMENTS[name].keeps for name in names):
-        trainer.state[KEPT] = trainer.send()
+        trainer.state[LAST_TRAINED] = trainer.send()
     return metrics | numbers, arrays | more
 
 

@@ -41,7 +41,7 @@ from fairflower.training import fisher as module
 from fairflower.training.fisher import chunk_size
 from fairflower.training.gradients import losses_at
 from fairflower.training.measurements import (
-    KEPT,
+    LAST_TRAINED,
     MEASUREMENTS,
     Measurement,
     requested,
@@ -726,7 +726,7 @@ def test_a_representation_requires_a_classifier() -> None:
 
 # --- training alone --------------------------------------------------------------------
 
-ALONE = {"server-round": 1, "measure": "local_loss"}
+STANDALONE = {"server-round": 1, "measure": "local_loss"}
 
 
 def noisy_line(**changes: Any) -> SGD:
@@ -750,7 +750,7 @@ def test_the_local_loss_is_close_to_the_minimum_loss() -> None:
         return float(np.logaddexp(0, -(2 * y - 1) * (x @ w[:2] + w[2])).mean())
 
     lowest = minimize(loss, np.zeros(3)).fun
-    found = train_and_measure(client, ALONE)[0]["local_loss"]
+    found = train_and_measure(client, STANDALONE)[0]["local_loss"]
     assert lowest < found < lowest + 0.02
     assert loss(np.zeros(3)) > lowest + 0.2  # the initial loss
 
@@ -762,15 +762,15 @@ def test_the_local_loss_is_measured_once_with_plain_steps() -> None:
 
     client, other = noisy_line(), noisy_line(logit_adjustment=True, sharpness="sam")
     other.__class__ = Doubled
-    first = train_and_measure(client, ALONE)[0]["local_loss"]
-    assert train_and_measure(other, ALONE)[0]["local_loss"] == first
+    first = train_and_measure(client, STANDALONE)[0]["local_loss"]
+    assert train_and_measure(other, STANDALONE)[0]["local_loss"] == first
     client.receive({name: a + 1 for name, a in client.send().items()})
-    assert train_and_measure(client, ALONE | {"server-round": 2})[0]["local_loss"] == first
+    assert train_and_measure(client, STANDALONE | {"server-round": 2})[0]["local_loss"] == first
 
 
 def test_the_local_loss_after_divergence_is_the_initial_loss() -> None:
     client = noisy_line(lr=1e30, local_epochs=0)
-    metrics, _ = train_and_measure(client, ALONE | {"measure": "local_loss,received_loss"})
+    metrics, _ = train_and_measure(client, STANDALONE | {"measure": "local_loss,received_loss"})
     assert metrics["local_loss"] == metrics["received_loss"] == pytest.approx(np.log(2))
 
 
@@ -800,15 +800,15 @@ def test_minus_accuracy_measures_the_mean_of_the_other_clients() -> None:
     assert metrics["minus_accuracy"] == expected
     assert metrics["minus_balanced_accuracy"] == pytest.approx(balanced)
     assert metrics["minus_accuracy"] != metrics["received_accuracy"]
-    assert set(state) == {KEPT}
-    assert all(np.array_equal(one[k], state[KEPT][k]) for k in one)
-    assert all(np.array_equal(mine.send()[k], mine.state[KEPT][k]) for k in one)
+    assert set(state) == {LAST_TRAINED}
+    assert all(np.array_equal(one[k], state[LAST_TRAINED][k]) for k in one)
+    assert all(np.array_equal(mine.send()[k], mine.state[LAST_TRAINED][k]) for k in one)
 
 
 def test_minus_measurements_restore_the_model_exactly() -> None:
     plain, measured = trainer(), trainer()
     config = {"server-round": 1, "coefficient": 0.4}
-    measured.state[KEPT] = {k: a + np.ones((), a.dtype) for k, a in measured.send().items()}
+    measured.state[LAST_TRAINED] = {k: a + np.ones((), a.dtype) for k, a in measured.send().items()}
     train_and_measure(plain, config)
     train_and_measure(measured, config | {"measure": "minus_accuracy"})
     assert all(np.array_equal(plain.send()[k], measured.send()[k]) for k in plain.send())
@@ -821,7 +821,7 @@ def test_minus_accuracy_falls_back_to_the_received_model(
 ) -> None:
     client = trainer()
     if kept:
-        client.state[KEPT] = {k: a + np.ones((), a.dtype) for k, a in client.send().items()}
+        client.state[LAST_TRAINED] = {k: a + np.ones((), a.dtype) for k, a in client.send().items()}
     config = {"server-round": 2} | ({} if coefficient is None else {"coefficient": coefficient})
     metrics, _ = train_and_measure(client, config | MINUS)
     assert metrics["minus_accuracy"] == metrics["received_accuracy"]
@@ -840,7 +840,7 @@ def test_minus_models_have_no_negative_variance_and_keep_counters(
     received["1.running_var"] = (c * own["1.running_var"]).astype(np.float32) * np.float32(0.999999)
     received["1.num_batches_tracked"] = np.array(7)
     client.receive(received)
-    client.state[KEPT] = own
+    client.state[LAST_TRAINED] = own
 
     def spy(images: Images) -> tuple[float, float]:
         found = client.model.state_dict()
