@@ -1,11 +1,11 @@
-"""Fingerprints of final models: the list before a great move of code equals the list after.
+"""Print SHA-256 fingerprints of final models, to check that a change of code moves no result.
 
-    python benchmarks/bits.py > before.txt        # on the old code
-    python benchmarks/bits.py | diff before.txt - # on the new, on the same machine
+    python benchmarks/bits.py > before.txt        # with the old code
+    python benchmarks/bits.py | diff before.txt - # with the new code, on the same machine
 
-Every strategy and every client takes part at least once, with partial participation,
-BatchNorm, exchanges, observers, bounds, tests by clients, and a run that is stopped and
-resumed. On embedded data, inline, some three minutes on one core.
+Every strategy and every client runs at least once. The runs cover partial participation, BatchNorm,
+exchanges, observers, bounds, evaluation by clients, and interruption with resumption. They use
+embedded data and the inline engine, and take about three minutes on one core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TINY = ("data.clients-per-domain=1", "data.examples-per-client=12", "data.test-e
 BATCH_NORM = ("model.name=resnet10", "train.local-epochs=1", *TINY)
 PROMPTS = ("model.name=prompt-vit-tiny", "train.local-epochs=1", *TINY)
 
-#: strategy, client, settings; every name that `fairflower list` shows is among them.
+#: Strategy, client and settings of each run; every strategy and client that `fairflower list`
+#: shows is included.
 RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fedavg", "sgd", PART),
     ("uniform", "fedavg", (*SMALL, "train.optimizer=adam", "train.lr=0.001")),
@@ -68,48 +69,48 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("daa", "fedrep", SMALL),
     ("dq-ffl", "lg-fedavg", SMALL),
 )
-#: Those of them that are made a second time, stopped in between and resumed.
+#: Strategies whose runs are repeated with an interruption after round `STOP`, and resumed.
 RESUMED = ("fedheal", "fedmgda+", "fedga", "aaggff", "fedlf", "eagle")
 ROUNDS, STOP = 4, 2
 
 
 def main() -> None:
-    """Make the runs and print a line for each."""
+    """Execute the runs and print a fingerprint of each."""
     with tempfile.TemporaryDirectory() as folder:
-        for number, (strategy, client, settings) in enumerate(RUNS):
+        for index, (strategy, client, settings) in enumerate(RUNS):
             options = ["run", "--strategy", strategy, "--client", client, "--engine", "inline"]
             options += ["--rounds", str(ROUNDS), *(f"--set={setting}" for setting in settings)]
-            once, twice = (Path(folder) / f"{number}-{way}" for way in ("once", "twice"))
-            call([*options, "--output-dir", str(once)])
-            print(f"{digest(once)}  {strategy} with {client}", flush=True)
+            complete, resumed = (Path(folder) / f"{index}-{suffix}" for suffix in ("once", "twice"))
+            call([*options, "--output-dir", str(complete)])
+            print(f"{digest(complete)}  {strategy} with {client}", flush=True)
             if strategy in RESUMED:
-                interrupt_after(STOP, twice)
-                call([*options, "--output-dir", str(twice)], leaves=130)
-                (run,) = twice.iterdir()
+                interrupt_after(STOP, resumed)
+                call([*options, "--output-dir", str(resumed)], expected_code=130)
+                (run,) = resumed.iterdir()
                 call(["run", "--resume", str(run)])
-                print(f"{digest(twice)}  {strategy} with {client}, resumed", flush=True)
+                print(f"{digest(resumed)}  {strategy} with {client}, resumed", flush=True)
 
 
-def call(command: list[str], leaves: int = 0) -> None:
-    """Run a ``fairflower`` command in this process."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+def call(command: list[str], expected_code: int = 0) -> None:
+    """Run a ``fairflower`` command in this process and check its exit code."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         code = app(command, standalone_mode=False) or 0
-    if code != leaves:
-        raise SystemExit(f"fairflower {' '.join(command)} left with {code}:\n{said.getvalue()}")
+    if code != expected_code:
+        raise SystemExit(f"fairflower {' '.join(command)} exited with {code}:\n{output.getvalue()}")
 
 
-def digest(place: Path) -> str:
-    """SHA-256 of the model that the only run in a folder left."""
-    (run,) = place.iterdir()
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of the final model of the only run in a folder."""
+    (run,) = folder.iterdir()
     return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
 
 
-def interrupt_after(server_round: int, place: Path) -> None:
-    """Press Ctrl-C as soon as a run in a folder has written the checkpoint of a round."""
+def interrupt_after(server_round: int, folder: Path) -> None:
+    """Send SIGINT to this process once a run in a folder has written the checkpoint of a round."""
 
     def watch() -> None:
-        while not list(place.glob(f"*/checkpoints/*{server_round}*")):
+        while not list(folder.glob(f"*/checkpoints/*{server_round}*")):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,11 +1,11 @@
-"""Seconds and bytes of a checkpoint, which a run writes after every round by default.
+"""Measure the seconds and bytes of a checkpoint, which a run writes after every round by default.
 
-    python benchmarks/checkpoint.py            # a minute or so
+    python benchmarks/checkpoint.py            # about a minute
 
-Twenty clients have been merged twice, so FedHEAL has its tables and FedFV the
-gradients that it remembers. `save` writes the file and waits for the disk; `load` reads
-it and compares the checksum. A process of this size takes seconds to minutes for the
-round before it; where it does not, `checkpoint.every` makes checkpoints rarer.
+Two rounds of twenty clients are merged first, so that the state includes FedHEAL's tables and the
+gradients that FedFV remembers. `save` writes the file and waits for the disk; `load` reads the file
+and verifies its checksum. For comparison: a round of this size takes seconds to minutes. For
+shorter rounds, raise `checkpoint.every` to write fewer checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import machine_facts, markdown, say, version_facts
+from common import log_progress, machine_facts, markdown, version_facts
 from merge import MB, Answers
 
 from fairflower.aggregation.records import decode_record
@@ -35,6 +35,7 @@ REPETITIONS = 5
 
 
 def main() -> None:
+    """Measure every strategy with two models and print the table."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     set_task_identity()
     rows = []
@@ -43,13 +44,14 @@ def main() -> None:
         for reply in answers.replies:
             reply.metric_records["metrics"]["received_loss"] = 1.0
         for name, make in METHODS.items():
-            say(f"{name}, {model}")
+            log_progress(f"{name}, {model}")
             rows.append([name, model, *measure(make(), answers)])
     print(f"\n{machine_facts()}; {version_facts('numpy')}", end="\n\n")
     print(markdown(["strategy", "model", "MB", "save s", "load s"], rows))
 
 
 def measure(strategy: FairStrategy, answers: Answers) -> list[str]:
+    """Return the cells of a row: megabytes, and median seconds to save and to load."""
     for server_round in (1, 2):
         strategy.aggregate_train(server_round, answers.messages(server_round, strategy))
     model = decode_record(answers.sent[0])
@@ -57,12 +59,12 @@ def measure(strategy: FairStrategy, answers: Answers) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         for server_round in range(REPETITIONS):
             begin = time.perf_counter()
-            now = Checkpoint(server_round, model, strategy.state_dict(), 0.0, {})
-            checkpoint.save(Path(folder), now, keep=2)
-            middle = time.perf_counter()
+            state = Checkpoint(server_round, model, strategy.state_dict(), 0.0, {})
+            checkpoint.save(Path(folder), state, keep=2)
+            saved = time.perf_counter()
             checkpoint.load(Path(folder))
-            seconds["save"].append(middle - begin)
-            seconds["load"].append(time.perf_counter() - middle)
+            seconds["save"].append(saved - begin)
+            seconds["load"].append(time.perf_counter() - saved)
         (*_, newest) = Path(folder).rglob("*.safetensors")
         size = newest.stat().st_size
     return [f"{size / MB:.1f}", *(f"{statistics.median(s):.3f}" for s in seconds.values())]

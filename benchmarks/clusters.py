@@ -1,20 +1,20 @@
-"""How to find clients' types: what FedGCR's runs were told, clustered in several ways.
+"""Compare ways to find the types of clients: clusterings of the representations that FedGCR gets.
 
     python benchmarks/clusters.py --data-dir DIGITS      # a few minutes
 
-Trains FedGCR with FedGC on Digit-Five (``experiments/fedgcr-digit-five-cpu.toml``) at the
-domain imbalance factors 1, 5 and 10: 25, 13 and 22 clients of five types, down to a type of
-one client and clients of one image. Kept are every round's representations h, by the model
-received, and the numbers of images n. Each round is then clustered anew in every way, with
-several seeds of the clustering. Two scores, in %, 100 being perfect:
+Trains FedGCR with FedGC on Digit-Five (``experiments/fedgcr-digit-five-cpu.toml``) with the
+domain imbalance factors 1, 5 and 10: 25, 13 and 22 clients of five types. The smallest type has
+one client, and the smallest client one image. The script records the representations h of every
+round, computed with the received model, and the numbers of images n. Each algorithm then clusters
+every round again, with several seeds of the clustering. Two scores in %, where 100 is perfect:
 
-accuracy   share of clients whose cluster's majority is of their own type (the paper's)
-ARI        adjusted Rand index, which too many clusters do not please either
+accuracy   share of clients that have the majority type of their cluster (as in the paper)
+ARI        adjusted Rand index, which also penalizes too many clusters
 
-Means over rounds and seeds, with the sample standard deviation over the seeds of the
-clustering. The first table has the right number of clusters, in the second it is to be
-found, and T' is how many were. `fairflower.numerics.clustering` is the rows that are marked:
-``*`` its "kmeans", ``+`` its "gmm".
+The tables show means over rounds and seeds, with the sample standard deviation over the seeds of
+the clustering. The first table is for a given, correct number of clusters. In the second table the
+algorithms estimate the number, and T' is its mean. Marked rows use
+`fairflower.numerics.clustering`: ``*`` its "kmeans", ``+`` its "gmm".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import described_parser, machine_facts, markdown, say, version_facts
+from common import described_parser, log_progress, machine_facts, markdown, version_facts
 from numpy.typing import NDArray
 from rich.console import Console
 from sklearn import __version__ as sklearn_version
@@ -49,25 +49,25 @@ TYPES = 5
 
 Labels = NDArray[np.int64]
 Vectors = NDArray[np.float64]
-Rule = Callable[[Vectors, Vectors, int], Labels]
+Algorithm = Callable[[Vectors, Vectors, int], Labels]
 
 
 class Round(NamedTuple):
-    """What a server had: vectors [K, d], numbers of images [K]; and clients' true types [K]."""
+    """A round as the server sees it, vectors [K, d] and image counts [K], and true types [K]."""
 
     h: Vectors
     sizes: Vectors
     types: list[str]
 
 
-def rounds_of_a_run(dif: int, seed: int, data_dir: str, rounds: int) -> list[Round]:
-    """Train, and listen to what is clustered."""
-    heard: list[tuple[Vectors, list[int], Vectors]] = []
-    find = clusters.cluster
+def record_rounds(dif: int, seed: int, data_dir: str, rounds: int) -> list[Round]:
+    """Train once, and record the input of every clustering."""
+    recorded: list[tuple[Vectors, list[int], Vectors]] = []
+    original = clusters.cluster
 
-    def listen(h: Vectors, clients: Iterable[int], *args: Any, **options: Any) -> Any:
-        heard.append((h, list(clients), options["sizes"]))
-        return find(h, clients, *args, **options)
+    def record(h: Vectors, clients: Iterable[int], *args: Any, **options: Any) -> Any:
+        recorded.append((h, list(clients), options["sizes"]))
+        return original(h, clients, *args, **options)
 
     flat = read_toml(CONFIG)
     del flat["strategy.variant"], flat["client.variant"]  # the defaults
@@ -85,40 +85,46 @@ def rounds_of_a_run(dif: int, seed: int, data_dir: str, rounds: int) -> list[Rou
             }
         )
         domains = [client.domain for client in prepare(config.data).clients]
-        clusters.cluster = listen
+        clusters.cluster = record
         try:
             Session(InlineGrid(app, len(domains)), config, Console(quiet=True)).run()
         finally:
-            clusters.cluster = find
-    return [Round(h, n, [domains[k] for k in clients]) for h, clients, n in heard]
+            clusters.cluster = original
+    return [Round(h, n, [domains[k] for k in clients]) for h, clients, n in recorded]
 
 
-def ours(number: int | None, by_images: bool = True, clustering: Any = "kmeans") -> Rule:
-    """What `fairflower.numerics.clustering` makes of it."""
+def fairflower_clustering(
+    number: int | None, by_images: bool = True, clustering: Any = "kmeans"
+) -> Algorithm:
+    """Return the clustering of `fairflower.numerics.clustering`.
 
-    def rule(h: Vectors, sizes: Vectors, seed: int) -> Labels:
+    ``number`` is the number of clusters; None estimates it. ``by_images`` weights clients by their
+    numbers of images.
+    """
+
+    def assign(h: Vectors, sizes: Vectors, seed: int) -> Labels:
         n = sizes if by_images else None
         return cluster(h, range(len(h)), number, clustering=clustering, sizes=n, seed=seed).ids
 
-    return rule
+    return assign
 
 
-def mixture(starts: int, covariance: str = "full") -> Rule:
-    """scikit-learn's mixture of as many Gaussians as there are types."""
+def mixture(starts: int, covariance: str = "full") -> Algorithm:
+    """Return scikit-learn's Gaussian mixture with as many components as there are types."""
 
-    def rule(h: Vectors, sizes: Vectors, seed: int) -> Labels:
+    def assign(h: Vectors, sizes: Vectors, seed: int) -> Labels:
         fitted = GaussianMixture(
             TYPES, covariance_type=covariance, n_init=starts, random_state=seed
         )
         return fitted.fit_predict(h)
 
-    return rule
+    return assign
 
 
-def mixtures_own_criterion(axes: int) -> Rule:
-    """As many clusters as the mixture's own BIC prefers, on so many axes."""
+def mixture_by_bic(axes: int) -> Algorithm:
+    """Return a Gaussian mixture on ``axes`` principal axes whose BIC selects the number."""
 
-    def rule(h: Vectors, sizes: Vectors, seed: int) -> Labels:
+    def assign(h: Vectors, sizes: Vectors, seed: int) -> Labels:
         x = principal(h, axes)
         x = x / np.sqrt(np.mean(x**2))
         fits = [
@@ -127,32 +133,32 @@ def mixtures_own_criterion(axes: int) -> Rule:
         ]
         return min((fit.fit(x) for fit in fits), key=lambda fit: fit.bic(x)).predict(x)
 
-    return rule
+    return assign
 
 
-GIVEN: dict[str, Rule] = {
-    "T' - 1 axes, k-means, by images *": ours(TYPES),
-    "T' - 1 axes, k-means, all alike": ours(TYPES, by_images=False),
-    "mixture, full, 1 start +": ours(TYPES, clustering="gmm"),
+GIVEN_NUMBER: dict[str, Algorithm] = {
+    "T' - 1 axes, k-means, by images *": fairflower_clustering(TYPES),
+    "T' - 1 axes, k-means, all alike": fairflower_clustering(TYPES, by_images=False),
+    "mixture, full, 1 start +": fairflower_clustering(TYPES, clustering="gmm"),
     "mixture, full, 10 starts": mixture(10),
     "mixture, spherical, 10 starts": mixture(10, "spherical"),
 }
-FOUND: dict[str, Rule] = {
-    "clusters.bic, k-means, by images *": ours(None),
-    "clusters.bic, k-means, all alike": ours(None, by_images=False),
-    "clusters.bic, mixture +": ours(None, clustering="gmm"),
-    "mixture's own BIC, 4 axes": mixtures_own_criterion(4),
+ESTIMATED_NUMBER: dict[str, Algorithm] = {
+    "clusters.bic, k-means, by images *": fairflower_clustering(None),
+    "clusters.bic, k-means, all alike": fairflower_clustering(None, by_images=False),
+    "clusters.bic, mixture +": fairflower_clustering(None, clustering="gmm"),
+    "mixture's own BIC, 4 axes": mixture_by_bic(4),
 }
 
 
-def cell(rule: Rule, rounds: list[Round], repeats: int) -> str:
-    """Accuracy, ARI and T' of one way at one imbalance."""
+def cell(algorithm: Algorithm, rounds: list[Round], repeats: int) -> str:
+    """Format accuracy, ARI and T' of an algorithm over the rounds of an imbalance factor."""
     scores = np.array(
         [
             [
                 (100 * clustering_accuracy(types, ids), 100 * adjusted_rand(types, ids), found)
                 for h, sizes, types in rounds
-                for ids in [rule(h, sizes, seed)]
+                for ids in [algorithm(h, sizes, seed)]
                 for found in [len(np.unique(ids))]
             ]
             for seed in range(repeats)
@@ -164,14 +170,17 @@ def cell(rule: Rule, rounds: list[Round], repeats: int) -> str:
 
 
 def main() -> None:
+    """Train the runs, and print a table for each kind of algorithm."""
     parser = described_parser(__doc__)
-    parser.add_argument("--data-dir", default="", help="the digits; default: $FAIRFLOWER_DATA")
+    parser.add_argument(
+        "--data-dir", default="", help="folder of the digits (default: $FAIRFLOWER_DATA)"
+    )
     parser.add_argument("--dif", type=int, nargs="+", default=[1, 5, 10])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the runs")
-    parser.add_argument("--repeats", type=int, default=10, help="seeds of the clustering")
-    parser.add_argument("--quick", action="store_true", help="3 rounds and 2 repeats: a look")
-    given = parser.parse_args()
-    rounds, repeats = (3, 2) if given.quick else (12, given.repeats)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the runs")
+    parser.add_argument("--repeats", type=int, default=10, help="number of seeds of the clustering")
+    parser.add_argument("--quick", action="store_true", help="3 rounds and 2 repeats")
+    options = parser.parse_args()
+    rounds, repeats = (3, 2) if options.quick else (12, options.repeats)
     print(
         machine_facts(),
         version_facts("numpy", "torch"),
@@ -179,19 +188,22 @@ def main() -> None:
         sep="; ",
     )
     warnings.simplefilter("ignore", ConvergenceWarning)
-    heard = {}
-    for dif in given.dif:
-        begun = time.perf_counter()
-        runs = [rounds_of_a_run(dif, seed, given.data_dir, rounds) for seed in given.seeds]
-        heard[f"DIF {dif}"] = [r for run in runs for r in run]
-        say(f"DIF {dif}: trained for {time.perf_counter() - begun:.0f} s")
-    for title, rules in (("as many as types", GIVEN), ("number to be found", FOUND)):
+    recorded = {}
+    for dif in options.dif:
+        begin = time.perf_counter()
+        runs = [record_rounds(dif, seed, options.data_dir, rounds) for seed in options.seeds]
+        recorded[f"DIF {dif}"] = [item for run in runs for item in run]
+        log_progress(f"DIF {dif}: trained for {time.perf_counter() - begin:.0f} s")
+    for title, algorithms in (
+        ("as many as types", GIVEN_NUMBER),
+        ("number to be found", ESTIMATED_NUMBER),
+    ):
         with threadpool_limits(1):
             rows = [
-                [name, *(cell(rule, rounds, repeats) for rounds in heard.values())]
-                for name, rule in rules.items()
+                [name, *(cell(algorithm, rounds, repeats) for rounds in recorded.values())]
+                for name, algorithm in algorithms.items()
             ]
-        header = ["accuracy / ARI (T')", *heard]
+        header = ["accuracy / ARI (T')", *recorded]
         print(f"\n{title}\n\n{markdown(header, rows)}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks share: a parser of options, the machine, and tables of times and ratios."""
+"""Shared helpers of the benchmarks: option parser, machine facts, tables of times and ratios."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from fairflower.machine import machine, versions
 
 
 def described_parser(text: str) -> argparse.ArgumentParser:
-    """A parser whose help begins with a script's docstring as it is written."""
+    """Return a parser whose help begins with ``text``, a script's docstring, unformatted."""
     return argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
 def machine_facts() -> str:
-    """One line on the machine as far as it decides the figures, and how busy it is."""
+    """Return one line with the processor, its number of cores, the load and the system."""
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return f"{machine()['processor']}, {os.cpu_count()} cores{load}; {platform.system()}"
 
 
 def version_facts(*packages: str) -> str:
-    """Versions of Python and of these packages, on one line."""
-    found = versions()
-    return ", ".join(f"{name} {found[name]}" for name in ("python", *packages))
+    """Return the versions of Python and of these packages, in one line."""
+    installed = versions()
+    return ", ".join(f"{name} {installed[name]}" for name in ("python", *packages))
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose columns are aligned in plain text too, the first one to the left."""
+    """Return a Markdown table, aligned in plain text too: the first column left, others right."""
     cells = [list(header), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    separator = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
 
     def line(row: list[str]) -> str:
         padded = [row[0].ljust(widths[0])]
         padded += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         return f"| {' | '.join(padded)} |"
 
-    return "\n".join(map(line, [cells[0], rule, *cells[1:]]))
+    return "\n".join(map(line, [cells[0], separator, *cells[1:]]))
 
 
 def times_and_ratios(seconds: Sequence[float], reference: Sequence[float]) -> list[str]:
-    """Min and median seconds, then both over those of the reference."""
-    low, middle = min(seconds), statistics.median(seconds)
+    """Return minimum and median seconds, then the ratios of both to the reference's."""
+    minimum, median = min(seconds), statistics.median(seconds)
     return [
-        f"{low:.4f}",
-        f"{middle:.4f}",
-        f"{low / min(reference):.2f}",
-        f"{middle / statistics.median(reference):.2f}",
+        f"{minimum:.4f}",
+        f"{median:.4f}",
+        f"{minimum / min(reference):.2f}",
+        f"{median / statistics.median(reference):.2f}",
     ]
 
 
-def say(text: str) -> None:
-    """Tell what is going on, apart from the results."""
+def log_progress(text: str) -> None:
+    """Print a progress message to stderr; results go to stdout."""
     print(text, file=sys.stderr, flush=True)

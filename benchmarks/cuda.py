@@ -1,28 +1,30 @@
-"""All that a GPU has to show, in ten minutes: right, fast, and the papers' numbers.
+"""Check correctness, speed and the papers' numbers on a GPU, in calls of ten minutes.
 
-    python benchmarks/cuda.py                       # again and again, until all is done
-    python benchmarks/cuda.py --device cpu --quick  # whether the program works; a minute
+    python benchmarks/cuda.py                       # repeat until all parts are done
+    python benchmarks/cuda.py --device cpu --quick  # test of the program itself; a minute
 
-It stops itself in time (`--minutes`) and prints a table with the device's name. A second call goes
-on where the first stopped: each finished part is a line of `rows.jsonl` in the folder of the device
-below `--output-dir`. Parts that failed are tried again. Needs torch, torchvision, flwr and what the
-inline engine and the strategies need. Images of 1 and 2 are made up, and so are the weights of
-ViT-B/16; the papers' data are read from FAIRFLOWER_DATA.
+The program stops at its time limit (`--minutes`) and prints a table with the device's name. A
+second call resumes where the first stopped: each finished part is a line of `rows.jsonl`, in the
+device's folder below `--output-dir`. Failed parts are tried again. Requirements: torch,
+torchvision, flwr, and the dependencies of the inline engine and of the strategies. Parts 1 and 2
+use synthetic images, and random weights of ViT-B/16; the papers' data are read from
+FAIRFLOWER_DATA.
 
 1. `right`: every strategy, and every client, trains two rounds on the CPU and twice on the device.
-   The distance of the models has to be at most a share of the way from the initial model (column
-   `tolerance`), and both runs of the device have to have the same bits. In bf16 the reference is
-   the device in float32. Methods that decide by signs or by order may differ more where a tie falls
-   otherwise: look at them. There is no setting for TF32, so it is not compared.
-2. `fast`: seconds of a round without its tests, as fastest and median of three, and images per
-   second of the median. `resnet10, 32x32` has the shape of FedHEAL's work: 20 clients with 600, 72,
-   732 and 100 images, 10 epochs, batches of 64. The bare loop is PyTorch alone; of the prompts' two
-   stages it computes the first again at every use, where the engine computes it once. Several
-   processes are workers of the ray engine, and left out without Ray.
+   The distance between the models may be at most a fraction of the distance from the initial model
+   (column `tolerance`), and both runs on the device must produce the same bits. For bf16, the
+   reference is float32 on the device. Methods that decide by signs or by order may differ more
+   where a tie is resolved differently: inspect them. TF32 is not compared, as no setting controls
+   it.
+2. `fast`: seconds of a round without evaluation, as minimum and median of three, and images per
+   second by the median. `resnet10, 32x32` has the size of FedHEAL's experiment: 20 clients with
+   600, 72, 732 and 100 images, 10 epochs, batches of 64. The bare loop is PyTorch alone; it repeats
+   the first of the prompts' two stages at every use, where the engine computes it once. "Several
+   processes" are workers of the ray engine, skipped without Ray.
 3. `papers`: FedHEAL's Digits (ResNet-10, 200 rounds of 10 epochs), then Office-Caltech at 192
-   pixels, by fedavg, uniform, fedheal and fedequilibria with seed 0, `--jobs` at a time, beside
-   the papers' tables; for Office-Caltech, FedEquilibria's paper has ResNet-12 and 5 epochs.
-   Accuracies are means over the last five rounds in percent, and STD is over domains (ddof 1; in
+   pixels, by fedavg, uniform, fedheal and fedequilibria with seed 0, `--jobs` runs at a time, next
+   to the papers' tables. For Office-Caltech, FedEquilibria's paper uses ResNet-12 and 5 epochs.
+   Accuracies are means over the last five rounds in percent. STD is over domains (ddof 1; in
    FedEquilibria's paper ddof 0, of the last round).
 
 This program has not yet run on CUDA.
@@ -42,14 +44,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from common import described_parser, machine_facts, markdown, say, version_facts
+from common import described_parser, log_progress, machine_facts, markdown, version_facts
 
 from fairflower.errors import NotInstalled
 
 Row = dict[str, Any]
 KINDS = ("right", "fast", "papers")
 
-#: Seconds that are kept for the table, and that a part may still take when time is over.
+#: Seconds reserved for the table, and for a part that is still running at the time limit.
 RESERVE = 8
 
 #: AVG / STD of FedHEAL's tables 1 and 2, and AVG / STD / MIN of FedEquilibria's table 1.
@@ -74,7 +76,7 @@ def add_row(folder: Path, kind: str, name: str, row: Row) -> None:
 
 
 def read_rows(folder: Path) -> dict[tuple[str, str], Row]:
-    """Return the last row of each part; a line that a killed process left half is passed over."""
+    """Return the last row of each part; an incomplete line of a killed process is skipped."""
     rows = {}
     path = folder / "rows.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -87,14 +89,15 @@ def read_rows(folder: Path) -> dict[tuple[str, str], Row]:
 
 
 def is_finished(row: Row | None) -> bool:
+    """Return whether a part has a complete result."""
     return row is not None and not {"begun", "error"} & row.keys() and not row.get("unfinished")
 
 
 # --- processes --------------------------------------------------------------------------
 
 
-def work(options: argparse.Namespace) -> None:
-    """Make parts, one after another, until the time is over: what a child process does."""
+def run_parts(options: argparse.Namespace) -> None:
+    """Measure parts one after another until the time limit; runs in a child process."""
     from cuda_parts import measure
 
     for name in options.names:
@@ -110,15 +113,15 @@ def work(options: argparse.Namespace) -> None:
         except NotInstalled as error:
             row = {"left_out": str(error)}
         except Exception as error:
-            say(traceback.format_exc())
+            log_progress(traceback.format_exc())
             row = {"error": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
         add_row(options.folder, options.kind, name, row)
         if "error" in row:
-            return  # an error of CUDA spoils the process
+            return  # after a CUDA error, the process cannot be used any more
 
 
 def start(kind: str, names: list[str], options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Start a child process that makes these parts; what it says is in ``log.txt``."""
+    """Start a child process that measures these parts and logs to ``log.txt``."""
     command = [sys.executable, str(Path(__file__).absolute()), "--work", kind, *names]
     command += ["--device", options.device, "--folder", str(options.folder)]
     command += ["--until", str(options.until), *["--quick"] * options.quick]
@@ -128,35 +131,35 @@ def start(kind: str, names: list[str], options: argparse.Namespace) -> subproces
 
 
 def wait(children: list[subprocess.Popen[bytes]], kind: str, options: argparse.Namespace) -> None:
-    """Wait for child processes; kill those that are late, and note the parts of the others."""
+    """Wait for child processes, kill those past the time limit, and record crashed parts."""
     for child in children:
         try:
             child.wait(max(0.1, options.until + RESERVE - time.time()))
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-    for (of, name), row in read_rows(options.folder).items():
-        if of == kind and "begun" in row and time.time() < options.until:
+    for (row_kind, name), row in read_rows(options.folder).items():
+        if row_kind == kind and "begun" in row and time.time() < options.until:
             codes = ", ".join(str(child.returncode) for child in children)
             add_row(options.folder, kind, name, {"error": f"the process ended with {codes}"})
 
 
-def make(options: argparse.Namespace) -> None:
-    """Make the parts that are not finished, kind after kind, as far as the time goes."""
+def run_unfinished_parts(options: argparse.Namespace) -> None:
+    """Measure the unfinished parts, kind by kind, until the time limit."""
     from cuda_parts import items
 
     for kind, names in items(options.quick).items():
         rows = read_rows(options.folder)
-        left = [name for name in names if not is_finished(rows.get((kind, name)))]
-        # Each time has a process of its own, for a fresh memory.
-        size = {"right": len(left), "fast": 1, "papers": options.jobs}[kind]
-        size = max(1, len(left) if options.quick and kind == "fast" else size)
-        for at in range(0, len(left), size):
-            group = left[at : at + size]
+        unfinished = [name for name in names if not is_finished(rows.get((kind, name)))]
+        # Each timed part has its own process, so that memory is not shared between parts.
+        size = {"right": len(unfinished), "fast": 1, "papers": options.jobs}[kind]
+        size = max(1, len(unfinished) if options.quick and kind == "fast" else size)
+        for at in range(0, len(unfinished), size):
+            group = unfinished[at : at + size]
             if kind not in options.parts or time.time() > options.until:
                 continue
-            say(f"{kind}: {', '.join(group[:4])}{' ...' if len(group) > 4 else ''}")
-            if kind == "papers":  # each in a process of its own, at the same time
+            log_progress(f"{kind}: {', '.join(group[:4])}{' ...' if len(group) > 4 else ''}")
+            if kind == "papers":  # each in its own process, concurrently
                 wait([start(kind, [name], options) for name in group], kind, options)
                 continue
             while group and time.time() < options.until:
@@ -165,14 +168,14 @@ def make(options: argparse.Namespace) -> None:
                 tried = [name for name in group if (kind, name) in done]
                 group = [name for name in group if name not in tried]
                 if not tried:
-                    break  # it did not even begin
+                    break  # the process ended before its first part
 
 
 # --- the table --------------------------------------------------------------------------
 
 
 def tables(options: argparse.Namespace) -> str:
-    """Return all tables as Markdown, with the device's name."""
+    """Return all tables as Markdown, with the names of device and libraries."""
     from cuda_parts import items
 
     rows, wanted = read_rows(options.folder), items(options.quick)
@@ -187,19 +190,21 @@ def tables(options: argparse.Namespace) -> str:
         ],
     }
     for kind in KINDS:
-        made = [(name, rows[kind, name]) for name in wanted[kind] if (kind, name) in rows]
-        made = [(name, row) for name, row in made if row.keys() != {"begun"}]
-        cells = [_cells(kind, name, row, len(header[kind])) for name, row in made]
+        measured = [(name, rows[kind, name]) for name in wanted[kind] if (kind, name) in rows]
+        measured = [(name, row) for name, row in measured if row.keys() != {"begun"}]
+        cells = [_cells(kind, name, row, len(header[kind])) for name, row in measured]
         if cells:
             parts.append(markdown(header[kind], cells))
     if any(row.get("stand_in") for row in rows.values()):
         parts.append(
             "SYN of these digits is a stand-in, so the papers' numbers do not hold for it."
         )
-    left = [
+    unfinished = [
         name for kind in wanted for name in wanted[kind] if not is_finished(rows.get((kind, name)))
     ]
-    parts.append(f"{len(left)} parts are left: call it again." if left else "All parts are done.")
+    parts.append(
+        f"{len(unfinished)} parts are left: call it again." if unfinished else "All parts are done."
+    )
     return "\n\n".join(parts)
 
 
@@ -217,13 +222,14 @@ def _cells(kind: str, name: str, row: Row, width: int) -> list[str]:
         median, images = f"{row['median']:.3g}", f"{row['images_per_second']:.0f}"
         return [name, seconds, median, images, memory]
     values = list(row["accuracy"].values())
-    figures = [statistics.fmean(values), statistics.stdev(values), min(values)]
+    summary = [statistics.fmean(values), statistics.stdev(values), min(values)]
     rounds = f"{row['rounds']} of {row['of_rounds']}"
     published = PUBLISHED.get(name, ("", "")) if row["of_rounds"] == 200 else ("", "")
-    return [name, rounds, seconds, *(f"{figure:.2f}" for figure in figures), *published]
+    return [name, rounds, seconds, *(f"{value:.2f}" for value in summary), *published]
 
 
 def is_wrong(row: Row) -> bool:
+    """Return whether a part failed or its models differ too much."""
     return "error" in row or not row.get("right", True)
 
 
@@ -231,13 +237,19 @@ def is_wrong(row: Row) -> bool:
 
 
 def parse_options() -> argparse.Namespace:
+    """Read and check the command line."""
     parser = described_parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--minutes", type=float, default=9, help="time limit (default: 9)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "cuda-benchmark"))
     parser.add_argument("--parts", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--jobs", type=int, default=0, help="runs of `papers` at a time")
-    parser.add_argument("--quick", action="store_true", help="few parts, tiny ones")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        help="concurrent runs of `papers` (default: 4 on CUDA, 1 on the CPU)",
+    )
+    parser.add_argument("--quick", action="store_true", help="a few small parts")
     for hidden in ("--work", "--names"):
         parser.add_argument(hidden, nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -253,21 +265,22 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> int:
+    """Measure unfinished parts, print and write the tables; 1 if any part is wrong."""
     options = parse_options()
     if options.work:
         options.kind, *options.names = options.work
-        work(options)
+        run_parts(options)
         return 0
     options.until = time.time() + 60 * options.minutes - RESERVE
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("PyTorch finds no CUDA device. Use --device cpu --quick to try the program.")
+        sys.exit("PyTorch finds no CUDA device. To test the program, use --device cpu --quick.")
     options.name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     kind = re.sub(r"\W+", "-", options.name.lower()) + "-quick" * options.quick
     options.folder = options.output_dir.absolute() / kind
     options.folder.mkdir(parents=True, exist_ok=True)
-    make(options)
+    run_unfinished_parts(options)
     text = tables(options)
     (options.folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

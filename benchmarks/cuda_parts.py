@@ -1,6 +1,6 @@
-"""What `cuda.py` measures: one function for each kind of part, which returns a row of numbers.
+"""The measurements of `cuda.py`: one function for each kind of part, which returns a row.
 
-A part runs in a process of its own, on the device that it is given.
+A part runs in its own process, on the given device.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ EXPERIMENTS = Path(__file__).absolute().parent.parent / "experiments"
 
 Row = dict[str, Any]
 
-#: Largest distance between the models of the CPU and of the device, as a share of the way from
-#: the initial model. Kernels sum in other orders, and cuDNN's convolutions round to TF32.
+#: Maximum distance between the models of CPU and device, as a fraction of the distance from the
+#: initial model. Kernels sum in different orders, and cuDNN's convolutions round to TF32.
 TOLERANCES = {"float32": 0.02, "bf16": 0.3}
 
-MADE_UP = {"data.name": "made_up:MadeUpDigits"}
+SYNTHETIC = {"data.name": "made_up:MadeUpDigits"}
 SMALL: dict[str, Any] = {
-    **MADE_UP,
+    **SYNTHETIC,
     "data.image-size": 16,
     "num-server-rounds": 2,
     "data.clients-per-domain": 1,
@@ -51,20 +51,20 @@ SMALL: dict[str, Any] = {
     "train.local-epochs": 1,
 }
 
-#: Cases of times: their settings, and those of --quick in their place.
+#: Settings of each timed case, and the settings that replace them under --quick.
 PROMPTS_224 = {"model.name": "prompt-vit-b-16", "data.image-size": 224}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cnn, 16x16": (
-        {**MADE_UP, "data.image-size": 16, "data.examples-per-client": 72},
+        {**SYNTHETIC, "data.image-size": 16, "data.examples-per-client": 72},
         {"data.examples-per-client": 8},
     ),
     "resnet10, 32x32": (
-        {**MADE_UP, "model.name": "resnet10", "train.local-epochs": 10},
+        {**SYNTHETIC, "model.name": "resnet10", "train.local-epochs": 10},
         {"data.examples-per-client": 4, "data.clients-per-domain": 1, "train.local-epochs": 1},
     ),
     "ViT-B/16 prompts, 224x224": (
         {
-            **MADE_UP,
+            **SYNTHETIC,
             "data.examples-per-client": 32,
             "train.batch-size": 32,
             "train.local-epochs": 1,
@@ -78,31 +78,31 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }
-WAYS = ("bare loop", "inline", "several processes")
-#: Rounds that are counted, after one that is not.
+PROGRAMS = ("bare loop", "inline", "several processes")
+#: Timed rounds, after one warm-up round.
 ROUNDS = 3
 
-#: Federations of the papers: the experiment's file.
+#: Data set of the papers -> file of the experiment's settings.
 PAPERS = {"digits": "fedheal-digits.toml", "office-caltech": "fedheal-office.toml"}
 METHODS = ("fedavg", "uniform", "fedheal", "fedequilibria")
 
 
 def items(quick: bool) -> dict[str, list[str]]:
-    """Return the names of all parts by kind, in the order in which they are made."""
+    """Return the names of all parts by kind, in the order in which they run."""
     pairs = [f"{strategy} with sgd" for strategy in STRATEGIES]
     pairs += [f"uniform with {client}" for client in CLIENTS if client not in ("sgd", "fedavg")]
     pairs += ["fedavg with sgd in bf16"]
-    ways = [f"{case}: {way}" for case in CASES for way in WAYS]
+    timings = [f"{case}: {program}" for case in CASES for program in PROGRAMS]
     runs = [f"{data}: {method}" for data in PAPERS for method in METHODS]
     if quick:
         pairs = ["fedheal with sgd", "uniform with scaffold", "fedavg with sgd in bf16"]
-        ways = [name for name in ways if not name.endswith(WAYS[-1])]
+        timings = [name for name in timings if not name.endswith(PROGRAMS[-1])]
         runs = ["digits: fedheal"]
-    return {"right": pairs, "fast": ways, "papers": runs}
+    return {"right": pairs, "fast": timings, "papers": runs}
 
 
 def measure(kind: str, name: str, device: str, folder: Path, quick: bool, until: float) -> Row:
-    """Make a part, and return its row."""
+    """Measure a part and return its row."""
     if kind == "right":
         return right(name, device)
     if kind == "fast":
@@ -111,13 +111,13 @@ def measure(kind: str, name: str, device: str, folder: Path, quick: bool, until:
 
 
 def run(flat: Mapping[str, Any], folder: Path) -> Path:
-    """Make a run in this process, and return its run folder."""
+    """Execute a run in this process and return its run folder."""
     config = RunConfig.from_flat({"engine": "inline", "output-dir": str(folder), **flat})
     return session(config).run()
 
 
 def session(config: RunConfig, **options: Any) -> Session:
-    """Return a run on the inline engine that prints nothing."""
+    """Return a silent session on the inline engine."""
     grid = InlineGrid(client_app, len(prepare(config.data).clients))
     return Session(grid, config, Console(quiet=True), **options)
 
@@ -126,7 +126,7 @@ def session(config: RunConfig, **options: Any) -> Session:
 
 
 def right(name: str, device: str) -> Row:
-    """Train a method on the CPU and twice on the device, and compare the models."""
+    """Train a method once on the CPU and twice on the device, and compare the models."""
     name, _, precision = name.partition(" in ")
     strategy, _, client = name.partition(" with ")
     trainer = CLIENTS[client]
@@ -135,21 +135,21 @@ def right(name: str, device: str) -> Row:
     flat = SMALL | {"strategy.name": strategy, "client.name": client, "model.name": model}
     if trainer.optimizer:
         flat["train.optimizer"] = trainer.optimizer
-    finer, precision = flat | {"train.precision": "float32"}, precision or "float32"
+    reference_settings, precision = flat | {"train.precision": "float32"}, precision or "float32"
     flat["train.precision"] = precision
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        # In bf16 the reference is float32, on the device too.
+        # For bf16, the reference is float32 on the device.
         reference = "cpu" if precision == "float32" else device
         first, *others = (
             load_file(run(settings | {"train.device": where}, Path(scratch)) / "model.safetensors")
-            for settings, where in ((finer, reference), (flat, device), (flat, device))
+            for settings, where in ((reference_settings, reference), (flat, device), (flat, device))
         )
-    config = RunConfig.from_flat(finer)
+    config = RunConfig.from_flat(reference_settings)
     data = prepare(config.data)
     start = copy_arrays(build_model(config.model, config.client, data, config.seed))
-    way = distance(first, start)
-    difference = distance(others[0], first) / way if way else float("nan")
+    path_length = distance(first, start)
+    difference = distance(others[0], first) / path_length if path_length else float("nan")
     tolerance = TOLERANCES[precision]
     same = all(np.array_equal(others[0][key], others[1][key]) for key in others[0])
     return {
@@ -175,8 +175,8 @@ def distance(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
 
 
 def fast(name: str, device: str, folder: Path, quick: bool) -> Row:
-    """Return the seconds of a round, and the images that are trained in a second."""
-    case, _, way = name.partition(": ")
+    """Return the seconds of a round, and the training images per second."""
+    case, _, program = name.partition(": ")
     full, small = CASES[case]
     flat = full | (small if quick else {})
     flat = {"strategy.name": "fedavg", "data.test-examples": 20, "train.device": device} | flat
@@ -185,45 +185,45 @@ def fast(name: str, device: str, folder: Path, quick: bool) -> Row:
         flat["model.weights"] = str(random_vit(folder))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        if way == "bare loop":
+        if program == "bare loop":
             from engine import bare_loop
 
             bare_loop(RunConfig.from_flat(flat), place)
             rounds = [float(line) for line in (place / "rounds.txt").read_text().split()]
-        elif way == "inline":
+        elif program == "inline":
             rounds = seconds_of(run(flat, place))
         else:
             if not installed("ray"):
                 return {"left_out": "Ray is not installed"}
-            where = "cpu" if device == "cpu" else "auto"  # a worker's share of a GPU
+            where = "cpu" if device == "cpu" else "auto"  # the GPU share of a worker
             rounds = seconds_of(on_ray(flat | {"output-dir": scratch, "train.device": where}))
     config = RunConfig.from_flat(flat)
     images = sum(client.num_examples for client in prepare(config.data).clients)
-    middle = statistics.median(rounds[1:])
-    row: Row = {"seconds": min(rounds[1:]), "median": middle}
-    row["images_per_second"] = images * config.train.local_epochs / middle
-    if device == "cuda" and way != WAYS[-1]:
+    median = statistics.median(rounds[1:])
+    row: Row = {"seconds": min(rounds[1:]), "median": median}
+    row["images_per_second"] = images * config.train.local_epochs / median
+    if device == "cuda" and program != PROGRAMS[-1]:
         row["gpu_mb"] = torch.cuda.max_memory_reserved() / 2**20
     return row
 
 
 def seconds_of(folder: Path) -> list[float]:
-    """Return the seconds of a run's rounds, from one global model to the next, without tests."""
+    """Return the seconds of a run's rounds, between global models, without evaluation."""
     rounds: dict[int, float] = {}
     with (folder / "history.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             number = int(row["round"])
-            if row["level"] == "run" and number and row["metric"] in ("seconds", TESTS):
-                sign = -1 if row["metric"] == TESTS else 1
+            if row["level"] == "run" and number and row["metric"] in ("seconds", EVALUATION):
+                sign = -1 if row["metric"] == EVALUATION else 1
                 rounds[number] = rounds.get(number, 0.0) + sign * float(row["value"])
     return list(rounds.values())
 
 
-TESTS = "evaluate_seconds"
+EVALUATION = "evaluate_seconds"
 
 
 def on_ray(flat: Mapping[str, Any]) -> Path:
-    """Make a run whose clients are in several processes, which share the GPU."""
+    """Execute a run whose clients train in several processes that share the GPU."""
     from fairflower.engines.launch import launch
     from fairflower.plans.devices import place_clients
 
@@ -241,7 +241,7 @@ def on_ray(flat: Mapping[str, Any]) -> Path:
 
 
 def random_vit(folder: Path) -> Path:
-    """Return a file with random weights of ViT-B/16: times do not depend on what it knows."""
+    """Return a file with random weights of ViT-B/16: times do not depend on the values."""
     from torchvision.models import vit_b_16
 
     path = folder / "vit_b_16.pth"
@@ -257,7 +257,7 @@ def random_vit(folder: Path) -> Path:
 
 
 def papers(name: str, device: str, folder: Path, quick: bool, until: float) -> Row:
-    """Train a method as the papers do, up to a time; a later call goes on."""
+    """Train a method as in the papers, up to the time limit; a later call resumes the run."""
     data, _, method = name.partition(": ")
     flat = dict(read_toml(EXPERIMENTS / PAPERS[data]))
     if method != "fedheal":
@@ -268,7 +268,7 @@ def papers(name: str, device: str, folder: Path, quick: bool, until: float) -> R
     if data == "office-caltech" and method == "fedequilibria":
         flat |= {"strategy.t": 0.3}
     if quick:
-        flat |= {**MADE_UP, "num-server-rounds": 2}
+        flat |= {**SYNTHETIC, "num-server-rounds": 2}
         flat |= {"data.examples-per-client": 4, "data.test-examples": 20}
         flat |= {"data.clients-per-domain": 1, "data.image-size": 16}
         flat |= {"train.local-epochs": 1, "checkpoint.every": 1}
@@ -300,7 +300,7 @@ def papers(name: str, device: str, folder: Path, quick: bool, until: float) -> R
 
 
 def accuracies(folder: Path, window: int = 5) -> dict[str, float]:
-    """Return each domain's accuracy in percent, the mean over the last five tested rounds."""
+    """Return each domain's accuracy in percent, as mean over the last ``window`` evaluations."""
     values: dict[str, dict[int, float]] = {}
     with (folder / "history.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -1,28 +1,27 @@
-"""Wall time of a whole round on each engine, over a bare PyTorch loop.
+"""Wall time of a whole round on each engine, relative to a bare PyTorch loop.
 
-The bare loop takes the same SGD steps, on the same images in the same order with the
-same crops, from the same initial weights, and averages the clients' models: PyTorch
-and nothing else, all data in memory, one model, one thread. No messages, no files. An
-engine cannot do less; what it takes longer is what it costs.
+The bare loop takes the same SGD steps on the same images, in the same order, with the same crops
+and from the same initial weights, and averages the clients' models. It is PyTorch alone: all data
+in memory, one model, one thread, no messages, no files. It is a lower bound for an engine, so the
+difference is the engine's cost.
 
-    python benchmarks/engine.py            # half an hour or so
+    python benchmarks/engine.py            # about half an hour
     python benchmarks/engine.py --quick
 
-Every engine runs as `fairflower run` in a process of its own, the bare loop likewise,
-all of them in turn, again and again. A run has one round more than is counted: its
-first is dropped.
+Every engine runs as `fairflower run` in its own process, and so does the bare loop. The programs
+alternate, repetition by repetition. The first round of each run is not counted.
 
-How to read it. `round` is all that lies between two global models: the clients'
-training with the messages to and from them (`train`), the merge (`merge`), and writing
-the run folder with the model (`write`). Testing the model is shown apart (`evaluate`)
-and in no ratio, nor is `start`, the time from the command to the first round: imports,
-Ray, the registration of the clients. Columns without "min" are medians. An engine with
-two workers has two cores where the bare loop has one: 0.5 is the best it can do.
-`weights` is the largest difference between the final model and the bare loop's: what
-computes something else may not be compared.
+Columns: `round` is the time between two global models. It consists of the clients' training,
+including the messages to and from them (`train`), the merge (`merge`), and writing the run folder
+with the model (`write`). The time of evaluation (`evaluate`) is shown separately and is part of no
+ratio. Neither is `start`, the time from the command to the first round: imports, Ray, the
+registration of the clients. Columns without "min" are medians. An engine with two workers uses two
+cores, the bare loop one: the best possible ratio is 0.5. `weights` is the largest difference
+between the final model and the bare loop's; times are comparable only between equal models.
 
-The settings are small, to take seconds: resnet10 trains on 32 images a client, the
-papers on hundreds for ten epochs, so a message weighs a hundred times less there.
+The settings are small, so that a round takes seconds. For example, resnet10 trains on 32 images a
+client for one epoch; the papers train on hundreds of images for ten epochs, so that a message
+costs a hundred times less there, relative to the training.
 """
 
 from __future__ import annotations
@@ -41,7 +40,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
+from common import (
+    described_parser,
+    log_progress,
+    machine_facts,
+    markdown,
+    times_and_ratios,
+    version_facts,
+)
 from safetensors.numpy import load_file
 
 from fairflower.config import RunConfig, read_toml
@@ -70,7 +76,7 @@ PARTS = ("train", "merge", "write", "evaluate")
 
 @dataclass
 class Outcome:
-    """One run: seconds to the first round, seconds of each later one, final model."""
+    """A run's seconds before the first round, seconds of each counted round, and final model."""
 
     start: float
     rounds: list[float]
@@ -82,7 +88,7 @@ class Outcome:
 
 
 def bare_loop(config: RunConfig, folder: Path) -> None:
-    """Train as ``config`` says with PyTorch alone; leave ``rounds.txt`` and the model."""
+    """Train with PyTorch alone, and write ``rounds.txt`` and the model."""
     import torch
     from safetensors.torch import save_file
     from torch.nn import functional as F
@@ -107,7 +113,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
         crops = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
         clients.append((crops, y))
     sizes = np.array([len(y) for _, y in clients], float)
-    shares = (sizes / sizes.sum()).astype(np.float32).tolist()
+    client_weights = (sizes / sizes.sum()).astype(np.float32).tolist()
     local = model.state_dict()
     server = {name: tensor.clone() for name, tensor in local.items()}
     model.train()
@@ -119,7 +125,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
         ]
         begin = time.perf_counter()
         step = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
-        for (crops, y), weight, seed in zip(clients, shares, seeds, strict=True):
+        for (crops, y), weight, seed in zip(clients, client_weights, seeds, strict=True):
             for name, tensor in local.items():
                 tensor.copy_(server[name])
             optimizer = torch.optim.SGD(
@@ -133,7 +139,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
             for _ in range(train.local_epochs):
                 order = torch.randperm(len(y), generator=draws)
                 top, left = torch.randint(2 * pad + 1, (2, len(y)), generator=draws)
-                torch.rand(len(y), generator=draws)  # flips, which digits do without
+                torch.rand(len(y), generator=draws)  # draws for flips, which digits do not use
                 on_device = (draw.to(device) for draw in (order, top, left))
                 batches = (torch.split(draw, train.batch_size) for draw in on_device)
                 for index, i, j in zip(*batches, strict=True):
@@ -148,7 +154,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
         for name, tensor in local.items():
             if tensor.is_floating_point():
                 server[name] += step[name]
-            else:  # BatchNorm's count of batches, the same at every client
+            else:  # BatchNorm's count of batches, equal for all clients
                 server[name].copy_(tensor)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -161,11 +167,11 @@ def time_bare_loop(config: RunConfig, folder: Path) -> Outcome:
     """Run the bare loop in a fresh process."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    began = time.time()
+    begin = time.time()
     _execute([str(Path(__file__).absolute()), "--bare-loop-in", str(folder)])
     lines = (folder / "rounds.txt").read_text().split()
     seconds = [float(line) for line in lines]
-    start = (folder / "rounds.txt").stat().st_mtime - began - sum(seconds)
+    start = (folder / "rounds.txt").stat().st_mtime - begin - sum(seconds)
     return Outcome(start, seconds[1:], {}, load_file(folder / "model.safetensors"))
 
 
@@ -177,10 +183,10 @@ def time_engine(config: RunConfig, folder: Path) -> Outcome:
     folder.mkdir(parents=True)
     file = folder / "settings.toml"
     file.write_text(config.to_toml(), encoding="utf-8")
-    began = time.time()
+    begin = time.time()
     _execute(["-m", "fairflower.cli", "run", "--config", str(file), "--output-dir", str(folder)])
     run = folder / config.run_name
-    start = (run / "config.toml").stat().st_mtime - began  # written as round 0 begins
+    start = (run / "config.toml").stat().st_mtime - begin  # written as round 0 begins
     seconds: dict[int, dict[str, float]] = defaultdict(dict)
     with (run / "history.csv").open(encoding="utf-8") as history:
         for row in csv.DictReader(history):
@@ -211,7 +217,7 @@ def _execute(arguments: list[str]) -> None:
 
 
 def measure(case: str, engines: list[str], options: argparse.Namespace) -> dict[str, list[Outcome]]:
-    """Outcomes of every repetition of the bare loop and of each engine, interleaved."""
+    """Run the bare loop and each engine in turn, and return the outcomes of all repetitions."""
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
     common = {
         **CASES[case],
@@ -227,7 +233,7 @@ def measure(case: str, engines: list[str], options: argparse.Namespace) -> dict[
         prepare(RunConfig.from_flat(common).data)
         for repetition in range(1, options.repetitions + 1):
             for name in (BARE, *engines):
-                say(f"{case}, repetition {repetition} of {options.repetitions}: {name}")
+                log_progress(f"{case}, repetition {repetition} of {options.repetitions}: {name}")
                 run = time_bare_loop if name == BARE else time_engine
                 config = RunConfig.from_flat(common | ENGINES.get(name, {}))
                 folder = Path(scratch, f"{repetition}-{name.replace(', ', '-').replace(' ', '-')}")
@@ -236,7 +242,7 @@ def measure(case: str, engines: list[str], options: argparse.Namespace) -> dict[
 
 
 def table(outcomes: dict[str, list[Outcome]]) -> str:
-    """One row for the bare loop and for each engine."""
+    """Return a Markdown table with a row for the bare loop and for each engine."""
     bare = [seconds for outcome in outcomes[BARE] for seconds in outcome.rounds]
     rows = []
     for name, runs in outcomes.items():
@@ -256,7 +262,7 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
 
 
 def _difference(runs: list[Outcome], model: dict[str, np.ndarray]) -> str:
-    """The largest difference between the runs' final models and ``model``."""
+    """Describe the largest difference between the runs' final models and ``model``."""
     if any(run.model.keys() != model.keys() for run in runs):
         return "other arrays"
     largest = max(
@@ -268,10 +274,11 @@ def _difference(runs: list[Outcome], model: dict[str, np.ndarray]) -> str:
 
 
 def parse_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = described_parser(__doc__)
     parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--repetitions", type=int, default=5, help="runs per engine (default: 5)")
-    parser.add_argument("--rounds", type=int, default=5, help="counted per run (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds per run (default: 5)")
     parser.add_argument("--no-ray", action="store_true", help="only the inline engine")
     parser.add_argument("--quick", action="store_true", help="1 run of 2 counted rounds")
     parser.add_argument("--bare-loop-in", type=Path, help=argparse.SUPPRESS)
@@ -282,6 +289,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Measure the cases and print a table for each."""
     options = parse_options()
     if options.bare_loop_in:
         folder = options.bare_loop_in

@@ -1,12 +1,13 @@
-"""How often a table of differences claims what is not there, and finds what is.
+"""Simulate how often a table of differences makes false claims, and how often it detects an effect.
 
     python benchmarks/error_rates.py [--tables 4000] [--write experiments/error-rates.md]
 
-Draws tables of paired differences with known effects and counts what `fairflower.statistics` says
-of them. A method's worst domain, in points, is the sum of its effect, what suits it of a federation
-(SD 0.9 per difference), and the rest of a run (SD 2.0): measured on Digits with 8 federations and 3
-seeds each. All methods are compared with one and the same other. With unequal spreads the rest's SD
-is multiplied by exp(0.3 z) per method; a volatile method has four times this SD.
+Draws tables of paired differences with known effects, and counts the verdicts of
+`fairflower.statistics`. The accuracy of a method on its worst domain, in points, is the sum of its
+effect, of an interaction of method and federation (SD 0.9 per difference) and of a run's noise
+(SD 2.0). Both SDs were measured on Digits with 8 federations and 3 seeds each. All methods are
+compared with the same reference. With unequal spreads, the noise's SD is multiplied by exp(0.3 z)
+for each method; a volatile method has four times the SD.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from common import machine_facts, markdown, say
+from common import log_progress, machine_facts, markdown
 from numpy.typing import NDArray
 
 from fairflower.statistics.differences import Difference, differences, judged_as_family
 
-#: Standard deviations in points: of a method on a federation, and of a run there.
+#: Standard deviations in points: of the interaction of method and federation, and of a run's noise.
 FEDERATION, RUN = 0.9 / np.sqrt(2), 2.0
-#: Within which two methods count as equivalent.
+#: Largest difference in points at which two methods count as equivalent.
 MARGIN = 2.0
 METHODS, REPLICATES = (2, 10, 39), (5, 10, 24)
 
@@ -41,81 +42,81 @@ def table(
     volatile: bool = False,
     one_federation: bool = False,
 ) -> NDArray[np.float64]:
-    """Differences from the reference, [methods, replicates], each truly ``effect``.
+    """Draw differences from the reference, [methods, replicates], with true mean ``effect``.
 
-    With ``one_federation`` all replicates are seeds on it, so that what suits a method there is in
-    every pair; else each replicate is a federation of its own.
+    With ``one_federation``, all replicates are seeds on a single federation, so that they share the
+    interaction of method and federation. Otherwise each replicate is another federation.
     """
     scale = np.exp(0.3 * unequal * rng.normal(size=(methods + 1, 1)))
     if volatile:
         scale[-1] = 4.0
-    suits = rng.normal(size=(methods + 1, 1 if one_federation else replicates))
-    runs = FEDERATION * suits + RUN * scale * rng.normal(size=(methods + 1, replicates))
+    interaction = rng.normal(size=(methods + 1, 1 if one_federation else replicates))
+    runs = FEDERATION * interaction + RUN * scale * rng.normal(size=(methods + 1, replicates))
     return effect + runs[1:] - runs[0]
 
 
 def share(judge: Judge, tables: int, seed: int, methods: int, replicates: int, **design) -> float:
-    """The mean of what ``judge`` says of so many tables, in percent."""
+    """Return the mean of ``judge`` over simulated tables, in percent."""
     rng = np.random.default_rng([seed, methods, replicates])
-    counted = 0.0
+    total = 0.0
     for _ in range(tables):
         values = table(rng, methods, replicates, **design)
-        counted += judge(judged_as_family(differences(dict(enumerate(values)), MARGIN)))
-    return 100 * counted / tables
+        total += judge(judged_as_family(differences(dict(enumerate(values)), MARGIN)))
+    return 100 * total / tables
 
 
-def any_told(judged: Mapping[int, Difference]) -> float:
-    """1 if the table calls any method better or worse."""
-    return float(any(one.sign for one in judged.values()))
+def any_claim(judged: Mapping[int, Difference]) -> float:
+    """Return 1 if the table calls any method better or worse, else 0."""
+    return float(any(difference.sign for difference in judged.values()))
 
 
-def any_same(judged: Mapping[int, Difference]) -> float:
-    """1 if the table calls any method equivalent."""
-    return float(any(one.equivalent for one in judged.values()))
+def any_equivalent(judged: Mapping[int, Difference]) -> float:
+    """Return 1 if the table calls any method equivalent, else 0."""
+    return float(any(difference.equivalent for difference in judged.values()))
 
 
-def told_better(judged: Mapping[int, Difference]) -> float:
-    """Share of the methods that the table calls better."""
-    return sum(one.sign > 0 for one in judged.values()) / len(judged)
+def called_better(judged: Mapping[int, Difference]) -> float:
+    """Return the fraction of methods that the table calls better."""
+    return sum(difference.sign > 0 for difference in judged.values()) / len(judged)
 
 
-def told_same(judged: Mapping[int, Difference]) -> float:
-    """Share of the methods that the table calls equivalent."""
-    return sum(one.equivalent for one in judged.values()) / len(judged)
+def called_equivalent(judged: Mapping[int, Difference]) -> float:
+    """Return the fraction of methods that the table calls equivalent."""
+    return sum(difference.equivalent for difference in judged.values()) / len(judged)
 
 
-#: Title, what is counted, its share of the tables asked for, and the design.
+#: Title, judge, fraction of the requested tables to draw, and options of `table`.
 COLUMNS: tuple[tuple[str, Judge, float, dict[str, float | bool]], ...] = (
-    ("false claim", any_told, 1.0, {}),
-    ("same, unequal spreads", any_told, 1.0, {"unequal": True}),
-    ("same, one volatile", any_told, 0.25, {"volatile": True}),
-    ("false equivalence", any_same, 1.0, {"effect": MARGIN}),
-    ("seeds on one federation", any_told, 0.25, {"one_federation": True}),
-    ("2 points found", told_better, 0.25, {"effect": 2.0}),
-    ("4 points found", told_better, 0.25, {"effect": 4.0}),
-    ("0 points equivalent", told_same, 0.25, {}),
+    ("false claim", any_claim, 1.0, {}),
+    ("same, unequal spreads", any_claim, 1.0, {"unequal": True}),
+    ("same, one volatile", any_claim, 0.25, {"volatile": True}),
+    ("false equivalence", any_equivalent, 1.0, {"effect": MARGIN}),
+    ("seeds on one federation", any_claim, 0.25, {"one_federation": True}),
+    ("2 points found", called_better, 0.25, {"effect": 2.0}),
+    ("4 points found", called_better, 0.25, {"effect": 4.0}),
+    ("0 points equivalent", called_equivalent, 0.25, {}),
 )
 
 
 def rows(tables: int, seed: int) -> list[list[str]]:
-    """A row for each number of methods and replicates, a percentage for each of `COLUMNS`."""
-    found = []
+    """Return a row for each number of methods and replicates, with a percentage per column."""
+    result = []
     for methods, replicates in product(METHODS, REPLICATES):
-        say(f"{methods} methods, {replicates} replicates")
+        log_progress(f"{methods} methods, {replicates} replicates")
         cells = [
             f"{share(judge, max(1, int(part * tables)), seed, methods, replicates, **design):.1f}"
             for _, judge, part, design in COLUMNS
         ]
-        found.append([str(methods), str(replicates), *cells])
-    return found
+        result.append([str(methods), str(replicates), *cells])
+    return result
 
 
 def main() -> None:
-    """Print the table, and write it where asked to."""
+    """Print the table, and write the document if --write is given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tables", type=int, default=4000, help="tables drawn for an error rate")
+    parser.add_argument("--tables", type=int, default=4000, help="simulated tables per error rate")
     parser.add_argument("--seed", type=int, default=2026, help="seed of the draws")
-    parser.add_argument("--write", type=Path, help="Markdown file to write it to")
+    parser.add_argument("--write", type=Path, help="Markdown file to write")
     args = parser.parse_args()
     header = ["methods", "replicates", *(title for title, *_ in COLUMNS)]
     text = markdown(header, rows(args.tables, args.seed))

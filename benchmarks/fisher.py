@@ -1,22 +1,22 @@
-"""Time and memory of a Fisher diagonal, over one local epoch of training on the same images.
+"""Time and memory of a Fisher diagonal, relative to one local epoch of training on the same images.
 
-    python benchmarks/fisher.py            # some minutes
+    python benchmarks/fisher.py            # a few minutes
     python benchmarks/fisher.py --quick
 
-One client, one thread, color images of 32x32 pixels, batches of 64. `epoch` is one
-local epoch of plain SGD, the unit. `fisher` and `gradient` are what a strategy can ask
-for (fairflower/training/measurements.py). Two other ways to the same Fisher diagonal show why
-it is computed as it is: `torch.func` alone (vmap of grad, what models of other layers
-than convolutions, linear layers, batch and group norms get), and a loop over samples.
+One client, one thread, color images of 32x32 pixels, batches of 64. `epoch` is one local epoch of
+plain SGD, the unit. `fisher` and `gradient` are measurements that strategies request
+(fairflower/training/measurements.py). Two other ways to compute the same Fisher diagonal are
+measured for comparison: `torch.func` alone (vmap of grad, the fallback for models with layers other
+than convolutions, linear layers, batch and group norms), and a loop over samples.
 
-How to read it. Times are CPU seconds of this process, all rows measured in turn in every
-repetition; ratios compare min with min and median with median. The ratio for ResNet-10 is
-meant to stay below 2. It depends on the CPU: per sample, a square of every parameter's
-gradient passes through memory, while training meets the parameters once a batch.
+Times are CPU seconds of this process; all rows are measured in turn in every repetition. Ratios
+compare minimum with minimum and median with median. The goal for ResNet-10 is a ratio below 2. The
+ratio depends on the CPU: the Fisher diagonal reads and writes a square of every parameter's
+gradient for each sample, while training accesses the parameters once per batch.
 
-Memory is the most that a process of its own holds beyond what it held before, as the
-kernel counts it (Linux only). `--memory-mb` is what `fisher` is told to keep to, besides
-its result and, for a moment, five arrays as large as the model.
+Memory is the peak of a separate process beyond its memory before, as counted by the kernel (Linux
+only). `--memory-mb` is the limit passed to `fisher`; its result and, for a moment, five arrays as
+large as the model come on top.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
+from common import (
+    described_parser,
+    log_progress,
+    machine_facts,
+    markdown,
+    times_and_ratios,
+    version_facts,
+)
 from made_up import made_up_client
 from torch import Tensor
 from torch.nn import functional as F
@@ -46,11 +53,11 @@ RESIDENT = Path("/proc/self/status")
 
 
 def make_trainer(model: str, images: int) -> SGD:
-    """A client with random images, cropped and flipped in training as Digits are."""
+    """Return the trainer of a client with random images that are cropped as Digits are."""
     network, data = made_up_client(model, images)
     settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001)
     trainer = SGD(network, data, settings, client_id=0, seed=0)
-    assert len(trainer.train_examples) == images  # and so they are on the device
+    assert len(trainer.train_examples) == images  # also moves them to the device
     return trainer
 
 
@@ -91,27 +98,27 @@ ROWS: dict[str, Callable[[SGD, float], None]] = {
 
 
 def measure_times(model: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """CPU seconds of every row, interleaved."""
+    """Return the CPU seconds of every row, measured in turn."""
     trainer = make_trainer(model, options.images)
     seconds: dict[str, list[float]] = {name: [] for name in ROWS}
     for repetition in range(options.repetitions + 1):
-        say(f"{model}: repetition {repetition} of {options.repetitions}")
+        log_progress(f"{model}: repetition {repetition} of {options.repetitions}")
         for name, run in ROWS.items():
             begin = time.process_time()
             run(trainer, options.memory_mb)
-            if repetition:  # the first warms up
+            if repetition:  # the first repetition is a warm-up
                 seconds[name].append(time.process_time() - begin)
     return seconds
 
 
 def measure_memory(model: str, name: str, images: int, memory_mb: float) -> float:
-    """Megabytes beyond those held before, at most; to be called in a fresh process."""
+    """Return the peak of additional memory in megabytes; call it in a fresh process."""
     torch.set_num_threads(1)
     trainer = make_trainer(model, images)
     gc.collect()
     if not RESIDENT.exists():
         return math.nan
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _resident_mb("VmRSS")
     ROWS[name](trainer, memory_mb)
     return _resident_mb("VmHWM") - before
@@ -120,9 +127,15 @@ def measure_memory(model: str, name: str, images: int, memory_mb: float) -> floa
 def parse_options() -> argparse.Namespace:
     parser = described_parser(__doc__)
     parser.add_argument("--models", default="resnet10,cnn", help="default: resnet10,cnn")
-    parser.add_argument("--images", type=int, default=256, help="of the client (default: 256)")
-    parser.add_argument("--repetitions", type=int, default=7, help="per row (default: 7)")
-    parser.add_argument("--memory-mb", type=float, default=512, help="default: 512")
+    parser.add_argument(
+        "--images", type=int, default=256, help="images of the client (default: 256)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=7, help="repetitions per row (default: 7)"
+    )
+    parser.add_argument(
+        "--memory-mb", type=float, default=512, help="memory limit of `fisher` (default: 512)"
+    )
     parser.add_argument("--quick", action="store_true", help="128 images, 2 repetitions")
     options = parser.parse_args()
     if options.quick:
@@ -135,7 +148,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"\n{options.images} images, batches of 64, 1 thread, {options.memory_mb:g} MB")
     print(f"{machine_facts()}\n{version_facts('torch')}")
-    # glibc of the processes spawned then gives every freed array back, and reuses none unseen.
+    # glibc in the spawned processes then returns every freed array to the kernel, so that all
+    # allocations count.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     spawn = multiprocessing.get_context("spawn")
     for model in options.models.split(","):
@@ -143,7 +157,7 @@ def main() -> None:
         rows = []
         with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as fresh:
             for name, measured in seconds.items():
-                say(f"memory of {model}: {name}")
+                log_progress(f"memory of {model}: {name}")
                 task = fresh.submit(measure_memory, model, name, options.images, options.memory_mb)
                 times = times_and_ratios(measured, seconds["epoch"])
                 rows.append([name, *times, f"{task.result():.0f}"])

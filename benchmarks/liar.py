@@ -1,30 +1,30 @@
-"""How far one lying client of ten can drag the model, strategy by strategy.
+"""Measure how far one lying client of ten can drag the model, strategy by strategy.
 
-    python benchmarks/liar.py              # a minute or so
+    python benchmarks/liar.py              # about a minute
 
-1. Five rounds. Nine honest clients move by updates of length 1 that have a direction in
-   common, cosine 1/2 between each two. The tenth sends the opposite of that direction, and
-   lies: about its number of examples, about the length of its update (a million instead of 1),
-   and about whatever the strategy learns from its clients. Losses and sharpness, with honest
-   clients from 0.3 to 0.7, are 0, a million or minus a million, accuracies 0 or 1, Fisher
-   diagonals, gradients and the like a million times too small or too large; in every round
-   the same, or the opposite in every second one. All combinations are tried, and the worst is
-   shown.
+1. Five rounds. Nine honest clients send updates of length 1 that share a common direction, with
+   cosine 1/2 between each two. The tenth client, the liar, sends the opposite of the common
+   direction, and lies about three things: its number of examples, the length of its update (a
+   million instead of 1), and the measurements that the strategy reads. For losses and sharpness,
+   honest values are 0.3 to 0.7, and lies are 0, a million or minus a million; for accuracies, lies
+   are 0 or 1; Fisher diagonals, gradients and the like are a million times too small or too large.
+   The lie is the same in every round, or alternates with its opposite. All combinations are tried;
+   the table shows the worst.
 
-   `weight` is the largest weight that the liar gets, where 0.1 would be its share. `goes` is
-   how far the model goes per round if all ten are honest, in lengths of an honest update,
-   and `dragged` how far the liar drags it from there: the distance between the final models
-   over the rounds. One that has its share and no more drags by about 0.17. The bounds are
-   `max_client_weight=0.2` ("cap") and `clip_update_median=1` ("clip").
-2. What thirty rounds add under rules that remember: to what the liar gets by its words
-   alone, with an honest number of examples and an update of length 1; and, within both
-   bounds, by an absurd number and length besides.
-3. Lies beside the model. Here clients train: each has the loss ||w - m||^2 / 2, with its own m
-   at distance 1 from where the model starts. The liar trains honestly, but what it returns
-   to the exchange is a vector against the others, of that length. With FedDyn, which returns
-   nothing, and with plain SGD, its model is as false. `ends` is how far from the start
-   thirty rounds lead if all are honest; then, how far from there they end with the liar,
-   also within `clip_update_norm=1` ("norm").
+   `weight` is the liar's largest weight; an equal share is 0.1. `goes` is the model's progress per
+   round if all ten clients are honest, in lengths of an honest update. `dragged` is the distance
+   between the final models with and without the liar, divided by the rounds. A liar with an equal
+   share and an update of length 1 drags by about 0.17. The bounds are `max_client_weight=0.2`
+   ("cap") and `clip_update_median=1` ("clip").
+2. Thirty rounds, for strategies with a state: the effect of lies about measurements alone, with an
+   honest number of examples and an update of length 1; and, within both bounds, of lies about
+   measurements together with a false number of examples and length.
+3. Lies outside the model. Here clients train: client k has the loss ||w - m_k||^2 / 2, with m_k at
+   distance 1 from the initial model. The liar trains honestly, but returns to the exchange a vector
+   against the others, of the given length. With FedDyn, which returns nothing, and with plain SGD,
+   the liar's model is false instead. `ends` is the distance from the initial model after thirty
+   rounds if all clients are honest. The other columns are distances from there with the liar, also
+   within `clip_update_norm=1` ("norm").
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import markdown, say, version_facts
+from common import log_progress, markdown, version_facts
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fairflower.aggregation import clusters
@@ -64,8 +64,8 @@ CLIP = {"clip_update_median": 1.0}
 NORM = {"clip_update_norm": 1.0}
 BOUNDS: dict[str, dict[str, float]] = {"none": {}, "cap": CAP, "clip": CLIP, "both": CAP | CLIP}
 
-TRUTH = 0.5  # the liar's, and the mean of the others'
-#: What is said instead, and what in every second round by one who contradicts itself.
+TRUTH = 0.5  # the liar's honest value, and the mean of the others
+#: Claimed value -> value in even rounds, for a liar that alternates.
 NUMBERS = {TRUTH: TRUTH, 0.0: 1e6, 1e6: -1e6, -1e6: 1e6}
 ACCURACIES = {TRUTH: TRUTH, 0.0: 1.0, 1.0: 0.0}
 EXAMPLES = (100, 2**53)
@@ -74,99 +74,104 @@ LENGTHS = (1.0, 1e6)
 
 
 class Lie(NamedTuple):
-    """What the tenth client says; by default the truth. Pairs are for odd and even rounds."""
+    """Claims of the tenth client, by default the truth. Pairs are for odd and even rounds."""
 
     honest: bool = True
     examples: int = 100
     numbers: Mapping[str, tuple[float, float]] = MappingProxyType({})
-    factors: tuple[float, float] = (1.0, 1.0)  # for every vector that is measured
+    factors: tuple[float, float] = (1.0, 1.0)  # multiply every measured vector
     length: float = 1.0
 
 
-#: A client's answer in a round: the received model, its own id, what the message carried.
+#: A function from strategy, received model, client ID and message content to a client's reply.
 Answer = Callable[[FairStrategy, Arrays, int, RecordDict], RecordDict]
 
 
 # --- strategies ------------------------------------------------------------------------------
 
 
-def learnt(strategy: FairStrategy) -> tuple[str, ...]:
-    """What it asks its clients for, and what it reads of what they say unasked."""
+def values_read(strategy: FairStrategy) -> tuple[str, ...]:
+    """Return the names of measurements that a strategy requests, and of metrics that it reads."""
     return (*strategy.needs, *strategy.reads)
 
 
-def lies(strategy: FairStrategy) -> Iterator[Lie]:
-    """All that may pay, of this strategy, without what it does not look at, or refuses."""
-    scalars = [name for name in learnt(strategy) if name not in strategy.ARRAY_MEASUREMENTS]
+def lies_to_try(strategy: FairStrategy) -> Iterator[Lie]:
+    """Yield the lies to try on a strategy: only about values that it reads and accepts."""
+    scalars = [name for name in values_read(strategy) if name not in strategy.ARRAY_MEASUREMENTS]
     choices = [ACCURACIES if s.endswith("accuracy") else NUMBERS for s in scalars]
-    factors = FACTORS if len(scalars) < len(learnt(strategy)) else (1.0,)
-    words = {}  # as a dict: each once, in order
+    factors = FACTORS if len(scalars) < len(values_read(strategy)) else (1.0,)
+    claims = {}  # a dict as an ordered set
     for factor, *numbers in product(factors, *choices):
         same = zip(numbers, numbers, strict=True)
         other = zip(numbers, map(dict.get, choices, numbers), strict=True)
-        words[(factor, factor), tuple(same)] = None
-        words[(factor, 1 / factor), tuple(other)] = None
-    for (pair, numbers), examples, length in product(words, EXAMPLES, LENGTHS):
+        claims[(factor, factor), tuple(same)] = None
+        claims[(factor, 1 / factor), tuple(other)] = None
+    for (pair, numbers), examples, length in product(claims, EXAMPLES, LENGTHS):
         yield Lie(False, examples, dict(zip(scalars, numbers, strict=True)), pair, length)
 
 
 @lru_cache(maxsize=CLIENTS * LONG)
 def honest_update(client: int, server_round: int) -> np.ndarray:
-    """Cosine 1/2 with those of others: the common direction, and as much of its own."""
+    """Return an update with cosine 1/2 to other clients' updates.
+
+    It is the sum of the common direction and of a direction of its own, with equal weights.
+    """
     own = np.random.default_rng([client, server_round]).normal(size=SHAPE)
     own[0, 0] = 0.0
-    return (own / np.linalg.norm(own) - against(1.0)) / np.sqrt(2)
+    return (own / np.linalg.norm(own) - opposing_vector(1.0)) / np.sqrt(2)
 
 
-def against(length: float) -> np.ndarray:
-    """The opposite of what the honest updates have in common."""
+def opposing_vector(length: float) -> np.ndarray:
+    """Return a vector of a given length against the common direction of the honest updates."""
     vector = np.zeros(SHAPE)
     vector[0, 0] = -length
     return vector
 
 
-def truth(client: int) -> tuple[float, float]:
-    """An honest loss, sharpness or accuracy: 0.3 to 0.7 from client to client, always the same."""
+def honest_value(client: int) -> tuple[float, float]:
+    """Return a client's honest loss, sharpness or accuracy, 0.3 to 0.7, for odd and even rounds."""
     value = TRUTH if client == LIAR else 0.3 + 0.05 * client
     return value, value
 
 
 @lru_cache(maxsize=CLIENTS * LONG)
-def measured(client: int, server_round: int, shape: int | tuple[int, int]) -> np.ndarray:
-    """A Fisher diagonal, a gradient or a representation."""
+def random_measurement(client: int, server_round: int, shape: int | tuple[int, int]) -> np.ndarray:
+    """Return a random Fisher diagonal, gradient or representation."""
     return np.random.default_rng([client, server_round, 1]).random(shape)
 
 
-def answering(lie: Lie) -> Answer:
-    """Nine honest clients and a liar."""
+def reply_with_liar(lie: Lie) -> Answer:
+    """Return the reply function of nine honest clients and a liar."""
 
     def answer(
         strategy: FairStrategy, model: Arrays, client: int, message: RecordDict
     ) -> RecordDict:
         server_round = _round(message)
-        said, even = lie if client == LIAR else Lie(), server_round % 2 == 0
-        update = honest_update(client, server_round) if said.honest else against(said.length)
-        content = _content(client, model["w"] + update, said.examples)
-        for name in learnt(strategy):
+        claims, even = lie if client == LIAR else Lie(), server_round % 2 == 0
+        update = (
+            honest_update(client, server_round) if claims.honest else opposing_vector(claims.length)
+        )
+        content = _content(client, model["w"] + update, claims.examples)
+        for name in values_read(strategy):
             if name in strategy.ARRAY_MEASUREMENTS:
-                # One array per parameter; a representation is no parameter's.
+                # One array per parameter, or a single representation.
                 key, shape = ("h", 8) if name in strategy.SINGLE_ARRAYS else ("w", SHAPE)
-                vector = measured(client, server_round, shape) * said.factors[even]
+                vector = random_measurement(client, server_round, shape) * claims.factors[even]
                 content[name] = record_of({key: vector.astype(np.float32)})
             else:
-                content["metrics"][name] = said.numbers.get(name, truth(client))[even]
+                content["metrics"][name] = claims.numbers.get(name, honest_value(client))[even]
         return content
 
     return answer
 
 
-def play(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.ndarray, float]:
-    """The final model, and the largest weight that the tenth client got."""
+def simulate(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.ndarray, float]:
+    """Simulate rounds; return the final model and the liar's largest weight."""
     strategy.enroll({k: k for k in range(CLIENTS)}, seed=0)
     model: Arrays = {"w": np.zeros(SHAPE, np.float32)}
     weight = 0.0
     for server_round in range(1, rounds + 1):
-        # What a strategy would take from the run config that clients get.
+        # Settings that strategies read from the run config of the clients.
         config = ConfigRecord({"train.lr": 0.05, "num-server-rounds": rounds})
         sent: Any = record_of(model), config, None
         messages = list(strategy.configure_train(server_round, *sent))
@@ -184,7 +189,7 @@ def play(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.ndarra
 
 
 def find_clusters_once() -> None:
-    """FedGCR finds the same clusters under most lies, at many times the cost of all else."""
+    """Cache the clustering of FedGCR: most lies lead to the same clusters, and it is slow."""
     find, found = clusters.cluster, {}
 
     def cluster(*args: Any, **options: Any) -> Clusters:
@@ -197,53 +202,57 @@ def find_clusters_once() -> None:
 
 
 class Worst(NamedTuple):
-    """Of some lies: the largest weight, how far the model was dragged and goes, per round."""
+    """Largest weight, largest drag and honest progress over some lies, both per round."""
 
     weight: float
     dragged: float
     goes: float
 
 
-def worst(name: str, options: Mapping[str, Any], rounds: int, told: Sequence[Lie]) -> Worst:
-    """The worst of these lies; those that end the run are passed over."""
+def worst(name: str, options: Mapping[str, Any], rounds: int, lies: Sequence[Lie]) -> Worst:
+    """Return the maxima over lies, except lies that end the run with an error."""
 
     def outcome(lie: Lie) -> tuple[np.ndarray, float]:
-        return play(STRATEGIES[name](min_clients=CLIENTS, **options), answering(lie), rounds)
+        return simulate(
+            STRATEGIES[name](min_clients=CLIENTS, **options), reply_with_liar(lie), rounds
+        )
 
     honest, _ = outcome(Lie())
-    weights, distances, ends = [], [], []
-    for lie in told:
+    weights, distances, errors = [], [], []
+    for lie in lies:
         try:
             model, weight = outcome(lie)
         except (RoundFailed, ValueError) as error:
-            ends.append(error)
+            errors.append(error)
         else:
             weights.append(weight)
             distances.append(float(np.linalg.norm(model - honest)))
-    if ends:
-        say(f"  {len(ends)} of {len(told)} lies end the run: {ends[0]}")
+    if errors:
+        log_progress(f"  {len(errors)} of {len(lies)} lies end the run: {errors[0]}")
     goes = float(np.linalg.norm(honest))
     return Worst(max(weights), max(distances) / rounds, goes / rounds)
 
 
 def row(name: str) -> list[str]:
-    """A strategy's row of the first table."""
-    told = list(lies(STRATEGIES[name]()))
-    results = {bound: worst(name, options, SHORT, told) for bound, options in BOUNDS.items()}
+    """Return a strategy's row of the first table."""
+    lies = list(lies_to_try(STRATEGIES[name]()))
+    results = {bound: worst(name, options, SHORT, lies) for bound, options in BOUNDS.items()}
     weights = [f"{results[bound].weight:.2f}" for bound in ("none", "cap")]
-    dragged = [_shown(results[bound].dragged) for bound in BOUNDS]
-    return [f"`{name}`", *weights, _shown(results["none"].goes), *dragged]
+    dragged = [_format(results[bound].dragged) for bound in BOUNDS]
+    return [f"`{name}`", *weights, _format(results["none"].goes), *dragged]
 
 
 def long_row(name: str) -> list[str]:
-    """A strategy's row of the second table."""
-    told = list(lies(STRATEGIES[name]()))
-    by_word = [lie for lie in told if lie.examples == EXAMPLES[0] and lie.length == LENGTHS[0]]
-    by_all = [lie for lie in told if lie.examples == EXAMPLES[1] and lie.length == LENGTHS[1]]
-    few, many = (worst(name, {}, rounds, by_word) for rounds in (SHORT, LONG))
-    bounded = [worst(name, BOUNDS["both"], rounds, by_all) for rounds in (SHORT, LONG)]
-    found = (few.dragged, many.dragged, *(result.dragged for result in bounded))
-    return [f"`{name}`", f"{few.weight:.2f}", f"{many.weight:.2f}", *map(_shown, found)]
+    """Return a strategy's row of the second table."""
+    lies = list(lies_to_try(STRATEGIES[name]()))
+    measurements_only = [
+        lie for lie in lies if lie.examples == EXAMPLES[0] and lie.length == LENGTHS[0]
+    ]
+    everything = [lie for lie in lies if lie.examples == EXAMPLES[1] and lie.length == LENGTHS[1]]
+    short, long = (worst(name, {}, rounds, measurements_only) for rounds in (SHORT, LONG))
+    bounded = [worst(name, BOUNDS["both"], rounds, everything) for rounds in (SHORT, LONG)]
+    distances = (short.dragged, long.dragged, *(result.dragged for result in bounded))
+    return [f"`{name}`", f"{short.weight:.2f}", f"{long.weight:.2f}", *map(_format, distances)]
 
 
 # --- exchanges -------------------------------------------------------------------------------
@@ -254,14 +263,14 @@ ALPHA, LAMBDA = 0.01, 1.0
 
 
 class Local:
-    """A client with the loss ||w - m||^2 / 2: the trainers' equations, without torch."""
+    """A client with the loss ||w - m||^2 / 2 and the trainers' equations, without torch."""
 
     def __init__(self, method: str, client: int) -> None:
         self.method, self.m = method, honest_update(client, 0)
         self.kept = np.zeros(SHAPE)  # c_k of SCAFFOLD, s_k of FedDyn
 
     def train(self, received: Arrays, shared: Arrays) -> tuple[np.ndarray, Arrays]:
-        """The trained model, and what goes back to the exchange."""
+        """Return the trained model, and the arrays that go back to the exchange."""
         w = w_t = received["w"].astype(np.float64)
         for _ in range(STEPS):
             w = w - STEP * (w - self.m + self._correction(w, w_t, shared))
@@ -270,21 +279,21 @@ class Local:
             self.kept = self.kept + change
             return w, {"w": change.astype(np.float32)}
         self.kept = self.kept + w - w_t
-        # The parameters are the features, as of a linear model on a constant.
+        # The features are the parameters themselves, as in a linear model with a constant input.
         return w, {"mean": w.astype(np.float32), "count": np.array([100])}
 
     def _correction(self, w: np.ndarray, w_t: np.ndarray, shared: Arrays) -> Any:
-        """What the method adds to the gradient."""
+        """Return the term that the method adds to the gradient."""
         if self.method == "scaffold":
             return shared.get("w", 0.0) - self.kept
         if self.method == "feddyn":
             return ALPHA * (self.kept + w - w_t)
         if self.method == "fedproto" and shared:
-            return LAMBDA * 2 * (w - shared["mean"]) / w.size  # of a mean of squares
+            return LAMBDA * 2 * (w - shared["mean"]) / w.size  # the gradient of a mean of squares
         return 0.0
 
 
-#: What goes with each method beside the model.
+#: Exchange of each method.
 EXCHANGES: dict[str, type[Exchange] | None] = {
     "sgd": None,
     "scaffold": ControlVariates,
@@ -294,13 +303,13 @@ EXCHANGES: dict[str, type[Exchange] | None] = {
 
 
 class FalseReturn(NamedTuple):
-    """What the tenth client sends instead of its model, or beside it."""
+    """False array that the tenth client sends in place of its model or its exchange's arrays."""
 
-    length: float = 0.0  # 0: the truth
+    length: float = 0.0  # 0 means an honest client
 
 
-def training(method: str, lie: FalseReturn) -> Answer:
-    """Ten clients that train, of which one lies."""
+def reply_of_trainers(method: str, lie: FalseReturn) -> Answer:
+    """Return the reply function of ten clients that train, one of which lies."""
     clients = [Local(method, k) for k in range(CLIENTS)]
     kind = EXCHANGES[method]
 
@@ -310,7 +319,7 @@ def training(method: str, lie: FalseReturn) -> Answer:
         shared = message.array_records.get(kind.name) if kind else None
         w, returned = clients[client].train(model, decode_record(shared) if shared else {})
         if client == LIAR and lie.length:
-            false = against(lie.length).astype(np.float32)
+            false = opposing_vector(lie.length).astype(np.float32)
             if method == "scaffold":
                 returned = {"w": false}
             elif method == "fedproto":
@@ -326,26 +335,27 @@ def training(method: str, lie: FalseReturn) -> Answer:
 
 
 def exchange_row(method: str, length: float) -> list[str]:
-    """A row of the third table."""
+    """Return a row of the third table."""
     kind = EXCHANGES[method]
     lie = FalseReturn(length)
 
     def outcome(lie: FalseReturn, options: Mapping[str, Any]) -> np.ndarray:
         strategy = FedAvg(min_clients=CLIENTS, exchanges=[kind()] if kind else [], **options)
-        return play(strategy, training(method, lie), LONG)[0]
+        return simulate(strategy, reply_of_trainers(method, lie), LONG)[0]
 
     honest = outcome(FalseReturn(), {})
-    cells = [_shown(float(np.linalg.norm(honest)))]
+    cells = [_format(float(np.linalg.norm(honest)))]
     for options in (*BOUNDS.values(), NORM):
         honest = outcome(FalseReturn(), options)
-        cells.append(_shown(float(np.linalg.norm(outcome(lie, options) - honest))))
-    return [f"`{method}`", _shown(length), *cells]
+        cells.append(_format(float(np.linalg.norm(outcome(lie, options) - honest))))
+    return [f"`{method}`", _format(length), *cells]
 
 
-# --- all of it -------------------------------------------------------------------------------
+# --- the tables ------------------------------------------------------------------------------
 
 
 def main() -> None:
+    """Print the three tables."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     set_task_identity()
     find_clusters_once()
@@ -355,23 +365,25 @@ def main() -> None:
 
 
 def strategies_table() -> str:
-    """The first table."""
+    """Return the table of five rounds."""
     header = ["strategy", "weight", "with cap", "goes", "dragged", "cap", "clip", "both"]
-    return markdown(header, [row(name) for name in _told(STRATEGIES)])
+    return markdown(header, [row(name) for name in _with_progress(STRATEGIES)])
 
 
 def memory_table() -> str:
-    """The second table."""
-    names = [name for name, rule in STRATEGIES.items() if rule.STATE]
+    """Return the table of thirty rounds, for strategies with a state."""
+    names = [name for name, strategy in STRATEGIES.items() if strategy.STATE]
     values = ("weight", "dragged", "both")
     header = [f"{value}, {rounds}" for value, rounds in product(values, (SHORT, LONG))]
-    return markdown(["strategy", *header], [long_row(name) for name in _told(names)])
+    return markdown(["strategy", *header], [long_row(name) for name in _with_progress(names)])
 
 
 def exchanges_table() -> str:
-    """The third table."""
+    """Return the table of lies outside the model."""
     header = ["client", "length", "ends", "dragged", "cap", "clip", "both", "norm"]
-    return markdown(header, [exchange_row(*pair) for pair in product(_told(EXCHANGES), LENGTHS)])
+    return markdown(
+        header, [exchange_row(*pair) for pair in product(_with_progress(EXCHANGES), LENGTHS)]
+    )
 
 
 TABLES = {
@@ -381,9 +393,10 @@ TABLES = {
 }
 
 
-def _told(names: Iterable[str]) -> Iterator[str]:
+def _with_progress(names: Iterable[str]) -> Iterator[str]:
+    """Yield names, and print each as progress."""
     for name in names:
-        say(name)
+        log_progress(name)
         yield name
 
 
@@ -397,7 +410,7 @@ def _round(content: RecordDict) -> int:
     return int(content.config_records["config"]["server-round"])  # type: ignore[arg-type]
 
 
-def _shown(distance: float) -> str:
+def _format(distance: float) -> str:
     return f"{distance:.2f}" if distance < 1000 else f"{distance:.0e}".replace("e+0", "e")
 
 

@@ -1,12 +1,12 @@
-"""Liars among twenty clients that train, and what bounds take from an honest small domain.
+"""Measure the effect of several liars in training, and the cost of bounds to honest clients.
 
     python benchmarks/liars.py --data-dir <folder> --output-dir <folder>   # can be resumed
     python benchmarks/liars.py                           # the table, from benchmarks/liars.csv
 
-Digits with twenty clients: twelve of MNIST, five of USPS, two of SYN and one of SVHN. A liar is
-a client of MNIST, so SVHN and SYN are always honest. All liars tell the same lie (`Liar`).
-Krum, the median and the trimmed mean are Flower's. The lies and the settings are below; the
-table is in docs/faults.md.
+Digits with twenty clients: twelve of MNIST, five of USPS, two of SYN and one of SVHN. Liars are
+clients of MNIST, so the small domains SVHN and SYN are always honest. All liars tell the same lie
+(`Liar`). Krum, the median and the trimmed mean are Flower's strategies. The lies and the settings
+are defined below; the table is in docs/faults.md.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from fairflower.training.trainer import Trainer
 
 Lie = Literal["labels", "updates", "loss"]
 
-#: The first liar. Clients 0 to 11 are MNIST's, in order of their numbers of images.
+#: ID of the first liar. Clients 0 to 11 have MNIST, in the order of their numbers of images.
 FIRST = 4
-#: Factor of a liar's update, and the loss that it claims (guessing has 2.3).
+#: Factor of a liar's update, and the loss that a liar claims (guessing has 2.3).
 FACTOR, CLAIM = 10.0, 100.0
 
 
 class UnequalDigits(Digits):
-    """Digits whose clients of a domain have unequal numbers of images, too."""
+    """Digits where the clients of a domain also have unequal numbers of images."""
 
     imbalanced_within = True
 
 
 class Liar(Trainer):
-    """Plain training, of which some clients lie.
+    """Plain training, where some clients lie.
 
     labels
-        The liars' labels are false: 9 minus the digit.
+        Liars train on false labels: 9 minus the digit.
     updates
         False labels, and an update ten times as long.
     loss
@@ -66,32 +66,36 @@ class Liar(Trainer):
     """
 
     def __init__(
-        self, *given: Any, lie: Lie = "labels", liars: Annotated[int, Range(0)] = 2, **options: Any
+        self,
+        *arguments: Any,
+        lie: Lie = "labels",
+        liars: Annotated[int, Range(0)] = 2,
+        **options: Any,
     ) -> None:
-        super().__init__(*given, **options)
+        super().__init__(*arguments, **options)
         self.lie = lie if FIRST <= self.client_id < FIRST + liars else ""
         self.received: Arrays = {}
 
     @cached_property
     def train_examples(self) -> Examples:
-        """The training examples, of a liar with false labels."""
+        """The training examples; a liar's have false labels."""
         train = self.data.train
         if self.lie:
             train = train._replace(y=9 - train.y)
         return self._examples(train, "training")
 
     def measure(self, examples: Examples) -> tuple[float, float]:
-        """Return loss and accuracy, or the claimed loss."""
+        """Return loss and accuracy; the loss of a liar may be false."""
         loss, accuracy = super().measure(examples)
         return (CLAIM if self.lie == "loss" else loss), accuracy
 
     def receive(self, arrays: Mapping[str, Any]) -> None:
-        """Keep the received model."""
+        """Load the received model, and keep a reference to its arrays."""
         super().receive(arrays)
         self.received = dict(arrays)
 
     def send(self) -> Arrays:
-        """Return the model, of some liars with a longer update."""
+        """Return the model; with the lie "updates", the update is multiplied by `FACTOR`."""
         arrays = super().send()
         if self.lie != "updates":
             return arrays
@@ -102,14 +106,14 @@ class Liar(Trainer):
 
 
 class FlowerStrategy(FairStrategy):
-    """A strategy of Flower that merges what this package has received and checked."""
+    """Adapter: merges the checked replies of this package by a strategy of Flower."""
 
     def flower(self) -> flower.FedAvg:
-        """Return Flower's strategy."""
+        """Return the Flower strategy to use."""
         raise NotImplementedError
 
     def merge(self, cohort: Cohort) -> Arrays:
-        """Return the model that Flower's strategy makes of the clients' models."""
+        """Merge the clients' models by Flower's strategy."""
         replies = [
             Message(
                 RecordDict(
@@ -134,7 +138,7 @@ class FlowerStrategy(FairStrategy):
 
 
 class Krum(FlowerStrategy):
-    """The model of one client, whose nearest others are nearest (Blanchard et al. 2017)."""
+    """Krum: the model of the client with the nearest neighbors (Blanchard et al. 2017)."""
 
     paper = "Blanchard et al., NeurIPS 2017"
 
@@ -147,7 +151,7 @@ class Krum(FlowerStrategy):
 
 
 class Median(FlowerStrategy):
-    """The median of the clients' models, coordinate by coordinate (Yin et al. 2018)."""
+    """The coordinate-wise median of the clients' models (Yin et al. 2018)."""
 
     paper = "Yin et al., ICML 2018"
 
@@ -156,7 +160,7 @@ class Median(FlowerStrategy):
 
 
 class TrimmedMean(FlowerStrategy):
-    """The mean without the ``beta`` smallest and largest values of a coordinate (Yin et al.)."""
+    """The mean without the fractions ``beta`` of smallest and largest values per coordinate."""
 
     paper = "Yin et al., ICML 2018"
 
@@ -173,11 +177,11 @@ class TrimmedMean(FlowerStrategy):
 # --- the runs --------------------------------------------------------------------------------
 
 DOMAINS = "mnist,usps,syn,svhn"
-#: The honest small domains: two clients and one.
+#: The small domains, which are honest: two clients and one client.
 SMALL = ("syn", "svhn")
 SETTINGS: dict[str, Any] = {
     "num-server-rounds": 20,
-    "min-clients": 20,  # nobody is left out
+    "min-clients": 20,  # every round needs all clients
     "evaluate.every": 2,
     "data.name": "liars:UnequalDigits",
     "data.domains": DOMAINS,
@@ -194,7 +198,7 @@ CAP = {"bound.max-client-weight": 0.1}
 CLIP = {"bound.clip-update-median": 1.0}
 LOOSE = {"bound.clip-update-median": 2.0}
 
-#: Row -> strategy with its bounds.
+#: Row of the table -> strategy and bounds.
 ROWS: dict[str, dict[str, Any]] = {
     "uniform": {"strategy.name": "uniform"},
     "uniform, clip 1": {"strategy.name": "uniform", **CLIP},
@@ -206,7 +210,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "median": {"strategy.name": "liars:Median"},
     "trimmed mean": {"strategy.name": "liars:TrimmedMean"},
 }
-#: Column -> what the liars do.
+#: Column of the table -> settings of the liars.
 COLUMNS: dict[str, dict[str, Any]] = {
     "honest": {"client.name": "sgd"},
     **{
@@ -219,7 +223,7 @@ CSV = Path(__file__).with_name("liars.csv")
 
 
 def cells() -> Iterator[tuple[str, str]]:
-    """Yield rows with columns; only TERM listens to losses."""
+    """Yield pairs of row and column; false losses are tried on TERM alone, which reads losses."""
     for row, settings in ROWS.items():
         for column in COLUMNS:
             if "loss" not in column or settings["strategy.name"] == "term":
@@ -227,55 +231,57 @@ def cells() -> Iterator[tuple[str, str]]:
 
 
 def name_of(row: str, column: str) -> str:
-    """Return the beginning of the names of a cell's run folders."""
+    """Return the prefix of the names of a cell's run folders."""
     return f"{row}-{column}".replace(", ", "-").replace(" ", "-")
 
 
 def plan(federations: int, folder: Path, data: str) -> Plan:
-    """Return all runs, one federation after the other."""
+    """Return all runs, federation by federation, honest runs first."""
     runs = []
     for number in range(federations):
         for row, column in cells():
-            drawn = {"seed": number, "data.seed": number, "data.dir": data}
+            seeds = {"seed": number, "data.seed": number, "data.dir": data}
             name = f"{name_of(row, column)}-federation{number}"
             place = {"output-dir": str(folder / "runs"), "run-name": name}
-            flat = {**SETTINGS, **ROWS[row], **COLUMNS[column], **drawn, **place}
+            flat = {**SETTINGS, **ROWS[row], **COLUMNS[column], **seeds, **place}
             runs.append(RunConfig.from_flat(flat))
-    # What bounds cost when nobody lies comes first.
+    # Honest runs come first.
     return Plan(sorted(runs, key=lambda run: run.client.name != "sgd"))
 
 
 # --- the table -------------------------------------------------------------------------------
 
 
-def place(run: Run) -> tuple[str, str, int]:
-    """Return the row, the column and the federation of a run, from its folder's name."""
+def cell_of(run: Run) -> tuple[str, str, int]:
+    """Return row, column and federation of a run, from the name of its folder."""
     for row, column in cells():
         prefix = name_of(row, column)
         if run.path.name.startswith(f"{prefix}-federation"):
             return row, column, run.seed
-    raise ValueError(f"{run.path} is in no cell of the table.")
+    raise ValueError(f"{run.path} belongs to no cell of the table.")
 
 
 def table(runs: Iterable[Run]) -> str:
-    """Return the table, over the federations of which all cells of a group are there."""
-    found = {place(run): run for run in runs if run.status == "completed"}
-    numbers = sorted({federation for _, _, federation in found})
+    """Return the table, over federations with runs in all cells of a group of columns."""
+    completed = {cell_of(run): run for run in runs if run.status == "completed"}
+    numbers = sorted({federation for _, _, federation in completed})
 
     def complete(columns: Iterable[str]) -> list[int]:
         wanted = [(row, column) for row, column in cells() if column in set(columns)]
-        return [n for n in numbers if all((*cell, n) in found for cell in wanted)]
+        return [n for n in numbers if all((*cell, n) in completed for cell in wanted)]
 
     honest, lying = complete(["honest"]), complete(COLUMNS)
     lies = [column for column in COLUMNS if column != "honest"]
     rows = []
     for row in ROWS:
-        cost = [_accuracies(found[row, "honest", n]) for n in honest]
-        shown = [_shown([values[what] for values in cost]) for what in ("AVG", *SMALL)]
+        honest_accuracies = [_accuracies(completed[row, "honest", n]) for n in honest]
+        shown = [
+            _format([values[name] for values in honest_accuracies]) for name in ("AVG", *SMALL)
+        ]
         for column in lies:
-            runs_there = [found.get((row, column, n)) for n in lying]
+            runs_there = [completed.get((row, column, n)) for n in lying]
             shown.append(
-                _shown([_accuracies(run)["AVG"] for run in runs_there if run is not None]) or "-"
+                _format([_accuracies(run)["AVG"] for run in runs_there if run is not None]) or "-"
             )
         rows.append([row, *shown])
     header = ["", "AVG", *SMALL, *lies]
@@ -290,7 +296,7 @@ def _accuracies(run: Run) -> dict[str, float]:
     return final | {"AVG": float(np.mean(list(final.values())))}
 
 
-def _shown(values: Sequence[float]) -> str:
+def _format(values: Sequence[float]) -> str:
     if not values:
         return ""
     spread = f" ±{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
@@ -302,17 +308,18 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def main() -> None:
+    """Execute the runs if a folder is options, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--output-dir", type=Path)
     parser.add_argument("--federations", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
-    if given.output_dir:
-        made = plan(given.federations, given.output_dir.absolute(), given.data_dir)
-        with suppress(KeyboardInterrupt):  # the table of what is there
-            run_comparison(made, given.output_dir, Console(), given.jobs)
-        runs = [read_run(folder) for folder in run_folders(given.output_dir / "runs")]
+    options = parser.parse_args()
+    if options.output_dir:
+        all_runs = plan(options.federations, options.output_dir.absolute(), options.data_dir)
+        with suppress(KeyboardInterrupt):  # then print the table of the completed runs
+            run_comparison(all_runs, options.output_dir, Console(), options.jobs)
+        runs = [read_run(folder) for folder in run_folders(options.output_dir / "runs")]
         write_summary([run for run in runs if run.status == "completed"], CSV)
     runs = read_summary(CSV)
     print(f"{table(runs)}\n\n{runs[0].info['machine']['processor']}")

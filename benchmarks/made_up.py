@@ -1,4 +1,4 @@
-"""Made-up images, for times that need no files: the sizes of FedHEAL's Digits, or one client."""
+"""Synthetic images for timings that need no files: a federation of Digits' sizes, or one client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairflower.models import build
 
 
 class MadeUpDigits(DataSet):
-    """Noise that is brighter in higher classes: four domains with the clients' sizes of Digits."""
+    """Four domains with the client sizes of FedHEAL's Digits; noise, brighter in higher classes."""
 
     num_classes: ClassVar[int | None] = 10
     image_size: ClassVar[int | None] = 32
@@ -31,13 +31,13 @@ class MadeUpDigits(DataSet):
         return Digits.domain_names
 
     def labels(self, domain: str, split: str) -> Ints:
-        # Five clients with 1 % each.
+        # Five clients per domain, each with 1 % of the published size.
         size = 5 * int(self.published_sizes[domain] * 0.01) if split == "train" else 200
         return np.arange(size) % 10
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
-        place = self.all_domains().index(domain), split == "train"
-        rng = np.random.default_rng(place)
+        seed = self.all_domains().index(domain), split == "train"
+        rng = np.random.default_rng(seed)
         labels = self.labels(domain, split)
         noise = rng.integers(0, 128, (len(labels), 32, 32, 3))
         images: Pixels = (noise + 12 * labels[:, None, None, None]).astype(np.uint8)
@@ -51,7 +51,7 @@ class MadeUpDigits(DataSet):
 
 
 def made_up_client(model: str, images: int) -> tuple[nn.Module, ClientData]:
-    """A network for ten classes, and a client with random color images of 32x32 pixels."""
+    """Return a network for ten classes, and a client's random color images of 32x32 pixels."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
     split = Split(x, rng.integers(0, 10, images))

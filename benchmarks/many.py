@@ -1,20 +1,21 @@
-"""Time and memory of rounds with many clients: linear in them, and flat.
+"""Measure time and memory of rounds with increasing numbers of clients.
 
-    python benchmarks/many.py                     # ten minutes or so
+    python benchmarks/many.py                     # about ten minutes
     python benchmarks/many.py --cases resnet10 --clients 200 --store 1000
     python benchmarks/many.py --cases messages    # 51 rounds: does the server's memory grow?
 
-Every case is `fairflower run` in a process of its own on the ray engine, on images drawn at
-random, a few for each client: what is measured is the cost of a client, not of its training.
-The model is tested at the end alone.
+The goal is that time is linear in the number of clients, and memory constant. Every case is
+`fairflower run` on the ray engine, in its own process. Each client has a few random images, so that
+the benchmark measures the cost of a client rather than of its training. The model is evaluated at
+the end only.
 
-How to read it. `round` is the median of all rounds but the first, `ms a client` that over the
-clients. Memory is the most that a process had, sampled four times a second, in MB of its own
-(anonymous) pages: of the `server` until the `second` round had ended and until the `last` had,
-which has the test, and of the largest of the workers. A second table has the server's in single
-rounds. Apart from that, `store` is what Ray's object store, which holds the clients' models of a
-round, has ever filled of the shared memory, and `disk` of the disk; `--store` makes it smaller
-than it would be. In the case `messages` clients do not train: they return the model they received.
+Columns: `round` is the median of all rounds except the first, and `ms a client` is `round` divided
+by the number of clients. Memory is the peak of a process's anonymous pages in MB, sampled four
+times a second: of the `server` until the end of the `second` round and of the `last` round, which
+includes the evaluation; and of the largest worker. A second table shows the server's memory in
+single rounds. `store` is the peak of shared memory filled by Ray's object store, which holds the
+clients' models of a round, and `disk` the peak of its files on disk; `--store` limits the store's
+size. In the case `messages`, clients do not train, but return the received model.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from typing import Any
 
 import numpy as np
 import ray  # noqa: F401  # brings psutil with it
-from common import described_parser, machine_facts, markdown, say, version_facts
+from common import described_parser, log_progress, machine_facts, markdown, version_facts
 
 # isort: split
 import psutil
 
-IMAGES = 8  # of a client
+IMAGES = 8  # per client
 CASES: dict[str, tuple[dict[str, Any], int, str]] = {
-    # settings, side of an image, numbers of clients
+    # settings, side of an image in pixels, numbers of clients
     "cnn": ({"num-server-rounds": 10}, 16, "250,500,1000"),
     "resnet10": ({"num-server-rounds": 4, "model.name": "resnet10"}, 32, "50,100,200"),
     "messages": (
@@ -51,13 +52,13 @@ CASES: dict[str, tuple[dict[str, Any], int, str]] = {
         "200",
     ),
 }
-BY_DEFAULT = "cnn,resnet10"
+DEFAULT_CASES = "cnn,resnet10"
 MEMORY_AFTER = (2, 5, 10, 15, 20, 25, 50)
 
 
 @dataclass
 class Peaks:
-    """The most memory, in MB: of the server by round, and of all else."""
+    """Peak memory in MB; the server's by number of finished rounds."""
 
     server: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     worker: float = 0
@@ -66,7 +67,7 @@ class Peaks:
 
 
 def write_data(folder: Path, clients: int, side: int) -> None:
-    """Leave an npz domain of just enough images, drawn at random."""
+    """Write an npz domain with `IMAGES` random training images and a test image per client."""
     draws = np.random.default_rng(0)
     arrays = {}
     for split, count in (("train", IMAGES * clients), ("test", clients)):
@@ -76,6 +77,7 @@ def write_data(folder: Path, clients: int, side: int) -> None:
 
 
 def settings(case: str, clients: int, folder: Path) -> dict[str, Any]:
+    """Return the run config of a case with a number of clients."""
     return {
         "engine": "ray",
         "strategy.name": "uniform",
@@ -85,7 +87,7 @@ def settings(case: str, clients: int, folder: Path) -> dict[str, Any]:
         "data.examples-per-client": IMAGES,
         "train.local-epochs": 1,
         "evaluate.every": 1000,
-        "evaluate.batch-size": 50,  # for testing not to take more memory with more clients
+        "evaluate.batch-size": 50,  # bounds the memory of evaluation
         "output-dir": folder,
         "run-name": "run",
         **CASES[case][0],
@@ -93,8 +95,8 @@ def settings(case: str, clients: int, folder: Path) -> dict[str, Any]:
 
 
 def run(case: str, clients: int, store: int) -> tuple[list[dict[str, float]], Peaks]:
-    """Seconds of each round, and memory."""
-    # Paths of sockets below it must be short.
+    """Execute a run; return the seconds of each round, and peak memory."""
+    # Ray creates sockets below this folder, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp") as scratch:
         folder = Path(scratch)
         write_data(folder, clients, CASES[case][1])
@@ -117,7 +119,7 @@ def run(case: str, clients: int, store: int) -> tuple[list[dict[str, float]], Pe
 
 
 def rounds(run_folder: Path) -> Iterator[dict[str, float]]:
-    """What history.csv has so far of each round but 0: name -> seconds."""
+    """Yield the timings of each finished round except 0, from history.csv: name -> seconds."""
     seconds: dict[int, dict[str, float]] = defaultdict(dict)
     with (run_folder / "history.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -127,7 +129,7 @@ def rounds(run_folder: Path) -> Iterator[dict[str, float]]:
 
 
 def watch(process: subprocess.Popen[bytes], folder: Path) -> Peaks:
-    """Look at the memory of a run until it ends."""
+    """Sample the memory of a run's processes until the run ends."""
     peaks, server = Peaks(), psutil.Process(process.pid)
     while process.poll() is None:
         done = 0
@@ -150,14 +152,14 @@ def watch(process: subprocess.Popen[bytes], folder: Path) -> Peaks:
 
 
 def megabytes(pid: int, kind: str) -> float:
-    """Of a process's pages, by the kernel's count."""
+    """Return the size of a kind of a process's pages, in MB, as counted by the kernel."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = (int(line.split()[1]) / 1024 for line in lines if line.startswith(kind))
-    return next(found, 0)  # a process that has ended has none
+    return next(found, 0)  # no such line: the process has ended
 
 
 def stored(raylet: int) -> tuple[float, float]:
-    """What its open files of objects, which have no name any more, fill of memory and disk."""
+    """Return the MB of shared memory and of disk in a raylet's open, deleted object files."""
     filled = {True: 0.0, False: 0.0}
     for file in Path(f"/proc/{raylet}/fd").iterdir():
         with suppress(OSError):
@@ -168,6 +170,7 @@ def stored(raylet: int) -> tuple[float, float]:
 
 
 def row(clients: int, seconds: list[dict[str, float]], peaks: Peaks) -> list[str]:
+    """Return the cells of a run's row."""
     whole = statistics.median(s["seconds"] - s.get("evaluate_seconds", 0) for s in seconds[1:])
     merge = statistics.median(s["merge_seconds"] for s in seconds[1:])
     last = len(seconds)
@@ -184,17 +187,23 @@ def row(clients: int, seconds: list[dict[str, float]], peaks: Peaks) -> list[str
 
 
 def server_memory(peaks: Peaks, server_round: int) -> str:
-    """MB in a round; "" if there was none."""
+    """Format the server's peak memory in a round, in MB; "" if the round was not sampled."""
     megabytes = peaks.server.get(server_round - 1)
     return "" if megabytes is None else f"{megabytes:.0f}"
 
 
 def main() -> None:
+    """Measure the cases and print two tables for each."""
     parser = described_parser(__doc__)
-    parser.add_argument("--cases", default=BY_DEFAULT, help=f"of {', '.join(CASES)}")
+    parser.add_argument("--cases", default=DEFAULT_CASES, help=f"of {', '.join(CASES)}")
     parser.add_argument("--clients", help="numbers of clients, comma-separated")
-    parser.add_argument("--rounds", type=int, help="of each run (default: the case's)")
-    parser.add_argument("--store", type=int, default=0, help="at most so many MB of object store")
+    parser.add_argument("--rounds", type=int, help="rounds of each run (default: the case's)")
+    parser.add_argument(
+        "--store",
+        type=int,
+        default=0,
+        help="limit of the object store in MB; 0 means Ray's default",
+    )
     options = parser.parse_args()
     print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
     header = ["clients", "rounds", "round s", "ms a client", "merge s", "server MB: second"]
@@ -205,11 +214,11 @@ def main() -> None:
             CASES[case][0]["num-server-rounds"] = options.rounds
         table, memory = [], []
         for clients in map(int, (options.clients or CASES[case][2]).split(",")):
-            say(f"{case}, {clients} clients")
+            log_progress(f"{case}, {clients} clients")
             seconds, peaks = run(case, clients, options.store)
             table.append(row(clients, seconds, peaks))
             memory.append([str(clients), *(server_memory(peaks, r) for r in MEMORY_AFTER)])
-            say(" | ".join(table[-1]))
+            log_progress(" | ".join(table[-1]))
         print(f"\n{case}, {IMAGES} images a client\n\n{markdown(header, table)}")
         print(f"\nServer MB, at most, in a round\n\n{markdown(memory_header, memory)}", flush=True)
 

@@ -1,25 +1,24 @@
-"""Time and memory of one merge, over the least that a merge could take.
+"""Time and memory of one merge, relative to the least possible cost of a merge.
 
-Twenty clients answer with a ResNet-10 of 4,903,242 parameters, and the server
-makes one model of it. Whatever the rule, it has to read every update once, so the
-floor is one float32 matrix-vector product, weights (K,) times updates (K, D), by
-NumPy's BLAS with all its threads, over updates that lie ready in one block of
-memory. It is timed right before every other measurement.
+Twenty clients reply with a ResNet-10 of 4,903,242 parameters, and the server merges the replies
+into one model. Every strategy has to read each update at least once. The floor is therefore one
+float32 matrix-vector product, weights (K,) times updates (K, D), by NumPy's BLAS with all its
+threads, over updates in one contiguous block of memory. It is timed right before every other
+measurement.
 
-    python benchmarks/merge.py            # two minutes or so
+    python benchmarks/merge.py            # about two minutes
     python benchmarks/merge.py --quick
 
-How to read it. `merge` is the rule alone, from the clients' arrays to the new ones.
-`aggregate_train` is what a server calls: Flower messages in, an ArrayRecord out, with
-unpacking, the check of every array (shape, dtype, NaN) and packing. FedHEAL is past
-its first round, so its tables exist. Ratios compare min with min and median with
-median; on a busy machine believe the first. Absolute seconds belong to the machine.
+Rows: `merge` is the strategy alone, from the clients' arrays to the new ones. `aggregate_train` is
+the method that a server calls, from Flower messages to an ArrayRecord; it includes unpacking, the
+check of every array (shape, dtype, NaN) and packing. FedHEAL has merged a round before, so that its
+tables exist. Ratios compare minimum with minimum and median with median; on a busy machine, rely on
+the ratio of minima. Absolute seconds depend on the machine.
 
-Memory is that of a process of its own for each row, in which three rounds are merged:
-the most that it held beyond what it held with the replies alone. `resident` is the
-kernel's count (Linux), `allocated` that of NumPy and Python (tracemalloc); both
-include the result and what the rule keeps for its next round, which is also shown
-apart. A cohort is the size of the replies themselves.
+Memory is measured in a separate process for each row, which merges three rounds. It is the peak
+beyond the memory of the replies alone: `resident` is the kernel's count (Linux), `allocated` that
+of NumPy and Python (tracemalloc). Both include the result and the strategy's state for its next
+round, which is also shown separately. The unit `cohorts` is the size of the replies.
 """
 
 from __future__ import annotations
@@ -38,7 +37,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
+from common import (
+    described_parser,
+    log_progress,
+    machine_facts,
+    markdown,
+    times_and_ratios,
+    version_facts,
+)
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from threadpoolctl import threadpool_info
@@ -62,10 +68,10 @@ MB = 1e6
 
 
 class Answers:
-    """What a cohort of clients sends back: always the same models, as Flower packs them.
+    """Replies of a cohort of clients as Flower messages, with the same models in every round.
 
-    The global model that they were given differs from round to round instead, so that
-    updates change their signs as in training, without a second cohort in memory.
+    The global model alternates between rounds instead, so that updates change their signs as in
+    training, without a second cohort in memory.
     """
 
     def __init__(self, model: str, clients: int) -> None:
@@ -85,12 +91,12 @@ class Answers:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the replies."""
+        """Size of the replies in bytes."""
         arrays = [reply.array_records["arrays"] for reply in self.replies]
         return sum(len(array.data) for record in arrays for array in record.values())
 
     def cohort(self, server_round: int) -> Cohort:
-        """A round's replies as a merge sees them: views of the messages' bytes."""
+        """Return a round's replies as a cohort, whose arrays are views of the messages' bytes."""
         received = decode_record(self._sent(server_round))
         returned = [decode_record(reply.array_records["arrays"]) for reply in self.replies]
         return Cohort(
@@ -103,12 +109,12 @@ class Answers:
         )
 
     def messages(self, server_round: int, strategy: FairStrategy) -> list[Message]:
-        """A round's replies to what ``strategy`` asks."""
+        """Return a round's replies to the messages of ``strategy``."""
         strategy.enroll({k: FIRST_NODE + k for k in range(len(self.replies))}, seed=0)
         sent, no_grid = self._sent(server_round), None
-        asked = strategy.configure_train(server_round, sent, ConfigRecord(), no_grid)  # type: ignore[arg-type]
+        requests = strategy.configure_train(server_round, sent, ConfigRecord(), no_grid)  # type: ignore[arg-type]
         messages = []
-        for i, message in enumerate(asked):
+        for i, message in enumerate(requests):
             set_message_id(message, f"{server_round}-{i}")
             content = self.replies[message.metadata.dst_node_id - FIRST_NODE]
             messages.append(Message(content, reply_to=message))
@@ -119,7 +125,7 @@ class Answers:
 
 
 class Server:
-    """A strategy, asked for one round after another."""
+    """A strategy that merges one round after another."""
 
     def __init__(self, method: str, answers: Answers) -> None:
         self.answers = answers
@@ -128,7 +134,7 @@ class Server:
         self.round = 0
 
     def run(self, step: str) -> float:
-        """Seconds of the next round's ``merge`` or ``aggregate_train``."""
+        """Return the seconds of the next round's ``merge`` or ``aggregate_train``."""
         self.round += 1
         if step == "merge":
             return _seconds(self.strategy.merge, self.answers.cohort(self.round))
@@ -151,17 +157,17 @@ class Floor:
         self.step = np.empty(self.updates.shape[1], np.float32)
 
     def run(self) -> float:
-        """Seconds of the product."""
+        """Return the seconds of the product."""
         return _seconds(np.dot, self.weights, self.updates, self.step)
 
 
 def measure_times(answers: Answers, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every step of every method and of the floor, interleaved."""
+    """Return the seconds of every step of every strategy and of the floor, measured in turn."""
     floor = Floor(answers)
     servers = {method: Server(method, answers) for method in (*METHODS, FLOWER)}
     seconds: dict[str, list[float]] = {"floor": []}
     for repetition in range(repetitions + 1):
-        say(f"repetition {repetition} of {repetitions}" if repetition else "warming up")
+        log_progress(f"repetition {repetition} of {repetitions}" if repetition else "warming up")
         for method, server in servers.items():
             for step in STEPS if method in METHODS else STEPS[1:]:
                 measured = {"floor": floor.run(), f"{method}: {step}": server.run(step)}
@@ -172,7 +178,7 @@ def measure_times(answers: Answers, repetitions: int) -> dict[str, list[float]]:
 
 
 def measure_memory(answers: Answers, method: str, step: str) -> dict[str, float]:
-    """Bytes beyond those of the replies, over three rounds, in this fresh process."""
+    """Return the bytes beyond the replies over three rounds; call it in a fresh process."""
     server = Server(method, answers)
     gc.collect()
     tracemalloc.start()
@@ -188,11 +194,11 @@ def measure_memory(answers: Answers, method: str, step: str) -> dict[str, float]
 
 
 def in_fresh_process(options: argparse.Namespace, method: str, step: str) -> dict[str, float]:
-    """Run ``measure_memory`` in a process that has done nothing else."""
-    say(f"memory of {method}: {step}")
+    """Run ``measure_memory`` in a new process."""
+    log_progress(f"memory of {method}: {step}")
     command = [sys.executable, str(Path(__file__).absolute()), "--memory-of", method, step]
     command += ["--model", options.model, "--clients", str(options.clients)]
-    # glibc then gives every freed array back at once, and reuses none unseen.
+    # glibc then returns every freed array to the kernel at once, so that all allocations count.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -200,11 +206,18 @@ def in_fresh_process(options: argparse.Namespace, method: str, step: str) -> dic
 
 
 def parse_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = described_parser(__doc__)
-    parser.add_argument("--repetitions", type=int, default=20, help="per step (default: 20)")
+    parser.add_argument(
+        "--repetitions", type=int, default=20, help="repetitions per step (default: 20)"
+    )
     parser.add_argument("--quick", action="store_true", help="3 repetitions")
-    parser.add_argument("--clients", type=int, default=20, help="in the cohort (default: 20)")
-    parser.add_argument("--model", default="resnet10", help="whose arrays (default: resnet10)")
+    parser.add_argument(
+        "--clients", type=int, default=20, help="clients in the cohort (default: 20)"
+    )
+    parser.add_argument(
+        "--model", default="resnet10", help="model of the replies (default: resnet10)"
+    )
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
@@ -213,6 +226,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Measure times and memory, and print both tables."""
     options = parse_options()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     set_task_identity()
@@ -252,7 +266,7 @@ def _seconds(call: Callable[..., Any], *arguments: Any) -> float:
 
 
 def _nearby(start: Arrays, random: np.random.Generator) -> Arrays:
-    """The model after made-up training: every real number moved a little."""
+    """Return the model after simulated training: floats moved a little, integers raised by 10."""
     return {
         name: array + np.float32(0.01) * random.standard_normal(array.shape, np.float32)
         if array.dtype.kind == "f"
@@ -266,15 +280,15 @@ def _record(arrays: Arrays) -> ArrayRecord:
 
 
 def _reset_resident_peak() -> None:
-    """Let the kernel forget what this process held before (Linux only)."""
+    """Reset the kernel's record of this process's peak memory (Linux only)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        say("This system cannot say how much memory was resident at most; see `allocated`.")
+        log_progress("This system does not report peak resident memory; see `allocated`.")
 
 
 def _status(field: str) -> float:
-    """A size in bytes from /proc/self/status; NaN where there is none."""
+    """Return a size in bytes from /proc/self/status; NaN on other systems than Linux."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""A plain Flower app, as Flower's PyTorch tutorial has it, for `peers.py`.
+"""A plain Flower app for `peers.py`, written as in Flower's PyTorch tutorial.
 
-Flower's own FedAvg on Flower's own simulation engine, two clients at a time. Called with the
-folder that says what to train.
+Uses Flower's own FedAvg and simulation engine, two clients at a time. The only argument is the
+folder of the task (`peer_task.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ TASK = Task.read(Path(sys.argv[1]))
 
 
 def make_client_app() -> ClientApp:
+    """Return the ClientApp of the tutorial, for the task."""
     app = ClientApp()
 
     @app.train()
@@ -54,14 +55,14 @@ def make_client_app() -> ClientApp:
 
 
 class Timed(FedAvg):
-    """Flower's FedAvg, which notes when a round begins."""
+    """Flower's FedAvg that records when each round begins."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.begun: list[float] = []
+        self.round_starts: list[float] = []
 
     def configure_train(self, *arguments: Any, **options: Any) -> Iterable[Message]:
-        self.begun.append(time.perf_counter())
+        self.round_starts.append(time.perf_counter())
         return super().configure_train(*arguments, **options)
 
 
@@ -70,14 +71,17 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
+    """Train the task's rounds and write the seconds of all but the first."""
     strategy = Timed(fraction_evaluate=0.0)
-    first = ArrayRecord(TASK.build().state_dict())
-    strategy.start(grid, first, num_rounds=TASK.rounds + 1)
+    initial = ArrayRecord(TASK.build().state_dict())
+    strategy.start(grid, initial, num_rounds=TASK.rounds + 1)
     TASK.write_rounds(
         [
             b - a
             for a, b in zip(
-                strategy.begun[1:], [*strategy.begun[2:], time.perf_counter()], strict=True
+                strategy.round_starts[1:],
+                [*strategy.round_starts[2:], time.perf_counter()],
+                strict=True,
             )
         ]
     )

@@ -1,7 +1,7 @@
-"""The same rounds on pfl-research's simulator, for `peers.py`, in an environment that has pfl.
+"""The rounds of `peers.py` on pfl-research's simulator, for an environment with pfl installed.
 
-One process, as pfl's tutorials run on a CPU; FederatedAveraging weighted by images. Called with
-the folder that says what to train.
+Runs in one process, as pfl's tutorials do on a CPU, with FederatedAveraging weighted by images. The
+only argument is the folder of the task (`peer_task.py`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from torch import Tensor, nn
 
 
 class Clock(TrainingProcessCallback):
-    """Notes when each round has ended."""
+    """Callback that records when each round ends."""
 
     def __init__(self) -> None:
-        self.ended: list[float] = []
+        self.round_ends: list[float] = []
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        self.ended.append(time.perf_counter())
+        self.round_ends.append(time.perf_counter())
         return False, Metrics()
 
 
 class Net(nn.Module):
-    """The benchmark's network, with what pfl asks of one."""
+    """The benchmark's network with the methods that pfl requires."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -59,6 +59,7 @@ class Net(nn.Module):
 
 
 def main(task: Task) -> None:
+    """Train the task's rounds and write the seconds of all but the first."""
     torch.set_num_threads(1)
     users = list(range(task.num_clients))
 
@@ -94,7 +95,7 @@ def main(task: Task) -> None:
         model_eval_params=None,
         callbacks=[clock],
     )
-    task.write_rounds([b - a for a, b in zip(clock.ended, clock.ended[1:], strict=False)])
+    task.write_rounds([b - a for a, b in zip(clock.round_ends, clock.round_ends[1:], strict=False)])
 
 
 if __name__ == "__main__":

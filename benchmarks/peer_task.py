@@ -1,4 +1,4 @@
-"""What peers are to train, in a folder that needs nothing of ours but the network."""
+"""The task of `peers.py` in a folder; programs that read it import fairflower's network only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """Settings of local training, and where the clients' images lie."""
+    """Settings of local training, and the folder with the clients' images."""
 
     folder: str
     model: str
@@ -34,7 +34,7 @@ class Task:
 
     @classmethod
     def write(cls, config: RunConfig, folder: Path) -> Task:
-        """Lay down a run's clients, normalized, and its settings; no crops are drawn from them."""
+        """Write a run's settings and its clients' normalized images, without augmentation."""
         from fairflower.data import prepare
 
         data, train = prepare(config.data), config.train
@@ -62,19 +62,22 @@ class Task:
 
     @classmethod
     def read(cls, folder: Path) -> Task:
+        """Read a task from its folder."""
         meta = json.loads((folder / "task.json").read_text(encoding="utf-8"))
         return cls(**{**meta, "shape": tuple(meta["shape"])})
 
     def build(self) -> torch.nn.Module:
+        """Build the initial network."""
         from fairflower.models import build
 
         return build(self.model, self.num_classes, self.shape, self.seed)
 
     def client(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A client's images and labels, kept in memory by who has read them."""
+        """Return a client's images and labels; each process caches them."""
         return _client(self.folder, k)
 
     def write_rounds(self, seconds: list[float]) -> None:
+        """Write the seconds of the rounds to ``rounds.txt``, one per line."""
         Path(self.folder, "rounds.txt").write_text("\n".join(map(str, seconds)), encoding="utf-8")
 
 

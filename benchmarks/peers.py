@@ -1,18 +1,19 @@
-"""Seconds per round beside other simulators of federated training, measured in turn.
+"""Compare the seconds per round with other simulators of federated training.
 
     python benchmarks/peers.py --pfl /path/to/an/environment/bin/python
 
-Everybody trains the same network from the same weights on the same images with as many steps
-of the same SGD, and averages by images; nobody crops, tests or writes but for ours, which
-write their run folder. Each program runs in a process of its own, in turn, again and again,
-with a first round that is not counted.
+All programs train the same network from the same initial weights on the same images, with the same
+number of steps of the same SGD, and average the models by numbers of images. None of them crops
+images or evaluates; only fairflower's engines write files, their run folders. Each program runs in
+its own process. The programs alternate, and their first rounds are not counted.
 
-- bare loop: PyTorch alone, in one process (`engine.py` says what it does).
-- inline, ray, jobs: fairflower's engines; jobs is two inline runs at once, seconds by two.
+- bare loop: PyTorch alone, in one process (see `engine.py`).
+- inline, ray, jobs: fairflower's engines; jobs is two concurrent inline runs, with the seconds
+  divided by two.
 - flower's engine: fairflower's app on Flower's own simulation engine.
-- plain Flower: `peer_flower.py`, an app as Flower's tutorial has it, on Flower's simulation.
-- pfl: `peer_pfl.py` on pfl-research's simulator, one process, in an environment of its own
-  (`pip install "pfl[pytorch]" torchvision safetensors`); left out without `--pfl`.
+- plain Flower: `peer_flower.py`, an app as in Flower's tutorial, on Flower's simulation engine.
+- pfl: `peer_pfl.py` on pfl-research's simulator, in one process, in an environment of its own
+  (`pip install "pfl[pytorch]" torchvision safetensors`); skipped without `--pfl`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
+from common import (
+    described_parser,
+    log_progress,
+    machine_facts,
+    markdown,
+    times_and_ratios,
+    version_facts,
+)
 from engine import CASES, time_bare_loop, time_engine
 from peer_task import Task
 
@@ -37,7 +45,7 @@ ALL: dict[str, dict[str, Any]] = {
     **CASES,
     "cnn, 200 clients": {"data.clients-per-domain": 50, "data.examples-per-client": 4},
 }
-OURS: dict[str, dict[str, Any]] = {
+FAIRFLOWER: dict[str, dict[str, Any]] = {
     "inline": {"engine": "inline"},
     "ray, 1 worker": {"engine": "ray", "workers": 1},
     "ray, 2 workers": {"engine": "ray", "workers": 2},
@@ -55,7 +63,7 @@ def rounds_of(name: str, config: RunConfig, folder: Path, pfl: str) -> list[floa
         with ThreadPoolExecutor() as pool:
             both = pool.map(lambda k: time_engine(config, folder / str(k)).rounds, range(2))
             return [seconds / 2 for rounds in both for seconds in rounds]
-    if name in OURS:
+    if name in FAIRFLOWER:
         return time_engine(config, folder).rounds
     folder.mkdir(parents=True)
     Task.write(config, folder)
@@ -76,7 +84,7 @@ def rounds_of(name: str, config: RunConfig, folder: Path, pfl: str) -> list[floa
 
 
 def measure(case: str, names: list[str], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of every counted round of each program."""
+    """Run each program in turn, and return the seconds of every counted round."""
     seconds: dict[str, list[float]] = defaultdict(list)
     common = {
         **ALL[case],
@@ -90,19 +98,24 @@ def measure(case: str, names: list[str], options: argparse.Namespace) -> dict[st
         os.environ["FAIRFLOWER_HOME"] = scratch
         for repetition in range(options.repetitions):
             for number, name in enumerate(names):
-                say(f"{case}, repetition {repetition + 1} of {options.repetitions}: {name}")
-                config = RunConfig.from_flat(common | OURS.get(name, {}))
+                log_progress(
+                    f"{case}, repetition {repetition + 1} of {options.repetitions}: {name}"
+                )
+                config = RunConfig.from_flat(common | FAIRFLOWER.get(name, {}))
                 folder = Path(scratch, f"{repetition}-{number}")
                 seconds[name] += rounds_of(name, config, folder, options.pfl)
     return seconds
 
 
 def main() -> None:
+    """Measure the cases and print a table for each."""
     parser = described_parser(__doc__)
     parser.add_argument("--cases", default=";".join(ALL), help=f"of {'; '.join(ALL)}")
-    parser.add_argument("--repetitions", type=int, default=3, help="runs of each (default: 3)")
-    parser.add_argument("--rounds", type=int, default=5, help="counted per run (default: 5)")
-    parser.add_argument("--pfl", default="", help="Python of an environment that has pfl")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="runs of each program (default: 3)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds per run (default: 5)")
+    parser.add_argument("--pfl", default="", help="Python of an environment with pfl")
     parser.add_argument("--quick", action="store_true", help="1 run of 2 counted rounds")
     options = parser.parse_args()
     if options.quick:
@@ -110,7 +123,7 @@ def main() -> None:
     cases = [case.strip() for case in options.cases.split(";")]
     if unknown := [case for case in cases if case not in ALL]:
         sys.exit(f"Unknown cases {unknown}; there are {'; '.join(ALL)}.")
-    names = [BARE, *OURS, PLAIN, *([PFL] if options.pfl else [])]
+    names = [BARE, *FAIRFLOWER, PLAIN, *([PFL] if options.pfl else [])]
     print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
     for case in cases:
         seconds = measure(case, names, options)

@@ -1,12 +1,11 @@
-"""Which solver for the min-norm QP: accuracy and time over kinds of Gram matrices.
+"""Compare solvers for the min-norm QP: accuracy and time over kinds of Gram matrices.
 
     python benchmarks/qp.py [--repeats 5]
 
-For every solver, kind and number of clients K: the median time of a solution and
-the largest Frank-Wolfe gap (0 at the optimum; relative to the square norm of the
-best simple mixture). Weights agree with the optimum where the gap is small;
-`fairflower.numerics.min_norm` accepts a gap below 1e-6 and goes on to the next solver
-otherwise. "-" means that the solver failed.
+A cell, for a solver, a kind and a number of clients K, has the median time of a solution and the
+largest Frank-Wolfe gap: 0 at the optimum, relative to the squared norm of the best simple mixture.
+With a small gap, the weights are close to the optimum; `fairflower.numerics.min_norm` accepts a gap
+below 1e-6, and otherwise tries the next solver. "-" means that the solver failed.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ KINDS = ("random", "positive", "rank 3", "near-duplicate", "badly scaled")
 
 
 def gram_matrix(kind: str, size: int, seed: int) -> NDArray[np.float64]:
+    """Return a random Gram matrix of a kind."""
     random = np.random.default_rng([seed, size])
     rows = random.standard_normal((size, 3 if kind == "rank 3" else 50))
     if kind in ("positive", "rank 3"):
@@ -36,9 +36,10 @@ def gram_matrix(kind: str, size: int, seed: int) -> NDArray[np.float64]:
 
 
 def measure(solver: str, kind: str, size: int, repeats: int) -> str:
+    """Return a cell: median time and largest gap."""
     low, high = np.zeros(size), np.ones(size)
     seconds, gaps = [], []
-    for seed in range(repeats + 1):  # the first one compiles the problem
+    for seed in range(repeats + 1):  # the first repetition compiles the problem
         gram = gram_matrix(kind, size, seed)
         start = qp._initial_weights(gram.diagonal(), low, high)
         scaled = gram / np.einsum("mi,ij,mj->m", start, gram, start).min()
@@ -55,6 +56,7 @@ def measure(solver: str, kind: str, size: int, repeats: int) -> str:
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="problems per cell")
     repeats = parser.parse_args().repeats

@@ -1,15 +1,15 @@
-"""Time and bytes of a round under secure aggregation, beside the plain round.
+"""Measure time and bytes of a round under secure aggregation, relative to a plain round.
 
     python benchmarks/secure.py
     python benchmarks/secure.py --clients 20 --quick
 
-Clients have eight random images each and train for one epoch, so that a round costs little beside
-its messages. All are in this process, on the inline engine; q-FFL, the default network. The plain
-run and the masked one are made in turn, and their first rounds are dropped.
+Clients have eight random images each and train for one epoch, so that messages dominate the cost of
+a round. All clients run in this process, on the inline engine, with q-FFL and the default network.
+The plain and the masked run alternate, and their first rounds are not counted.
 
-How to read it. `CPU s` is the processor time of a round, server and all clients together, and
-`x plain` its ratio to the plain round's. `MB a client` are the bytes of all messages to and from a
-client in a round, as Flower serializes them, and `messages` their number in both directions.
+Columns: `CPU s` is the processor time of a round, of server and clients together; `x plain` is its
+ratio to the plain round. `MB a client` is the size of all messages to and from a client in a round,
+as serialized by Flower, and `messages` is their number in both directions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import described_parser, machine_facts, markdown, say, version_facts
+from common import described_parser, log_progress, machine_facts, markdown, version_facts
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
@@ -36,7 +36,7 @@ SIDE = 16
 
 
 class Counter:
-    """fairflower's app, and the messages and bytes to and from all clients since the last look."""
+    """Wrapper of fairflower's app that counts messages and bytes to and from all clients."""
 
     def __init__(self) -> None:
         self.messages = self.bytes = 0
@@ -45,28 +45,28 @@ class Counter:
             register(self.answer)
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Answer a message as the app does, and count both."""
-        self.count(message)  # Flower's mod removes a part of it
+        """Return the app's reply to a message, and count both."""
+        self.count(message)  # before the app, as Flower's mod removes a part of the message
         reply = client_app(message, context)
         self.count(reply)
         return reply
 
     def count(self, message: Message) -> None:
-        """Count a message."""
+        """Add a message to the counts."""
         self.messages += 1
         self.bytes += recorddict_to_proto(message.content).ByteSize()
 
-    def look(self) -> tuple[int, int]:
-        """Return the numbers, and begin again at 0."""
-        seen = self.messages, self.bytes
+    def take_counts(self) -> tuple[int, int]:
+        """Return the counts of messages and bytes, and reset them."""
+        counts = self.messages, self.bytes
         self.messages = self.bytes = 0
-        return seen
+        return counts
 
 
 def rounds(
     clients: int, secure: bool, count: int, folder: Path
 ) -> Iterator[tuple[float, float, int]]:
-    """Yield processor time, messages and bytes of each round but the first."""
+    """Yield processor time, messages and bytes of each round except the first."""
     config = RunConfig.from_flat(
         {
             "num-server-rounds": count,
@@ -83,16 +83,16 @@ def rounds(
         }
     )
     counter = Counter()
-    seen: list[tuple[float, float, int]] = []
+    measured: list[tuple[float, float, int]] = []
     before = time.process_time()
 
-    def ended(server_round: int, _: Any) -> None:
+    def on_round(server_round: int, _: Any) -> None:
         nonlocal before
-        seen.append((time.process_time() - before, *counter.look()))
+        measured.append((time.process_time() - before, *counter.take_counts()))
         before = time.process_time()
 
-    Session(InlineGrid(counter.app, clients), config, Console(quiet=True), on_round=ended).run()
-    yield from seen[1:]
+    Session(InlineGrid(counter.app, clients), config, Console(quiet=True), on_round=on_round).run()
+    yield from measured[1:]
 
 
 def rows(numbers: list[int], count: int) -> Iterator[list[str]]:
@@ -103,11 +103,11 @@ def rows(numbers: list[int], count: int) -> Iterator[list[str]]:
             write_data(folder, clients, SIDE)
             plain = 0.0
             for secure in (False, True):
-                say(f"{clients} clients, {'masked' if secure else 'plain'}")
-                found = list(rounds(clients, secure, count, folder))
-                seconds = min(time for time, _, _ in found)
+                log_progress(f"{clients} clients, {'masked' if secure else 'plain'}")
+                measured = list(rounds(clients, secure, count, folder))
+                seconds = min(time for time, _, _ in measured)
                 plain = plain or seconds
-                _, messages, size = found[-1]
+                _, messages, size = measured[-1]
                 yield [
                     f"{clients}, {'masked' if secure else 'plain'}",
                     f"{seconds:.2f}",
@@ -123,9 +123,9 @@ def main() -> None:
     parser.add_argument("--clients", default="20,100")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="two rounds")
-    given = parser.parse_args()
-    count = 2 if given.quick else given.rounds
-    table = list(rows([int(number) for number in given.clients.split(",")], count))
+    options = parser.parse_args()
+    count = 2 if options.quick else options.rounds
+    table = list(rows([int(number) for number in options.clients.split(",")], count))
     print(f"{machine_facts()}; {version_facts('numpy', 'flwr', 'torch')}\n")
     print(markdown(["clients", "CPU s", "x plain", "MB a client", "messages"], table))
 

@@ -1,15 +1,15 @@
-"""What a method of local training costs: its epoch over one of plain SGD.
+"""Measure the cost of methods of local training: an epoch of each, relative to plain SGD.
 
     python benchmarks/steps.py            # a minute
     python benchmarks/steps.py --quick
 
-One client, one thread, color images of 32x32 pixels, batches of 64, the second round of
-a run. `sgd` is the unit. SAM and GSAM compute two gradients a step and are meant to stay
-near 2: what they add to that are a few passes over the parameters. `sgd in bf16` is
-`train.precision = "bf16"`: how much that gains, or costs, is the processor's affair.
+One client, one thread, color images of 32x32 pixels, batches of 64, the second round of a run.
+`sgd` is the unit. SAM and GSAM compute two gradients per step, so the goal is a ratio near 2: they
+add only a few passes over the parameters. `sgd in bf16` sets `train.precision = "bf16"`; whether
+bf16 is faster depends on the processor.
 
-Times are CPU seconds of this process, all rows measured in turn in every repetition;
-ratios compare min with min and median with median.
+Times are CPU seconds of this process; all rows are measured in turn in every repetition. Ratios
+compare minimum with minimum and median with median.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import argparse
 import time
 
 import torch
-from common import described_parser, machine_facts, markdown, say, times_and_ratios, version_facts
+from common import (
+    described_parser,
+    log_progress,
+    machine_facts,
+    markdown,
+    times_and_ratios,
+    version_facts,
+)
 from made_up import made_up_client
 
 from fairflower.clients import Trainer
@@ -30,7 +37,7 @@ BF16 = " in bf16"
 
 
 def make_trainer(name: str, model: str, images: int) -> Trainer:
-    """A client with random images that has trained in round 1."""
+    """Return the trainer of a client with random images, after a first round."""
     precision = "bf16" if name.endswith(BF16) else "float32"
     network, data = made_up_client(model, images)
     settings = TrainConfig(local_epochs=1, batch_size=64, lr=0.001, precision=precision)
@@ -41,11 +48,11 @@ def make_trainer(name: str, model: str, images: int) -> Trainer:
 
 
 def measure(model: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """CPU seconds of every method's epoch, interleaved."""
+    """Return the CPU seconds of every method's epoch, measured in turn."""
     trainers = {name: make_trainer(name, model, options.images) for name in options.clients}
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for repetition in range(1, options.repetitions + 1):
-        say(f"{model}: repetition {repetition} of {options.repetitions}")
+        log_progress(f"{model}: repetition {repetition} of {options.repetitions}")
         for name, trainer in trainers.items():
             begin = time.process_time()
             with flushed_denormals():
@@ -55,13 +62,20 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def parse_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = described_parser(__doc__)
-    parser.add_argument("--models", default="cnn,resnet10", help="default: cnn,resnet10")
+    parser.add_argument("--models", default="cnn,resnet10", help="models (default: cnn,resnet10)")
     parser.add_argument(
-        "--clients", default="sam,gsam,harmofl", help="beside sgd (default: sam,gsam,harmofl)"
+        "--clients",
+        default="sam,gsam,harmofl",
+        help="methods besides sgd (default: sam,gsam,harmofl)",
     )
-    parser.add_argument("--images", type=int, default=256, help="of the client (default: 256)")
-    parser.add_argument("--repetitions", type=int, default=9, help="per row (default: 9)")
+    parser.add_argument(
+        "--images", type=int, default=256, help="images of the client (default: 256)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=9, help="repetitions per row (default: 9)"
+    )
     parser.add_argument("--quick", action="store_true", help="128 images, 2 repetitions")
     options = parser.parse_args()
     options.clients = ["sgd", f"sgd{BF16}", *filter(None, options.clients.split(","))]
@@ -71,6 +85,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Measure the models and print a table for each."""
     options = parse_options()
     torch.set_num_threads(1)
     print(f"\n{options.images} images, batches of 64, 1 thread")

@@ -7,18 +7,19 @@ from typing import Any
 
 from griffe import Extension, Object
 
-#: An example as doctest reads it, up to the next empty line.
+#: A doctest example, up to the next empty line.
 EXAMPLE = re.compile(r"^( *)>>> .*\n?(?:\1\S.*\n?)*", re.MULTILINE)
-#: The lines of a section "See Also".
+#: The lines of a "See Also" section.
 SEE_ALSO = re.compile(r"(?<=^See Also\n--------\n)(?:.+\n?)+", re.MULTILINE)
-#: Code, which stays, or text that Markdown would take for a tag: ``<F_i, F_j>``.
+#: Inline code, which is kept, or a ``<`` that Markdown would parse as a tag: ``<F_i, F_j>``.
 CODE_OR_TAG = re.compile(r"(`+).+?\1|<(?=[A-Za-z/])")
 
 
 def as_markdown(docstring: str) -> str:
-    """Turn ``text::`` before a block into ``text:``, and keep ``<x, y>`` from being a tag.
+    """Convert a docstring to Markdown.
 
-    Doctests become code blocks, and the lines of a section "See Also" a list.
+    ``text::`` before a block becomes ``text:``, ``<x, y>`` is escaped, doctests become code blocks,
+    and the lines of a "See Also" section become a list.
     """
     docstring = SEE_ALSO.sub(
         lambda lines: re.sub(r"^(\S+) : ", r"- `\1`: ", lines[0], flags=re.MULTILINE), docstring
@@ -33,7 +34,7 @@ def as_markdown(docstring: str) -> str:
             outside = None
         if outside is None:
             line = CODE_OR_TAG.sub(
-                lambda found: found[0].replace("<", "&lt;", 0 if found[1] else 1), line
+                lambda match: match[0].replace("<", "&lt;", 0 if match[1] else 1), line
             )
             if line.endswith("::"):
                 line, outside = line[:-1], indent

@@ -1,6 +1,6 @@
-"""Hooks for mkdocs: they add the repository's Markdown files, and pages generated from the code.
+"""mkdocs hooks that add the repository's Markdown files, and pages generated from the code.
 
-Pages keep their paths in the repository, so a link that works on GitHub works on the site.
+Pages keep their paths in the repository, so that links work on GitHub and on the site.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ API = {
     "fairflower.errors": "Errors",
 }
 
-ROOMS = {"strategies": STRATEGIES, "clients": CLIENTS}
+REGISTRIES = {"strategies": STRATEGIES, "clients": CLIENTS}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -72,19 +72,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Remove what only GitHub understands, and link methods in tables to their pages."""
+    """Remove markup for GitHub, and link the methods in tables to their pages."""
     markdown = re.sub(r"^(```\w+) \S+$", r"\1", markdown, flags=re.MULTILINE)
     lists = r"(<!-- table: all_(\w+) -->\n)(.*?)(?=<!-- end -->)"
     markdown = re.sub(lists, lambda m: link_methods(m[2], m[3]), markdown, flags=re.DOTALL)
     return re.sub(r"^<!--.*?-->$", "", markdown, flags=re.MULTILINE)
 
 
-def link_methods(room: str, table: str) -> str:
+def link_methods(kind: str, table: str) -> str:
     """Return a table of methods in which every name links to its page."""
-    names = {name: mine[0] for mine in by_class(ROOMS[room]).values() for name in mine}
+    names = {
+        name: aliases[0] for aliases in by_class(REGISTRIES[kind]).values() for name in aliases
+    }
 
     def link(row: re.Match[str]) -> str:
-        return f"| [{row[0][2:]}](../{method_path(room, names[row[1]])})"
+        return f"| [{row[0][2:]}](../{method_path(kind, names[row[1]])})"
 
     return "\n" + re.sub(r"^\| `([^`]+)`", link, table, flags=re.MULTILINE)
 
@@ -108,8 +110,8 @@ def expand_nav(nav: Any, pages: list[str], taken: set[str]) -> Any:
     for part in nav:
         if isinstance(part, str) and "*" in part:
             depth = part.count("/")
-            fit = (page for page in pages if fnmatch(page, part) and page.count("/") == depth)
-            parts += [page for page in fit if page not in taken]
+            matching = (page for page in pages if fnmatch(page, part) and page.count("/") == depth)
+            parts += [page for page in matching if page not in taken]
         else:
             parts.append(expand_nav(part, pages, taken))
     return parts
@@ -118,33 +120,33 @@ def expand_nav(nav: Any, pages: list[str], taken: set[str]) -> Any:
 def generated_pages() -> dict[str, str]:
     """Return the pages that are generated from the code, by path."""
     pages = {}
-    for room, methods in ROOMS.items():
+    for kind, methods in REGISTRIES.items():
         for method, names in by_class(methods).items():
-            pages[method_path(room, names[0])] = method_page(room, names, method)
+            pages[method_path(kind, names[0])] = method_page(kind, names, method)
     for module, title in API.items():
         pages[f"api/{module}.md"] = api_page(module, title)
     return pages
 
 
-def method_path(room: str, name: str) -> str:
+def method_path(kind: str, name: str) -> str:
     """Return the path of a method's page."""
-    return f"methods/{room}/{name.replace('+', '-plus')}.md"
+    return f"methods/{kind}/{name.replace('+', '-plus')}.md"
 
 
 def by_class(methods: Any) -> dict[Any, list[str]]:
-    """Return the names of each class."""
+    """Return class -> all names registered for the class."""
     names: dict[Any, list[str]] = {}
     for name, method in methods.items():
         names.setdefault(method, []).append(name)
     return names
 
 
-def method_page(room: str, names: list[str], method: Any) -> str:
+def method_page(kind: str, names: list[str], method: Any) -> str:
     """Return a method's page: docstring, arguments with allowed values, and measured results."""
-    table = {"strategies": "strategy", "clients": "client"}[room]
+    table = {"strategies": "strategy", "clients": "client"}[kind]
     meanings = {}
-    for kind in getattr(method, "exchanges", ()):  # an exchange may document arguments
-        for section in sections(kind):
+    for exchange in getattr(method, "exchanges", ()):  # an exchange may document arguments
+        for section in sections(exchange):
             meanings |= argument_descriptions(section)
     before, after = [], []
     for section in sections(method):
@@ -165,23 +167,25 @@ def method_page(room: str, names: list[str], method: Any) -> str:
     arguments = argument_specs(method)
     parts += ["## Arguments"] if arguments else []
     for name, argument in arguments.items():
-        head = f"`{table}.{run_config.argument_to_key(name)} = {as_config_value(argument.default)}`"
+        heading = (
+            f"`{table}.{run_config.argument_to_key(name)} = {as_config_value(argument.default)}`"
+        )
         text = f"*{allowed_values(argument)}.* {meanings.get(name, '')}"
-        parts.append(f"{head}\n:   {indent(text, ' ' * 4).strip()}")
+        parts.append(f"{heading}\n:   {indent(text, ' ' * 4).strip()}")
     parts += after
-    if pages := list(result_links(names, method)):
-        parts += ["## Measured", "\n".join(pages)]
+    if links := list(result_links(names, method)):
+        parts += ["## Measured", "\n".join(links)]
     return "\n\n".join(parts)
 
 
-def sections(thing: type) -> list[DocstringSection]:
+def sections(cls: type) -> list[DocstringSection]:
     """Parse the sections of a class's docstring."""
-    docstring = Docstring(as_markdown(inspect.cleandoc(thing.__doc__ or "")))
+    docstring = Docstring(as_markdown(inspect.cleandoc(cls.__doc__ or "")))
     return docstring.parse("numpy", warnings=False)
 
 
 def argument_descriptions(section: DocstringSection) -> dict[str, str]:
-    """Return the descriptions of arguments by name; empty for other sections."""
+    """Return argument -> description; empty for sections that are not about parameters."""
     of_arguments = section.kind is DocstringSectionKind.parameters
     return {item.name: item.description for item in section.value} if of_arguments else {}
 
@@ -221,17 +225,17 @@ def result_links(names: list[str], method: type) -> Iterator[str]:
 
 def api_page(module: str, title: str) -> str:
     """Return a module's page: its docstring, and references that mkdocstrings resolves."""
-    room = importlib.import_module(module)
+    imported = importlib.import_module(module)
     defined = [
-        name for name, thing in vars(room).items() if getattr(thing, "__module__", "") == module
+        name for name, thing in vars(imported).items() if getattr(thing, "__module__", "") == module
     ]
-    public = getattr(room, "__all__", [name for name in defined if not name.startswith("_")])
-    members = [getattr(room, name) for name in public]
-    places = [
+    public = getattr(imported, "__all__", [name for name in defined if not name.startswith("_")])
+    members = [getattr(imported, name) for name in public]
+    references = [
         f"::: {thing.__module__}.{thing.__qualname__}"
         for thing in members
         if (inspect.isclass(thing) or inspect.isfunction(thing))
         and (thing.__module__ == module or thing.__module__ not in API)
     ]
-    about = as_markdown(inspect.cleandoc(room.__doc__ or ""))
-    return "\n\n".join([f"# {title}", f"`{module}`", about, *places])
+    about = as_markdown(inspect.cleandoc(imported.__doc__ or ""))
+    return "\n\n".join([f"# {title}", f"`{module}`", about, *references])

@@ -1,7 +1,7 @@
-"""Tables in documents and the list of settings in ``pyproject.toml``, generated from the code.
+"""Generate tables in documents, and the list of settings in ``pyproject.toml``, from the code.
 
-``python docs/tables.py`` writes every table between ``<!-- table: name -->`` and
-``<!-- end -->`` in ``docs``, and the settings in ``pyproject.toml``.
+``python docs/tables.py`` updates every table between ``<!-- table: name -->`` and ``<!-- end -->``
+in ``docs``, and the settings in ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
 
 
 def all_strategies() -> str:
-    """Return the table of strategies, by the first lines of their docstrings."""
-    rows = [(f"`{name}`", _summary(rule), rule.paper) for name, rule in STRATEGIES.items()]
+    """Return the table of strategies, with the first line of each docstring."""
+    rows = [(f"`{name}`", _summary(cls), cls.paper) for name, cls in STRATEGIES.items()]
     return _table(("strategy", "what it does", "from"), rows)
 
 
 def all_clients() -> str:
-    """Return the table of clients, by the first lines of their docstrings."""
+    """Return the table of clients, with the first line of each docstring."""
     rows = [(f"`{name}`", _summary(method), method.paper) for name, method in CLIENTS.items()]
     return _table(("client", "how it trains", "from"), rows)
 
 
 def strategies() -> str:
-    """Return what a client sends for each strategy besides model and number of examples."""
+    """Return the table of strategies' needs besides models and numbers of examples."""
     rows = []
     for name, strategy in STRATEGIES.items():
-        rule = strategy()
-        unasked = (f"metric `{name}`" for name in rule.reads)
-        needs = ", ".join([*(_need(strategy, need) for need in rule.needs), *unasked])
-        told = [
+        instance = strategy()
+        reported = (f"metric `{metric}`" for metric in instance.reads)
+        needs = ", ".join([*(_need(strategy, need) for need in instance.needs), *reported])
+        server_needs = [
             f"`{argument}`, or `{'` and `'.join(keys)}` in the config that it sends"
             for argument, keys in strategy.FROM_CONFIG.items()
         ]
         if strategy.tell is not FairStrategy.tell:
-            told = ["a config for each client (`tell`)"]
+            server_needs = ["a config for each client (`tell`)"]
         if strategy.extra:
-            told.append(f"`fairflower[{strategy.extra}]`")
-        server = ", ".join(told)
+            server_needs.append(f"`fairflower[{strategy.extra}]`")
+        server = ", ".join(server_needs)
         rows.append((f"`{name}`", f"`{strategy.__name__}`", needs or "nothing more", server))
     return _table(("strategy", "class", "a client also sends", "the server also needs"), rows)
 
 
 def secure() -> str:
-    """Return which strategies run under secure aggregation, and why others do not."""
+    """Return the table of strategies under secure aggregation, with reasons against it."""
     rows = []
     for name, strategy in STRATEGIES.items():
-        rule = strategy(alpha=0) if name == "fedeba+" else strategy()
-        if rule.sums_suffice:
-            numbers = ", ".join(f"`{need}`" for need in rule.needs) or "nothing more"
+        instance = strategy(alpha=0) if name == "fedeba+" else strategy()
+        if instance.sums_suffice:
+            numbers = ", ".join(f"`{need}`" for need in instance.needs) or "nothing more"
             works = "with `strategy.alpha = 0`" if name == "fedeba+" else "yes"
             rows.append((f"`{name}`", works, numbers))
         else:
@@ -84,23 +84,23 @@ def measurements() -> str:
 
 
 def cohort() -> str:
-    """Return the fields and methods of a cohort, with their comments and docstrings."""
+    """Return the table of fields and methods of `Cohort`, from comments and docstrings."""
     notes = re.findall(r"((?:    #: .*\n)+)    (\w+):", inspect.getsource(Cohort))
     rows = [(f"`{name}`", _cell(re.sub(r"\s*#: ", " ", note))) for note, name in notes]
     for name, member in vars(Cohort).items():
         if name.startswith("_") or not isinstance(member, property | FunctionType):
             continue
-        taken = ""
+        signature = ""
         if isinstance(member, FunctionType):
-            _, *given = inspect.signature(member).parameters.values()
-            taken = f"({', '.join(p.name for p in given if p.default is p.empty)})"
-        what, *_ = (member.__doc__ or "").split("\n\n")
-        rows.append((f"`{name}{taken}`", _cell(what)))
+            _, *parameters = inspect.signature(member).parameters.values()
+            signature = f"({', '.join(p.name for p in parameters if p.default is p.empty)})"
+        summary, *_ = (member.__doc__ or "").split("\n\n")
+        rows.append((f"`{name}{signature}`", _cell(summary)))
     return _table(("`cohort.`", "what it is"), rows)
 
 
 def clients() -> str:
-    """Return what travels beside the model for each client."""
+    """Return the table of arrays that clients exchange with the server besides the model."""
     rows = []
     kept = [(f"{name}:keep=server", m) for name, m in CLIENTS.items() if "keep" in m.arguments()]
     for name, method in (*CLIENTS.items(), *kept):
@@ -116,21 +116,21 @@ def clients() -> str:
 
 
 def ranges() -> str:
-    """Return the arguments that `fairflower tune` tunes for each method, with their ranges."""
+    """Return the table of arguments that `fairflower tune` tunes, with their ranges."""
     rows = [
-        (f"`{config.name}`", f"`{key}`", f"{one.default:g}", str(one.search))
+        (f"`{config.name}`", f"`{key}`", f"{argument.default:g}", str(argument.search))
         for config, table in (
             *((StrategyConfig(name), "strategy.") for name in STRATEGIES),
             *((ClientConfig(name), "client.") for name in CLIENTS),
         )
-        for key, one in search_space(RunConfig(**{config.TABLE: config})).items()
+        for key, argument in search_space(RunConfig(**{config.TABLE: config})).items()
         if key.startswith(table)
     ]
     return _table(("method", "argument", "the paper's", "range"), rows)
 
 
 def settings() -> str:
-    """Return every run config key except arguments of methods, with its default in TOML."""
+    """Return the table of run config keys, except arguments of methods, with their defaults."""
     texts = run_config.key_help()
     rows = [
         (f"`{key}`", f"`{json.dumps(value)}`", texts[key])
@@ -159,19 +159,19 @@ def filled(text: str) -> str:
 
 
 def with_settings(project: str) -> str:
-    """Write all run config keys and defaults into ``pyproject.toml``: Flower refuses others."""
+    """Insert all run config keys with defaults into ``pyproject.toml``; Flower rejects others."""
     settings = run_config.RunConfig().to_toml("tool.flwr.app.config")
     pattern = r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[tool\.(?!flwr))"
     return re.sub(pattern, lambda _: settings, project, flags=re.DOTALL)
 
 
 def _summary(method: type) -> str:
-    """Return the first line of the docstring, without the full stop."""
+    """Return the first line of a class's docstring, without the period."""
     return (method.__doc__ or "").strip().splitlines()[0].removesuffix(".")
 
 
 def _cell(text: str) -> str:
-    """Format a comment or a docstring as a cell of a table."""
+    """Format a comment or a docstring as a table cell."""
     return " ".join(text.split()).removesuffix(".").replace("``", "`").replace("|", "\\|")
 
 

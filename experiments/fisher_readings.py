@@ -1,4 +1,4 @@
-r"""Readings of FedEquilibria's Eq. 1, which leaves open how a Fisher diagonal F_k is measured.
+r"""Readings of FedEquilibria's Eq. 1, which does not fully define the Fisher diagonal F_k.
 
     cd experiments && fairflower compare --config fisher-readings-office.toml --strategies \
       fedavg,fedequilibria:t=0.0,fisher_readings:Reading:reading=printed,...
@@ -46,7 +46,7 @@ def batch_fisher(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def true_fisher(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the Fisher diagonal with labels drawn from the model's own prediction."""
+    """Return the Fisher diagonal with labels sampled from the model's predictions."""
     batches = []
     with torch.no_grad():
         for x, _ in trainer.train_examples.eval_batches(trainer.eval_batch_size):
@@ -59,19 +59,19 @@ MEASURE = {"batches": batch_fisher, "drawn": true_fisher}
 
 
 def measure(trainer: Trainer) -> Mapping[str, Tensor]:
-    """Return F_k as the strategy's train message asks for it."""
-    return MEASURE.get(str(trainer.round_config.get("reading")), OWN)(trainer)
+    """Return F_k by the reading in the round's config, or else by the package's measurement."""
+    return MEASURE.get(str(trainer.round_config.get("reading")), PACKAGE_FISHER)(trainer)
 
 
-OWN = MEASUREMENTS["fisher"].compute
+PACKAGE_FISHER = MEASUREMENTS["fisher"].compute
 MEASUREMENTS["fisher"] = replace(MEASUREMENTS["fisher"], compute=measure)
 
 
 class Reading(FedEquilibria):
-    """FedEquilibria with another reading of F_k.
+    """FedEquilibria with a choice of readings of F_k.
 
     printed
-        Mean of squared per-sample gradients at the trained model, as measured (scale = "none").
+        Mean of squared per-sample gradients at the trained model, unscaled (scale = "none").
     unit
         Scaled to length 1 (scale = "unit", fairflower's default).
     sum-one
@@ -79,13 +79,13 @@ class Reading(FedEquilibria):
     summed
         n_k F_k, the sum over the client's examples.
     layers
-        Every array of a layer scaled to length 1, then one QP.
+        Every array scaled to length 1, then one QP for all arrays.
     by-layer
         One QP for each array; w_moo is the mean of their solutions.
     batches
         Squared gradients of a batch's mean loss instead of each sample's.
     drawn
-        Labels drawn from the model's prediction instead of the true ones.
+        Labels sampled from the model's predictions instead of the true labels.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class Reading(FedEquilibria):
         self.reading = reading
 
     def tell(self, client_id: int) -> Mapping[str, float | str]:
-        """Ask the client for the reading's measurement."""
+        """Send the reading to the client, whose measurement depends on it."""
         return {"reading": self.reading}
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        """Combine the reading's weights with those by distance."""
+        """Combine the QP's weights with weights by the length of the update."""
         distance = np.sqrt(cohort.squared_norms())
         w_moo = self.moo(cohort)
         self.diagnostics |= {"w_moo": w_moo}
         return self.t * w_moo + (1 - self.t) * distance / distance.sum()
 
     def moo(self, cohort: Cohort) -> NDArray[np.float64]:
-        """Return the QP's weights, shape (K,)."""
+        """Return the QP's weights for the reading, shape (K,)."""
         if self.reading in ("layers", "by-layer"):
             grams = [cosines(cohort.gram("fisher", [name])) for name in cohort.parameters]
             if self.reading == "layers":

@@ -2,24 +2,24 @@
 
     python experiments/pretrain_vit_tiny.py [--output FILE] [--probe DATA_SET]
 
-Everything it learns from is made here, from the fonts that matplotlib ships and random
-numbers: 10 digits and 24 letters in 15 fonts, at random places, sizes, angles, slants and
-widths, bent and of varying stroke, some between neighbours, in random colours on plain or
-cloudy paper, blurred and noisy. It sees no image of any data set. Upper and lower case of
-a letter are one class; O, I and l are left out, since they look like 0 and 1.
+All training images are generated here, from the fonts that matplotlib ships and from random
+numbers: 10 digits and 24 letters in 15 fonts, with random positions, sizes, angles, slants, widths,
+bending and stroke, some between neighbors, in random colors on plain or cloudy paper, blurred and
+noisy. No image of any data set is used. Upper and lower case of a letter form one class; O, I and l
+are left out, since they predicted_style like 0 and 1.
 
-The network learns which character it sees and, so that its features also say what a
-picture looks like, the colours of ink and paper, how rough the paper is, the noise and the
-blur. It is tested on six fonts that it has not seen: those of the test images of
-uci-digits' domain ``printed``. (Its training images are of fonts used here.)
+The network predicts the character. So that its features also describe the style of an image, it
+predicts the colors of ink and paper, the roughness of the paper, the noise and the blur as well. It
+is tested on six held-out fonts: those of the test images of uci-digits' domain ``printed``. (The
+training images of that domain are of fonts used here.)
 
-The weights that ship are of ``--threads 1 --probe digit-five`` on an x86-64 virtual machine
-(13 minutes of a core; torch 2.15.0): accuracy 66 % over the 34 characters in training, 64 % on
-the held-out fonts, and there 80 % on digits alone; as a probe, with 2000 images each, MNIST
-96.8 %, USPS 95.2, SYN-like 91.3, MNIST-M 79.8, SVHN 84.9, and 90.9 on which domain it is.
+The weights in the package were trained with ``--threads 1 --probe digit-five`` on an x86-64 virtual
+machine (13 minutes of a core; torch 2.15.0). Accuracy: 66 % over the 34 characters in training,
+64 % on the held-out fonts, and there 80 % on digits alone. Linear probe with 2000 images each:
+MNIST 96.8 %, USPS 95.2, SYN-like 91.3, MNIST-M 79.8, SVHN 84.9, and 90.9 for predicting the domain.
 
-``--probe digits`` says, as information, how far a linear classifier gets on frozen
-features of a data set's domains. Nothing here was chosen by it.
+``--probe digits`` prints, for information, the accuracy of a linear classifier on frozen features
+of a data set's domains. No choice in this script was based on it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from fairflower.models.prompt_vits import vit_tiny
 SEED = 1
 PICTURES = 400_000
 BATCH, LR, WEIGHT_DECAY, WARM_UP = 128, 1.5e-3, 0.05, 400
-#: Weight of the error in style beside the cross entropy of the character.
+#: Weight of the style's squared error; the character's cross entropy has weight 1.
 STYLE_WEIGHT = 0.5
 
-#: The classes, each with its spellings.
+#: The classes; each is a string of its characters.
 CHARACTERS = (*"0123456789", *(c + c.lower() for c in "ABCDEFGHJKMNPQRSTUVWXYZ"), "L")
 FONTS = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
@@ -62,10 +62,10 @@ FONTS = (
     *("STIXGeneralBolIta", "cmr10", "cmb10", "cmti10"),
 )
 
-#: Sides of a picture and of the square that a glyph is drawn in, and its height in there.
+#: Side of a picture, side of a glyph's canvas, and height of the glyph on the canvas, in pixels.
 SIDE, CANVAS, HEIGHT = 32, 64, 40
 
-#: Mean and standard deviation of what is to be told of a picture's style.
+#: Feature of a picture's style -> mean and standard deviation, for standardization.
 STYLE = {
     **{f"paper {c}": (0.4, 0.35) for c in ("red", "green", "blue")},
     **{f"ink {c}": (0.6, 0.35) for c in ("red", "green", "blue")},
@@ -76,7 +76,7 @@ STYLE = {
 
 
 class Glyphs(NamedTuple):
-    """Drawn characters: how much ink covers each pixel, [G, 1, CANVAS, CANVAS], and classes."""
+    """Drawn characters: ink coverage of each pixel, [G, 1, CANVAS, CANVAS], and classes [G]."""
 
     ink: Tensor
     y: Tensor
@@ -94,12 +94,12 @@ class Pictures(NamedTuple):
 
 
 def training_fonts() -> list[Path]:
-    """Font files; `uci_fonts("test")` are the others."""
+    """Return the font files for training; `uci_fonts("test")` returns the held-out fonts."""
     return [Path(get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in FONTS]
 
 
 def draw(files: list[Path]) -> Glyphs:
-    """Every spelling of every character in every font, all of one height or width."""
+    """Draw every character of every class in every font, scaled to a common height or width."""
     ink, y = [], []
     for file in files:
         font = ImageFont.truetype(str(file), 96)
@@ -119,7 +119,7 @@ def draw(files: list[Path]) -> Glyphs:
 
 
 class Renderer:
-    """Pictures of glyphs; the seed and the number of pictures decide them all."""
+    """Generator of random pictures of glyphs, determined by the seed and the sizes of batches."""
 
     def __init__(self, glyphs: Glyphs, seed: int) -> None:
         self.glyphs = glyphs
@@ -129,19 +129,19 @@ class Renderer:
         self.first = self.count.cumsum(0) - self.count
 
     def __call__(self, n: int) -> Pictures:
-        """The next n pictures, of characters and fonts drawn uniformly."""
+        """Return the next n pictures, of uniformly sampled characters and fonts."""
         y = torch.randint(len(CHARACTERS), (n,), generator=self.random)
         font = (self.uniform(n, 0, 1) * self.count[y]).long()
         ink = self.ink(self.order[self.first[y] + font])
-        paper, stroke = self.colours(n)
+        paper, stroke = self.colors(n)
         roughness = self.sometimes(n, 0.65) * self.uniform(n, 0.05, 0.4)
         texture = self.sometimes(n, 0.3) * self.uniform(n, 0.05, 0.3)
         background = (_image(paper) + _image(roughness) * self.clouds(n)).clamp(0, 1)
-        colour = (_image(stroke) + _image(texture) * self.clouds(n)).clamp(0, 1)
+        color = (_image(stroke) + _image(texture) * self.clouds(n)).clamp(0, 1)
         x = torch.where(
             _image(self.sometimes(n, 0.15)) > 0,
-            (background - ink * colour).abs(),
-            torch.lerp(background, colour, ink),
+            (background - ink * color).abs(),
+            torch.lerp(background, color, ink),
         )
         blur = torch.zeros(n)
         for k, cells in enumerate((16, 11)):  # a sixth of the pictures each
@@ -155,7 +155,7 @@ class Renderer:
         return Pictures((255 * x.clamp(0, 1)).round().byte(), y, (style - mean) / std)
 
     def ink(self, chosen: Tensor) -> Tensor:
-        """How much ink covers each pixel when these glyphs are written, [N, 1, SIDE, SIDE]."""
+        """Return the ink coverage of randomly transformed glyphs, [N, 1, SIDE, SIDE]."""
         n = len(chosen)
         zoom = HEIGHT / CANVAS * SIDE / self.uniform(n, 14, 29)
         aspect = torch.exp(self.uniform(n, -0.25, 0.25))
@@ -165,12 +165,12 @@ class Renderer:
         down = torch.stack([sin, slant * sin + cos], 1) * (zoom / aspect)[:, None]
         shift = self.uniform((n, 2, 1), -0.18, 0.18)
         matrix = torch.cat([torch.stack([across, down], 1), shift], 2)
-        # At twice the side, and halved at the end: smooth edges.
+        # Rendered at twice the size and halved at the end, for smooth edges.
         grid = F.affine_grid(matrix, [n, 1, 2 * SIDE, 2 * SIDE], align_corners=False)
         bend = torch.randn(n, 2, 4, 4, generator=self.random) * _image(self.uniform(n, 0, 0.12))
         grid = grid + _enlarged(bend, 2 * SIDE).permute(0, 2, 3, 1)
         ink = F.grid_sample(self.glyphs.ink[chosen], grid, align_corners=False)
-        for side in (-1, 1):  # neighbours, as in a written number
+        for side in (-1, 1):  # neighbors, as in a number of several digits
             rows = torch.nonzero(self.sometimes(n, 0.2)).flatten()
             others = torch.randint(len(self.glyphs.y), (len(rows),), generator=self.random)
             beside = grid[rows]
@@ -182,12 +182,12 @@ class Renderer:
         ink = torch.lerp(ink, torch.where(thick > 0, fat, thin), thick.abs())
         return F.avg_pool2d(ink, 2)
 
-    def colours(self, n: int) -> tuple[Tensor, Tensor]:
-        """Colours of paper and ink, [N, 3]; their brightness differs by 0.25 or so."""
+    def colors(self, n: int) -> tuple[Tensor, Tensor]:
+        """Return colors of paper and ink, [N, 3]; their brightness differs by 0.25 or so."""
         paper, ink = self.uniform((2, n, 3), 0, 1)
-        grey = self.sometimes(n, 0.4)[:, None] > 0
-        paper = torch.where(grey, paper.mean(1, keepdim=True), paper)
-        ink = torch.where(grey, ink.mean(1, keepdim=True), ink)
+        gray = self.sometimes(n, 0.4)[:, None] > 0
+        paper = torch.where(gray, paper.mean(1, keepdim=True), paper)
+        ink = torch.where(gray, ink.mean(1, keepdim=True), ink)
         black = self.sometimes(n, 0.2)[:, None] > 0
         paper, ink = torch.where(black, 0.0, paper), torch.where(black, 1.0, ink)
         apart = ink.mean(1, keepdim=True) - paper.mean(1, keepdim=True)
@@ -195,26 +195,26 @@ class Renderer:
         return (paper - push).clamp(0, 1), (ink + push).clamp(0, 1)
 
     def clouds(self, n: int) -> Tensor:
-        """Coarse or fine, smooth or hard-edged, coloured or grey: [N, 3, SIDE, SIDE] in ±1."""
+        """Return textures, [N, 3, SIDE, SIDE] in ±1, of random scale, sharpness and color."""
         total = torch.zeros(n, 3, SIDE, SIDE)
         for cells in (2, 4, 8, 16):
             noise = torch.randn(n, 3, cells, cells, generator=self.random)
             total += _enlarged(noise, SIDE) * _image(self.uniform(n, 0, 1)) ** 2
-        grey = _image(self.sometimes(n, 0.5)) > 0
-        total = torch.where(grey, total.mean(1, keepdim=True), total)
+        gray = _image(self.sometimes(n, 0.5)) > 0
+        total = torch.where(gray, total.mean(1, keepdim=True), total)
         return torch.tanh(total * _image(self.uniform(n, 0.5, 6)))
 
     def uniform(self, shape: int | tuple[int, ...], low: float, high: float) -> Tensor:
-        """Uniform random numbers."""
+        """Return uniform random numbers from ``low`` to ``high``."""
         return low + (high - low) * torch.rand(shape, generator=self.random)
 
     def sometimes(self, n: int, probability: float) -> Tensor:
-        """1 with a probability, else 0."""
+        """Return n random numbers: 1 with the given probability, else 0."""
         return (torch.rand(n, generator=self.random) < probability).float()
 
 
 def _image(x: Tensor) -> Tensor:
-    """To [N, channels, 1, 1]."""
+    """Reshape to [N, channels, 1, 1]."""
     return x.reshape(len(x), -1, 1, 1)
 
 
@@ -226,7 +226,7 @@ def _enlarged(x: Tensor, side: int) -> Tensor:
 
 
 def train(pictures: int) -> nn.Module:
-    """The transformer after one pass over so many pictures."""
+    """Train a transformer on a number of pictures, each used once, and return it without head."""
     torch.manual_seed(SEED)
     vit = vit_tiny(len(CHARACTERS) + len(STYLE))
     render = Renderer(draw(training_fonts()), SEED)
@@ -245,8 +245,8 @@ def train(pictures: int) -> nn.Module:
     start, losses, right = time.time(), [], []
     for step in range(1, steps + 1):
         x, y, style = render(BATCH)
-        character, look = vit(normalised(x)).split([len(CHARACTERS), len(STYLE)], 1)
-        loss = F.cross_entropy(character, y) + STYLE_WEIGHT * F.mse_loss(look, style)
+        character, predicted_style = vit(normalize(x)).split([len(CHARACTERS), len(STYLE)], 1)
+        loss = F.cross_entropy(character, y) + STYLE_WEIGHT * F.mse_loss(predicted_style, style)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(vit.parameters(), 1.0)
@@ -265,35 +265,35 @@ def train(pictures: int) -> nn.Module:
     return vit.eval()
 
 
-def normalised(x: Tensor) -> Tensor:
-    """As data sets of digits are: mean and standard deviation 0.5."""
+def normalize(x: Tensor) -> Tensor:
+    """Normalize with mean and standard deviation 0.5, as data sets of digits do."""
     return x.float() / 127.5 - 1
 
 
-# --- what the frozen features are worth ------------------------------------------------
+# --- evaluation of the frozen features -------------------------------------------------
 
 
 def score(vit: nn.Module, train: Pictures, test: Pictures) -> str:
-    """Accuracy of a logistic regression on frozen features."""
+    """Return the accuracy of a logistic regression on frozen features."""
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
     model.fit(features(vit, train.x), train.y)
     return f"{100 * model.score(features(vit, test.x), test.y):.1f} %"
 
 
 def features(vit: nn.Module, x: Tensor) -> np.ndarray:
-    """Class tokens [N, d]."""
+    """Return the class tokens, [N, d]."""
     with torch.inference_mode():
-        return np.concatenate([vit(normalised(part)).numpy() for part in x.split(256)])
+        return np.concatenate([vit(normalize(part)).numpy() for part in x.split(256)])
 
 
 def digits_only(pictures: Pictures) -> Pictures:
-    """Those of digits."""
+    """Return the pictures of digits."""
     rows = pictures.y < 10
     return Pictures(*(values[rows] for values in pictures))
 
 
 def probe(vit: nn.Module, name: str, at_most: int = 2000) -> None:
-    """Print the scores on the domains of a data set, and on telling the domains apart."""
+    """Print the accuracies on the domains of a data set, and of predicting the domain."""
     data = prepare(DataConfig(name, clients_per_domain=1, examples_per_client=at_most))
     parts: list[list[Pictures]] = [[], []]
     for number, domain in enumerate(data.domains):
@@ -311,9 +311,9 @@ def probe(vit: nn.Module, name: str, at_most: int = 2000) -> None:
 
 
 def to_text(arrays: Mapping[str, Tensor]) -> str:
-    """Named tensors as the JSON that `fairflower.models.weights.decode_json_weights` reads.
+    """Encode named tensors as JSON for `fairflower.models.weights.decode_json_weights`.
 
-    Half precision keeps three digits of a weight, and takes 2.5 bytes.
+    Weights have half precision: three digits, in 2.5 bytes of text.
     """
     named = {}
     for name, tensor in arrays.items():
@@ -327,12 +327,12 @@ def to_text(arrays: Mapping[str, Tensor]) -> str:
 
 
 def main() -> None:
-    """Train, say what the features are worth, save."""
+    """Train, save the weights, and print accuracies on held-out fonts and on a data set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pictures", type=int, default=PICTURES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, help="JSON to write the weights to")
-    parser.add_argument("--probe", default="", help="data set to look at")
+    parser.add_argument("--probe", default="", help="data set whose domains are classified")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     vit = train(arguments.pictures)

@@ -1,11 +1,12 @@
-"""What privacy takes from the average and from the worst domain.
+"""Measure the cost of privacy in accuracy: on average and for the worst domain.
 
     python privacy_price.py --data-dir <folder> --output-dir <folder>   # the runs; can be resumed
     python privacy_price.py                                             # privacy-price.md
 
-Five strategies on two data sets: plainly and differentially private with three epsilons, both with
-forty clients; plainly and under secure aggregation, both with twelve. The settings that all
-runs of a data set share are in privacy-digits-cpu.toml and privacy-office-cpu.toml.
+Five strategies on two data sets, in two comparisons: with forty clients, runs without privacy and
+with differential privacy at three values of epsilon; with twelve clients, runs without privacy and
+with secure aggregation. The settings that all runs of a data set share are in
+privacy-digits-cpu.toml and privacy-office-cpu.toml.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from fairflower.statistics.differences import Difference
 
 HERE = Path(__file__).parent
 PAGE = HERE / "privacy-price.md"
-#: Data set -> file of its settings, and summary of its runs.
+#: Data set -> prefix of the file of its settings, and name of the summary of its runs.
 DATA = {"digits": "privacy-digits", "office": "privacy-office"}
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -52,14 +53,15 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "term": {"strategy.name": "term"},
 }
 CLIENTS, FEW = 40, 12
-#: Epsilon -> noise multiplier of the model, that of numbers being twice as large: a strategy that
-#: weighs by one number has this epsilon after five rounds at delta = 1e-5, by Flower's accountant.
+#: Epsilon -> noise multiplier of the model; the multiplier of numbers is twice as large. A strategy
+#: that weighs clients by one number reaches this epsilon after five rounds at delta = 1e-5, by
+#: Flower's accountant.
 NOISE = {10: 1.33, 3: 3.74, 1: 10.12}
 DELTA = 1e-5
 
 
 class SmallCNN(Classifier):
-    """The ``cnn`` with 8, 16 and 16 channels: 4,402 parameters, as noise grows with them."""
+    """The ``cnn`` with 8, 16 and 16 channels: few parameters (4,402), as noise grows with them."""
 
     def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -76,13 +78,13 @@ class SmallCNN(Classifier):
 
 
 def private(epsilon: int) -> dict[str, Any]:
-    """Return the settings of differential privacy. Half of the weight is the strategy's to give."""
+    """Return the settings of differential privacy; a client gets at most twice an equal weight."""
     return {
         "privacy.noise-multiplier": NOISE[epsilon],
         "privacy.number-noise-multiplier": 2 * NOISE[epsilon],
         "privacy.clip": 1.0,
         "privacy.delta": DELTA,
-        "privacy.noise-seed": 1,  # the run's seed counts, too
+        "privacy.noise-seed": 1,  # combined with the run's seed
         "bound.max-client-weight": 2 / CLIENTS,
     }
 
@@ -94,14 +96,14 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "few, plain": {"data.clients-per-domain": FEW // 4},
     "few, secure": {"data.clients-per-domain": FEW // 4, "secure-aggregation": True},
 }
-#: Condition -> the one that it is compared with.
+#: Condition -> condition without privacy to compare with.
 AGAINST = {
     **{f"epsilon {epsilon}": "plain" for epsilon in NOISE},
     "few, secure": "few, plain",
 }
-#: Conditions that are compared, and so are made for the same federations.
+#: Groups of conditions that are compared, and therefore share their federations.
 GROUPS = (("plain", *(f"epsilon {epsilon}" for epsilon in NOISE)), ("few, plain", "few, secure"))
-#: Federations that are made of everything before further ones.
+#: Number of federations that run in all conditions before any further federation.
 FIRST = 3
 
 
@@ -109,27 +111,27 @@ FIRST = 3
 
 
 def settings(data: str, condition: str, strategy: str) -> dict[str, Any]:
-    """Return what the runs of a cell share."""
-    found = read_toml(HERE / f"{DATA[data]}-cpu.toml") | CONDITIONS[condition]
-    if strategy == "uniform" and "bound.max-client-weight" in found:
-        found["bound.max-client-weight"] = 1 / CLIENTS  # it gives no client more
-    return found | STRATEGIES[strategy]
+    """Return the settings that the runs of a cell share."""
+    flat = read_toml(HERE / f"{DATA[data]}-cpu.toml") | CONDITIONS[condition]
+    if strategy == "uniform" and "bound.max-client-weight" in flat:
+        flat["bound.max-client-weight"] = 1 / CLIENTS  # uniform weights never exceed this
+    return flat | STRATEGIES[strategy]
 
 
 def name_of(data: str, condition: str, strategy: str) -> str:
-    """Return the beginning of the names of a cell's run folders."""
+    """Return the prefix of the names of a cell's run folders."""
     return f"{data}-{condition}-{strategy}".replace(", ", "-").replace(" ", "-")
 
 
 def cells(data: str, group: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the cells of a data set and some conditions."""
+    """Yield the cells of a data set and a group of conditions."""
     for condition in group:
         for strategy in STRATEGIES:
             yield data, condition, strategy
 
 
 def plan(federations: int, folder: Path, data_dir: str) -> Plan:
-    """Return all runs: of `FIRST` federations, then of one after the other."""
+    """Return all runs: first those of `FIRST` federations, then federation by federation."""
     blocks = [range(min(FIRST, federations)), *([n] for n in range(FIRST, federations))]
     order = [
         (group, data, number)
@@ -141,7 +143,7 @@ def plan(federations: int, folder: Path, data_dir: str) -> Plan:
     runs = []
     for group, data, number in order:
         for cell in cells(data, group):
-            own = settings(*cell) | {
+            flat = settings(*cell) | {
                 "seed": number,
                 "data.seed": number,
                 "data.dir": data_dir,
@@ -149,29 +151,29 @@ def plan(federations: int, folder: Path, data_dir: str) -> Plan:
                 "output-dir": str(folder / "runs"),
                 "run-name": f"{name_of(*cell)}-federation{number}",
             }
-            runs.append(RunConfig.from_flat(own))
+            runs.append(RunConfig.from_flat(flat))
     return Plan(runs)
 
 
 def cell_of(run: Run) -> tuple[str, str, str]:
-    """Return a run's cell, from its folder's name."""
+    """Return the cell of a run, from the name of its folder."""
     for data in DATA:
         for cell in cells(data, tuple(CONDITIONS)):
             if run.path.name.startswith(f"{name_of(*cell)}-federation"):
                 return cell
-    raise ValueError(f"{run.path} is in no cell of the table.")
+    raise ValueError(f"{run.path} belongs to no cell of the table.")
 
 
 def complete(runs: Sequence[Run], data: str) -> list[Run]:
-    """Return a data set's runs, of the federations of which a group of conditions is there."""
-    found = {(cell_of(run), run.seed): run for run in runs if run.status == "completed"}
-    seeds = sorted({seed for _, seed in found})
+    """Return a data set's runs, from federations where a group of conditions is complete."""
+    completed = {(cell_of(run), run.seed): run for run in runs if run.status == "completed"}
+    seeds = sorted({seed for _, seed in completed})
     return [
-        found[cell, seed]
+        completed[cell, seed]
         for group in GROUPS
         for cell in cells(data, group)
         for seed in seeds
-        if all((other, seed) in found for other in cells(data, group))
+        if all((other, seed) in completed for other in cells(data, group))
     ]
 
 
@@ -186,7 +188,7 @@ def _worst(run: Run) -> float:
     return 100 * MIN(run.final())
 
 
-#: What is compared. The last says whether the worst domain loses more than the average does.
+#: Metrics to compare. The last shows whether the worst domain loses more than the average.
 METRICS = (
     Metric("AVG", _average, 1, "average"),
     Metric("MIN", _worst, 1, "worst domain"),
@@ -195,33 +197,33 @@ METRICS = (
 
 
 def methods(runs: Sequence[Run]) -> dict[tuple[str, str], Method]:
-    """Return condition and strategy -> its runs."""
-    found: dict[tuple[str, str], list[Run]] = {}
+    """Return (condition, strategy) -> method with its runs."""
+    by_cell: dict[tuple[str, str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
-        found.setdefault(cell_of(run)[1:], []).append(run)
+        by_cell.setdefault(cell_of(run)[1:], []).append(run)
     return {
-        key: Method(" ".join(key), federated(method_key(own[0].config)), tuple(own))
-        for key, own in found.items()
+        key: Method(" ".join(key), federated(method_key(cell_runs[0].config)), tuple(cell_runs))
+        for key, cell_runs in by_cell.items()
     }
 
 
 def table(runs: Sequence[Run]) -> Table:
     """Return the differences from the same strategy without privacy, paired by federation."""
-    found = methods(runs)
-    measure = Measure("price", METRICS, ("better", "worse"), tuple(found.values()))
+    by_cell = methods(runs)
+    measure = Measure("price", METRICS, ("better", "worse"), tuple(by_cell.values()))
     pairs = {}
-    for (condition, strategy), method in found.items():
-        other = found.get((AGAINST.get(condition, ""), strategy))
-        if other and (one := paired_differences(method, other, measure)):
-            pairs[condition, strategy] = one
-    judged = judge_family({" ".join(key): one for key, one in pairs.items()})
+    for (condition, strategy), method in by_cell.items():
+        baseline = by_cell.get((AGAINST.get(condition, ""), strategy))
+        if baseline and (paired := paired_differences(method, baseline, measure)):
+            pairs[condition, strategy] = paired
+    judged = judge_family({" ".join(key): paired for key, paired in pairs.items()})
     groups = []
     for condition, base in AGAINST.items():
         rows = []
         for strategy in STRATEGIES:
             if (condition, strategy) in pairs:
                 contrast = judged[f"{condition} {strategy}"]
-                before = [found[base, strategy].over_seeds(f.value) for f in METRICS[:2]]
+                before = [by_cell[base, strategy].over_seeds(f.value) for f in METRICS[:2]]
                 cells = [judged_cell(estimate, 0) for estimate in before]
                 cells += [_cell(d, better) for _, d, better in contrast.by_metric]
                 rows.append(Row(strategy, f"{contrast.n} federations", cells))
@@ -249,28 +251,28 @@ def _cell(difference: Difference, better: int) -> Cell:
 
 
 def text(summary: Path) -> str:
-    """Return what the page says of a summary: the differences, and the usual tables."""
+    """Return the generated part of the page: the differences, and the usual tables."""
     return markdown_board([], [table(read_summary(summary))]) + generated_markdown(summary)
 
 
 def main() -> None:
-    """Make the runs, if a folder is given, and write the page."""
+    """Execute the runs if a folder is options, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--output-dir", type=Path)
     parser.add_argument("--federations", type=int, default=10)
-    given = parser.parse_args()
-    if given.output_dir:
-        made = plan(given.federations, given.output_dir.absolute(), given.data_dir)
-        with suppress(KeyboardInterrupt):  # the page of what is there
-            run_comparison(made, given.output_dir, Console(), 1)
+    options = parser.parse_args()
+    if options.output_dir:
+        all_runs = plan(options.federations, options.output_dir.absolute(), options.data_dir)
+        with suppress(KeyboardInterrupt):  # then write the page with the completed runs
+            run_comparison(all_runs, options.output_dir, Console(), 1)
         runs = []
-        for folder in run_folders(given.output_dir / "runs"):
-            with suppress(RunFolderError):  # of a run that was interrupted before its first test
+        for folder in run_folders(options.output_dir / "runs"):
+            with suppress(RunFolderError):  # the run was interrupted before its first evaluation
                 runs.append(read_run(folder))
         for data, name in DATA.items():
-            if own := complete(runs, data):
-                write_summary(own, HERE / f"{name}.csv")
+            if complete_runs := complete(runs, data):
+                write_summary(complete_runs, HERE / f"{name}.csv")
     for name in DATA.values():
         if (summary := HERE / f"{name}.csv").exists():
             replace_generated_block(PAGE, summary, text(summary))

@@ -1,4 +1,4 @@
-"""Fairflower's ClientApp with some of its answers replaced."""
+"""ClientApps that replace some handlers of fairflower's app."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[Message, Context], Message]
 def replacing(
     *, train: Handler = client_app, evaluate: Handler = client_app, query: Handler = client_app
 ) -> ClientApp:
-    """The app that answers as ``client_app``, but for the kinds of message given here."""
+    """Return a ClientApp with the given handlers, and those of ``client_app`` for the others."""
     app = ClientApp()
     app.train()(train)
     app.evaluate()(evaluate)

@@ -1,4 +1,4 @@
-"""Pieces of a classic Flower server."""
+"""Helpers to test strategies on a classic Flower server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OK = Status(Code.OK, "")
 
 
 class Proxy(ClientProxy):
-    """A client that is never asked: the tests make its answers."""
+    """A client proxy that is never called: the tests create the replies."""
 
     def __init__(self, node_id: int) -> None:
         super().__init__(str(node_id))

@@ -1,4 +1,4 @@
-"""The command, called as a person types it."""
+"""Calls of the command line in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from fairflower.cli import app
 
-# Building it takes longer than most of what is asked of it.
+# Built once: building takes longer than most calls.
 COMMAND = get_command(app)
 
 

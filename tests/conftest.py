@@ -1,4 +1,4 @@
-"""Shared pieces of the tests."""
+"""Shared fixtures, options and hooks of the tests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from hypothesis import settings
 
 from fairflower.numerics.threads import cpus
 
-# A busy machine is no failure. Every run draws other examples; the nightly one draws most of them.
+# No deadline: a busy machine must not fail tests. Every run draws other examples, the nightly run
+# more of them.
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=200)
 
-# Ray, wherever a test imports it, is not to install an environment of its own for its workers.
+# Keeps Ray from installing a separate environment for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 
-#: What most tests import, which takes a new environment half a minute to compile.
+#: Libraries that most tests import; compiling them in a new environment takes half a minute.
 LARGE = ("torch", "scipy.stats", "ray", "pandas", "torchvision", "sklearn", "flwr.simulation")
 
-#: Marks of tests that need a system: whether this one is another, and the reason to skip them.
+#: Mark of tests for some systems -> whether to skip them on this system, and the reason.
 ELSEWHERE = {
     "posix": (sys.platform == "win32", "Windows has no named pipes, signals or links as POSIX has"),
     "linux": (sys.platform != "linux", "paths and messages of Linux"),
@@ -45,18 +46,20 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--nightly") else "quick")
     if worker := getattr(config, "workerinput", None):
         compile_in_turn(int(worker["workerid"].removeprefix("gw")))
-    if config.getoption("numprocesses", None) is None:  # else others run the tests
-        with suppress(ModuleNotFoundError):  # a light installation: tests/deploy/test_light.py
+    if config.getoption("numprocesses", None) is None:  # else worker processes run the tests
+        with suppress(
+            ModuleNotFoundError
+        ):  # an installation without torch: tests/deploy/test_light.py
             import torch
 
-            # The tests' networks are so small that threads cost more than they bring.
+            # The tests' networks are so small that several threads are slower than one.
             torch.set_num_threads(1)
 
 
 def compile_in_turn(worker: int) -> None:
     """Import the large libraries, each in one process at a time, so that none is compiled twice.
 
-    Every process begins with another one.
+    The processes start with different libraries.
     """
     from filelock import FileLock
 
@@ -68,8 +71,8 @@ def compile_in_turn(worker: int) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What was imported stays, so the garbage collector can ignore it (Flower's q-FedAvg calls it
-    # in every round).
+    # Imported modules stay, so the garbage collector can ignore them (Flower's q-FedAvg runs it in
+    # every round).
     gc.freeze()
 
 
@@ -79,7 +82,7 @@ def pytest_sessionfinish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        # The long files first, so that no worker is left with one of them at the end.
+        # Long files first, so that no worker starts one of them at the end.
         size = Counter(item.path for item in items)
         long = {item.path for item in items if "slow" in item.keywords}
         items.sort(key=lambda item: (item.path not in long, -size[item.path]))
@@ -87,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not nightly:
         config.hook.pytest_deselected(items=[i for i in items if "nightly" in i.keywords])
         items[:] = [item for item in items if "nightly" not in item.keywords]
-    # Real processes can be late on a busy machine: once more, which the summary counts ("rerun").
+    # Tests of real processes can time out on a busy machine: rerun once; the summary counts reruns.
     slow = pytest.mark.flaky(reruns=1)
     if not (nightly or config.getoption("--slow")):
         slow = pytest.mark.skip(reason="slow: run with --slow")
@@ -101,23 +104,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """With ``-n auto``, two for each core if slow tests wait for their processes."""
+    """With ``-n auto``, use two workers per core for slow tests, which wait for processes."""
     slow = config.getoption("--slow") or config.getoption("--nightly")
     return 2 * cpus() if slow else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``-n``, a file's tests stay together: they share what they have started."""
+    """With ``-n``, run a file's tests in one worker: they share fixtures and processes."""
     from xdist.scheduler import LoadFileScheduling
 
-    config.option.loadscopereorder = False  # they are in order
+    config.option.loadscopereorder = False  # they are sorted already
     return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test touches the home folder; prepared data is shared by one session's tests."""
+    """Use a temporary home folder; the tests of a session share prepared data in it."""
     if "FAIRFLOWER_TEST_HOME" not in os.environ:
         os.environ["FAIRFLOWER_TEST_HOME"] = str(tmp_path_factory.mktemp("home"))
     monkeypatch.setenv("FAIRFLOWER_HOME", os.environ["FAIRFLOWER_TEST_HOME"])
@@ -125,7 +128,7 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures for the page as they are, but with no layout sought, and files without pixels."""
+    """Draw figures of the page (SVG) as usual; write empty files instead of other figures."""
     from matplotlib.figure import Figure
 
     savefig = Figure.savefig
@@ -142,7 +145,7 @@ def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made, but not drawn, which takes most of a report's time: they are empty."""
+    """Write empty figures: drawing takes most of a report's time."""
 
     def save(figure: Any, target: Any, **options: Any) -> None:
         if isinstance(target, io.StringIO):
@@ -155,7 +158,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def digits_dir() -> str:
-    """The folder of the papers' digits, where there is one."""
+    """Return the folder of the papers' digits, or skip the test if there is none."""
     folder = os.environ.get("FAIRFLOWER_DATA", "")
     if not os.path.exists(os.path.join(folder, "mnist.npz")):
         pytest.skip("FAIRFLOWER_DATA does not name a folder with mnist.npz, usps.npz, ...")

@@ -1,4 +1,4 @@
-"""Values that a field of a file, a config or a message may have where none should be."""
+"""Invalid values for fields of files, configs and messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def nested(depth: int, kind: type = list) -> Any:
-    """Lists in lists, or mappings in mappings."""
+    """Return nested lists, or nested mappings."""
     found: Any = kind()
     for _ in range(depth):
         found = [found] if kind is list else {"a": found}
     return found
 
 
-#: By name, of every kind that JSON has, as Python writes and reads it.
+#: Description -> value, of every type in JSON as Python writes and reads it.
 JSON: dict[str, Any] = {
     "null": None,
     "true": True,
@@ -46,7 +46,7 @@ JSON: dict[str, Any] = {
     "an object": {"a": 1},
 }
 
-#: And what only Python, or TOML, has.
+#: Those values, and values of types that only Python or TOML has.
 PYTHON: dict[str, Any] = JSON | {
     "more digits than Python writes": 16**5000,
     "lists in lists": nested(2000),

@@ -1,4 +1,4 @@
-"""``flwr run`` against a SuperLink of its own."""
+"""``flwr run`` with a dedicated SuperLink."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairflower.deploy.local import free_port
 
 
 class Flower:
-    """``flwr`` in a copy of the app, against a SuperLink of its own."""
+    """The command ``flwr`` in the folder of an app, with a dedicated SuperLink."""
 
     def __init__(self, app: Path, home: Path, scripts: Path = SCRIPTS) -> None:
         self.app = app
@@ -35,7 +35,7 @@ class Flower:
         )
 
     def of(self, app: Path) -> Flower:
-        """``flwr`` in the folder of another app, against the same SuperLink."""
+        """Return the command in the folder of another app, with the same SuperLink."""
         other = copy.copy(self)
         other.app = app
         return other
@@ -44,16 +44,16 @@ class Flower:
         return run([self.scripts / "flwr", *arguments], env=self.env, cwd=self.app)
 
     def start(self, settings: dict[str, str], supernodes: int) -> str:
-        """Submit a run; its id."""
+        """Submit a run and return its ID."""
         pairs = " ".join(f"{key}={value}" for key, value in settings.items())
         federation = f"num-supernodes={supernodes} client-resources-num-cpus=1"
         options = ["--run-config", pairs, "--federation-config", federation]
         return str(json.loads(self("run", ".", "--format", "json", *options))["run-id"])
 
     def run(self, settings: dict[str, str], supernodes: int) -> dict[str, Any]:
-        """Make a run; its row in ``flwr ls`` once it has finished."""
+        """Execute a run and return its row in ``flwr ls`` after it has finished."""
         run_id = self.start(settings, supernodes)
-        self("log", run_id, "--stream")  # until it ends
+        self("log", run_id, "--stream")  # blocks until the run ends
         (row,) = json.loads(self("ls", "--run-id", run_id, "--format", "json"))["runs"]
         assert row["status"].startswith("finished"), self("log", run_id, "--show")
         return dict(row)
@@ -61,7 +61,7 @@ class Flower:
 
 @contextmanager
 def superlink(app: Path, home: Path, scripts: Path = SCRIPTS) -> Iterator[Flower]:
-    """A SuperLink where ``flwr run`` looks for its local one, which it would start itself."""
+    """Start a SuperLink at the port where ``flwr run`` expects its local SuperLink."""
     home.mkdir(exist_ok=True)
     flower = Flower(app, home, scripts)
     log = flower.home / "superlink.log"

@@ -1,4 +1,4 @@
-"""Values that nobody honest sends, and replies with one of them in one place."""
+"""Values that no honest client sends, and replies with such a value in one field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-#: For a metric.
+#: Values for a metric.
 NUMBERS: tuple[float | list[float], ...] = (
     *(float("nan"), float("inf"), float("-inf"), [], [1.0], [float("nan")] * 3),
     *(10**400, -(10**400), 10**5000, -(10**5000), 2**1024, 2**63, 2**64, 2**53 + 1, -(2**63)),
@@ -19,7 +19,7 @@ NUMBERS: tuple[float | list[float], ...] = (
     *(5e-324, -5e-324, 0, 0.0, -0.0, -1, -0.5, 0.5, 1, 2, 1 + 1e-16, 1e9, -1e9),
 )
 
-#: For the name of a metric, an array or a record, and for a text.
+#: Values for texts, and for names of metrics, arrays and records.
 TEXTS = (
     *(
         "",
@@ -39,7 +39,7 @@ TEXTS = (
     *(",", '"', "accuracy", "num-examples", "client-id", "state-round", "__class__", "x" * 100_000),
 )
 
-#: What an array may be replaced by, of the same shape and, but for ``DTYPES``, dtype.
+#: Fill values for an array of the same shape and dtype, and other dtypes.
 VALUES = (np.nan, np.inf, -np.inf, 3e38, -3e38, 1e20, -1e20, 1e9, 1e-45, -1.0, 0.0, 1.0)
 DTYPES = (
     *("f2", "f4", "f8", "g", ">f4", ">f8", "c8", "c16", "g", "?", "i1", "i8", "u1", "u8", ">i8"),
@@ -48,20 +48,20 @@ DTYPES = (
 
 
 def saved(array: NDArray[Any]) -> bytes:
-    """What `numpy.save` writes."""
+    """Return the bytes that `numpy.save` writes for an array."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
 def header(text: str, version: int = 1) -> bytes:
-    """The beginning of a file of `numpy.save` with any header."""
+    """Return the start of a file in the format of `numpy.save`, with any header."""
     size = len(text).to_bytes(2 if version == 1 else 4, "little")
     return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode()
 
 
 def bytes_for(array: NDArray[Any]) -> Iterator[bytes]:
-    """Bytes instead of those of an array."""
+    """Yield bytes to send instead of the bytes of an array."""
     whole = saved(array)
     yield from (b"", b"<html>", whole[:6], whole[:7], whole[:-1], whole + b"\0" * 9, whole[::-1])
     yield whole.replace(b"NUMPY\x01", b"NUMPY\x09")
@@ -79,7 +79,7 @@ def bytes_for(array: NDArray[Any]) -> Iterator[bytes]:
 
 
 def arrays_for(array: NDArray[Any]) -> Iterator[Array]:
-    """Flower arrays instead of an array."""
+    """Yield Flower arrays to send instead of an array."""
     for value in VALUES:
         with np.errstate(invalid="ignore"):
             yield Array(np.full_like(array, value))
@@ -129,7 +129,7 @@ class Attack:
 
 
 def attacks(content: RecordDict) -> Iterator[Attack]:
-    """Everything hostile that can be done to one field of such a reply."""
+    """Yield all attacks on one field of a reply with this content."""
     for key in list(content):
         yield Attack(key, "no record", lambda c, key=key: c.pop(key))
         for other in (ArrayRecord(), MetricRecord(), ConfigRecord()):

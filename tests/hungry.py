@@ -1,4 +1,4 @@
-"""A client that runs out of GPU memory where there is none, for tests."""
+"""A client that fails with simulated out-of-memory errors of a GPU."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 from fairflower.clients import SGD
 
-#: What PyTorch says.
+#: PyTorch's error message.
 ERROR = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of "
     "which 1.50 GiB is free. Including non-PyTorch memory, this process has 70.00 GiB in use."
 )
-#: What fairflower says of it.
+#: The part of it that fairflower shows.
 REASON = ERROR.partition(". Including")[0]
 
 
 class Hungry(SGD):
-    """Has too little memory in round 2, as often as the variable HUNGRY says."""
+    """Runs out of memory in round 2; the variable HUNGRY, "count:folder", limits the failures."""
 
     def begin(self, server_round: int) -> None:
         most, _, folder = os.environ["HUNGRY"].partition(":")
         for meal in range(int(most) if server_round == 2 else 0):
-            with suppress(FileExistsError):  # of several processes, one is the first
+            with suppress(FileExistsError):  # each file lets one process fail once
                 (Path(folder) / f"meal{meal}").touch(exist_ok=False)
                 raise torch.OutOfMemoryError(ERROR)
         super().begin(server_round)

@@ -1,4 +1,4 @@
-"""Environments of their own for the slow tests, with the built wheel in them."""
+"""Separate environments for the slow tests, with the built wheel installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import ROOT, environment, run
 
-#: What uv writes if no package index answers.
+#: uv's messages if no package index is reachable.
 OFFLINE = ("Failed to fetch", "error sending request", "network was disabled")
 
 
@@ -19,17 +19,17 @@ def uv(*arguments: str | Path, cwd: Path) -> str:
 
 
 def built_wheel(folder: Path) -> Path:
-    """The wheel, from the sdist, as for a release."""
+    """Build the wheel from the sdist, as for a release, and return its path."""
     needs_an_index("build", "--out-dir", folder, ROOT, cwd=folder)
     (path,) = folder.glob("*.whl")
     return path
 
 
 def environment_with(folder: Path, *what: str, free: tuple[str, ...] = ()) -> Path:
-    """The `bin` folder of a new environment with ``what`` in it, and what that asks for.
+    """Create an environment with ``what`` and its dependencies, and return its `bin` folder.
 
-    The versions are those of the environment of the tests, which need no second download; but of
-    ``free`` the newest.
+    The versions are those of the tests' environment, which need no second download; packages in
+    ``free`` get the newest version.
     """
     installed = {d.name: d.version.partition("+")[0] for d in distributions()}
     here = {name: v for name, v in installed.items() if name not in ("fairflower", *free)}
@@ -43,7 +43,7 @@ def environment_with(folder: Path, *what: str, free: tuple[str, ...] = ()) -> Pa
 
 
 def needs_an_index(*arguments: str | Path, cwd: Path) -> None:
-    """Call uv; skip the test if no package index answers."""
+    """Call uv; skip the test if no package index is reachable."""
     command = [sys.executable, "-m", "uv", "--quiet", *arguments]
     there = {"env": environment(cwd), "cwd": cwd}
     done = subprocess.run(command, check=False, capture_output=True, text=True, **there)

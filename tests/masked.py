@@ -1,4 +1,4 @@
-"""Rounds of secure aggregation in this process: messages are recorded, and can be disturbed."""
+"""Rounds of secure aggregation in this process; messages are recorded and can be disturbed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fairflower.server.transport import send_and_receive
 
 Arrays = dict[str, np.ndarray]
 
-#: Exchanges of a round, in order; the masked one has Flower's four stages.
+#: Stages of a round, in order; Flower's masked exchange has the last four.
 STAGES = ("measure", "setup", "share_keys", "collect_masked_vectors", "unmask")
 
-#: What the app's messages also carry.
+#: Run config in the app's messages.
 CONFIG = {
     "seed": 0,
     "train.lr": 0.05,
@@ -36,7 +36,7 @@ CONFIG = {
 
 
 def stage_of(message: Message) -> str:
-    """The exchange of a message, one of ``STAGES``; "" for plain training."""
+    """Return the stage of a message, one of ``STAGES``; "" for plain training."""
     if message.metadata.message_type == "train.measure":
         return "measure"
     secret = message.content.config_records.get(RECORD_KEY_CONFIGS)
@@ -44,11 +44,11 @@ def stage_of(message: Message) -> str:
 
 
 class Federation:
-    """Clients with random pictures, the first round's model, and a strategy.
+    """Clients with random images, a strategy, and the current global model.
 
     ``disturb(stage, client, message)`` may raise an exception for the client, ``after(stage,
-    client, reply)`` may change its reply. ``replies`` has all that the server received, and
-    ``trained`` each client's model as it was before masking.
+    client, reply)`` may change its reply. ``replies`` has all replies to the server, and
+    ``trained`` each client's model before masking.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Federation:
         self.replies: list[tuple[str, int, Message]] = []
         self.trained: dict[int, Arrays] = {}
         self.disturb: Callable[[str, int, Message], None] = lambda stage, client, message: None
-        self.silent: tuple[str, int] = ("", -1)  # a stage at which a client does not answer
+        self.silent: tuple[str, int] = ("", -1)  # a stage at which a client does not reply
         self.after: Callable[[str, int, Message], None] = lambda stage, client, reply: None
 
         def spy(message: Message, context: Context, call_next: Any) -> Message:
@@ -73,7 +73,7 @@ class Federation:
             return reply
 
         self.app = make_client_app(self._trainer, mods=[*mods, spy])
-        if not measures:  # a version before secure aggregation
+        if not measures:  # as in versions without secure aggregation
             del self.app._registered_funcs["train.measure"]
         self.grid = InlineGrid(self._answer, clients)  # type: ignore[arg-type]
         nodes = {k: FIRST_NODE + k for k in range(clients)}
@@ -103,7 +103,7 @@ class Federation:
         return [r for r in replies if (stage, r.metadata.src_node_id - FIRST_NODE) != self.silent]
 
     def train(self) -> Arrays:
-        """One round; the new model."""
+        """Train a round and return the new model."""
         self.round += 1
         config = ConfigRecord({**CONFIG, "secure-aggregation": self.secure})
         messages = list(self.strategy.configure_train(self.round, self.model, config, self.grid))
@@ -119,7 +119,7 @@ class Federation:
 
 
 def failing(stage: str, *clients: int) -> Callable[[str, int, Message], None]:
-    """Clients that raise an exception at a stage."""
+    """Return a function for ``disturb`` that raises an exception for clients at a stage."""
 
     def disturb(now: str, client: int, message: Message) -> None:
         if now == stage and client in clients:

@@ -1,4 +1,4 @@
-"""Metrics of a user, for tests: functions of logits [N, C] and labels [N]."""
+"""User-defined metrics for tests: functions of logits [N, C] and labels [N]."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def roc(logits, labels):
 
 
 def confidence_gap(logits, labels):
-    """A calibration error of one bin."""
+    """Calibration error with a single bin."""
     p = softmax(logits, axis=1)
     return abs(p.max(axis=1).mean() - (logits.argmax(axis=1) == labels).mean())
 

@@ -1,4 +1,4 @@
-"""Plain local training on random pictures, and multinomial regression by hand."""
+"""Plain local training on random images, and multinomial regression in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes for the slow tests, with nothing of them left behind."""
+"""Real processes for the slow tests, which end them with all their descendants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 300.0
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """The environment of a process that keeps everything below ``home``."""
+    """Return the environment variables of a process that writes only below ``home``."""
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")]),
@@ -29,7 +29,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
-        # What the first process compiles, the others read; of a whole environment they need little.
+        # Processes share compiled modules; compiling a whole environment would take longer.
         "PYTHONDONTWRITEBYTECODE": "",
         "UV_COMPILE_BYTECODE": "false",
         **more,
@@ -38,7 +38,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own, ended with all its descendants."""
+    """Start a process in a new session, and end it with all its descendants."""
     process = subprocess.Popen(command, start_new_session=True, text=True, **options)
     try:
         yield process
@@ -53,7 +53,7 @@ def run(
     cwd: Path | None = None,
     expect: int = 0,
 ) -> str:
-    """What a command printed; fails, showing that, if it ends otherwise than expected."""
+    """Run a command, check its exit code, and return its output."""
     with (
         tempfile.TemporaryFile("w+") as output,
         started(command, env=env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT) as process,
@@ -69,7 +69,7 @@ def run(
 
 
 def family(process: subprocess.Popen[str]) -> set[psutil.Process]:
-    """What runs of a started process: its session, and all descendants of that."""
+    """Return the running processes of a started process's session, with all descendants."""
     members = {m for m in psutil.process_iter() if session(m.pid) == process.pid}
     for member in list(members):
         with suppress(psutil.NoSuchProcess):
@@ -78,7 +78,7 @@ def family(process: subprocess.Popen[str]) -> set[psutil.Process]:
 
 
 def belonging_to(home: Path) -> list[psutil.Process]:
-    """What runs with a `fairflower` home at or below a folder; zombies do not count."""
+    """Return the processes with FAIRFLOWER_HOME at or below a folder, except zombies."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -97,7 +97,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def session(pid: int) -> int | None:
-    """The session of a process, which it keeps when its parent ends before it; Windows has none."""
+    """Return the session of a process, which outlives its parent; None on Windows."""
     try:
         return os.getsid(pid) if hasattr(os, "getsid") else None
     except (ProcessLookupError, PermissionError):
@@ -105,7 +105,7 @@ def session(pid: int) -> int | None:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Ask a process to end, then make it, and whatever it started, do so."""
+    """Terminate a process; after 15 seconds, kill what is left of it and its descendants."""
     members = family(process)
     if process.poll() is None:
         process.terminate()
@@ -116,6 +116,6 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def outliving(members: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Which of ``members`` still run after ``seconds``; zombies do not count."""
+    """Return the ``members`` that still run after ``seconds``, except zombies."""
     _, alive = psutil.wait_procs(list(members), timeout=seconds)
     return [m for m in alive if m.is_running() and m.status() != psutil.STATUS_ZOMBIE]

@@ -1,4 +1,4 @@
-"""Products of methods of which some pairs stand for all; the others run with ``--nightly``."""
+"""Products of methods for parametrized tests; redundant combinations run with ``--nightly``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 
 from fairflower.registry import STRATEGIES
 
-#: How a strategy merges does not depend on the network; what it has measured does.
+#: One strategy per set of measurements: the merge does not depend on the network, the measurements
+#: do.
 ONE_FOR_EACH_NEED = [
     *{kind().needs: name for name, kind in reversed([*STRATEGIES.items()])}.values()
 ]
 
 
 def thinned(product: Iterable[tuple[Any, ...]], standing_for_all: Collection[Any]) -> list[Any]:
-    """Values for ``parametrize``: all of a product, ``nightly`` where others stand for them."""
+    """Return a product for ``parametrize``; all but ``standing_for_all`` are marked ``nightly``."""
     return [
         pytest.param(*values, marks=() if values in standing_for_all else pytest.mark.nightly)
         for values in product

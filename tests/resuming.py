@@ -1,4 +1,4 @@
-"""Runs that are stopped or killed, and go on: pieces of the tests of checkpoints."""
+"""Helpers for tests of checkpoints: runs that are interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def config(folder: Path, **changes: Any) -> RunConfig:
-    if changes.get("client.name") == "fedgc":  # it trains prompts
+    if changes.get("client.name") == "fedgc":  # fedgc trains prompts
         changes = {"model.name": "prompt-vit-tiny"} | changes
     return RunConfig.from_flat(SETTINGS | {"output-dir": str(folder)} | changes)
 
@@ -42,12 +42,12 @@ def session(made: RunConfig, app: ClientApp = client_app, **options: Any) -> Ses
 
 
 def resume(folder: Path, app: ClientApp = client_app, **given: Any) -> Path:
-    """Go on with a run in a federation of its own, as after the death of everything."""
+    """Resume a run with a new session, as after a crash."""
     return session(resumed_config(folder, given), app).run()
 
 
 def stopped(made: RunConfig, server_round: int) -> Path:
-    """The folder of a run that was stopped when a client trained in ``server_round``."""
+    """Return the folder of a run that was stopped while a client trained in ``server_round``."""
     stop = threading.Event()
 
     def train(message: Message, context: Context) -> Message:
@@ -65,7 +65,7 @@ def stopped(made: RunConfig, server_round: int) -> Path:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that a run computed: its model, history without times, and diagnostics."""
+    """Return the results of a run: status, model, history without times, and diagnostics."""
     with (folder / "history.csv").open() as file:
         rows = [row for row in csv.reader(file) if "seconds" not in row[3]]
     return {

@@ -1,4 +1,4 @@
-"""Replies of clients that a test makes up, good and bad."""
+"""Replies of simulated clients, valid and invalid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def good(message: Message, client: int, **metrics) -> Message:
 
 
 def weights_by(metric: str, rounds: Rounds, values, examples=None) -> np.ndarray:
-    """Those of a round whose clients, all moving differently, measured these values."""
+    """Return the weights of a round with these values of a metric and different updates."""
     if not isinstance(values, dict):
         values = dict(enumerate(values))
     rounds.step(

@@ -1,4 +1,4 @@
-"""Run folders written as plain text, and what is shown of them."""
+"""Synthetic run folders, and the reports of run folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_run(
     config: str = "",
     **info: Any,
 ) -> Path:
-    """A run folder, written as plain text; ``accuracies`` has one mapping per tested round."""
+    """Write a run folder as plain text; ``accuracies`` has one mapping per evaluated round."""
     folder.mkdir(parents=True)
     found = dict.fromkeys(domain for values in accuracies for domain in values)
     domains = info.get("domains", list(found))
@@ -86,7 +86,7 @@ def constant(rounds: int = 7, /, **values: float) -> Accuracies:
 
 
 def rising(start: float, b: float = 0.9, rounds: int = 7) -> Accuracies:
-    """Domain a gains one point a round, domain b stays."""
+    """Return accuracies where domain a gains one point a round and domain b is constant."""
     return [{"a": start + 0.01 * r, "b": b} for r in range(rounds)]
 
 
@@ -98,7 +98,7 @@ def shown(*folders: Path, width: int = 200) -> str:
 
 
 class Page(HTMLParser):
-    """Table rows by caption, all tags, and whether the tags are balanced."""
+    """Parser of a page: rows of tables by caption, and all tags, which must be balanced."""
 
     void = frozenset({"meta", "br", "link", "img", "hr"})
 
@@ -142,13 +142,13 @@ class Page(HTMLParser):
         return [str(attrs[name]) for _, attrs in self.tags if name in attrs]
 
     def table(self, start: str) -> dict[str, dict[str, str]]:
-        """Method -> column -> text, of the table whose caption starts so."""
+        """Return method -> column -> text, of the table whose caption starts with ``start``."""
         (rows,) = (rows for caption, rows in self.tables.items() if caption.startswith(start))
         return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
 
 
 class Tables:
-    """All tables of runs with the verdicts and notes, as they are before a page draws them."""
+    """All tables of runs, with verdicts and notes, before they are rendered."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         chapters = analyze(runs).chapters
@@ -160,7 +160,7 @@ class Tables:
         self.text = "\n".join([*lines, *sentences, *notes])
 
     def table(self, start: str) -> dict[str, dict[str, str]]:
-        """Method -> column -> text, of the only table whose title starts so."""
+        """Return method -> column -> text, of the only table whose title starts with ``start``."""
         (table,) = (table for table in self.all if table.title.startswith(start))
         columns = ["method", *table.columns]
         rows = [row for group in table.groups for row in group.rows]
@@ -173,12 +173,12 @@ class Tables:
 
 
 def tables_of(*folders: Path) -> Tables:
-    """The tables of run folders."""
+    """Return the tables of run folders."""
     return Tables([read_run(folder) for folder in folders])
 
 
 def page_of(out: Path, *folders: Path) -> Page:
-    """The page without its figures, which take most of the time."""
+    """Write a report without figures, which take most of the time, and return the parsed page."""
     with mock.patch("fairflower.report.figures.comparison.draw", return_value=[]):
         page = write_report([read_run(folder) for folder in folders], out)
     return Page(page.read_text(encoding="utf-8"))
@@ -194,7 +194,7 @@ def edit(name: str, old: str, new: str) -> Any:
 
 
 def with_scores(folder: Path, **scores: Sequence[Mapping[str, float]]) -> Path:
-    """The run of clean and corrupted clients, with further scores of every domain and round."""
+    """Add scores per domain and round to a run folder, and corrupted clients to its config."""
     lines = [
         f"{r},domain,{domain},{score},{value!r}\n"
         for score, rounds in scores.items()
@@ -219,21 +219,21 @@ def give_clients(folder: Path, **counts: int) -> Path:
 
 
 def lose(values: Accuracies, /, **rounds: Iterable[int]) -> Accuracies:
-    """The same without the tests of some domains in some rounds."""
+    """Return accuracies without those of some domains in some rounds."""
     return [
         {d: value for d, value in accuracies.items() if r not in rounds.get(d, ())}
         for r, accuracies in enumerate(values)
     ]
 
 
-#: a rises from 0.50 by a point a round to 0.56; b is the best domain, c the worst.
+#: Domain a rises by a point a round, from 0.50 to 0.56; b is the best domain, c the worst.
 ALL = [{"a": 0.5 + 0.01 * r, "b": 0.9, "c": 0.4} for r in range(7)]
 
 
 def clustered(
     folder: Path, clusters: Sequence[Sequence[int | None]], *, mapped: bool = True, **options: Any
 ) -> Path:
-    """A run of four clients, two of a and two of b; None: the client sits the round out."""
+    """Write a run of four clients, two of a and two of b; None: the client does not participate."""
     records = []
     for r, row in enumerate(clusters, start=1):
         there = [k for k, c in enumerate(row) if c is not None]
@@ -250,7 +250,7 @@ def clustered(
 
 
 def several(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
-    """One run per value of domain a; domain b is 0.9 throughout."""
+    """Write a run per value of domain a; domain b is always 0.9."""
     return [
         make_run(tmp_path / f"{label}-{s}", constant(a=a, b=0.9), label=label, seed=s, **options)
         for s, a in enumerate(values)

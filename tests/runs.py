@@ -44,7 +44,7 @@ def run_each(made: Callable[..., RunConfig], tmp_path, strategies, **changes) ->
 
 
 def interrupt_first(server_round: int, _: Any) -> None:
-    """Interrupt a run after its first round, as ``on_round``."""
+    """Interrupt a run after its first round; a callback for ``on_round``."""
     if server_round == 1:
         raise KeyboardInterrupt
 

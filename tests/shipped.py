@@ -1,4 +1,4 @@
-"""What `experiments/` has."""
+"""Files in `experiments/`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 
-#: A protocol and its benchmarks, where the other files have one run's settings.
+#: The leaderboard's protocol and benchmarks; the other files contain settings of a run.
 LEADERBOARD = FOLDER / "leaderboard.toml"
 
 
 def configs() -> list[Path]:
-    """The files of run settings."""
+    """Return the files with settings of a run."""
     return sorted(set(FOLDER.glob("*.toml")) - {LEADERBOARD})

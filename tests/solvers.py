@@ -1,4 +1,4 @@
-"""General solvers on the simplex, to check special ones against."""
+"""General solvers on the simplex, as references for specialized solvers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 
 def smallest(objective: Callable[[np.ndarray], float], size: int) -> np.ndarray:
-    """The point of the simplex at which an objective is smallest."""
+    """Return the point of the simplex that minimizes an objective."""
     return minimize(
         objective,
         np.full(size, 1 / size),
@@ -20,6 +20,6 @@ def smallest(objective: Callable[[np.ndarray], float], size: int) -> np.ndarray:
 
 
 def shortest(vectors: np.ndarray) -> np.ndarray:
-    """The shortest vector of a hull."""
+    """Return the shortest vector of a convex hull."""
     scaled = vectors / np.linalg.norm(vectors, axis=1).min()
     return np.asarray(smallest(lambda w: w @ scaled @ scaled.T @ w, len(vectors)) @ vectors)

@@ -1,4 +1,4 @@
-"""Studies whose runs are written instead of trained."""
+"""Tuning studies with synthetic run folders instead of training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SMALL = {
     "data.validation-fraction": 0.5,
     "data.domains": "plain,rotated",
 }
-#: How good a run is, by its config: accuracies of the two domains.
+#: A function from a run's config to the accuracies of the two domains.
 Quality = Callable[[RunConfig], tuple[float, float]]
 
 
 def by_tau(config: RunConfig) -> tuple[float, float]:
-    """Best at tau = 0.5, wherever it is tested."""
+    """Return accuracies that are best at tau = 0.5."""
     tau = config.strategy.args.get("tau", 0.3)
     return 0.9 - abs(float(tau or 0) - 0.5), 0.8
 
@@ -54,7 +54,7 @@ def of(made: TuningStudies, method: str) -> Tuned:
 def make(
     made: TuningStudies, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
 ) -> list[RunConfig]:
-    """Make the runs of a study as `execute_parallel` does, but without any training."""
+    """Write the runs of a study, in the order of `execute_parallel`, without training."""
     todo, done = list(made.plan.runs), []
     while todo and len(done) < most:
         config = todo.pop(-1 if last_first else 0)
@@ -72,7 +72,7 @@ def make(
 
 
 def figures(accuracies: Mapping[str, float]) -> Metrics:
-    """What is told of a round with these accuracies in validation."""
+    """Return the metrics of a round with these accuracies in validation."""
     history = History(tuple(accuracies))
     for domain, value in accuracies.items():
         history.add(1, "validation", domain, {"accuracy": value, "balanced_accuracy": 1 - value})
@@ -82,7 +82,7 @@ def figures(accuracies: Mapping[str, float]) -> Metrics:
 def write(
     config: RunConfig, quality: tuple[float, float], watch: Any, error: Exception | None = None
 ) -> None:
-    """A run folder with these accuracies from the second round on, written as plain text."""
+    """Write a run folder as plain text, with these accuracies from the second round on."""
     federation = prepare(config.data)
     folder = Path(config.output_dir) / config.run_name
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Registered methods on toy federations, and trainers of a loss that is known."""
+"""Registered methods on toy federations, and trainers with a known loss."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ __all__ = ["CLASSES", "SETTINGS", "data", "images", "models_equal", "run_toy_rou
 
 
 def prompted(seed: int = 0) -> PromptViT:
-    """A prompted transformer of one layer, for images of 8x8 pixels."""
+    """Return a prompted transformer of one layer, for images of 8x8 pixels."""
     return copy.deepcopy(_prompted(seed))
 
 
 @functools.cache
 def _prompted(seed: int) -> PromptViT:
-    # Made once: its frozen part is sent to nobody, and clients in threads of one process,
-    # who share torch's generator, could draw different ones.
+    # Built once: the frozen part is not sent to clients, and clients in threads share torch's
+    # generator, so that each could draw a different frozen part.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return PromptViT(VisionTransformer(8, 4, 1, 2, 8, 16), CLASSES, (1, 8, 8))
 
 
 def net(name: str, seed: int = 0) -> Classifier:
-    """A tiny network that a registered trainer can train."""
+    """Return a tiny network that a registered trainer can train."""
     return prompted(seed) if name == "fedgc" else tiny_model(seed)
 
 
 def method(name: str) -> TrainerCase:
-    """A registered method of local training, to be checked."""
+    """Return the test case of a registered method of local training."""
     return TrainerCase(CLIENTS[name], lambda: net(name), exchanges=lambda: exchanges(name))
 
 
 def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:
-    """A registered trainer on tiny data."""
+    """Return a registered trainer on tiny data."""
     options = {
         "model": changes.pop("model", None) or net(name),
         "data": changes.pop("data", None) or data(client),
@@ -71,7 +71,7 @@ def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:
 
 
 class Bowl(nn.Module):
-    """Parameters w; the loss is the client's, see `bowl`."""
+    """Model with parameters w; `bowl` defines the loss."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def bowl(
     examples: int = 2,
     **arguments: Any,
 ) -> Trainer:
-    """A trainer of ``kind`` for F(w) = 1/2 (w - c)' diag(a) (w - c), one step per epoch."""
+    """Return a trainer of ``kind`` for F(w) = 1/2 (w - c)' diag(a) (w - c), one step per epoch."""
     a, c = torch.tensor(curvature), torch.tensor(minimum)
 
     class OnBowl(kind):  # type: ignore[misc, valid-type]
@@ -100,9 +100,9 @@ def bowl(
 
 
 def exchanges(name: str) -> list[Any]:
-    """What a method of local training needs at the server, as a session makes it."""
+    """Return the exchanges of a method of local training, as a session creates them."""
     made = CLIENTS[name].make_exchanges({})
     for exchange in made:
         if isinstance(exchange, SemanticAnchors):
-            exchange.epochs = 20  # of 500: nobody asks here how good anchors become
+            exchange.epochs = 20  # instead of 500: the quality of anchors does not matter here
     return made

@@ -1,4 +1,4 @@
-"""A table and texts so small that every number can be seen."""
+"""Tiny data sets of features and texts, with predictable values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairflower.models.perceptron import MLP
 from fairflower.testing.federations import CLASSES
 
 SIZES = {"train": 40, "test": 12}
-#: Kind -> a model of four features or words out of twenty.
+#: Kind of data -> model for four features, or for words from a vocabulary of twenty.
 MODELS = {"features": lambda: MLP(CLASSES, (4,), hidden=6), "tokens": lambda: words()}
 
 
@@ -41,7 +41,7 @@ class Plain:
 
 
 class Table(Plain, FeatureSet):
-    """Feature k of row n is 10 n + k, and a thousand more in b."""
+    """Feature k of row n is 10 n + k, plus 1000 in domain b."""
 
     mean = (100.0, 101.0, 0.0)
     std = (10.0, 1.0, 1.0)
@@ -53,7 +53,7 @@ class Table(Plain, FeatureSet):
 
 
 class Texts(Plain, TokenSet):
-    """Row n says n + 1 three times, and nothing else."""
+    """Row n has the token n + 1 three times, then padding."""
 
     vocabulary = 41
 
@@ -62,7 +62,7 @@ class Texts(Plain, TokenSet):
 
 
 class TableAtHand(FeatureSet):
-    """What a site has in its folder, whatever its domain is called there; see `put`."""
+    """A site's features in its own folder, whatever the name of its domain; see `put`."""
 
     num_classes = CLASSES
     mean, std = (0.5,) * 4, (2.0,) * 4
@@ -88,7 +88,7 @@ class TableAtHand(FeatureSet):
 
 
 def put(folder: Path, client: int) -> None:
-    """Give a site a client's features."""
+    """Write a client's features to a site's folder."""
     has = data("features", client)
     with (folder / "table.site").open("wb") as file:
         np.savez(
@@ -97,7 +97,7 @@ def put(folder: Path, client: int) -> None:
 
 
 def data(kind: str, client: int = 0) -> ClientData:
-    """A client's features or texts, which tell its four classes."""
+    """Return a client's features or texts, which correlate with its four classes."""
     rng = np.random.default_rng(client)
 
     def split(n: int) -> Split:

@@ -1,8 +1,8 @@
 # ruff: noqa: E501
-"""Wrong inputs, and the words in which a user is told: `tests/cli/test_wrong_inputs.py`.
+"""Invalid inputs and the expected error messages, for `tests/cli/test_wrong_inputs.py`.
 
-By what is wrong: the command before it, and rows of what is typed and what is said. Names in
-braces are of `wrong_places`.
+Each kind of invalid input has the beginning of a command, and rows with the rest of the command and
+the expected message. Names in braces refer to `wrong_places`.
 """
 
 from __future__ import annotations

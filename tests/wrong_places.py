@@ -1,4 +1,4 @@
-"""Folders and files with which something is wrong, by the name that a command line calls them."""
+"""Invalid folders and files, by their names in `wrong_inputs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOUND = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
 
 
 def npz(**changes: Any) -> Callable[[Path], None]:
-    """A folder of one domain, ``a.npz``."""
+    """Return a function that creates a folder of one domain, ``a.npz``."""
 
     def make(place: Path) -> None:
         place.mkdir()
@@ -35,7 +35,7 @@ def text(content: str | bytes) -> Callable[[Path], None]:
 
 
 def images(*paths: str, mode: str = "L", pixels: Any = None) -> Callable[[Path], None]:
-    """A folder of images, three times two classes of domain ``a`` and these."""
+    """Return a function that creates a folder: two classes in domain ``a``, and ``paths``."""
 
     def make(place: Path) -> None:
         sound = [f"a/{label}/{number}.png" for label in ("cat", "dog") for number in range(3)]
@@ -51,7 +51,7 @@ def images(*paths: str, mode: str = "L", pixels: Any = None) -> Callable[[Path],
 
 
 def with_files(folder: Callable[[Path], None], **files: str | bytes) -> Callable[[Path], None]:
-    """A folder with more files in it; ``__`` stands for a slash, ``_`` for a dot."""
+    """Return a function that adds files; in names, ``__`` is a slash and ``_`` a dot."""
 
     def make(place: Path) -> None:
         folder(place)
@@ -64,7 +64,7 @@ def with_files(folder: Callable[[Path], None], **files: str | bytes) -> Callable
 
 
 def run(kind: str = "completed", without: str = "", **files: str | bytes) -> Callable[[Path], None]:
-    """A run folder of an earlier version."""
+    """Return a function that copies a run folder of an earlier version, with changed files."""
 
     def make(place: Path) -> None:
         shutil.copytree(EARLIER / kind, place)
@@ -154,7 +154,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
 
 
 def make(places: Path) -> None:
-    """Make them all in a folder."""
+    """Create all of `PLACES` in a folder."""
     for name, made in PLACES.items():
         made(places / name)
     for old in ("bad-csv",):
