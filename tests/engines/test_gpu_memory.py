@@ -75,13 +75,14 @@ def test_a_client_without_enough_gpu_memory_ends_the_run(share, retry, caplog):
 
 
 @pytest.mark.nightly
-def test_a_client_without_enough_memory_on_a_gpu_of_its_own_ends_the_run():
+def test_a_client_without_enough_memory_on_a_gpu_of_its_own_ends_the_run(caplog):
     app = app_that_needs(2.0)
     with (
         closing(RayGrid(app, 4, workers=2, client_gpus=1.0, num_gpus=2)) as grid,
         pytest.raises(GpuMemoryError),
     ):
         train_round(grid)
+    assert "It is retried" not in caplog.text
 
 
 @pytest.mark.parametrize(("errors", "retry"), [("retry", True), ("stop", False)])
