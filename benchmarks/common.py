@@ -31,6 +31,11 @@ def version_facts(*packages: str) -> str:
     return ", ".join(f"{name} {installed[name]}" for name in ("python", *packages))
 
 
+def machine_and_versions(*packages: str) -> str:
+    """Return `machine_facts` and `version_facts`, one line each."""
+    return f"{machine_facts()}\n{version_facts(*packages)}"
+
+
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table, aligned in plain text too: the first column left, others right."""
     cells = [list(header), *map(list, rows)]

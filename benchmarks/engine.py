@@ -40,14 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import (
-    described_parser,
-    log_progress,
-    machine_facts,
-    markdown,
-    times_and_ratios,
-    version_facts,
-)
+from common import described_parser, log_progress, machine_and_versions, markdown, times_and_ratios
 from safetensors.numpy import load_file
 
 from fairflower.config import RunConfig, read_toml
@@ -300,7 +293,7 @@ def main() -> None:
     if unknown := [case for case in cases if case not in CASES]:
         sys.exit(f"Unknown cases {unknown}; there are {', '.join(CASES)}.")
     engines = [name for name in ENGINES if not (options.no_ray and name != "inline")]
-    print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
+    print(f"\n{machine_and_versions('torch', 'flwr', 'ray', 'numpy')}")
     if sys.dont_write_bytecode:
         print("PYTHONDONTWRITEBYTECODE is set: `start` includes compiling every imported module")
     for case in cases:

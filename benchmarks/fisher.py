@@ -33,14 +33,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from common import (
-    described_parser,
-    log_progress,
-    machine_facts,
-    markdown,
-    times_and_ratios,
-    version_facts,
-)
+from common import described_parser, log_progress, machine_and_versions, markdown, times_and_ratios
 from made_up import made_up_client
 from torch import Tensor
 from torch.nn import functional as F
@@ -147,7 +140,7 @@ def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)
     print(f"\n{options.images} images, batches of 64, 1 thread, {options.memory_mb:g} MB")
-    print(f"{machine_facts()}\n{version_facts('torch')}")
+    print(machine_and_versions("torch"))
     # glibc in the spawned processes then returns every freed array to the kernel, so that all
     # allocations count.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import ray  # noqa: F401  # brings psutil with it
-from common import described_parser, log_progress, machine_facts, markdown, version_facts
+from common import described_parser, log_progress, machine_and_versions, markdown
 
 # isort: split
 import psutil
@@ -205,7 +205,7 @@ def main() -> None:
         help="limit of the object store in MB; 0 means Ray's default",
     )
     options = parser.parse_args()
-    print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
+    print(f"\n{machine_and_versions('torch', 'flwr', 'ray', 'numpy')}")
     header = ["clients", "rounds", "round s", "ms a client", "merge s", "server MB: second"]
     header += ["last", "worker MB", "store MB", "disk MB"]
     memory_header = ["clients", *(f"round {r}" for r in MEMORY_AFTER)]

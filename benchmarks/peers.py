@@ -28,14 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common import (
-    described_parser,
-    log_progress,
-    machine_facts,
-    markdown,
-    times_and_ratios,
-    version_facts,
-)
+from common import described_parser, log_progress, machine_and_versions, markdown, times_and_ratios
 from engine import CASES, time_bare_loop, time_engine
 from peer_task import Task
 
@@ -124,7 +117,7 @@ def main() -> None:
     if unknown := [case for case in cases if case not in ALL]:
         sys.exit(f"Unknown cases {unknown}; there are {'; '.join(ALL)}.")
     names = [BARE, *FAIRFLOWER, PLAIN, *([PFL] if options.pfl else [])]
-    print(f"\n{machine_facts()}\n{version_facts('torch', 'flwr', 'ray', 'numpy')}")
+    print(f"\n{machine_and_versions('torch', 'flwr', 'ray', 'numpy')}")
     for case in cases:
         seconds = measure(case, names, options)
         print(f"\n{case}: {options.repetitions} x {options.rounds} rounds\n", flush=True)

@@ -18,14 +18,7 @@ import argparse
 import time
 
 import torch
-from common import (
-    described_parser,
-    log_progress,
-    machine_facts,
-    markdown,
-    times_and_ratios,
-    version_facts,
-)
+from common import described_parser, log_progress, machine_and_versions, markdown, times_and_ratios
 from made_up import made_up_client
 
 from fairflower.clients import Trainer
@@ -89,7 +82,7 @@ def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)
     print(f"\n{options.images} images, batches of 64, 1 thread")
-    print(f"{machine_facts()}\n{version_facts('torch')}")
+    print(machine_and_versions("torch"))
     for model in options.models.split(","):
         seconds = measure(model, options)
         rows = [[name, *times_and_ratios(times, seconds["sgd"])] for name, times in seconds.items()]

@@ -151,10 +151,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         train_config: ConfigRecord | None = None,
         **options: Any,
     ) -> flower.Result:
-        """Run ``num_rounds`` rounds, continuing from the state of earlier calls.
+        """Run rounds, continuing from the state of earlier calls (see Flower's ``FedAvg``).
 
-        See Flower's ``FedAvg.start`` for the parameters. If a round fails, the last global model is
-        the attribute ``arrays`` of the ``RoundFailed`` error.
+        If a round fails, ``RoundFailed.arrays`` is the last global model.
         """
         config = ConfigRecord({"num-server-rounds": num_rounds, **(train_config or {})})
         try:
@@ -227,10 +226,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         return messages
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Store the losses that candidates sent, for the selection of the round's clients.
-
-        Raises ``RoundFailed`` if fewer than ``min_clients`` replies are usable.
-        """
+        """Store the candidates' losses; raise ``RoundFailed`` if too few replies are usable."""
         answers = self.evaluations(server_round, replies, self.enrolled.sizes)
         self._candidate_losses = {
             client: float(answer["eval_loss"])  # type: ignore[arg-type]
@@ -263,8 +259,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
         Raises ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for
         ``max_client_weight``; ``Diverged`` if the merged model has NaN or infinite values;
-        ``StrategyError`` if `merge` returns wrong arrays; and ``RuntimeError`` if it is called
-        before `configure_train`.
+        and ``StrategyError`` if `merge` returns wrong arrays.
         """
         if self._sent is None:
             raise RuntimeError("aggregate_train was called before configure_train.")

@@ -263,9 +263,7 @@ def read(*paths: str | PathLike[str]) -> Results:
         If a path contains no run.
     """
     runs: list[Run] = []
-    for place in dict.fromkeys(
-        place for path in paths for place in _places(str(path_of("paths", path)))
-    ):
+    for place in dict.fromkeys(place for path in paths for place in _places(path)):
         try:
             runs += read_runs(place)
         except RunFolderError as error:
@@ -278,14 +276,15 @@ def read(*paths: str | PathLike[str]) -> Results:
     return Results(runs)
 
 
-def _places(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if path.exists() or not glob.has_magic(pattern):
+def _places(pattern: str | PathLike[str]) -> list[Path]:
+    path = path_of("paths", pattern).expanduser()
+    if path.exists() or not glob.has_magic(str(pattern)):
         return run_folders(path)
     matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    return [
-        place
-        for match in matches
-        if match.suffix == ".csv" or (match.is_dir() and any(match.rglob("run.json")))
-        for place in run_folders(match)
-    ]
+    return run_folders(
+        *(
+            match
+            for match in matches
+            if match.suffix == ".csv" or (match.is_dir() and any(match.rglob("run.json")))
+        )
+    )

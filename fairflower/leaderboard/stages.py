@@ -131,17 +131,17 @@ class Stages:
 
     def confirmation(self, benchmark: Benchmark) -> Iterator[Planned]:
         """Yield runs with the chosen settings, by federation, so that pairs are complete early."""
-        chosen = {method: self.chosen(benchmark, method) for method in benchmark.confirmed}
+        chosen = {method: self._usable(benchmark, method) for method in benchmark.confirmed}
         for federation in benchmark.federations:
             for method, number in chosen.items():
-                if number is not None and number >= 0:
+                if number is not None:
                     yield self._planned(CONFIRMATION, benchmark, method, federation, number)
 
     def references(self, benchmark: Benchmark) -> Iterator[Planned]:
         """Yield the reference's runs with its other finalists, finalist by finalist."""
         reference = self.design.reference
-        chosen = self.chosen(benchmark, reference)
-        if chosen is not None and chosen >= 0:
+        chosen = self._usable(benchmark, reference)
+        if chosen is not None:
             for number in self.finalists(benchmark, reference) or ():
                 for federation in benchmark.federations if number != chosen else ():
                     yield self._planned(REFERENCE, benchmark, reference, federation, number)
@@ -155,8 +155,8 @@ class Stages:
         for name, place in sweep.places.items():
             for federation in sweep.federations:
                 for method in sweep.methods:
-                    number = self.chosen(sweep.benchmark, method)
-                    if number is not None and number >= 0:
+                    number = self._usable(sweep.benchmark, method)
+                    if number is not None:
                         key = (SWEEP, sweep.benchmark, method, federation, number)
                         yield name, self._planned(*key, tuple(place.items()))
 
@@ -204,6 +204,11 @@ class Stages:
             runs = len(sweep.places) * able * len(sweep.federations)
             counts[SWEEP, name] = counts.get((SWEEP, name), 0) + runs
         return counts
+
+    def _usable(self, benchmark: Benchmark, method: str) -> int | None:
+        """Return the chosen point, or None if it is not known yet or no finalist completed."""
+        number = self.chosen(benchmark, method)
+        return None if number == -1 else number
 
     def _able(self, benchmark: Benchmark, methods: Sequence[str]) -> int:
         return len(methods) - len(self.never_completed(benchmark, methods))

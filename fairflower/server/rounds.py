@@ -111,9 +111,7 @@ class RoundLoop:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
                     ending = ending or self._stops_early()
-            self.folder.append_metrics(
-                server_round, "run", "", {**seconds, **self._privacy.metrics()}
-            )
+            self.folder.append_metrics(server_round, "run", "", seconds | self._privacy.metrics())
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
             # Called before the checkpoint is written, so that a resumed run calls it again.
