@@ -2,9 +2,9 @@
 
     python benchmarks/liar.py              # about a minute
 
-1. Five rounds. Nine honest clients send updates of length 1 that share a common direction, with
+1. Five rounds. Nine honest clients send updates of norm 1 that share a common direction, with
    cosine 1/2 between each two. The tenth client, the liar, sends the opposite of the common
-   direction, and lies about three things: its number of examples, the length of its update (a
+   direction, and lies about three things: its number of examples, the norm of its update (a
    million instead of 1), and the measurements that the strategy reads. For losses and sharpness,
    honest values are 0.3 to 0.7, and lies are 0, a million or minus a million; for accuracies, lies
    are 0 or 1; Fisher diagonals, gradients and the like are a million times too small or too large.
@@ -12,16 +12,16 @@
    the table shows the worst.
 
    `weight` is the liar's largest weight; an equal share is 0.1. `goes` is the model's progress per
-   round if all ten clients are honest, in lengths of an honest update. `dragged` is the distance
+   round if all ten clients are honest, in norms of an honest update. `dragged` is the distance
    between the final models with and without the liar, divided by the rounds. A liar with an equal
-   share and an update of length 1 drags by about 0.17. The bounds are `max_client_weight=0.2`
+   share and an update of norm 1 drags by about 0.17. The bounds are `max_client_weight=0.2`
    ("cap") and `clip_update_median=1` ("clip").
 2. Thirty rounds, for strategies with a state: the effect of lies about measurements alone, with an
-   honest number of examples and an update of length 1; and, within both bounds, of lies about
-   measurements together with a false number of examples and length.
+   honest number of examples and an update of norm 1; and, within both bounds, of lies about
+   measurements together with a false number of examples and norm.
 3. Lies outside the model. Here clients train: client k has the loss ||w - m_k||^2 / 2, with m_k at
    distance 1 from the initial model. The liar trains honestly, but returns to the exchange a vector
-   against the others, of the given length. With FedDyn, which returns nothing, and with plain SGD,
+   against the others, of the given norm. With FedDyn, which returns nothing, and with plain SGD,
    the liar's model is false instead. `ends` is the distance from the initial model after thirty
    rounds if all clients are honest. The other columns are distances from there with the liar, also
    within `clip_update_norm=1` ("norm").
@@ -70,7 +70,7 @@ NUMBERS = {TRUTH: TRUTH, 0.0: 1e6, 1e6: -1e6, -1e6: 1e6}
 ACCURACIES = {TRUTH: TRUTH, 0.0: 1.0, 1.0: 0.0}
 EXAMPLES = (100, 2**53)
 FACTORS = (1e-6, 1.0, 1e6)
-LENGTHS = (1.0, 1e6)
+NORMS = (1.0, 1e6)
 
 
 class Lie(NamedTuple):
@@ -80,7 +80,7 @@ class Lie(NamedTuple):
     examples: int = 100
     numbers: Mapping[str, tuple[float, float]] = MappingProxyType({})
     factors: tuple[float, float] = (1.0, 1.0)  # multiply every measured vector
-    length: float = 1.0
+    norm: float = 1.0
 
 
 #: A function from strategy, received model, client ID and message content to a client's reply.
@@ -106,8 +106,8 @@ def lies_to_try(strategy: FairStrategy) -> Iterator[Lie]:
         other = zip(numbers, map(dict.get, choices, numbers), strict=True)
         claims[(factor, factor), tuple(same)] = None
         claims[(factor, 1 / factor), tuple(other)] = None
-    for (pair, numbers), examples, length in product(claims, EXAMPLES, LENGTHS):
-        yield Lie(False, examples, dict(zip(scalars, numbers, strict=True)), pair, length)
+    for (pair, numbers), examples, norm in product(claims, EXAMPLES, NORMS):
+        yield Lie(False, examples, dict(zip(scalars, numbers, strict=True)), pair, norm)
 
 
 @lru_cache(maxsize=CLIENTS * LONG)
@@ -121,10 +121,10 @@ def honest_update(client: int, server_round: int) -> np.ndarray:
     return (own / np.linalg.norm(own) - opposing_vector(1.0)) / np.sqrt(2)
 
 
-def opposing_vector(length: float) -> np.ndarray:
-    """Return a vector of a given length against the common direction of the honest updates."""
+def opposing_vector(norm: float) -> np.ndarray:
+    """Return a vector of a given norm against the common direction of the honest updates."""
     vector = np.zeros(SHAPE)
-    vector[0, 0] = -length
+    vector[0, 0] = -norm
     return vector
 
 
@@ -149,7 +149,7 @@ def reply_with_liar(lie: Lie) -> Answer:
         server_round = _round(message)
         claims, even = lie if client == LIAR else Lie(), server_round % 2 == 0
         update = (
-            honest_update(client, server_round) if claims.honest else opposing_vector(claims.length)
+            honest_update(client, server_round) if claims.honest else opposing_vector(claims.norm)
         )
         content = _content(client, model["w"] + update, claims.examples)
         for name in values_read(strategy):
@@ -246,9 +246,9 @@ def long_row(name: str) -> list[str]:
     """Return a strategy's row of the second table."""
     lies = list(lies_to_try(STRATEGIES[name]()))
     measurements_only = [
-        lie for lie in lies if lie.examples == EXAMPLES[0] and lie.length == LENGTHS[0]
+        lie for lie in lies if lie.examples == EXAMPLES[0] and lie.norm == NORMS[0]
     ]
-    everything = [lie for lie in lies if lie.examples == EXAMPLES[1] and lie.length == LENGTHS[1]]
+    everything = [lie for lie in lies if lie.examples == EXAMPLES[1] and lie.norm == NORMS[1]]
     short, long = (worst(name, {}, rounds, measurements_only) for rounds in (SHORT, LONG))
     bounded = [worst(name, BOUNDS["both"], rounds, everything) for rounds in (SHORT, LONG)]
     distances = (short.dragged, long.dragged, *(result.dragged for result in bounded))
@@ -305,7 +305,7 @@ EXCHANGES: dict[str, type[Exchange] | None] = {
 class FalseReturn(NamedTuple):
     """False array that the tenth client sends in place of its model or its exchange's arrays."""
 
-    length: float = 0.0  # 0 means an honest client
+    norm: float = 0.0  # 0 means an honest client
 
 
 def reply_of_trainers(method: str, lie: FalseReturn) -> Answer:
@@ -318,8 +318,8 @@ def reply_of_trainers(method: str, lie: FalseReturn) -> Answer:
     ) -> RecordDict:
         shared = message.array_records.get(kind.name) if kind else None
         w, returned = clients[client].train(model, decode_record(shared) if shared else {})
-        if client == LIAR and lie.length:
-            false = opposing_vector(lie.length).astype(np.float32)
+        if client == LIAR and lie.norm:
+            false = opposing_vector(lie.norm).astype(np.float32)
             if method == "scaffold":
                 returned = {"w": false}
             elif method == "fedproto":
@@ -334,10 +334,10 @@ def reply_of_trainers(method: str, lie: FalseReturn) -> Answer:
     return answer
 
 
-def exchange_row(method: str, length: float) -> list[str]:
+def exchange_row(method: str, norm: float) -> list[str]:
     """Return a row of the third table."""
     kind = EXCHANGES[method]
-    lie = FalseReturn(length)
+    lie = FalseReturn(norm)
 
     def outcome(lie: FalseReturn, options: Mapping[str, Any]) -> np.ndarray:
         strategy = FedAvg(min_clients=CLIENTS, exchanges=[kind()] if kind else [], **options)
@@ -348,7 +348,7 @@ def exchange_row(method: str, length: float) -> list[str]:
     for options in (*BOUNDS.values(), NORM):
         honest = outcome(FalseReturn(), options)
         cells.append(_format(float(np.linalg.norm(outcome(lie, options) - honest))))
-    return [f"`{method}`", _format(length), *cells]
+    return [f"`{method}`", _format(norm), *cells]
 
 
 # --- the tables ------------------------------------------------------------------------------
@@ -380,9 +380,9 @@ def memory_table() -> str:
 
 def exchanges_table() -> str:
     """Return the table of lies outside the model."""
-    header = ["client", "length", "ends", "dragged", "cap", "clip", "both", "norm"]
+    header = ["client", "lie", "ends", "dragged", "cap", "clip", "both", "norm"]
     return markdown(
-        header, [exchange_row(*pair) for pair in product(_with_progress(EXCHANGES), LENGTHS)]
+        header, [exchange_row(*pair) for pair in product(_with_progress(EXCHANGES), NORMS)]
     )
 
 

@@ -73,13 +73,13 @@ class Reading(FedEquilibria):
     printed
         Mean of squared per-sample gradients at the trained model, unscaled (scale = "none").
     unit
-        Scaled to length 1 (scale = "unit", fairflower's default).
+        Scaled to norm 1 (scale = "unit", fairflower's default).
     sum-one
         Scaled to sum 1.
     summed
         n_k F_k, the sum over the client's examples.
     layers
-        Every array scaled to length 1, then one QP for all arrays.
+        Every array scaled to norm 1, then one QP for all arrays.
     by-layer
         One QP for each array; w_moo is the mean of their solutions.
     batches
@@ -99,7 +99,7 @@ class Reading(FedEquilibria):
         return {"reading": self.reading}
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        """Combine the QP's weights with weights by the length of the update."""
+        """Combine the QP's weights with weights by the norm of the update."""
         distance = np.sqrt(cohort.squared_norms())
         w_moo = self.moo(cohort)
         self.diagnostics |= {"w_moo": w_moo}

@@ -1,4 +1,4 @@
-"""Bounds on a client's influence on the model: caps on its weight and on its update's length.
+"""Bounds on a client's influence on the model: caps on its weight and on its update's norm.
 
 Fair strategies give more weight to clients that report a large loss, so a client that lies, or
 whose training diverged, could take over the model. These bounds work with every strategy.
@@ -45,7 +45,7 @@ def cap_weights(weights: Vector, cap: float) -> Vector:
 
 
 def clip_updates(
-    cohort: Cohort, norm: float | None = None, median: float | None = None
+    cohort: Cohort, max_norm: float | None = None, median: float | None = None
 ) -> tuple[Cohort, Vector]:
     """Scale down updates that exceed a bound; return the cohort and the factors, shape (K,).
 
@@ -53,7 +53,7 @@ def clip_updates(
     ----------
     cohort : Cohort
         The clients' models. The same object is returned if no update is too long.
-    norm : float, optional
+    max_norm : float, optional
         Cap on an update's norm, in the units of the parameters.
     median : float, optional
         Cap on the norm as a multiple of the (lower) median norm of all non-zero updates.
@@ -67,8 +67,8 @@ def clip_updates(
     statistics = [name for name in cohort.floats if name in cohort.buffers]
     factors = np.ones(len(cohort))
     for names in (cohort.parameters, statistics):
-        lengths = np.sqrt(cohort.squared_norms(names))
-        factors = np.minimum(factors, clip_factors(lengths, norm, median))
+        norms = np.sqrt(cohort.squared_norms(names))
+        factors = np.minimum(factors, clip_factors(norms, max_norm, median))
     if factors.min() == 1:
         return cohort, factors
     returned = list(cohort.returned)
@@ -82,16 +82,18 @@ def clip_updates(
     return replace(cohort, returned=tuple(returned)), factors
 
 
-def clip_factors(lengths: Vector, norm: float | None = None, median: float | None = None) -> Vector:
-    """Return the factors, shape (K,), that bound vectors of these lengths as `clip_updates` does.
+def clip_factors(
+    norms: Vector, max_norm: float | None = None, median: float | None = None
+) -> Vector:
+    """Return the factors, shape (K,), that bound vectors of these norms as `clip_updates` does.
 
     >>> clip_factors(np.array([1.0, 0.0, 3.0, 8.0]), median=2).tolist()
     [1.0, 1.0, 1.0, 0.75]
     """
-    bounds = [] if norm is None else [norm]
-    if median is not None and lengths.any():
-        moved = np.sort(lengths[lengths > 0])
-        # Lower median: one client could choose the mean of the two middle lengths.
+    bounds = [] if max_norm is None else [max_norm]
+    if median is not None and norms.any():
+        moved = np.sort(norms[norms > 0])
+        # Lower median: one client could choose the mean of the two middle norms.
         bounds.append(median * float(moved[(len(moved) - 1) // 2]))
     longest = min(bounds, default=np.inf)
-    return np.divide(longest, lengths, out=np.ones(len(lengths)), where=lengths > longest)
+    return np.divide(longest, norms, out=np.ones(len(norms)), where=norms > longest)

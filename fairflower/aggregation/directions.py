@@ -17,7 +17,7 @@ from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.numerics import Matrix, Vector
 
 #: Length below which the shortest vector in a hull counts as 0, in units of the updates' mean
-#: length (in FedLF's paper variant: of the shortest update).
+#: norm (in FedLF's paper variant: of the shortest update).
 STATIONARY = 1e-4
 
 
@@ -87,10 +87,10 @@ def inequality_angle(losses: Vector) -> float:
     return degrees(acos(min(float(F.sum()) / sqrt(len(F) * float(F @ F)), 1.0)))
 
 
-def rescale_to_length(c: Vector, gram: Matrix, like: Vector) -> Vector:
+def rescale_to_norm(c: Vector, gram: Matrix, like: Vector) -> Vector:
     """Return coefficients ``c``, scaled so that their step is as long as that of ``like``, (K,).
 
-    If the step of ``c`` is shorter than `STATIONARY` times the lengths that cancel in it, its
+    If the step of ``c`` is shorter than `STATIONARY` times the norms that cancel in it, its
     direction is rounding noise, and the result is zero.
     """
     before, after = float(like @ gram @ like), float(c @ gram @ c)

@@ -71,7 +71,7 @@ class Exchange(Configurable):
         return ()
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        """Return the clients' arrays, scaled to at most ``median`` times their median length.
+        """Return the clients' arrays, scaled to at most ``median`` times their median norm.
 
         Called if ``clip_update_median`` is set. By default the arrays are unchanged.
         """

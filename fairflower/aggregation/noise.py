@@ -11,7 +11,7 @@ from fairflower.aggregation.exchange import Exchange
 from fairflower.errors import RoundFailed
 from fairflower.numerics.noise import gaussian, noise_source
 
-#: Relative margin for rounding in single precision, for the clipped lengths and for the noise.
+#: Relative margin for rounding in single precision, for the clipped norms and for the noise.
 MARGIN = 1e-3
 
 
@@ -53,7 +53,7 @@ class NoisySum(Exchange):
         longest = float(np.sqrt(cohort.squared_norms().max()))
         if longest > self.clip * (1 + MARGIN):
             raise RoundFailed(
-                f"Round {cohort.server_round}: an update of length {longest:.6g} is longer than "
+                f"Round {cohort.server_round}: an update of norm {longest:.6g} is longer than "
                 f"privacy.clip = {self.clip}, so the noise would not suffice. The model is too "
                 "large for single precision at this clip: raise privacy.clip."
             )

@@ -50,7 +50,7 @@ def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tup
     for name, expected in received.items():
         got = arrays[name]
         check_type(name, got, expected)
-        total += squared_length(got)
+        total += squared_norm(got)
         # Squares of finite values may overflow, so the values are checked before an error.
         if not (math.isfinite(total) or np.isfinite(got).all()):
             raise NotFinite(f"array {name!r} holds NaN or infinite values")
@@ -237,12 +237,12 @@ def is_buffer(name: str, array: NDArray[Any]) -> bool:
     return array.dtype.kind != "f" or name.endswith(BUFFER_SUFFIXES)
 
 
-def length(arrays: Arrays) -> float:
+def norm(arrays: Arrays) -> float:
     """Return the Euclidean norm over all floating-point arrays; integer arrays are ignored."""
-    return math.sqrt(sum(map(squared_length, arrays.values())))
+    return math.sqrt(sum(map(squared_norm, arrays.values())))
 
 
-def squared_length(array: NDArray[Any]) -> float:
+def squared_norm(array: NDArray[Any]) -> float:
     """Return an array's sum of squares, added up in double precision; 0 for integers."""
     if array.dtype.kind != "f":
         return 0.0

@@ -30,8 +30,8 @@ from fairflower.aggregation.records import (
     check_round,
     client_id,
     decode_record,
-    length,
     measured_arrays,
+    norm,
     scalar_metrics,
     stack_common_metrics,
 )
@@ -41,10 +41,10 @@ from fairflower.registry.user_metrics import LARGEST
 #: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
 
-#: Smallest ratio of lengths at which a sum in single precision loses the shorter vectors.
+#: Smallest ratio of norms at which a sum in single precision loses the shorter vectors.
 LOST_RATIO = 2.0**24
 
-#: Smallest ratio of lengths at which a vector is listed if training diverges.
+#: Smallest ratio of norms at which a vector is listed if training diverges.
 LISTED_RATIO = 1000.0
 
 #: Largest number of characters in a reason; a hostile client may send a text of any length.
@@ -208,7 +208,7 @@ class ReplyParser:
             )
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
-        self.length = length(received)
+        self.norm = norm(received)
         self.long_vectors: list[str] = []  # very long vectors, with their clients, as text
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
@@ -216,10 +216,8 @@ class ReplyParser:
         self._check_size(client, metrics)
         if "state-round" in metrics:
             check_round("state-round", metrics["state-round"])
-        arrays, model_length = measured_arrays(
-            decode_record(self._model_in(content)), self.received
-        )
-        self._check_length(client, "model", model_length, self.length, "the received model has")
+        arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
+        self._check_norm(client, "model", model_norm, self.norm, "the received model has")
         measured: dict[str, Arrays] = {}
         for name in (*self.strategy.measurements, *self.strategy.reads):
             if name in self.strategy.ARRAY_MEASUREMENTS:
@@ -270,12 +268,12 @@ class ReplyParser:
     def _drop_overlong(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
         """Drop clients whose additional arrays are so long that others would be lost in a sum."""
         for name in sorted(next(iter(parsed.values())).measured):
-            lengths = {client: length(m.measured[name]) for client, m in parsed.items()}
-            for client, own_length in sorted(lengths.items()):
-                others = [lengths[other] for other in lengths if other != client] or [0.0]
+            norms = {client: norm(m.measured[name]) for client, m in parsed.items()}
+            for client, own_norm in sorted(norms.items()):
+                others = [norms[other] for other in norms if other != client] or [0.0]
                 try:
-                    self._check_length(
-                        client, repr(name), own_length, median_low(others), "the others' median is"
+                    self._check_norm(
+                        client, repr(name), own_norm, median_low(others), "the others' median is"
                     )
                 except NotFinite as problem:
                     reply_filter.drop(client, str(problem))
@@ -283,10 +281,10 @@ class ReplyParser:
                     del parsed[client]
             reply_filter.check_enough(len(parsed))
 
-    def _check_length(self, client: int, what: str, value: float, usual: float, of: str) -> None:
-        """Raise ``NotFinite`` if a vector is over ``LOST_RATIO`` times the usual length (or 1)."""
+    def _check_norm(self, client: int, what: str, value: float, usual: float, of: str) -> None:
+        """Raise ``NotFinite`` if a vector is over ``LOST_RATIO`` times the usual norm (or 1)."""
         ratio = value / max(usual, 1.0)
-        text = f"{what} has length {value:.3g}, but {of} only {usual:.3g}"
+        text = f"{what} has norm {value:.3g}, but {of} only {usual:.3g}"
         if ratio > LOST_RATIO:
             raise NotFinite(
                 f"its {text}: in single precision, adding it would erase all other vectors. "

@@ -390,7 +390,7 @@ def _check_finite(name: str, merged: Arrays, cohort: Cohort) -> None:
         k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
         raise Diverged(
             f"Round {cohort.server_round}: the model that {name} merged holds NaN or infinite "
-            f"values in {lost!r}, and the clients' models do not. The longest update, of length "
+            f"values in {lost!r}, and the clients' models do not. The longest update, of norm "
             f"{np.sqrt(squares[k]):.3g}, is that of client {cohort.client_ids[k]}. Exclude this "
             "client, or bound updates with clip-update-norm or clip-update-median, and resume."
         )

@@ -85,7 +85,7 @@ class FedGC(FeatureTrainer):
     Notes
     -----
     The inner products of the printed equations are of the order of d, because z is the output of a
-    layer norm and has length sqrt(d), so that they outweigh the cross entropy. ``"adapted"``
+    layer norm with Euclidean norm sqrt(d), so that they outweigh the cross entropy. ``"adapted"``
     therefore uses cosines, as the authors' code does (see ``FedGCR`` for results of all variants).
     It reports the cross entropy, so that the server can compare clients: Eq. 6 has more terms for a
     client with a cluster than for a client without one. Four features of the released code are

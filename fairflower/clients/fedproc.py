@@ -16,7 +16,7 @@ from fairflower.training.features import PrototypeTrainer
 class FedProc(PrototypeTrainer):
     """Local training that moves from a prototype loss to the cross entropy over the rounds.
 
-    Let z [d] be the features of an image, and c_j the prototypes scaled to unit length. After t of
+    Let z [d] be the features of an image, and c_j the prototypes scaled to unit norm. After t of
     T rounds, the loss is::
 
         L = a L_proc + (1 - a) L_CE,    a = 1 - t/T

@@ -19,7 +19,7 @@ class SemanticAnchors(Exchange):
     """Unit vectors a_c, one for each class, which the global classifier separates.
 
     The anchors are A = nor(Theta(R)), where Theta is a two-layer perceptron, R are learned vectors,
-    and nor scales rows to unit length. Each round continues the training of Theta and R for the
+    and nor scales rows to unit norm. Each round continues the training of Theta and R for the
     merged head W, b, which is frozen (the paper's Eqs. 3 to 5)::
 
         L_ACE = mean_c -log softmax(W a_c + b)_c
@@ -29,7 +29,7 @@ class SemanticAnchors(Exchange):
     Anchors are sent from round 2 on, once the head has been trained. They are learned with NumPy,
     so the server does not need torch.
 
-    Some details are inferred. Anchors have length 1 during training, because Eq. 6 needs unit
+    Some details are inferred. Anchors have norm 1 during training, because Eq. 6 needs unit
     vectors; the paper's algorithm does not say when they are scaled. The temperature is inside the
     exponential, because in Eq. 4 as printed it would only add a constant. The paper does not give
     the hidden width or the learning rate.

@@ -9,7 +9,7 @@ import numpy as np
 from fairflower.aggregation.bounds import clip_factors
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
-from fairflower.aggregation.records import length
+from fairflower.aggregation.records import norm
 
 
 class ControlVariates(Exchange):
@@ -30,7 +30,7 @@ class ControlVariates(Exchange):
         return self.c
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
-        factors = clip_factors(np.array([length(r) for r in returned]), median=median)
+        factors = clip_factors(np.array([norm(r) for r in returned]), median=median)
         return [
             {name: np.asarray(f * array, array.dtype) for name, array in changes.items()}
             for f, changes in zip(factors, returned, strict=True)

@@ -70,11 +70,11 @@ class Prototypes(Exchange):
 
     def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
         # The longest prototype of each client, so that each client counts once in the median.
-        lengths = [
+        norms = [
             np.linalg.norm(r["mean"][r["count"] > 0].astype(np.float64), axis=1).max(initial=0)
             for r in returned
         ]
-        factors = clip_factors(np.array(lengths), median=median)
+        factors = clip_factors(np.array(norms), median=median)
         return [
             {**r, "mean": np.asarray(f * r["mean"], r["mean"].dtype)}
             for f, r in zip(factors, returned, strict=True)

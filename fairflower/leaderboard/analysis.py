@@ -129,7 +129,7 @@ class Findings:
     def elsewhere(self, benchmark: Benchmark) -> Counter[str]:
         """Return how many of a method's runs are on another kind of processor than its pair's."""
         reference = self.design.reference
-        completed = [row for row in self.rows[benchmark.name] if row.outcome == "completed"]
+        completed = [row for row in self.rows[benchmark.name] if row.completed]
         kinds = {row.federation: row.processor for row in completed if row.method == reference}
         return Counter(
             row.method
@@ -139,12 +139,12 @@ class Findings:
 
     def lost(self, benchmark: Benchmark) -> list[Row]:
         """Return the confirmation runs that diverged or were not fully tested. Means omit them."""
-        return [row for row in self.rows[benchmark.name] if row.outcome != "completed"]
+        return [row for row in self.rows[benchmark.name] if not row.completed]
 
     def lost_in_sweep(self, sweep: Sweep) -> Counter[tuple[str, str]]:
         """Return the number of lost runs for each variation and method of a sweep that has any."""
         rows = ((place, self.stages.row(run)) for place, run in self.stages.swept(sweep))
-        return Counter((p, row.method) for p, row in rows if row and row.outcome != "completed")
+        return Counter((p, row.method) for p, row in rows if row and not row.completed)
 
     def _judged_primary(self, benchmark: Benchmark) -> dict[str, Difference]:
         """Return all methods' differences from the reference in the primary metric, as a family."""
@@ -263,7 +263,7 @@ class Findings:
 def _accuracies(rows: Iterable[Row]) -> Accuracies:
     accuracies: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for row in rows:
-        if row.outcome == "completed":
+        if row.completed:
             accuracies[row.method][row.federation] = [100 * value for value in row.accuracies]
     return accuracies
 

@@ -47,6 +47,11 @@ class Row:
     margins: str = ""  # of the design when the run was confirmed; empty before and in sweeps
 
     @property
+    def completed(self) -> bool:
+        """Whether the run was completed, so that it has accuracies."""
+        return self.outcome == "completed"
+
+    @property
     def accuracies(self) -> tuple[float, ...]:
         """Accuracies by domain on test examples if measured, else on validation; empty if lost."""
         return tuple(map(float, (self.test or self.validation).split()))
@@ -63,7 +68,7 @@ class Row:
         values["federation"] = int(values["federation"])
         values["seconds"] = float(values["seconds"])
         row = cls(**values)
-        expected = len(row.domain_names) if row.outcome == "completed" else 0
+        expected = len(row.domain_names) if row.completed else 0
         if row.outcome not in get_args(Outcome) or None in values.values():
             raise ValueError(f"invalid outcome {row.outcome!r}, or missing cells")
         if len(row.accuracies) != expected or not all(0 <= a <= 1 for a in row.accuracies):

@@ -88,7 +88,7 @@ class Stages:
             row = self.row(self.screened(benchmark, method, number))
             if row is None:
                 return None
-            if row.outcome == "completed":
+            if row.completed:
                 scores[number] = WORST_HALF(row.accuracies)
         return sorted(scores, key=lambda number: -scores[number])[: self.design.again]
 
@@ -105,7 +105,7 @@ class Stages:
             rows = [self.row(trial) for trial in self.trials(benchmark, method, number)]
             if not all(rows):
                 return None
-            made = [row for row in rows if row and row.outcome == "completed"]
+            made = [row for row in rows if row and row.completed]
             value = sum(WORST_HALF(row.accuracies) for row in made) / len(rows)
             if len(made) == len(rows) and value > mean:
                 best, mean = number, value

@@ -3,7 +3,7 @@
     min_w ||sum_k w_k v_k||^2 = w' G w    s.t.  sum w = 1,  lower <= w <= upper
 
 G is the K x K Gram matrix, so the size of the problem is the number of clients and does not depend
-on the length of the vectors (Desideri 2012, MGDA).
+on the norm of the vectors (Desideri 2012, MGDA).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairflower.numerics.threads import one_thread
 
 #: Solvers, in the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
 #: method, gives identical clients weights that agree to six digits. scipy's active-set NNLS is
-#: faster and handles lengths that differ by nine orders of magnitude. But it gives the whole weight
+#: faster and handles norms that differ by nine orders of magnitude. But it gives the whole weight
 #: of several identical clients to one of them, and it does not support bounds.
 SOLVERS = ("CLARABEL", "NNLS", "OSQP", "SCS")
 
@@ -177,13 +177,13 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     [0.8, 0.2]
     """
     g, f = np.asarray(gram, np.float64), np.asarray(share, np.float64)
-    lengths = np.sqrt(g.diagonal())
-    moved = np.flatnonzero(lengths > 0)
+    norms = np.sqrt(g.diagonal())
+    moved = np.flatnonzero(norms > 0)
     coefficients = np.zeros(len(g))
     if not f[moved].any():
         return coefficients
     # Use unit vectors, in units of the shortest vector, so that no square overflows or underflows.
-    ratio = lengths[moved].min() / lengths[moved]
+    ratio = norms[moved].min() / norms[moved]
     target = ratio * f[moved]
     values, vectors = np.linalg.eigh(cosines(g)[np.ix_(moved, moved)])
     a = vectors @ ((target @ vectors) / np.maximum(values, RANK))
@@ -203,8 +203,8 @@ def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:
     >>> cosines(np.array([[1.0, 1.0], [1.0, 4.0]])).tolist()
     [[1.0, 0.5], [0.5, 1.0]]
     """
-    lengths = np.sqrt(gram.diagonal())
-    scale = np.where(lengths > 0, lengths, 1)
+    norms = np.sqrt(gram.diagonal())
+    scale = np.where(norms > 0, norms, 1)
     return np.asarray(gram / np.outer(scale, scale))
 
 
@@ -244,7 +244,7 @@ def _residual(gram: Matrix, weights: Vector, low: Vector, high: Vector) -> float
 
 def _solve(gram: Matrix, low: Vector, high: Vector, solver: str) -> Vector | None:
     """Return a solver's weights, or None if it fails or does not support bounds."""
-    # With v_i = s_i w_i, the vectors have at most unit length. This keeps clients of very different
+    # With v_i = s_i w_i, the vectors have at most unit norm. This keeps clients of very different
     # scale within the solvers' tolerances.
     s = np.maximum(np.sqrt(gram.diagonal().clip(0)), 1e-6)
     values, vectors = np.linalg.eigh(gram / np.outer(s, s))

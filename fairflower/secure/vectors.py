@@ -29,8 +29,8 @@ INTEGERS = 2.0**16
 #: Number of check values per client; in the sum they reveal whether a client used a wrong weight.
 CHECKS = 3
 
-#: Units in which squared lengths are sent. The server reads the smallest unit in which no client is
-#: out of range, so that the sum is precise for any length.
+#: Units in which squared norms are sent. The server reads the smallest unit in which no client is
+#: out of range, so that the sum is precise for any norm.
 UNITS = 16.0 ** np.arange(-10, 16)
 
 #: Names in the config of a train message.
@@ -57,9 +57,9 @@ class MaskingInstructions:
     range: int
     #: Random numbers that the client appends to its vector.
     checks: tuple[float, ...]
-    #: Factor of the update's squared length, if the strategy needs the sum of these lengths.
+    #: Factor of the update's squared norm, if the strategy needs the sum of these norms.
     factor: float | None = None
-    #: Names of arrays that are not part of this length.
+    #: Names of arrays that are not part of this norm.
     buffers: tuple[str, ...] = ()
 
     @property
@@ -143,7 +143,7 @@ def _in_units(value: float, ratio: float) -> Vector:
     weighted = ratio * value / UNITS
     if not weighted[-1] <= CLIPPING:
         raise ValueError(
-            "the squared length of the update times its factor is too large for secure "
+            "the squared norm of the update times its factor is too large for secure "
             "aggregation. Nothing was sent. Lower train.lr"
         )
     marks = weighted > CLIPPING
@@ -228,7 +228,7 @@ class SumCohort(Cohort):
     gram = blocks
 
     def squared_norms(self, names: Sequence[str] | None = None) -> Vector:
-        """Return K equal squared lengths with the known sum_k w_k f_k ||Delta_k||^2."""
+        """Return K equal squared norms with the known sum_k w_k f_k ||Delta_k||^2."""
         total = self.total
         if total is None or total.factors is None:
             _refuse_individual_updates()
@@ -258,12 +258,12 @@ class SumCohort(Cohort):
             _refuse_individual_updates()
         return min(1.0, self.max_weight / float(weights.max()))
 
-    def _moved(self, length: float, names: Sequence[str]) -> Arrays:
-        """Return the received model plus the mean update, times ``length`` for arrays ``names``."""
+    def _moved(self, factor: float, names: Sequence[str]) -> Arrays:
+        """Return the received model plus the mean update, times ``factor`` for arrays ``names``."""
         assert self.total is not None
         moved: Arrays = {}
         for name, received in self.received.items():
-            step = self.total.means[name] * (length if name in names else 1.0)
+            step = self.total.means[name] * (factor if name in names else 1.0)
             if received.dtype.kind == "f":
                 values = received + step
                 if name.endswith("running_var"):

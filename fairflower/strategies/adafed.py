@@ -43,7 +43,7 @@ class AdaFed(FairStrategy):
 
     See Also
     --------
-    FedMGDAPlus : A common descent direction of unit-length updates.
+    FedMGDAPlus : A common descent direction of unit-norm updates.
     FedMDFG : A common descent direction with a fairness guidance vector.
 
     Notes
@@ -52,10 +52,10 @@ class AdaFed(FairStrategy):
     happens, for example, if clients have equal updates but different losses. Clients with a zero
     update are ignored, because they would force d = 0. A loss of 0 does not change, to first order.
 
-    Multiplying all losses by one factor changes the length of d, but not its direction. In the
+    Multiplying all losses by one factor changes the norm of d, but not its direction. In the
     paper eta compensates for this: for L-smooth losses it has to be below 2/L min_k F_k^gamma. Here
     F^gamma is divided by its mean, so that the step is that of `Uniform` if all losses are equal
-    and the updates are orthogonal and of equal length.
+    and the updates are orthogonal and of equal norm.
 
     This class is reconstructed from the first part of the paper's text and from two public
     reimplementations, which cite the equations by number and agree with the text.

@@ -31,7 +31,7 @@ class DqFFL(QFFL):
     Parameters
     ----------
     tau : float >= 0
-        Number of deviations above the median length at which an update counts as selfish, as in
+        Number of deviations above the median norm at which an update counts as selfish, as in
         `FairRFL`. Default 2.5.
     recovery : {"median", "downscale"}
         How a selfish update is shortened, as in `FairRFL`. Default ``"median"``.
@@ -101,7 +101,7 @@ class DqFFL(QFFL):
         self.diagnostics |= {"weights": weights, "powers": powers, "kept": found.kept}
         step = weights
         if self.rule == "qfedavg" and self.q > 0:
-            step = self.qfedavg_step(weights, powers, found.lengths**2, F)
+            step = self.qfedavg_step(weights, powers, found.norms**2, F)
         merged = cohort.move(step * found.kept)
         if (rest := float((step * (1 - found.kept))[found.moved].sum())) > 0:
             add_median(cohort, merged, rest)

@@ -17,7 +17,7 @@ from fairflower.numerics import Vector
 #: Ratio of standard deviation to median absolute deviation in a normal distribution.
 NORMAL = 1.4826
 
-#: Lower bound on MAD as a share of the median length, so that no rounding error is an outlier.
+#: Lower bound on MAD as a share of the median norm, so that no rounding error is an outlier.
 SMALLEST = 1e-6
 
 
@@ -38,7 +38,7 @@ class FairRFL(FairStrategy):
     Parameters
     ----------
     tau : float >= 0
-        Number of deviations above the median length at which an update counts as selfish. Default
+        Number of deviations above the median norm at which an update counts as selfish. Default
         2.5 (the paper's value, as quoted in a port of the authors' code).
     recovery : {"median", "downscale"}
         How a selfish update is shortened. ``"median"``, the default, also moves it towards m, as
@@ -47,7 +47,7 @@ class FairRFL(FairStrategy):
     See Also
     --------
     Uniform : The mean without a defense.
-    FedMGDAPlus : Scales every update to the same length.
+    FedMGDAPlus : Scales every update to the same norm.
     DqFFL : The same defense with q-FFL.
 
     Notes
@@ -61,7 +61,7 @@ class FairRFL(FairStrategy):
     quadratic formula.
 
     The option ``clip_update_median=1``, which every strategy has, shortens all updates above the
-    median length, not only outliers.
+    median norm, not only outliers.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class Recovery:
     score: Vector
     kept: Vector
     moved: NDArray[np.bool_]
-    lengths: Vector  # of Delta_k'
+    norms: Vector  # of Delta_k'
 
 
 def recover(cohort: Cohort, tau: float, recovery: str) -> Recovery:
@@ -129,8 +129,8 @@ def recover(cohort: Cohort, tau: float, recovery: str) -> Recovery:
     return Recovery(score, kept, moved, np.where(selfish, middle, N))
 
 
-def _shares_of_updates(cohort: Cohort, N: Vector, length: float) -> Vector:
-    """Return b with ||b Delta_k + (1 - b) m|| = length, shape (K,); NaN if no b is in [0, 1]."""
+def _shares_of_updates(cohort: Cohort, N: Vector, norm: float) -> Vector:
+    """Return b with ||b Delta_k + (1 - b) m|| = norm, shape (K,); NaN if no b is in [0, 1]."""
     K = len(cohort)
 
     def multiply(block: Block) -> Vector:
@@ -143,7 +143,7 @@ def _shares_of_updates(cohort: Cohort, N: Vector, length: float) -> Vector:
     half = along - square  # m (Delta_k - m)
     whole = np.square(N) - 2 * along + square  # ||Delta_k - m||^2
     with np.errstate(divide="ignore", invalid="ignore"):
-        root = np.sqrt(np.square(half) - whole * (square - length**2))
+        root = np.sqrt(np.square(half) - whole * (square - norm**2))
         b = (root - half) / whole
     return np.where((b >= 0) & (b <= 1), b, np.nan)
 

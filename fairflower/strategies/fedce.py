@@ -137,9 +137,9 @@ def _cosines_to_the_rest(gram: Vector, c: Vector) -> Vector:
     cosine = np.zeros(len(c))
     for k in range(len(c)):
         rest = np.where(np.arange(len(c)) == k, 0, c)
-        length = np.sqrt(max(float(rest @ gram @ rest), 0.0)) * np.sqrt(gram[k, k])
-        if length > 0:
-            cosine[k] = np.clip(rest @ gram[k] / length, -1, 1)
+        norm = np.sqrt(max(float(rest @ gram @ rest), 0.0)) * np.sqrt(gram[k, k])
+        if norm > 0:
+            cosine[k] = np.clip(rest @ gram[k] / norm, -1, 1)
     return cosine
 
 

@@ -15,7 +15,7 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedEquilibria(FairStrategy):
-    """Mix two weights per client: one balances Fisher information, one follows update length.
+    """Mix two weights per client: one balances Fisher information, one follows update norm.
 
     Let F_k be the diagonal of client k's Fisher information (Eq. 1-3)::
 
@@ -26,7 +26,7 @@ class FedEquilibria(FairStrategy):
     Every client sends an ArrayRecord named ``fisher`` with one array per parameter: the squared
     gradient of the loss at the trained model, averaged over the client's examples. Clients of
     fairflower send it on request. BatchNorm statistics are averaged with w; they are not part of
-    F_k or of the update length.
+    F_k or of the update norm.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class FedEquilibria(FairStrategy):
         Share of w_moo. 1 uses w_moo alone (the paper's MOO_F). 0 uses w_dist alone (DIST), and
         clients measure nothing. Default 0.7 (paper, Digits; Office-Caltech 0.3, PACS 0.8).
     scale : {"unit", "none"}
-        ``"unit"``, the default, scales F_k to unit length in the QP; ``"none"``, or None, leaves it
+        ``"unit"``, the default, scales F_k to unit norm in the QP; ``"none"``, or None, leaves it
         as measured (Eq. 1 as printed). With "none", nearly all the weight goes to the clients with
         the smallest Fisher information, which the model already fits best: since F_k >= 0, a client
         i with <F_i, F_j> >= ||F_i||^2 for all j gets all the weight. With "unit", weight goes to
@@ -46,7 +46,7 @@ class FedEquilibria(FairStrategy):
 
     See Also
     --------
-    FedMGDAPlus : The same QP with unit-length updates.
+    FedMGDAPlus : The same QP with unit-norm updates.
 
     Notes
     -----
@@ -98,7 +98,7 @@ class FedEquilibria(FairStrategy):
         self.diagnostics |= {
             "w_moo": solution.weights,
             "w_dist": w_dist,
-            "length": np.sqrt(gram.diagonal()),
+            "update_norm": np.sqrt(gram.diagonal()),
             "conflict": cosine,
             "norm": solution.norm,
             "residual": solution.residual,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.directions import rescale_to_length, store_updates, with_absent_clients
+from fairflower.aggregation.directions import rescale_to_norm, store_updates, with_absent_clients
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
@@ -111,7 +111,7 @@ class FedFV(FairStrategy):
         if now > self.oldest:
             for age in range(self.oldest, self.oldest - self.tau, -1):
                 c = _reconcile(c, gram, ages == age)
-        c = rescale_to_length(c, gram, equal)
+        c = rescale_to_norm(c, gram, equal)
         self.diagnostics.update(
             weights=equal[:K], coefficients=c[:K], conflict=cosines(gram[:K, :K])
         )

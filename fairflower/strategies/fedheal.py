@@ -65,7 +65,7 @@ class FedHEAL(FairStrategy):
 
     See Also
     --------
-    FedEquilibria : Weights by the length of the updates, combined with Fisher information.
+    FedEquilibria : Weights by the norm of the updates, combined with Fisher information.
     FedCE : Weights by the direction of the updates.
 
     Notes

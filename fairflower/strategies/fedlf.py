@@ -50,14 +50,14 @@ class FedLF(FairStrategy):
     ----------
     variant : {"paper", "released"}
         ``"released"`` follows the authors' code: in each layer, g_P,l and all g_k,l, including
-        those of absent clients, are scaled to the mean length of the g_k,l; M is the number of
+        those of absent clients, are scaled to the mean norm of the g_k,l; M is the number of
         clients known before the round; absent clients are ignored while M is at most K. (The
         authors' code does not join layers; here both variants do.)
 
     See Also
     --------
     FedMDFG : The same objectives for all layers together.
-    FedMGDAPlus : A common descent direction of unit-length updates.
+    FedMGDAPlus : A common descent direction of unit-norm updates.
 
     Notes
     -----
@@ -77,7 +77,7 @@ class FedLF(FairStrategy):
 
     paper: ClassVar[str] = "Pan et al., AAAI 2024"
     extra = "solvers"
-    extrapolates = True  # scaled to the length of the mean step
+    extrapolates = True  # scaled to the norm of the mean step
     keeps_agreement = False  # equal updates with different losses give no step
     needs = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
@@ -102,7 +102,7 @@ class FedLF(FairStrategy):
         after = sum(float(c @ layers[names] @ c) for names, c in directions.items())
         scale = np.sqrt(equal @ gram @ equal / after) if after > 0 else 0.0
         self.diagnostics.update(
-            weights=equal[:K], conflict=cosines(gram[:K, :K]), length=np.sqrt(after)
+            weights=equal[:K], conflict=cosines(gram[:K, :K]), norm=np.sqrt(after)
         )
         by_name = {name: scale * c for names, c in directions.items() for name in names}
         return everyone.move(by_name, equal)
@@ -135,24 +135,24 @@ class FedLF(FairStrategy):
 
     def _descend(self, gram: Matrix, losses: Vector) -> Vector:
         """Return coefficients of the shortest vector in the hull, from the Gram matrix."""
-        lengths = np.sqrt(gram.diagonal())
-        moved, present = lengths > 0, lengths[: len(losses)] > 0
+        norms = np.sqrt(gram.diagonal())
+        moved, present = norms > 0, norms[: len(losses)] > 0
         if not present.any():
             return np.zeros(len(gram))
-        length = np.where(moved, lengths, 1.0)
+        norm = np.where(moved, norms, 1.0)
         if self.variant == "paper":
-            length = np.full(len(length), lengths[moved].min())
+            norm = np.full(len(norm), norms[moved].min())
         h = np.zeros(len(gram))
         h[np.flatnonzero(present)] = inequality_gradient(losses[present])
-        fair = h / length
+        fair = h / norm
         if self.variant == "released" and (square := float(fair @ gram @ fair)) > 0:
             fair = fair / np.sqrt(square)
-        rows = np.vstack([np.diag(1 / length)[moved], *([fair] if fair.any() else [])])
+        rows = np.vstack([np.diag(1 / norm)[moved], *([fair] if fair.any() else [])])
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))
         # Undo the scaling of the vectors, because it differs between layers.
-        unit = length[0] if self.variant == "paper" else lengths[: len(losses)][present].mean()
+        unit = norm[0] if self.variant == "paper" else norms[: len(losses)][present].mean()
         return np.asarray(solution.weights @ rows * unit)
 
 

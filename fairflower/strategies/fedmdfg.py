@@ -14,7 +14,7 @@ from fairflower.aggregation.directions import (
     STATIONARY,
     inequality_angle,
     inequality_gradient,
-    rescale_to_length,
+    rescale_to_norm,
     store_updates,
     with_absent_clients,
 )
@@ -28,7 +28,7 @@ class FedMDFG(FairStrategy):
     """Lower every client's loss, and make the losses more equal if they differ too much.
 
     Let F_k be the received model's loss on client k's data, and g_k = -Delta_k, scaled to the mean
-    length of the updates of its round::
+    norm of the updates of its round::
 
         if the angle between F and (1, ..., 1) is above theta:
             g_fair = sum_k h_k g_k,      h ~ (sum F / ||F||^2) F - 1,    ||h|| = 1
@@ -36,7 +36,7 @@ class FedMDFG(FairStrategy):
                  and the gradients of clients that took part in the last round but not in this one
         theta <- theta - d ||mean_k Delta_k|| / ||d||
 
-    To first order, and for gradients of equal length, g_fair lowers the larger losses and raises
+    To first order, and for gradients of equal norm, g_fair lowers the larger losses and raises
     the smaller ones. If 0 is in the hull, no step lowers all losses, and the model does not change.
 
     Every client reports ``received_loss``. BatchNorm statistics are averaged with equal weights.
@@ -51,7 +51,7 @@ class FedMDFG(FairStrategy):
     See Also
     --------
     FedLF : The same objectives layer by layer.
-    FedMGDAPlus : A common descent direction of unit-length updates.
+    FedMGDAPlus : A common descent direction of unit-norm updates.
     FedFV : Projection of conflicting gradients.
 
     Notes
@@ -63,8 +63,8 @@ class FedMDFG(FairStrategy):
     **The paper's line search is not included.** In the paper, all clients test the model at up to
     2 s + 1 step lengths in every round, which needs more messages; here the step is as long as the
     mean update (Appendix A.3). This class is reconstructed from that appendix, because the main
-    text was not available. The scaling to the mean length is from the authors' code, and so is the
-    use of the last round's updates, which keep the mean length of their round. That code also uses
+    text was not available. The scaling to the mean norm is from the authors' code, and so is the
+    use of the last round's updates, which keep the mean norm of their round. That code also uses
     g_fair if a client's loss rises above its mean so far; the appendix and this class do not.
 
     Examples
@@ -81,7 +81,7 @@ class FedMDFG(FairStrategy):
 
     paper: ClassVar[str] = "Pan et al., AAAI 2023"
     extra = "solvers"
-    extrapolates = True  # scaled to the length of the mean step
+    extrapolates = True  # scaled to the norm of the mean step
     keeps_agreement = False  # equal updates with different losses give no step
     needs = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
@@ -103,7 +103,7 @@ class FedMDFG(FairStrategy):
         K = len(cohort)
         equal = (ages == 0) / K
         losses = cohort.metrics["received_loss"]
-        c = rescale_to_length(self._descend(gram, losses, before), gram, equal)
+        c = rescale_to_norm(self._descend(gram, losses, before), gram, equal)
         self.diagnostics.update(
             weights=equal[:K],
             coefficients=c[:K],
@@ -117,21 +117,21 @@ class FedMDFG(FairStrategy):
     ) -> NDArray[np.float64]:
         """Return the step d as coefficients of the updates, (M,), participating clients first.
 
-        ``before`` is the mean length of the last round's updates.
+        ``before`` is the mean norm of the last round's updates.
         """
-        lengths = np.sqrt(gram.diagonal())
-        moved, present = lengths > 0, lengths[: len(losses)] > 0
+        norms = np.sqrt(gram.diagonal())
+        moved, present = norms > 0, norms[: len(losses)] > 0
         if not present.any():
             return np.zeros(len(gram))
-        # In units of the participating clients' mean length.
-        scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=moved)
-        scale[len(losses) :] *= before / lengths[: len(losses)][present].mean()
+        # In units of the participating clients' mean norm.
+        scale = np.divide(1, norms, out=np.zeros_like(norms), where=moved)
+        scale[len(losses) :] *= before / norms[: len(losses)][present].mean()
         rows = np.diag(scale)[moved]
         h = np.zeros(len(gram))
         h[np.flatnonzero(present)] = inequality_gradient(losses[present])
-        # If a client reports a false loss of 1e200, the length underflows to 0.
-        if inequality_angle(losses[present]) > self.theta and (length := np.linalg.norm(h)) > 0:
-            rows = np.vstack([rows, h / length * scale])
+        # If a client reports a false loss of 1e200, the norm underflows to 0.
+        if inequality_angle(losses[present]) > self.theta and (norm := np.linalg.norm(h)) > 0:
+            rows = np.vstack([rows, h / norm * scale])
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))
@@ -139,10 +139,10 @@ class FedMDFG(FairStrategy):
 
 
 def _mean_length(memory: Mapping[int, Arrays]) -> float:
-    """Return the mean length of the non-zero updates; 0 if there are none."""
-    lengths = [
+    """Return the mean norm of the non-zero updates; 0 if there are none."""
+    norms = [
         sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in update.values()))
         for _, update in sorted(memory.items())
     ]
-    moved = [length for length in lengths if length > 0]
+    moved = [norm for norm in norms if norm > 0]
     return sum(moved) / len(moved) if moved else 0.0

@@ -14,7 +14,7 @@ from fairflower.numerics.min_norm import cosines, min_norm_weights
 
 
 class FedMGDAPlus(FairStrategy):
-    """Take a common descent direction of unit-length updates, with weights near those of FedAvg.
+    """Take a common descent direction of unit-norm updates, with weights near those of FedAvg.
 
     Let u_k = Delta_k / ||Delta_k|| and p_k = n_k / sum_j n_j::
 
@@ -77,17 +77,17 @@ class FedMGDAPlus(FairStrategy):
 
     def merge(self, cohort: Cohort) -> Arrays:
         gram = cohort.gram()
-        lengths = np.sqrt(gram.diagonal())
+        norms = np.sqrt(gram.diagonal())
         p = cohort.sample_weights
         upper = np.minimum(p + self.epsilon, cohort.max_weight)
         conflict = cosines(gram)
         solution = min_norm_weights(conflict, p - self.epsilon, upper)
         self.diagnostics.update(
             weights=solution.weights,
-            distance=lengths,
+            distance=norms,
             conflict=conflict,
             norm=solution.norm,
             residual=solution.residual,
         )
-        inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        inverse = np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0)
         return cohort.move(self.eta * solution.weights * inverse, solution.weights)

@@ -52,7 +52,7 @@ class FedPW(FairStrategy):
     each array, the share ``drop`` of coordinates on which clients agree most is scaled by 1 + m/v
     if this is below 2; m is the mean |u_k| of dropped coordinates, and v the mean |g| of the
     coordinates to be scaled. Clients agree where the spread of their updates is small, after
-    scaling to unit length per client and then per coordinate. Finally theta <- theta - g.
+    scaling to unit norm per client and then per coordinate. Finally theta <- theta - g.
 
     Clients send only their model and ``train_loss``. The number of examples is not used.
 

@@ -27,17 +27,17 @@ def privacy_of(config: Mapping[str, Any]) -> PrivacyConfig | None:
 
 
 def clipped_update(sent: Arrays, received: Arrays, clip: float) -> Arrays:
-    """Return the model with its update clipped to length ``clip``.
+    """Return the model with its update clipped to norm ``clip``.
 
     If the update is not finite, the received model is returned. Integer arrays are returned as
     received.
     """
     names = [name for name, array in received.items() if array.dtype.kind == "f"]
     updates = {name: sent[name].astype(np.float64) - received[name] for name in names}
-    length = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
-    if not math.isfinite(length):
+    norm = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+    if not math.isfinite(norm):
         return dict(received)
-    factor = min(1.0, clip / length) if length else 1.0
+    factor = min(1.0, clip / norm) if norm else 1.0
     return dict(received) | {
         name: (received[name] + factor * update).astype(received[name].dtype)
         for name, update in updates.items()

@@ -66,7 +66,7 @@ def cohort(*moves: float) -> Cohort:
 
 def test_longer_updates_are_scaled_down_to_the_bound():
     given = cohort(1.0, 4.0)
-    clipped, factors = clip_updates(given, norm=2.0)
+    clipped, factors = clip_updates(given, max_norm=2.0)
     np.testing.assert_allclose(factors, [1, 0.5])
     np.testing.assert_allclose(clipped.returned[1]["w"], [1 + 1.2, 1 + 1.6], rtol=1e-6)
     np.testing.assert_allclose(clipped.returned[1]["bn.running_var"], [1.2], rtol=1e-6)
@@ -75,16 +75,16 @@ def test_longer_updates_are_scaled_down_to_the_bound():
     assert given.returned[1]["w"][0] == np.float32(1 + 4 * 0.6), "the replies stay as they are"
 
 
-def test_the_bound_can_be_a_multiple_of_the_median_length():
+def test_the_bound_can_be_a_multiple_of_the_median_norm():
     moves = 1.0, 2.0, 3.0, 40.0, 0.0, 0.0
     _, factors = clip_updates(cohort(*moves), median=2.0)
     # The lower median of those that moved is 2.
     np.testing.assert_allclose(factors, [1, 1, 1, 4 / 40, 1, 1], rtol=1e-6)
-    _, factors = clip_updates(cohort(*moves), norm=2.0, median=2.0)
+    _, factors = clip_updates(cohort(*moves), max_norm=2.0, median=2.0)
     np.testing.assert_allclose(factors, [1, 1, 2 / 3, 2 / 40, 1, 1], rtol=1e-6)
 
 
-def test_batchnorm_statistics_have_their_own_length():
+def test_batchnorm_statistics_have_their_own_norm():
     given = cohort(1.0, 1.0, 1.0)
     given.returned[2]["bn.running_var"][:] = 1e4
     clipped, factors = clip_updates(given, median=1.0)
@@ -94,7 +94,7 @@ def test_batchnorm_statistics_have_their_own_length():
 
 def test_updates_within_the_bound_are_unchanged():
     given = cohort(1.0, 2.0)
-    assert clip_updates(given, norm=2.1)[0] is given
+    assert clip_updates(given, max_norm=2.1)[0] is given
     assert clip_updates(cohort(0.0, 0.0), median=1.0)[1].tolist() == [1, 1]
 
 
@@ -103,8 +103,8 @@ def test_huge_updates_are_clipped_to_finite_ones(huge):
     given = cohort(1.0, 1.0, 1.0)
     given.returned[0]["w"][:] = huge
     clipped, _ = clip_updates(given, median=1.0)
-    length = np.linalg.norm(clipped.returned[0]["w"].astype(float) - 1)
-    assert length <= 1 + 1e-5
+    norm = np.linalg.norm(clipped.returned[0]["w"].astype(float) - 1)
+    assert norm <= 1 + 1e-5
 
 
 # --- with strategies -----------------------------------------------------------------------
@@ -116,13 +116,13 @@ CLAIMS = [
 ]
 
 
-def lie(name: str, claims: dict[str, float], length: float = 1.0, **options) -> Rounds:
+def lie(name: str, claims: dict[str, float], norm: float = 1.0, **options) -> Rounds:
     """Run three rounds of five clients, of which client 0 lies."""
     random = np.random.default_rng(0)
     rounds = Rounds(STRATEGIES[name](**options), MODEL, range(5))
     for _ in range(3):
         moves = updates(random, range(5))
-        moves[0] = {n: (length * a).astype(a.dtype) for n, a in moves[0].items()}
+        moves[0] = {n: (norm * a).astype(a.dtype) for n, a in moves[0].items()}
         moves[0]["bn.num_batches_tracked"] = np.array(3)
         honest = {"num-examples": 20, **dict.fromkeys(rounds.strategy.needs, 0.5)}
         metrics = {
@@ -149,10 +149,10 @@ def test_false_claims_do_not_lift_a_client_above_the_cap(name, claims):
 def test_a_huge_update_moves_the_model_no_further_than_honest_ones(name):
     bounds = {"max_client_weight": 0.3, "clip_update_median": 1.0}
     for claims in CLAIMS:
-        rounds = lie(name, claims, length=1e7, **bounds)
+        rounds = lie(name, claims, norm=1e7, **bounds)
         moved = rounds.model["conv.weight"].astype(float) - rounds.before["conv.weight"]
-        lengths = [np.linalg.norm(rounds.moves[k]["conv.weight"]) for k in range(1, 5)]
-        assert np.linalg.norm(moved) <= 1.5 * max(lengths)
+        norms = [np.linalg.norm(rounds.moves[k]["conv.weight"]) for k in range(1, 5)]
+        assert np.linalg.norm(moved) <= 1.5 * max(norms)
         assert rounds.strategy.diagnostics["clipped"][0] < 1e-5
 
 
@@ -229,8 +229,8 @@ def test_zero_updates_leave_the_model_unchanged_under_all_bounds():
     assert all(model[key].tobytes() == MODEL[key].tobytes() for key in MODEL)
 
 
-def test_arrays_for_an_exchange_are_clipped_by_their_median_length():
-    """Control changes of lengths 1, 2, 3 and 1e6: the median is 2, and the mean is over 4."""
+def test_arrays_for_an_exchange_are_clipped_by_their_median_norm():
+    """Control changes of norms 1, 2, 3 and 1e6: the median is 2, and the mean is over 4."""
     model = {"w": np.zeros(3, np.float32)}
     rounds = Rounds(FedAvg(exchanges=[ControlVariates()], clip_update_median=2), model, range(4))
     axes = np.eye(3, dtype=np.float32)
@@ -241,7 +241,7 @@ def test_arrays_for_an_exchange_are_clipped_by_their_median_length():
     np.testing.assert_allclose(exchange.broadcast(2)["w"], [5 / 4, 2 / 4, 3 / 4])
 
 
-def test_each_client_counts_once_in_the_median_length_of_prototypes():
+def test_each_client_counts_once_in_the_median_norm_of_prototypes():
     """Honest clients have two of the six classes each; the liar claims all six."""
     classes = 6
     model = {"head.weight": np.zeros((classes, 3), np.float32)}

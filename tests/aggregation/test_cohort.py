@@ -111,12 +111,12 @@ def test_squares_are_summed_block_by_block(size):
     np.testing.assert_allclose(huge, 1e50 * np.array(plain), rtol=1e-5)
 
 
-def test_small_updates_in_half_precision_keep_their_lengths():
+def test_small_updates_in_half_precision_keep_their_norms():
     """Their squares are below the smallest number of 16 bits."""
     received, moved = np.zeros(10, np.float16), np.full(10, 4e-5, np.float16)
     half = Cohort(1, (0, 1), np.ones(2), {"x": received}, ({"x": moved}, {"x": 3 * moved}))
-    length = np.linalg.norm(moved.astype(np.float64))
-    np.testing.assert_allclose(np.sqrt(half.squared_norms()), [length, 3 * length], rtol=1e-3)
+    norm = np.linalg.norm(moved.astype(np.float64))
+    np.testing.assert_allclose(np.sqrt(half.squared_norms()), [norm, 3 * norm], rtol=1e-3)
     merged = half.average(np.array([0.75, 0.25]))["x"]
     assert merged.dtype == np.float16
     np.testing.assert_allclose(merged, 6e-5, rtol=2e-3)

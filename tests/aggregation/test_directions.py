@@ -11,7 +11,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.directions import (
     inequality_angle,
     inequality_gradient,
-    rescale_to_length,
+    rescale_to_norm,
     store_updates,
     with_absent_clients,
 )
@@ -61,9 +61,9 @@ def test_absent_clients_are_added_with_their_last_update_up_to_an_age():
 
 def test_a_direction_is_rescaled_to_the_length_of_another():
     gram, like = np.diag([1.0, 4.0]), np.array([0.5, 0.5])
-    c = rescale_to_length(np.array([3.0, 0.0]), gram, like)
+    c = rescale_to_norm(np.array([3.0, 0.0]), gram, like)
     np.testing.assert_allclose(c, (np.sqrt(1.25), 0))
-    np.testing.assert_array_equal(rescale_to_length(np.zeros(2), gram, like), 0)
+    np.testing.assert_array_equal(rescale_to_norm(np.zeros(2), gram, like), 0)
 
 
 def test_gram_and_move_accept_single_layers():

@@ -122,7 +122,7 @@ BAD = {
     "dtype": ({**OWN, "norm.weight": np.ones(3)}, "'norm.weight' has dtype float64"),
     "missing": ({"norm.weight": OWN["norm.weight"]}, r"missing \['norm.num_batches_tracked'\]"),
     "unknown": ({**OWN, "x": np.ones(1)}, r"unexpected \['x'\]"),
-    "long": ({**OWN, "norm.weight": np.full(3, 3e38, np.float32)}, "has length"),
+    "long": ({**OWN, "norm.weight": np.full(3, 3e38, np.float32)}, "has norm"),
 }
 
 

@@ -76,8 +76,8 @@ def dot(a: Vector, b: Vector) -> float:
 
 def closed_form(w: Vector, loss: Callable[[Vector], Tensor], rho: float, alpha: float) -> Vector:
     g = gradient_at(w, loss)
-    length = dot(g, g) ** 0.5
-    g_p = gradient_at([p + rho * q / length for p, q in zip(w, g, strict=True)], loss)
+    norm = dot(g, g) ** 0.5
+    g_p = gradient_at([p + rho * q / norm for p, q in zip(w, g, strict=True)], loss)
     share = dot(g, g_p) / dot(g_p, g_p)
     return [b - alpha * (a - share * b) for a, b in zip(g, g_p, strict=True)]
 

@@ -208,7 +208,7 @@ def classic_round(wrap: Any, strategy: FairStrategy) -> list[np.ndarray]:
 )
 def test_classic_wrappers_clip_around_a_legacy_strategy(wrap: Any) -> None:
     (plain,) = classic_round(lambda s: s, Uniform(**ALL))
-    np.testing.assert_allclose(plain, 2)  # lengths 4, 8 and 12
+    np.testing.assert_allclose(plain, 2)  # norms 4, 8 and 12
     (clipped,) = classic_round(wrap, Uniform(**ALL))
     np.testing.assert_allclose(clipped, 0.5, rtol=1e-6)
     with pytest.raises(ValueError, match=r"DifferentialPrivacy\w+ .*fisher"):

@@ -124,7 +124,7 @@ def test_arrays_too_long_for_single_precision_drop_the_client(name):
     sent = {k: {kind: far if kind == name and k == 2 else one for kind in kinds} for k in range(4)}
     rounds.step(moves, measured=sent)
     assert list(rounds.strategy.dropped) == [2]
-    assert "length 1.04e+39" in rounds.strategy.dropped[2]
+    assert "norm 1.04e+39" in rounds.strategy.dropped[2]
     assert name in rounds.strategy.dropped[2]
 
 
@@ -135,7 +135,7 @@ def test_diverging_training_names_clients_with_unusually_long_arrays():
     rounds.step({k: zero_update() for k in range(4)}, measured=sent)
     assert rounds.strategy.dropped == {}
     lost = [failure(message, "its training loss became nan") for message in rounds.ask()]
-    with pytest.raises(Diverged, match=r"client 2's 'control' has length 3.46e\+06, but the o"):
+    with pytest.raises(Diverged, match=r"client 2's 'control' has norm 3.46e\+06, but the o"):
         rounds.finish(lost)
 
 

@@ -15,12 +15,12 @@ TINY = 1e-10
 
 def recovered(updates: np.ndarray, tau: float, downscale: bool) -> np.ndarray:
     """The updates after the defense, with b by bisection."""
-    lengths = np.linalg.norm(updates, axis=1)
-    middle, m = np.median(lengths), np.median(updates, axis=0)
-    mad = 1.4826 * np.median(abs(lengths - middle))
+    norms = np.linalg.norm(updates, axis=1)
+    middle, m = np.median(norms), np.median(updates, axis=0)
+    mad = 1.4826 * np.median(abs(norms - middle))
     out = updates.copy()
-    for k in np.flatnonzero((lengths - middle) / mad > tau):
-        out[k] *= middle / lengths[k]
+    for k in np.flatnonzero((norms - middle) / mad > tau):
+        out[k] *= middle / norms[k]
         if not downscale:
             low, high = 0.0, 1.0
             for _ in range(60):
@@ -41,8 +41,8 @@ def loop(model, rounds, variant, q, downscale):
         powers = q / share if variant == "paper" else q * share
         last = dict(enumerate(F))
         moves = recovered(updates, 2.5, downscale)
-        L, lengths = 1 / LR, np.linalg.norm(moves, axis=1)
-        h = powers * F ** (powers - 1) * (L * lengths) ** 2 + L * F**powers
+        L, norms = 1 / LR, np.linalg.norm(moves, axis=1)
+        h = powers * F ** (powers - 1) * (L * norms) ** 2 + L * F**powers
         model = model + (F**powers)[:, None].T @ (L * moves) / h.sum()
     return model.ravel()
 

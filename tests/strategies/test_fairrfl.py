@@ -24,11 +24,11 @@ def step(updates, **arguments) -> tuple[np.ndarray, dict]:
 
 def recovered(updates: np.ndarray, k: int) -> np.ndarray:
     """The paper's recovery, by bisection for the largest b."""
-    m, length = np.median(updates, axis=0), np.median(np.linalg.norm(updates, axis=1))
+    m, norm = np.median(updates, axis=0), np.median(np.linalg.norm(updates, axis=1))
     low, high = 0.0, 1.0
     for _ in range(60):
         b = (low + high) / 2
-        longer = np.linalg.norm(b * updates[k] + (1 - b) * m) > length
+        longer = np.linalg.norm(b * updates[k] + (1 - b) * m) > norm
         low, high = (low, b) if longer else (b, high)
     return low * updates[k] + (1 - low) * m
 
@@ -55,19 +55,19 @@ def test_recovery_matches_a_plain_bisection(seed, clients, size):
     updates = random.normal(size=(clients, size))
     updates[0] *= 30
     model, found = step(updates)
-    length = np.median(np.linalg.norm(updates, axis=1))
+    norm = np.median(np.linalg.norm(updates, axis=1))
     selfish = np.flatnonzero(found["score"] > 2.5)
     expected = updates.copy()
     for k in selfish:
-        if np.linalg.norm(np.median(updates, axis=0)) > length:
+        if np.linalg.norm(np.median(updates, axis=0)) > norm:
             assume(False)  # tested below
         expected[k] = recovered(updates, k)
-        assert np.linalg.norm(expected[k]) == pytest.approx(length)
+        assert np.linalg.norm(expected[k]) == pytest.approx(norm)
     np.testing.assert_allclose(model, expected.mean(0), atol=1e-9)
 
 
 def test_updates_are_downscaled_if_the_median_update_is_too_long():
-    """The coordinate-wise median is (3, 3); the median length is 3."""
+    """The coordinate-wise median is (3, 3); the median norm is 3."""
     updates = [(3, 0), (0, 3), (3, 3), (0, 3), (3, 0), (3, 3), (300, 300)]
     model, found = step(updates)
     expected = np.array(updates, float)

@@ -94,8 +94,8 @@ def test_a_new_client_starts_with_the_mean_coefficient():
     c = np.append(2 * weights(rounds, {0: updates[0], 1: updates[1]}, (0.2, 0.9)), 1)
     weights(rounds, dict(enumerate(updates)), random.random(3))
     rest = [c @ updates - c[k] * updates[k] for k in range(3)]
-    lengths = np.linalg.norm(updates, axis=1) * np.linalg.norm(rest, axis=1)
-    cosines = (updates * rest).sum(1) / lengths
+    norms = np.linalg.norm(updates, axis=1) * np.linalg.norm(rest, axis=1)
+    cosines = (updates * rest).sum(1) / norms
     np.testing.assert_allclose(rounds.strategy.diagnostics["cosine"], cosines)
 
 

@@ -58,7 +58,7 @@ def test_the_common_step_is_omitted_above_the_angle_theta():
 
 
 def test_common_steps_are_clipped_to_the_client_updates():
-    """The steps are .05, -.15 and -.05; the first two are clipped to the lengths of the updates."""
+    """The steps are .05, -.15 and -.05; the first two are clipped to the norms of the updates."""
     moves = np.array([0.0, 0.12, 4.0])  # the clipped parts do not cancel
     after, weights = step(LOSSES, moves=moves, alpha=0.5)
     assert after == pytest.approx(0.5 * weights @ moves - 0.5 * (0.12 + 0.05) / 3, rel=1e-5)

@@ -17,7 +17,7 @@ MODEL = {
     "bn.running_mean": np.zeros(1),
     "bn.num_batches_tracked": np.array(0, np.int64),
 }
-# Orthogonal Fisher vectors of lengths 1 and 2: the closed form is w ~ 1 / |F|^2.
+# Orthogonal Fisher vectors of norms 1 and 2: the closed form is w ~ 1 / |F|^2.
 FISHERS = {0: {"w": [1.0, 0.0], "b": [0.0]}, 1: {"w": [0.0, 0.0], "b": [2.0]}}
 MOVES = {
     0: {"w": [3.0, 0.0], "b": [4.0], "bn.running_mean": [10.0], "bn.num_batches_tracked": 4},
@@ -67,14 +67,14 @@ def test_diagnostics_contain_distance_conflict_norm_and_residual():
     strategy = FedEquilibria(t=0.5)
     run(strategy)
     np.testing.assert_allclose(strategy.diagnostics["conflict"], np.eye(2))
-    np.testing.assert_allclose(strategy.diagnostics["length"], [1, 2])
+    np.testing.assert_allclose(strategy.diagnostics["update_norm"], [1, 2])
     np.testing.assert_allclose(strategy.diagnostics["distance"], [5, 15])
     assert strategy.diagnostics["norm"] == pytest.approx(np.sqrt(0.5))
     assert strategy.diagnostics["residual"] < 1e-6
 
 
 def test_the_unscaled_equation_gives_all_weight_to_the_smallest_fisher():
-    """F_k >= 0 of different scale: one-hot weights without scaling, equal ones at unit length."""
+    """F_k >= 0 of different scale: one-hot weights without scaling, equal ones at unit norm."""
     shape = np.array([1.0, 2.0, 3.0])
     measured = {k: {"fisher": {"w": shape * 2.0**k}} for k in range(4)}
     moves = {k: {"w": np.ones(3)} for k in range(4)}

@@ -45,12 +45,12 @@ def direction(present, names, F, released=False, absent=()) -> np.ndarray:
     """Return a layer's direction as in the paper or its code, from the updates themselves."""
     g = np.array([flat(update, names) for update in present])
     old = np.array([flat(update, names) for update in absent]).reshape(len(absent), g.shape[1])
-    F_length, ones = np.linalg.norm(F), np.ones(len(F))
-    h = (F @ ones * F / F_length - ones * F_length) / np.linalg.norm(ones) / F_length**2  # Eq. 5
+    F_norm, ones = np.linalg.norm(F), np.ones(len(F))
+    h = (F @ ones * F / F_norm - ones * F_norm) / np.linalg.norm(ones) / F_norm**2  # Eq. 5
     if not released:
         return shortest(np.vstack([g, old, h @ g]))
-    lengths = np.linalg.norm(g, axis=1, keepdims=True)
-    mean, g = lengths.mean(), g / lengths
+    norms = np.linalg.norm(g, axis=1, keepdims=True)
+    mean, g = norms.mean(), g / norms
     fair = h @ g
     old /= np.linalg.norm(old, axis=1, keepdims=True)
     return mean * shortest(np.vstack([g, old, fair / np.linalg.norm(fair)]))
@@ -147,8 +147,8 @@ def test_absent_clients_count_for_a_limited_number_of_rounds(variant, ages):
         absent = updates[2:] if age in ages else ()
         d = [direction(updates[:2], names, F[:2], released, absent) for names in LAYERS]
         one, two = (np.linalg.norm(flat(found, names)) for names in LAYERS)
-        for part, names, length in zip(d, LAYERS, (one, two), strict=True):
-            expected = part * length / np.linalg.norm(part)
+        for part, names, norm in zip(d, LAYERS, (one, two), strict=True):
+            expected = part * norm / np.linalg.norm(part)
             np.testing.assert_allclose(flat(found, names), expected, rtol=5e-3, atol=5e-3)
 
 

@@ -25,7 +25,7 @@ def step(moves: np.ndarray, losses, **arguments) -> np.ndarray:
 
 
 def expected(moves: np.ndarray, losses, fairly: bool, absent=(), before=1.0) -> np.ndarray:
-    """Return the documented step from the updates; ``before`` is their earlier mean length."""
+    """Return the documented step from the updates; ``before`` is their earlier mean norm."""
     F = np.array(losses)
     hull = [v / np.linalg.norm(v) for v in moves]
     now = np.linalg.norm(moves, axis=1).mean()
@@ -57,7 +57,7 @@ def test_theta_90_is_plain_multi_gradient_descent():
 
 
 def test_unequal_losses_become_more_equal():
-    """For gradients of equal length. To first order, each loss falls by <g_k, d>."""
+    """For gradients of equal norm. To first order, each loss falls by <g_k, d>."""
     F, moves = np.array([0.2, 1.0, 3.0, 0.5]), MOVES / np.linalg.norm(MOVES, axis=1)[:, None]
     later = F - 1e-3 * moves @ step(moves, F)
 

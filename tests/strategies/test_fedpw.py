@@ -134,8 +134,8 @@ class Loop:
             unit = np.array([row / np.linalg.norm(row) for row in u])
             spread = []
             for i in range(n):
-                length = np.linalg.norm(unit[:, i])
-                spread.append(np.std(unit[:, i] / length, ddof=1) if length else np.inf)
+                norm = np.linalg.norm(unit[:, i])
+                spread.append(np.std(unit[:, i] / norm, ddof=1) if norm else np.inf)
             best = sorted(range(n), key=lambda i: spread[i])[: int(n * self.drop)]
             factor = np.mean(m) / np.mean([abs(g[i]) for i in best[::10]])
             if factor < 1:

@@ -458,8 +458,8 @@ def loss_at(model: nn.Module, moves: Named, x: Tensor, y: Tensor) -> float:
 def rise(model: nn.Module, rho: float, x: Tensor, y: Tensor) -> float:
     """L(theta + rho g / ||g||) - L(theta), one sample and one parameter after another."""
     gradient, _ = loop(model, x, y)
-    length = torch.sqrt(sum((g**2).sum() for g in gradient.values()))
-    moves = {name: rho * g / length for name, g in gradient.items()}
+    norm = torch.sqrt(sum((g**2).sum() for g in gradient.values()))
+    moves = {name: rho * g / norm for name, g in gradient.items()}
     return loss_at(model, moves, x, y) - loss_at(model, {}, x, y)
 
 
@@ -481,7 +481,7 @@ def test_sharpness_for_a_small_rho_is_rho_times_the_gradient_norm() -> None:
 
 
 def test_sharpness_is_never_negative() -> None:
-    """A net whose loss falls again beyond a ridge: the step of length 3 leads down."""
+    """A net whose loss falls again beyond a ridge: the step of norm 3 leads down."""
 
     class Ridge(nn.Module):
         def __init__(self) -> None:
