@@ -18,6 +18,7 @@ from fairflower.leaderboard.points import LR
 from fairflower.leaderboard.stages import Stages
 from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
 from fairflower.server.history import WINDOW
+from fairflower.statistics.benchmarks import over_benchmarks
 from fairflower.statistics.differences import (
     MIN_PAIRS,
     Difference,
@@ -161,14 +162,14 @@ class Findings:
         The result is empty if runs remain.
         """
         runs = [*self.stages.references(benchmark)]
-        found = [row for run in runs if (row := self.stages.row(run))]
-        if len(found) < len(runs):
+        reference_rows = [row for run in runs if (row := self.stages.row(run))]
+        if len(reference_rows) < len(runs):
             return {}
         reference = self.design.reference
         others = [row for row in self.rows[benchmark.name] if row.method != reference]
         judged = {}
-        for settings in dict.fromkeys(row.settings for row in found):
-            rows = [*others, *(row for row in found if row.settings == settings)]
+        for settings in dict.fromkeys(row.settings for row in reference_rows):
+            rows = [*others, *(row for row in reference_rows if row.settings == settings)]
             judged[settings] = self.judged_rows(benchmark, rows)
         return judged
 
@@ -201,18 +202,42 @@ class Findings:
             by_source.setdefault(benchmark.same_data or benchmark.name, []).append(benchmark)
         return by_source
 
-    def over_sources(self) -> dict[str, list[float]]:
+    def over_sources(
+        self, instead: Mapping[str, Mapping[str, Difference]] | None = None
+    ) -> dict[str, list[float]]:
         """Return each method's mean gain for each of `sources`, if all benchmarks judge it.
 
         The gains on benchmarks with the same data are averaged, because they are not independent.
+        ``instead`` maps benchmarks' names to differences that replace `judged`.
         """
-        judged = {b.name: self.judged(b) for b in self.benchmarks}
+        judged = {b.name: self.judged(b) for b in self.benchmarks} | dict(instead or {})
         methods = dict.fromkeys(chain.from_iterable(judged.values()))
         return {
             method: [fmean(judged[b.name][method].mean for b in of) for of in self.sources.values()]
             for method in methods
             if all(method in by and by[method].n >= MIN_PAIRS for by in judged.values())
         }
+
+    def over_benchmarks(self) -> dict[str, Difference]:
+        """Return each method's mean gain over `sources`, judged as a family."""
+        return over_benchmarks(self.over_sources(), primary(self.design).margin)
+
+    @cached_property
+    def over_with_other_references(self) -> dict[str, dict[str, Difference]]:
+        """`over_benchmarks` with another finalist as reference on one benchmark, by its name."""
+        margin = primary(self.design).margin
+        return {
+            f"{benchmark.name}, {settings}": over_benchmarks(
+                self.over_sources({benchmark.name: family}), margin
+            )
+            for benchmark in self.benchmarks
+            for settings, family in self.other_references(benchmark).items()
+        }
+
+    def references_left(self) -> int:
+        """Return how many runs remain of the reference's other finalists, on all benchmarks."""
+        runs = (run for b in self.stages.benchmarks for run in self.stages.references(b))
+        return sum(self.stages.row(run) is None for run in runs)
 
     def swept(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
         """Return the differences from the reference by variation and method, as a single family.

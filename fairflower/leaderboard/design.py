@@ -185,12 +185,12 @@ class Design:
         self, benchmark: Benchmark, method: str, federation: int, **settings: Any
     ) -> RunConfig:
         """Return the config of a run; ``settings`` are run config keys, arguments among them."""
-        client, rule = parse_method(method)
+        client, strategy = parse_method(method)
         flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
         # `grid_configs` gives the arguments in its first mapping only to the method named there.
         arguments = {k: v for k, v in settings.items() if is_argument(k)}
         others = {k: v for k, v in settings.items() if k not in arguments}
-        (config,) = grid_configs({**flat, **others}, [rule], arguments, [client])
+        (config,) = grid_configs({**flat, **others}, [strategy], arguments, [client])
         return config
 
     def _check(self) -> None:
@@ -272,10 +272,10 @@ def parse_method(text: str) -> tuple[ClientConfig, StrategyConfig]:
     >>> [choice.name for choice in parse_method("fedmgda+")]
     ['sgd', 'fedmgda+']
     """
-    client, plus, rule = text.partition("+")
-    if not (plus and rule and rule[0] != ":"):
-        client, rule = "sgd", text
-    return ClientConfig.read(client), StrategyConfig.read(rule)
+    client, plus, strategy = text.partition("+")
+    if not (plus and strategy and strategy[0] != ":"):
+        client, strategy = "sgd", text
+    return ClientConfig.read(client), StrategyConfig.read(strategy)
 
 
 def _methods(path: Path, text: str) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from fairflower.leaderboard.sentences import (
     BETTER,
     EQUIVALENT,
     WORSE,
+    conclusion,
     kind,
     left,
-    outcome,
     sentences,
     tables,
 )
@@ -66,7 +66,7 @@ def differences(findings: Findings) -> FigureDraft:
             f"accuracy on the worst half of the domains, difference from {reference} in points"
         )
     shown = [
-        f"{benchmark}: {name} {outcome(difference)}"
+        f"{benchmark}: {name} {conclusion(difference)}"
         for benchmark, judged in by_benchmark.items()
         for name, difference in judged.items()
         if difference.sign

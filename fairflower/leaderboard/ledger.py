@@ -89,11 +89,11 @@ def key_of(config: RunConfig) -> str:
     by `participation.availability` is represented by its content.
     """
     defaults = {key: shown(value) for key, value in keys().items()}
-    found = method_key(config.to_flat()) | {("seed", str(config.seed))}
+    chosen = method_key(config.to_flat()) | {("seed", str(config.seed))}
     if trace := trace_digest(config.participation.availability):
-        found |= {("trace", trace)}
-    told = sorted(pair for pair in found if defaults.get(pair[0]) != pair[1])
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        chosen |= {("trace", trace)}
+    changed = sorted(pair for pair in chosen if defaults.get(pair[0]) != pair[1])
+    return hashlib.sha256(json.dumps(changed).encode()).hexdigest()[:16]
 
 
 class Ledger:

@@ -34,7 +34,7 @@ def ranges(config: RunConfig) -> dict[str, TunableArgument]:
 
 
 def points(
-    found: Mapping[str, TunableArgument], count: int, scrambling: int
+    tunable: Mapping[str, TunableArgument], count: int, scrambling: int
 ) -> list[dict[str, float]]:
     """Return the settings to try: the defaults, then ``count - 1`` points of a Sobol sequence.
 
@@ -44,20 +44,20 @@ def points(
     """
     from scipy.stats import qmc  # late: it takes a second to import
 
-    if len(found) > _DIMENSIONS:
+    if len(tunable) > _DIMENSIONS:
         raise ConfigError(
-            f"{len(found)} settings to tune ({', '.join(found)}), but a leaderboard tunes at most "
-            f"{_DIMENSIONS}. Remove Search or Range from arguments that need no tuning."
+            f"{len(tunable)} settings to tune ({', '.join(tunable)}), but a leaderboard tunes at "
+            f"most {_DIMENSIONS}. Remove Search or Range from arguments that need no tuning."
         )
 
     sequence = qmc.Sobol(_DIMENSIONS, rng=scrambling)
     places = sequence.random_base2(math.ceil(math.log2(max(count - 1, 1))))[: count - 1]
     return [
-        {key: argument.default for key, argument in found.items()},
+        {key: argument.default for key, argument in tunable.items()},
         *(
             {
                 key: argument.search.at(float(place), argument.whole)
-                for (key, argument), place in zip(found.items(), row, strict=False)
+                for (key, argument), place in zip(tunable.items(), row, strict=False)
             }
             for row in places
         ),

@@ -132,12 +132,12 @@ class Progress(NamedTuple):
 def progress(stages: Stages) -> list[Progress]:
     """Return the remaining runs in each stage of each benchmark, and the hours they will take."""
     rows = stages.ledger.rows.values()
-    made = Counter((p.stage, p.benchmark) for p in stages.planned() if stages.row(p))
+    finished = Counter((p.stage, p.benchmark) for p in stages.planned() if stages.row(p))
     progress = []
     counts = sorted(stages.counts().items(), key=lambda item: STAGES.index(item[0][0]))
     for (stage, benchmark), runs in counts:
         seconds = [row.seconds for row in rows if row.benchmark == benchmark and row.seconds]
-        left = runs - made[stage, benchmark]
+        left = runs - finished[stage, benchmark]
         hours = left * median(seconds) / 3600 if seconds else None
         progress.append(Progress(stage, benchmark, runs, left, hours))
     return progress

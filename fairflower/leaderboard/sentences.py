@@ -11,8 +11,9 @@ from fairflower.leaderboard.analysis import Findings, primary, secondary
 from fairflower.leaderboard.design import Benchmark, Sweep
 from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, format_number, format_p_value, format_std, join_words
-from fairflower.statistics.benchmarks import over_benchmarks, ranks
+from fairflower.statistics.benchmarks import mixed_model, ranks
 from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
+from fairflower.statistics.power import LEVEL
 
 #: Pairs for question 2 of the protocol: a method, and the same method without its local training.
 WITH_ITS_CLIENTS = (("gsam+fedism", "fedism"), ("scaffold+uniform", "uniform"))
@@ -26,12 +27,12 @@ TOO_FEW = "too few"
 _GAIN = 2.0
 
 
-def outcome(difference: Difference) -> str:
+def conclusion(difference: Difference) -> str:
     """Describe a difference in the words of the protocol.
 
-    >>> outcome(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
+    >>> conclusion(Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001))
     'better by at least 1.50 points'
-    >>> outcome(Difference(-1.5, 1.0, 24, -3.0, 0.0, 0.04))
+    >>> conclusion(Difference(-1.5, 1.0, 24, -3.0, 0.0, 0.04))
     'worse by more than 0 points'
     """
     word = kind(difference)
@@ -134,7 +135,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         else:
             pair, alone = findings.against(benchmark, method, other), ", tested alone,"
         if pair and pair.n >= MIN_PAIRS:
-            yield f"{name}: {method}, compared with {other}{alone} is {outcome(pair)}."
+            yield f"{name}: {method}, compared with {other}{alone} is {conclusion(pair)}."
 
 
 def _kept(findings: Findings, benchmark: Benchmark) -> dict[str, list[str]]:
@@ -167,35 +168,82 @@ def _largest_detectable(judged: Mapping[str, Difference], unit: str = "") -> str
 def _over_all(findings: Findings) -> Iterator[str]:
     count, planned = len(findings.benchmarks), len(findings.design.benchmarks)
     sources, reference = len(findings.sources), findings.design.reference
-    if count < planned or sources < MIN_PAIRS:
+    if not _is_over_all(findings):
         yield (
             f"{count} of {planned} benchmark{'s' * (planned != 1)} {'is' if count == 1 else 'are'} "
             f"finished, with {sources} independent data set{'s' * (sources != 1)}. "
-            f"Conclusions over benchmarks need all of them, and {MIN_PAIRS} data sets."
+            f"Conclusions over benchmarks need all of them, their runs with {reference}'s other "
+            f"finalists, and {MIN_PAIRS} data sets."
         )
         return
     over = f"{count} benchmarks with {sources} independent data sets"
-    gains = findings.over_sources()
+    judged = findings.over_benchmarks()
     confirmed = chain.from_iterable(b.confirmed for b in findings.design.benchmarks)
     for method in dict.fromkeys(confirmed):
-        if method not in gains and method != reference:
+        if method not in judged and method != reference:
             yield f"Over {over}, {method} is not compared, because a benchmark does not judge it."
-    judged = over_benchmarks(gains, primary(findings.design).margin)
-    for method, difference in sorted(judged.items(), key=lambda item: -item[1].mean):
-        yield (
-            f"Over {over}, {method} gains {format_number(difference.mean, signed=True)}"
-            f" {_interval(difference)} points over {reference} on the worst half: "
-            f"{outcome(difference)}."
-        )
-    if len(gains) < 2:  # ranks need three methods
-        return
-    ranked = ranks({reference: [0.0] * sources, **gains})
-    best = sorted(ranked.mean, key=ranked.mean.__getitem__)[:3]
     yield (
-        f"By ranks over {over}: Friedman's test has p = {format_p_value(ranked.p)}, "
-        f"and mean ranks differ significantly from {format_number(ranked.critical)} on (Nemenyi). "
-        f"The lowest mean ranks: "
-        f"{join_words([f'{m} {format_number(ranked.mean[m])}' for m in best])}."
+        f"Over {over}, the mean gain over {reference} on the worst half: {_counted(judged)}; the "
+        "largest difference that is detectable with 80 % power is "
+        f"{_largest_detectable(judged, ' points')}."
+    )
+    if findings.over_with_other_references:
+        stay = [method for method in judged if not _changes_over_all(findings, method)]
+        yield (
+            f"Over {over}, compared with each of {reference}'s other finalists on one benchmark at "
+            f"a time, these conclusions stay: {_counted({m: judged[m] for m in stay})}."
+        )
+    by_model = mixed_model(findings.over_sources(), primary(findings.design).margin)
+    yield (
+        f"Over {over}, by a mixed model with Dunnett's intervals, which assumes that all methods "
+        f"depend equally much on the benchmark: {_counted(by_model)}."
+    )
+    if len(judged) > 1:  # ranks need three methods
+        yield _ranked(findings, over)
+
+
+def _is_over_all(findings: Findings) -> bool:
+    """Return whether all that conclusions over benchmarks need is finished."""
+    return (
+        len(findings.benchmarks) == len(findings.design.benchmarks)
+        and len(findings.sources) >= MIN_PAIRS
+        and not findings.references_left()
+    )
+
+
+def _counted(judged: Mapping[str, Difference]) -> str:
+    """Return how many methods have which conclusion, with their names."""
+    names: dict[str, list[str]] = {word: [] for word in KINDS}
+    for method, difference in judged.items():
+        names[kind(difference)].append(method)
+    return ", ".join(
+        f"{len(of)} {word}{f' ({join_words(of)})' if of else ''}" for word, of in names.items()
+    )
+
+
+def _changes_over_all(findings: Findings, method: str) -> list[str]:
+    """Return the conclusions on a method that differ if the reference is another finalist."""
+    word = kind(findings.over_benchmarks()[method])
+    return [
+        f"{kind(judged[method])} ({name})"
+        for name, judged in findings.over_with_other_references.items()
+        if method in judged and kind(judged[method]) != word
+    ]
+
+
+def _ranked(findings: Findings, over: str) -> str:
+    reference = findings.design.reference
+    sources = len(findings.sources)
+    ranked = ranks({reference: [0.0] * sources, **findings.over_sources()})
+    text = f"By ranks over {over}: Friedman's test has p = {format_p_value(ranked.p)}"
+    if ranked.p >= LEVEL:
+        return f"{text}, so no ranks are compared."
+    mine = ranked.mean[reference]
+    differ = [m for m, rank in ranked.mean.items() if abs(rank - mine) > ranked.critical]
+    return (
+        f"{text}; mean ranks that differ from {reference}'s, {format_number(mine)}, by more than "
+        f"{format_number(ranked.critical)} (Nemenyi): "
+        f"{join_words([f'{m} {format_number(ranked.mean[m])}' for m in differ]) or 'none'}."
     )
 
 
@@ -231,8 +279,9 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
 
 
 def tables(findings: Findings) -> list[Table]:
-    """Return the summary, a table for each finished benchmark, and one for each finished sweep."""
+    """Return the summary, and tables over benchmarks, of each benchmark and of each sweep."""
     parts = [summary(findings)] if findings.benchmarks else []
+    parts += [_over_all_table(findings)] if _is_over_all(findings) else []
     parts += [_benchmark(findings, benchmark) for benchmark in findings.benchmarks]
     parts += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
     return parts
@@ -264,6 +313,33 @@ def summary(findings: Findings) -> Table:
     )
 
 
+def _over_all_table(findings: Findings) -> Table:
+    """Return the methods' gains on each independent data set, and their means."""
+    reference, margin = findings.design.reference, primary(findings.design).margin
+    gains, judged = findings.over_sources(), findings.over_benchmarks()
+    by_model = mixed_model(gains, margin)
+    rows = []
+    for method in sorted(judged, key=lambda name: -judged[name].mean):
+        cells = [Cell(format_number(gain, signed=True)) for gain in gains[method]]
+        cells += [_difference(judged[method]), Cell(conclusion(judged[method]))]
+        changes = _changes_over_all(findings, method)
+        cells += [Cell(join_words(changes) or "the same"), _difference(by_model[method])]
+        rows.append(Row(method, "", cells))
+    names = [" and ".join(b.name for b in of) for of in findings.sources.values()]
+    return Table(
+        "Over the benchmarks",
+        f"Differences from {reference} in points, worst half of the domains. Each data set counts "
+        "once: benchmarks with the same people or images are averaged. Mean: with simultaneous "
+        f"95 % intervals for data sets like these, from Student's test for each method. {_MARKS} "
+        "The conclusions are about the mean: on a single data set a method may differ by more. "
+        f"Other finalists: the conclusion if {reference} has the settings of another finalist of "
+        "its tuning on one benchmark. Mixed model: Dunnett's intervals, which assume that all "
+        "methods depend equally much on the data set.",
+        [*names, "mean", "conclusion", "other finalists", "mixed model"],
+        [Group("", rows)],
+    )
+
+
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     metric, reference = primary(findings.design), findings.design.reference
     first, others = findings.judged(benchmark), findings.secondary(benchmark)
@@ -281,7 +357,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
             Cell(format_number(estimate.mean), format_std(estimate.std, estimate.n)),
             _difference(difference),
         ]
-        cells += [Cell(outcome(difference) if difference else "reference")]
+        cells += [Cell(conclusion(difference) if difference else "reference")]
         cells += [_difference(others.get((title, method)), sign) for title, sign in better.items()]
         rows.append(Row(method, chosen[method], cells))
     made = len(findings.rows[benchmark.name])

@@ -21,10 +21,10 @@ from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 LEVEL, POWER = 0.05, 0.8
 
 #: Maximum number of replicates to consider.
-MOST = 10_000
+MAX_PAIRS = 10_000
 
 #: Nodes and weights of a Gauss-Legendre rule on probabilities from 0 to 1.
-_CHANCES, _WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0.0]])) / 2
+CHANCES, WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0.0]])) / 2
 
 
 @lru_cache(256)
@@ -32,7 +32,7 @@ def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return nodes and weights [400] for means over s / sigma, with ``df`` degrees of freedom."""
     if math.isinf(df):
         return np.ones(1), np.ones(1)
-    return np.sqrt(2 * gammaincinv(df / 2, _CHANCES) / df), _WEIGHTS
+    return np.sqrt(2 * gammaincinv(df / 2, CHANCES) / df), WEIGHTS
 
 
 def critical(df: float, level: float = LEVEL) -> float:
@@ -97,7 +97,7 @@ def needed(sd: float, effect: float, level: float = LEVEL) -> int:
     Returns
     -------
     int
-        A number from 2 to `MOST`. `MOST` may be too few pairs.
+        A number from 2 to `MAX_PAIRS`. `MAX_PAIRS` may be too few pairs.
 
     Examples
     --------
@@ -125,9 +125,9 @@ def needed_for_equivalence(sd: float, margin: float, level: float = LEVEL) -> in
 
 
 def _fewest(sd: float, suffices: Callable[[float, float], bool]) -> int:
-    """Return the smallest number of pairs from 2 to `MOST` whose standard error and df suffice."""
+    """Return the smallest number of pairs, up to `MAX_PAIRS`, whose standard error suffices."""
 
     def enough(n: int) -> bool:
         return sd == 0 or suffices(sd / math.sqrt(n), n - 1)
 
-    return 2 + bisect_left(range(2, MOST), True, key=enough)
+    return 2 + bisect_left(range(2, MAX_PAIRS), True, key=enough)

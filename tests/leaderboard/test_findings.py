@@ -16,7 +16,7 @@ from fairflower.leaderboard.analysis import Findings, examples_tested
 from fairflower.leaderboard.design import Design, Margins
 from fairflower.leaderboard.document import write
 from fairflower.leaderboard.ledger import Ledger, Row
-from fairflower.leaderboard.sentences import left, outcome, sentences, tables
+from fairflower.leaderboard.sentences import conclusion, left, sentences, tables
 from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, SWEEP, Planned, Stages
 from fairflower.statistics.differences import Difference
 
@@ -76,7 +76,7 @@ def test_a_gain_is_found_with_scipys_bonferroni_interval(tmp_path: Path) -> None
         method: [accuracies[method][f][0] - accuracies["uniform"][f][0] for f in range(24)]
         for method in ("fedheal", "gsam+fedism")
     }
-    assert outcome(judged["fedheal"]).startswith("better by at least ")
+    assert conclusion(judged["fedheal"]).startswith("better by at least ")
     for method, own in pairs.items():
         one = judged[method]
         assert (one.mean, one.n) == (pytest.approx(np.mean(own)), 24)
@@ -116,7 +116,8 @@ def test_sentences_report_counts_and_the_largest_detectable_difference(tmp_path:
     )
     assert (
         "2 of 2 benchmarks are finished, with 2 independent data sets. Conclusions over "
-        "benchmarks need all of them, and 5 data sets." in said
+        "benchmarks need all of them, their runs with uniform's other finalists, and 5 data sets."
+        in said
     )
     (counts, _) = tables(made)[0].groups[0].rows
     assert counts.name == "plain (2 domains)"
@@ -260,10 +261,10 @@ def test_a_difference_is_better_worse_equivalent_or_undecided(
     changes: dict[str, float], told: str
 ) -> None:
     one = Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001)
-    assert outcome(dataclasses.replace(one, **changes)) == told  # type: ignore[arg-type]
+    assert conclusion(dataclasses.replace(one, **changes)) == told  # type: ignore[arg-type]
     undecided = dataclasses.replace(one, p=0.3, error=0.5, df=23, p_same=0.4)
     assert (
-        outcome(undecided)
+        conclusion(undecided)
         == f"undecided; a difference of {undecided.detectable:.2f} points would have been found "
         "with 80 % power"
     )
@@ -333,15 +334,51 @@ def six(same_data: str = "") -> str:
 
 
 def test_six_data_sets_give_conclusions_and_ranks_over_benchmarks(tmp_path: Path) -> None:
-    said = sentences(findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six()))
-    start = "Over 6 benchmarks with 6 independent data sets, fedheal gains +"
-    (line,) = [line for line in said if line.startswith(start)]
-    assert line.split(": ")[1].startswith("better by at least ")
-    assert any(
-        "By ranks over 6 benchmarks with 6 independent data sets: Friedman's test has p = " in line
-        and "The lowest mean ranks: fedheal 1.00" in line
-        for line in said
-    )
+    made = findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six())
+    over = "Over 6 benchmarks with 6 independent data sets, "
+    said = [line.removeprefix(over) for line in sentences(made) if "ver 6 benchmarks" in line]
+    counted = "1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided"
+    assert said[0].startswith(f"the mean gain over uniform on the worst half: {counted}; the larg")
+    stay = "compared with each of uniform's other finalists on one benchmark at a time, these con"
+    assert said[1].startswith(stay)
+    assert said[1].endswith(f"stay: {counted}.")
+    assert said[2].endswith(f"depend equally much on the benchmark: {counted}.")
+    assert said[3].startswith("By ranks over 6 benchmarks with 6 independent data sets: Friedman'")
+    (table,) = [table for table in tables(made) if table.title == "Over the benchmarks"]
+    rows = {row.name: [cell.text for cell in row.cells] for row in table.groups[0].rows}
+    assert list(rows) == ["fedheal", "gsam+fedism"]
+    assert rows["fedheal"][-2] == "the same"
+    gains = [made.judged(b)["fedheal"].mean for b in made.benchmarks]
+    assert rows["fedheal"][:6] == [f"+{gain:.2f}" for gain in gains]
+    assert rows["fedheal"][6] == f"+{sum(gains) / 6:.2f} ▲"
+
+
+def test_conclusions_over_benchmarks_that_other_finalists_change_are_named(tmp_path: Path) -> None:
+    """With another setting, uniform weights are 60 points better on one benchmark."""
+    made = findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six())
+    plain = made.design.benchmarks[0]
+    rows = made.stages.ledger.rows
+    run, *_ = made.stages.references(plain)
+    for other in made.stages.references(plain):
+        if other.settings == run.settings:
+            low, high = map(float, rows[other.key].test.split())
+            rows[other.key] = dataclasses.replace(rows[other.key], test=f"{low + 0.3} {high}")
+    made = Findings(made.stages)
+    (stay,) = [line for line in sentences(made) if "on one benchmark at a time" in line]
+    assert "0 better, " in stay
+    (table,) = [table for table in tables(made) if table.title == "Over the benchmarks"]
+    rows_of = {row.name: [cell.text for cell in row.cells] for row in table.groups[0].rows}
+    assert rows_of["fedheal"][-2] == f"undecided (plain, {run.settings})"
+
+
+def test_conclusions_over_benchmarks_wait_for_the_references_other_finalists(
+    tmp_path: Path,
+) -> None:
+    made = findings(tmp_path, file=six())
+    run = next(iter(made.stages.references(made.design.benchmarks[0])))
+    del made.stages.ledger.rows[run.key]
+    assert made.references_left() == 1
+    assert not any(line.startswith("Over 6") for line in sentences(Findings(made.stages)))
 
 
 def test_benchmarks_with_the_same_data_count_once(tmp_path: Path) -> None:
@@ -350,7 +387,7 @@ def test_benchmarks_with_the_same_data_count_once(tmp_path: Path) -> None:
     gains = [made.judged(b)["fedheal"].mean for b in made.benchmarks]
     first, *others, last = gains
     assert made.over_sources()["fedheal"] == pytest.approx([(first + last) / 2, *others])
-    start = "Over 6 benchmarks with 5 independent data sets, fedheal gains +"
+    start = "Over 6 benchmarks with 5 independent data sets, the mean gain over uniform"
     assert any(line.startswith(start) for line in sentences(made))
 
 
@@ -374,7 +411,7 @@ def test_a_method_that_is_not_judged_on_every_benchmark_is_named(tmp_path: Path)
         rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
     said = sentences(Findings(made.stages))
     assert any("fedheal is not compared, because a benchmark does not judge" in s for s in said)
-    assert any("gsam+fedism gains" in line for line in said)
+    assert any("on the worst half: 0 better, 1 equivalent (gsam+fedism), 0 w" in s for s in said)
 
 
 def test_methods_with_too_few_pairs_do_not_set_the_largest_detectable_difference(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fairflower.statistics.power import (
-    MOST,
+    MAX_PAIRS,
     critical,
     detectable,
     equivalence_power,
@@ -63,7 +63,7 @@ def test_the_needed_number_of_pairs_is_the_smallest_sufficient_number(
 
 
 def test_the_needed_number_of_pairs_is_capped() -> None:
-    assert needed(1e6, 1.0) == needed_for_equivalence(1e6, 1.0) == MOST
+    assert needed(1e6, 1.0) == needed_for_equivalence(1e6, 1.0) == MAX_PAIRS
 
 
 def test_power_matches_the_share_of_significant_simulated_samples() -> None:
