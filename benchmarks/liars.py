@@ -308,7 +308,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def main() -> None:
-    """Execute the runs if a folder is options, and print the table."""
+    """Execute the runs if --output-dir is given, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--output-dir", type=Path)

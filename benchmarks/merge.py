@@ -249,7 +249,7 @@ def main() -> None:
 
     cohort = answers.num_bytes
     del answers
-    header = ["memory", "resident MB", "allocated MB", "of it kept MB", "cohorts"]
+    header = ["memory", "resident MB", "allocated MB", "state MB", "cohorts"]
     rows = []
     for method, step in (name.split(": ") for name in seconds if name != "floor"):
         used = in_fresh_process(options, method, step)

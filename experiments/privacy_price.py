@@ -256,7 +256,7 @@ def text(summary: Path) -> str:
 
 
 def main() -> None:
-    """Execute the runs if a folder is options, and write the page."""
+    """Execute the runs if --output-dir is given, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--output-dir", type=Path)

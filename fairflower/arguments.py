@@ -174,7 +174,7 @@ class ArgumentSpec:
         return "a whole number" if self.whole and not isinstance(value, Integral) else None
 
 
-#: Class attributes that are tuples, for which a single entry is easily written instead.
+#: Class attributes that must be tuples; a common mistake is a single value without its comma.
 _TUPLES = ("STATE", "needs", "reads", "learns", "exchanges")
 
 

@@ -18,7 +18,7 @@ from flwr.server.client_proxy import ClientProxy
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 #: Seconds that Flower's process waits for a run to stop; testing the model may take this long.
-PATIENCE = 60.0
+STOP_TIMEOUT = 60.0
 
 
 def set_task_identity(run_id: int = 1, node_id: int = 1) -> None:
@@ -59,7 +59,7 @@ def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
     def leave() -> None:
         stop.set()
         if threading.current_thread() is not here:
-            done.wait(PATIENCE)
+            done.wait(STOP_TIMEOUT)
 
     _call_before_exit(leave)
     try:

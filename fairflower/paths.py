@@ -59,13 +59,13 @@ def run_folders(*paths: Path) -> list[Path]:
     folders: dict[Path, None] = {}
     for path in paths:
         single = (path / "run.json").exists() or not path.is_dir()
-        found = [path] if single else sorted(facts.parent for facts in path.rglob("run.json"))
-        if not found:
+        matches = [path] if single else sorted(facts.parent for facts in path.rglob("run.json"))
+        if not matches:
             raise ConfigError(
                 f"{path} is not a run folder and contains no run folders: there is no run.json in "
                 "it."
             )
-        folders |= dict.fromkeys(found)
+        folders |= dict.fromkeys(matches)
     return list(folders)
 
 

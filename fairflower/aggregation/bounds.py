@@ -7,6 +7,7 @@ whose training diverged, could take over the model. These bounds work with every
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,8 +93,7 @@ def clip_factors(
     """
     bounds = [] if max_norm is None else [max_norm]
     if median is not None and norms.any():
-        moved = np.sort(norms[norms > 0])
-        # Lower median: one client could choose the mean of the two middle norms.
-        bounds.append(median * float(moved[(len(moved) - 1) // 2]))
-    longest = min(bounds, default=np.inf)
-    return np.divide(longest, norms, out=np.ones(len(norms)), where=norms > longest)
+        # One client could choose the mean of the two middle norms, but not the lower one.
+        bounds.append(median * median_low(norms[norms > 0].tolist()))
+    bound = min(bounds, default=np.inf)
+    return np.divide(bound, norms, out=np.ones(len(norms)), where=norms > bound)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.numerics import Matrix, Vector
 
-#: Length below which the shortest vector in a hull counts as 0, in units of the updates' mean
+#: Norm below which the shortest vector in a hull counts as 0, in units of the updates' mean
 #: norm (in FedLF's paper variant: of the shortest update).
 STATIONARY = 1e-4
 

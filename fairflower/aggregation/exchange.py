@@ -86,15 +86,15 @@ class Exchange(Configurable):
 
 
 def clip_cohort(
-    cohort: Cohort, exchanges: Sequence[Exchange], norm: float | None, median: float | None
+    cohort: Cohort, exchanges: Sequence[Exchange], max_norm: float | None, median: float | None
 ) -> tuple[Cohort, NDArray[np.float64] | None]:
     """Clip a cohort's updates and, if ``median`` is given, its arrays for exchanges.
 
     Returns the cohort and the updates' factors, shape (K,), or None if there are no bounds.
     """
-    if norm is None and median is None:
+    if max_norm is None and median is None:
         return cohort, None
-    cohort, factors = clip_updates(cohort, norm, median)
+    cohort, factors = clip_updates(cohort, max_norm, median)
     if median is None:
         return cohort, factors
     bounded = {

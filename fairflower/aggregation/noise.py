@@ -50,10 +50,10 @@ class NoisySum(Exchange):
 
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
         """Return the model with noise; raise ``RoundFailed`` if an update was not clipped."""
-        longest = float(np.sqrt(cohort.squared_norms().max()))
-        if longest > self.clip * (1 + MARGIN):
+        largest = float(np.sqrt(cohort.squared_norms().max()))
+        if largest > self.clip * (1 + MARGIN):
             raise RoundFailed(
-                f"Round {cohort.server_round}: an update of norm {longest:.6g} is longer than "
+                f"Round {cohort.server_round}: an update of norm {largest:.6g} exceeds "
                 f"privacy.clip = {self.clip}, so the noise would not suffice. The model is too "
                 "large for single precision at this clip: raise privacy.clip."
             )

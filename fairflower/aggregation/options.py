@@ -64,7 +64,7 @@ class Options(TypedDict, total=False):
 
 
 def checked_options(options: Options) -> dict[str, Any]:
-    """Return the options with defaults for those that Flower's ``FedAvg`` does not have.
+    """Return the options, with defaults for those that fairflower adds to Flower's ``FedAvg``.
 
     Raises ``ConfigError``, with the option's name, for a value of another type or out of range.
     """

@@ -19,7 +19,7 @@ from fairflower.registry.user_metrics import LARGEST
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 
 #: Largest count in a reply: doubles represent all whole numbers up to it.
-MOST = 2**53
+MAX_COUNT = 2**53
 
 
 class InvalidReply(ValueError):

@@ -18,7 +18,7 @@ from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import EnrolledClients
 from fairflower.aggregation.records import (
-    MOST,
+    MAX_COUNT,
     InvalidReply,
     NotFinite,
     check_arrays,
@@ -65,7 +65,7 @@ class ReplyFilter:
     min_clients: int | None  # smallest number of usable replies; None: half, rounded up
     dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
     diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
-    long_vectors: Sequence[str] = ()  # very long vectors of earlier rounds, as text
+    large_norms: Sequence[str] = ()  # very long vectors of earlier rounds, as text
 
     def usable(
         self,
@@ -133,7 +133,7 @@ class ReplyFilter:
         needed = max(1, half if self.min_clients is None else self.min_clients)
         if usable < needed:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
-            before = "".join(f"\n  {text}" for text in self.long_vectors) if diverged else ""
+            before = "".join(f"\n  {text}" for text in self.large_norms) if diverged else ""
             error = Diverged if diverged else RoundFailed
             raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
@@ -170,9 +170,9 @@ class ReplyFilter:
         value = float(metrics[key])  # type: ignore[arg-type]
         if not (math.isfinite(value) and value > 0):
             raise InvalidReply(f"{key} = {value}: expected a positive finite number")
-        if value > MOST:
+        if value > MAX_COUNT:
             raise InvalidReply(f"{key} = {value}: expected at most 2**53")
-        if value < 1 / MOST:
+        if value < 1 / MAX_COUNT:
             raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
 
 
@@ -209,7 +209,7 @@ class ReplyParser:
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
         self.norm = norm(received)
-        self.long_vectors: list[str] = []  # very long vectors, with their clients, as text
+        self.large_norms: list[str] = []  # very long vectors, with their clients, as text
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
@@ -242,7 +242,7 @@ class ReplyParser:
         parsed = reply_filter.usable(replies, self.parse)
         reply_filter.check_enough(len(parsed))
         self._drop_odd_shapes(parsed, reply_filter)
-        self._drop_overlong(parsed, reply_filter)
+        self._drop_large_norms(parsed, reply_filter)
         return parsed
 
     def _drop_odd_shapes(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
@@ -265,7 +265,7 @@ class ReplyParser:
                     del parsed[client]
             reply_filter.check_enough(len(parsed))
 
-    def _drop_overlong(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
+    def _drop_large_norms(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
         """Drop clients whose additional arrays are so long that others would be lost in a sum."""
         for name in sorted(next(iter(parsed.values())).measured):
             norms = {client: norm(m.measured[name]) for client, m in parsed.items()}
@@ -291,7 +291,7 @@ class ReplyParser:
                 "Lower train.lr, or exclude the client"
             )
         if ratio > LISTED_RATIO:
-            self.long_vectors.append(f"client {client}'s {text}")
+            self.large_norms.append(f"client {client}'s {text}")
 
     def cohort(
         self,
@@ -336,7 +336,9 @@ class ReplyParser:
         self._check_there(name, "metric", metrics)
         strategy = self.strategy
         least = 0 if name in {*strategy.NON_NEGATIVE, *strategy.fractions} else -LARGEST
-        most = 1 if name in strategy.fractions else MOST if name in strategy.COUNTS else LARGEST
+        most = (
+            1 if name in strategy.fractions else MAX_COUNT if name in strategy.COUNTS else LARGEST
+        )
         check_metric(name, metrics[name], least, most)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:

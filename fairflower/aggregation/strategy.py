@@ -97,7 +97,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.seed = 0
         self.enrolled = EnrolledClients()
         self.population = 0
-        self._long_vectors: list[str] = []  # very long vectors of the last round that had any
+        self._large_norms: list[str] = []  # very long vectors of the last round that had any
         self._candidate_losses: dict[int, float] = {}
         self._sent: ArrayRecord | None = None
         self._asked: list[Message] = []
@@ -268,8 +268,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         reply_filter = self.reply_filter(server_round, self._asked)
         parser = ReplyParser(self, decode_record(self._sent), self.enrolled.sizes)
         parsed = parser.parse_all(replies, reply_filter)
-        if parser.long_vectors:
-            self._long_vectors = [f"round {server_round}: {text}" for text in parser.long_vectors]
+        if parser.large_norms:
+            self._large_norms = [f"round {server_round}: {text}" for text in parser.large_norms]
         cohort = parser.cohort(parsed, server_round, self.population, self.max_client_weight)
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
@@ -347,7 +347,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
         """Return a filter for the replies to these messages, which fills ``self.dropped``."""
         wanted = self.enrolled, self.weighted_by_key, self.min_clients
-        reply_filter = ReplyFilter(server_round, asked, *wanted, long_vectors=self._long_vectors)
+        reply_filter = ReplyFilter(server_round, asked, *wanted, large_norms=self._large_norms)
         self.dropped = reply_filter.dropped
         return reply_filter
 
@@ -390,7 +390,7 @@ def _check_finite(name: str, merged: Arrays, cohort: Cohort) -> None:
         k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
         raise Diverged(
             f"Round {cohort.server_round}: the model that {name} merged holds NaN or infinite "
-            f"values in {lost!r}, and the clients' models do not. The longest update, of norm "
+            f"values in {lost!r}, and the clients' models do not. The largest update norm, "
             f"{np.sqrt(squares[k]):.3g}, is that of client {cohort.client_ids[k]}. Exclude this "
             "client, or bound updates with clip-update-norm or clip-update-median, and resume."
         )

@@ -58,22 +58,22 @@ class SCAFFOLD(Trainer):
         self.add_to_gradients(self.correction)
 
     def end(self, server_round: int) -> None:
-        length = self._length_of_steps()
+        total = self._total_step_size()
         moves = [w_t - p.detach() for w_t, p in zip(self.received, self.trainable, strict=True)]
-        # Without steps, or with steps of length zero, the estimate does not change.
+        # Without steps, or with lr = 0, the estimate does not change.
         new = [
-            c_k - c + move / length if length else c_k
+            c_k - c + move / total if total else c_k
             for c_k, c, move in zip(self.c_k, self.c, moves, strict=True)
         ]
         change = [after - c_k for after, c_k in zip(new, self.c_k, strict=True)]
         self.state["control"] = self.to_named(new)
         self.returns["control"] = self.to_named(change)
 
-    def _length_of_steps(self) -> float:
-        """Return the distance that S steps cover if the gradient is always 1."""
+    def _total_step_size(self) -> float:
+        """Return the sum of the sizes of S steps: the distance they cover if the gradient is 1."""
         lr, momentum = self.settings.lr, self.settings.momentum
-        length, velocity = 0.0, 0.0
+        total, velocity = 0.0, 0.0
         for _ in range(self.steps):
             velocity = momentum * velocity + 1
-            length += lr * velocity
-        return length
+            total += lr * velocity
+        return total

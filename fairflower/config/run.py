@@ -25,7 +25,7 @@ from fairflower.config.methods import (
 from fairflower.config.privacy import PrivacyConfig, check_privacy
 from fairflower.config.secure import check_secure
 from fairflower.config.settings import (
-    MOST,
+    MAX_INT,
     BoundConfig,
     CheckpointConfig,
     DataConfig,
@@ -310,7 +310,7 @@ def _valued(key: str, value: Any) -> Any:
         return value
     if key not in _schema():
         fits = is_text(value) if isinstance(value, str) else isinstance(value, bool | int | float)
-        if fits and not (isinstance(value, int) and abs(value) > MOST):
+        if fits and not (isinstance(value, int) and abs(value) > MAX_INT):
             return None if str(value).lower() == "none" else value
         raise ConfigError(
             f"{key} = {quoted(value)}: expected a number, a word, 'none' or 'default'."
@@ -356,11 +356,11 @@ def _check(config: RunConfig) -> None:
         client.check_model(config.model.name)
         client.check_steps(config.train)
     try:
-        rule = config.strategy.make()
+        strategy = config.strategy.make()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
     with config.strategy.naming_failures():
-        measurements = rule.measurements
+        measurements = strategy.measurements
     for name in measurements:
         if name not in MEASUREMENTS:
             raise ConfigError(
@@ -379,11 +379,11 @@ def _check(config: RunConfig) -> None:
     check_privacy(config, measurements, exchanges)
     with config.strategy.naming_failures():
         try:
-            rule.read_config(config.concise())
+            strategy.read_config(config.concise())
         except ValueError as error:
             raise ConfigError(str(error)) from error
     if config.secure_aggregation:
-        check_secure(config, rule, exchanges)
+        check_secure(config, strategy, exchanges)
     _check_amounts(config)
 
 

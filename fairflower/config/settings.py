@@ -412,7 +412,7 @@ class EvaluateConfig:
 
 
 #: The largest integer that TOML and Flower's messages can represent.
-MOST = 2**63 - 1
+MAX_INT = 2**63 - 1
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Any:
@@ -436,7 +436,7 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Any:
         (above is not None and value <= above, f"more than {above}"),
         (not isinstance(value, str) and value < low, f"at least {low}"),
         (high is not None and value > high, f"at most {high}"),
-        (isinstance(value, int) and value > MOST, f"at most {MOST}"),
+        (isinstance(value, int) and value > MAX_INT, f"at most {MAX_INT}"),
         (choices and value not in choices, f"one of {', '.join(choices or ())}"),
         (is_path, "the name of a folder, not a path"),
         (isinstance(value, str) and not is_text(value), "text that UTF-8 can encode"),

@@ -143,7 +143,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
 
 def toml_value(value: Scalar) -> str:
     """Format a value as TOML, as Flower's ``--run-config`` and ``--node-config`` expect."""
-    # JSON is TOML, except floats that are not finite, and DEL, which only TOML escapes.
+    # A JSON literal is valid TOML, except NaN, infinity and DEL.
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

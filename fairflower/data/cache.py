@@ -314,12 +314,16 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
         remedy = "" if data_set.classes else " Number labels from 0, without gaps."
         logger.warning(
             "%s: out of %d classes, these have no examples: %s.%s",
-            *(data_set.config.name, num_classes, shortened(empty), remedy),
+            data_set.config.name,
+            num_classes,
+            shortened(empty),
+            remedy,
         )
     if unlearnt := [names[k] for k in np.setdiff1d(test, train)]:
         logger.warning(
             "%s: these classes have test examples, but no training examples: %s.",
-            *(data_set.config.name, shortened(unlearnt)),
+            data_set.config.name,
+            shortened(unlearnt),
         )
 
 

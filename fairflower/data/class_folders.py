@@ -203,7 +203,10 @@ class ClassFolders(DataSetOfFiles[Domain]):
             logger.warning(
                 "%s: %d files have no image extension and are skipped, for example %s. Images have "
                 "%s.",
-                *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
+                folder,
+                len(skipped),
+                skipped[0],
+                ", ".join(EXTENSIONS),
             )
         return self._of_files(files, folder)
 
@@ -285,10 +288,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _stamp(folder: Path) -> Any:
-    """Return a fingerprint of a folder like that of `stamp`, but cached.
-
-    A process lists the files again only after a file of a class has been added, removed or renamed.
-    """
+    """Return the digest of `stamp`, cached until an image is added, removed or renamed."""
     if is_hf_dataset_folder(folder):
         return stamp(folder)
     folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))

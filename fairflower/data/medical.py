@@ -31,7 +31,7 @@ CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 TEST_SHARE = 0.2
 
 #: Diagnosis as written in the data set on the Hub -> class.
-_LONG = {
+_CLASS_OF_DIAGNOSIS = {
     "actinic_keratoses": "akiec",
     "basal_cell_carcinoma": "bcc",
     "benign_keratosis-like_lesions": "bkl",
@@ -101,7 +101,7 @@ class HAM10000(SplitFiles):
 
 
 def _class_of(diagnosis: str) -> int:
-    name = _LONG.get(diagnosis.lower(), diagnosis.lower())
+    name = _CLASS_OF_DIAGNOSIS.get(diagnosis.lower(), diagnosis.lower())
     if name not in CLASSES:
         raise DataError(
             f"HAM10000: found the diagnosis {diagnosis!r}; expected {', '.join(CLASSES)}."

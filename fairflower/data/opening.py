@@ -90,14 +90,14 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 
-def check_memory(found: str, needed: int, remedy: str) -> None:
+def check_memory(subject: str, needed: int, remedy: str) -> None:
     """Raise ``DataError`` if ``needed`` bytes exceed the free memory.
 
-    The message consists of ``found``, both numbers of bytes and ``remedy``.
+    The message consists of ``subject``, both numbers of bytes and ``remedy``.
     """
     if needed > (free := free_memory()):
         raise DataError(
-            f"{found} {gigabytes(needed)}; expected no more than the free memory, "
+            f"{subject} {gigabytes(needed)}; expected no more than the free memory, "
             f"{gigabytes(free)}. {remedy}"
         )
 

@@ -106,7 +106,11 @@ class DomainImageFolder(ClassFolders):
             logger.warning(
                 "%s: the images are dark, because the largest value in the 16-bit images is %d "
                 "and white is 65535. If white is %d, set data.name = %s (--data %s).",
-                *(self.source(domain), largest, 2**bits - 1, name, name),
+                self.source(domain),
+                largest,
+                2**bits - 1,
+                name,
+                name,
             )
 
     def _check_complete(self, where: str, labels: Ints) -> None:

@@ -35,13 +35,13 @@ from fairflower.server.checkpoint import with_absolute_paths
 HOST = "127.0.0.1"
 
 #: Seconds to wait until a process starts or answers, which takes a long time on a busy machine.
-PATIENCE = 180.0
+TIMEOUT = 180.0
 
 
 #: Process options that keep Ctrl-C in the terminal from reaching a process.
-APART: dict[str, Any] = {"start_new_session": True}
+NEW_PROCESS_GROUP: dict[str, Any] = {"start_new_session": True}
 if sys.platform == "win32":
-    APART = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    NEW_PROCESS_GROUP = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                **APART,
+                **NEW_PROCESS_GROUP,
             )
 
     @property
@@ -111,12 +111,12 @@ class Process:
 
 def wait_until(condition: Callable[[], bool], processes: Sequence[Process], event: str) -> None:
     """Wait for a condition; raise ``TrialError`` after a timeout or if a process ends."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         for process in processes:
             process.check()
         if time.monotonic() > deadline:
-            raise TrialError(f"Timeout after {PATIENCE:.0f} seconds, before {event}.")
+            raise TrialError(f"Timeout after {TIMEOUT:.0f} seconds, before {event}.")
         time.sleep(0.2)
 
 
@@ -161,7 +161,7 @@ def free_port() -> int:
 
 
 #: Name of the SuperLink in the configuration of the ``flwr`` command.
-LINK = "trial"
+SUPERLINK_NAME = "trial"
 
 APP = """\
 [project]
@@ -279,7 +279,7 @@ class LocalDeployment:
             config = self.superlink.home / "flwr" / "config.toml"
             config.parent.mkdir(parents=True, exist_ok=True)
             config.write_text(
-                f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
+                f'[superlink]\ndefault = "{SUPERLINK_NAME}"\n\n[superlink.{SUPERLINK_NAME}]\n'
                 f'address = "{HOST}:{self.port}"\n'
                 f"root-certificates = {toml_value(str(self.certificates.authority))}\n",
                 encoding="utf-8",
@@ -294,7 +294,7 @@ class LocalDeployment:
         return self
 
     def _admit(self, site: Process) -> None:
-        self.flwr("supernode", "register", str(site.home / "key.pub"), LINK)
+        self.flwr("supernode", "register", str(site.home / "key.pub"), SUPERLINK_NAME)
         site.start()
 
     def __exit__(self, *_: object) -> None:
@@ -318,7 +318,7 @@ class LocalDeployment:
 
     def complete(self) -> bool:
         """Return whether all sites are connected to the SuperLink."""
-        nodes = self.flwr_json("supernode", "list", LINK)["nodes"]
+        nodes = self.flwr_json("supernode", "list", SUPERLINK_NAME)["nodes"]
         online = [node for node in nodes if node["status"] == "online"]
         return len(online) >= len(self.sites)
 
@@ -344,7 +344,7 @@ class LocalDeployment:
         text = APP + config.to_toml("tool.flwr.app.config")
         (app / "pyproject.toml").write_text(text, encoding="utf-8")
         self.say(f"Submitting run {self._num_runs}: {config.label}")
-        run_id = self.flwr_json("run", str(app), LINK)["run-id"]
+        run_id = self.flwr_json("run", str(app), SUPERLINK_NAME)["run-id"]
         row = self._follow(run_id)
         if row["status"] != "finished:completed":
             raise TrialError(f"The run is {row['status']}. {row.get('status-details', '')}")
@@ -363,7 +363,9 @@ class LocalDeployment:
             except TrialError:
                 self.superlink.check()
                 raise
-            row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, LINK)["runs"][0]
+            row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, SUPERLINK_NAME)[
+                "runs"
+            ][0]
             if row["status"].startswith("finished"):
                 return row
             self._executor.check()
@@ -371,12 +373,12 @@ class LocalDeployment:
     def _say_log(self, run_id: str) -> None:
         """Forward the ServerApp's log until it ends, or the SuperExec has ended."""
         with subprocess.Popen(
-            [script("flwr"), "log", run_id, LINK, "--stream"],
+            [script("flwr"), "log", run_id, SUPERLINK_NAME, "--stream"],
             env=environment(self.superlink.home),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            **APART,
+            **NEW_PROCESS_GROUP,
             text=True,
             encoding="utf-8",
         ) as log:
@@ -406,14 +408,14 @@ class LocalDeployment:
                 env=environment(self.superlink.home),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                **APART,
+                **NEW_PROCESS_GROUP,
                 text=True,
                 encoding="utf-8",
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise TrialError(f"{command}: no answer after {PATIENCE:.0f} seconds.") from error
+            raise TrialError(f"{command}: no answer after {TIMEOUT:.0f} seconds.") from error
         if done.returncode:
             raise TrialError(f"{command}:\n{done.stdout}{done.stderr}")
         return str(done.stdout)

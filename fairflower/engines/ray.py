@@ -49,7 +49,7 @@ _BATCH = 0.25
 _SHARE = 0.7
 
 #: Seconds for which a poll waits for the first reply.
-_PATIENCE = 0.1
+_POLL_SECONDS = 0.1
 
 #: Name of the server's node in error messages.
 _HERE = "the server's node"
@@ -170,7 +170,7 @@ class RayGrid(InlineGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return those of the replies that have arrived, after a short wait for the first.
+        """Return the replies that have arrived; wait briefly for the first.
 
         Raises ``EngineError`` if no worker is left, or if the object store and the disk are full.
         """
@@ -185,7 +185,7 @@ class RayGrid(InlineGrid):
         if not at_work and not self._tasks:
             return
         if awaited := [*at_work, *self._workers.starting]:
-            self._ray.wait(awaited, timeout=_PATIENCE)
+            self._ray.wait(awaited, timeout=_POLL_SECONDS)
         arrived = set(done(self._ray, at_work))
         for worker in list(self._workers.ready):
             for reference in [r for r in worker.batches if r in arrived]:
@@ -217,7 +217,7 @@ class RayGrid(InlineGrid):
         return [replies[i] for i in ids if i in replies]
 
     def discard(self, message_ids: Collection[str]) -> None:
-        """Forget those of the messages that no worker has received; the others are not retried."""
+        """Remove queued messages; messages that a worker already has are not retried."""
         self._discarded |= set(message_ids)
         waiting, self._tasks = self._tasks, deque()
         self._queue_first(waiting)
@@ -356,7 +356,8 @@ class RayGrid(InlineGrid):
         logger.warning(
             "A client ran out of GPU memory (%s). It is retried once, and from now on %d clients "
             "train in parallel.",
-            *(reason, left),
+            reason,
+            left,
         )
         task.lacked_memory = True
         self._queue_first([task, *(other for other in at_work if other is not task)])

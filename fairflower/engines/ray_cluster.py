@@ -20,16 +20,16 @@ from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger, req
 from fairflower.machine import HANGUP, machine, versions
 
 #: Seconds to wait for an answer from a cluster's address.
-_ANSWERS_IN = 10
+_CONNECT_TIMEOUT = 10
 
 #: Largest size in bytes of a result that Ray sends as a message.
 _INLINE = 1024 * 1024
 
 #: Seconds between two warnings about nodes that the server waits for.
-_LONG = 30
+_WARN_EVERY = 30
 
 #: Seconds for which Ray may still list a killed node (measured: about 10).
-_NOTICED_IN = 30
+_NODE_LOSS_TIMEOUT = 30
 
 
 def prepare_ray() -> Any:
@@ -110,7 +110,7 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
     try:
         if match["host"]:  # Ray would retry for minutes, then exit this process
             place = match["host"].strip("[]"), int(match["port"])
-            socket.create_connection(place, timeout=_ANSWERS_IN).close()
+            socket.create_connection(place, timeout=_CONNECT_TIMEOUT).close()
         package = str(Path(fairflower.__file__).parent)
         ray.init(address, runtime_env={"py_modules": [package]}, **quiet)
     except (OSError, OverflowError) as error:
@@ -270,7 +270,7 @@ class RayNodes:
         self._ask()
         reports: dict[RayNode, NodeReport] = {}
         while self._asked:
-            reports |= self._answers(_LONG)
+            reports |= self._answers(_WARN_EVERY)
             if names := ", ".join(node.name for node in self._asked.values()):
                 logger.warning("Waiting for Ray nodes to prepare their data: %s.", names)
         problems = [(node.name, self._problem_of(report)) for node, report in reports.items()]
@@ -329,7 +329,7 @@ class RayNodes:
 
     def _is_gone(self, node: RayNode) -> bool:
         """Return whether a silent node is lost, which Ray notices after a few seconds."""
-        deadline = time.monotonic() + _NOTICED_IN
+        deadline = time.monotonic() + _NODE_LOSS_TIMEOUT
         while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
             if time.monotonic() > deadline:
                 return False

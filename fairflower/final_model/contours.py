@@ -82,14 +82,14 @@ def _sketch(landscape: Landscape, levels: Vector) -> Iterator[FigureDraft]:
     bar.outline.set_linewidth(0.6)
     bar.set_ticks(levels.tolist(), labels=[f"{level:.3g}" for level in levels])
     bar.minorticks_off()
-    said = (f"{s.domain}, {s.split}: {s.center:.3g}" for s in landscape.surfaces)
+    alt_parts = (f"{s.domain}, {s.split}: {s.center:.3g}" for s in landscape.surfaces)
     yield FigureDraft(
         "landscape",
         sheet,
         title,
         "Loss along two random directions whose filters have the same norms as the model's; + "
         "marks the model.",
-        f"Contour plots of the loss. Loss of the model itself: {'; '.join(said)}.",
+        f"Contour plots of the loss. Loss of the model itself: {'; '.join(alt_parts)}.",
     )
 
 

@@ -73,13 +73,13 @@ def _matching(body: nn.Module, targets: str) -> list[str]:
     chosen = []
     for target in targets.split(","):
         wanted = target.strip()
-        found = [name for name in layers if f".{name}".endswith(f".{wanted}") and wanted]
-        if not found:
+        matches = [name for name in layers if f".{name}".endswith(f".{wanted}") and wanted]
+        if not matches:
             raise ConfigError(
                 f"model.adapter: targets = {quoted(targets)}: no layer is called {quoted(wanted)}. "
                 f"Choose from {_last_parts(layers)}; or set targets = all, for all linear layers."
             )
-        chosen += found
+        chosen += matches
     return chosen
 
 

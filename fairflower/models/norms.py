@@ -20,7 +20,9 @@ def norm_arrays(model: nn.Module, *, affine: bool) -> list[str]:
     names = []
     for prefix, module in model.named_modules():
         if isinstance(module, NORMS):
-            found = [name for name, _ in module.named_parameters(recurse=False)] if affine else []
-            found += [name for name, _ in module.named_buffers(recurse=False)]
-            names += [f"{prefix}.{name}" if prefix else name for name in found]
+            local_names = (
+                [name for name, _ in module.named_parameters(recurse=False)] if affine else []
+            )
+            local_names += [name for name, _ in module.named_buffers(recurse=False)]
+            names += [f"{prefix}.{name}" if prefix else name for name in local_names]
     return names

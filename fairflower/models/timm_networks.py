@@ -175,15 +175,15 @@ def _cached(repository: str | None, name: str) -> str:
             f"model.weights = '': timm has no pretrained weights for {name!r}. Set model.weights "
             "to a weights file, or to random."
         )
-    found = try_to_load_from_cache(repository, "model.safetensors")
-    if not isinstance(found, str):
+    cached = try_to_load_from_cache(repository, "model.safetensors")
+    if not isinstance(cached, str):
         raise ConfigError(
             f"The weights of {name!r} are not on this machine, and runs do not download "
             f"weights. Download them on every machine that trains or tests: hf download "
             f"{repository} model.safetensors. Or set model.weights to a file with these weights, "
             "or to random."
         )
-    return found
+    return cached
 
 
 def _fixed_size(body: Any, image_size: int) -> tuple[int, int] | None:

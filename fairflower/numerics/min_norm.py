@@ -3,7 +3,7 @@
     min_w ||sum_k w_k v_k||^2 = w' G w    s.t.  sum w = 1,  lower <= w <= upper
 
 G is the K x K Gram matrix, so the size of the problem is the number of clients and does not depend
-on the norm of the vectors (Desideri 2012, MGDA).
+on the dimension of the vectors (Desideri 2012, MGDA).
 """
 
 from __future__ import annotations

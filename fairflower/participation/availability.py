@@ -144,7 +144,8 @@ class Trace:
             logger.warning(
                 "participation.availability names client %d, but the federation has only "
                 "clients 0 to %d. Rows for other clients have no effect.",
-                *(unknown_clients[0], num_clients - 1),
+                unknown_clients[0],
+                num_clients - 1,
             )
 
 

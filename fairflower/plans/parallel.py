@@ -323,7 +323,7 @@ def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
         except Exception as error:
             try:
                 pickle.loads(pickle.dumps(error))
-            except Exception:  # the parent process would take this one for dead
+            except Exception:  # the parent would count this process as dead
                 raise RuntimeError(failure_text(error)) from error
             raise
     folder = sessions[0].folder

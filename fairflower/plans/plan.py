@@ -292,7 +292,7 @@ class Plan:
             return ", ".join(lines)
         return "\n".join([*lines, "Arguments of methods that are not shown are at their defaults."])
 
-    def without(self, made: Iterable[Run]) -> Plan:
+    def without(self, earlier_runs: Iterable[Run]) -> Plan:
         """Return the plan without runs that are already completed.
 
         Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of any
@@ -301,7 +301,7 @@ class Plan:
         """
         planned = [(run_key(config.to_flat()), config) for config in self.runs]
         keys = {key for key, _ in planned}
-        earlier = [(run_key(run.config), run) for run in made]
+        earlier = [(run_key(run.config), run) for run in earlier_runs]
         for key, run in earlier:
             check_same_data(run.path, run.info, run.config)
             if key in keys:

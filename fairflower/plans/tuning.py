@@ -182,10 +182,10 @@ class MethodStudy:
         if path.exists() and path.name not in self.submitted:
             try:
                 read_facts(path)
-                found = checkpoint.load(path)
+                saved = checkpoint.load(path)
             except (ConfigError, RunFolderError):  # it has no run.json, or no readable checkpoint
-                found = None
-            if found:
+                saved = None
+            if saved:
                 return resumed_config(path, {"data.dir": self.config.data.dir})
             shutil.rmtree(path)
         return self._trial_config(trial)

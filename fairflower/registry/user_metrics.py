@@ -34,21 +34,21 @@ def metric_names(places: str) -> dict[str, str]:
     >>> metric_names("my.metrics:macro_f1, my.metrics:ece")
     {'macro_f1': 'my.metrics:macro_f1', 'ece': 'my.metrics:ece'}
     """
-    found: dict[str, str] = {}
+    place_of: dict[str, str] = {}
     for place in filter(None, map(str.strip, places.split(","))):
         name = place.rpartition(":")[2].rpartition(".")[2]
-        if name in found or name in RESERVED:
+        if name in place_of or name in RESERVED:
             taken = (
-                f"{found[name]} has the same name"
-                if name in found
+                f"{place_of[name]} has the same name"
+                if name in place_of
                 else ("it is one of fairflower's metrics")
             )
             raise ConfigError(
                 f"evaluate.metrics: the name of {place} is already used: {taken}. Rename the "
                 "function."
             )
-        found[name] = place
-    return found
+        place_of[name] = place
+    return place_of
 
 
 def load_metrics(places: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def load_function(place: str) -> Any:
 
 def directions(functions: Mapping[str, Any]) -> dict[str, int]:
     """Return each metric's direction: 1 if higher is better, -1 if lower is (``better = -1``)."""
-    found = {}
+    direction_of = {}
     for name, function in functions.items():
         try:
             better = getattr(function, "better", 1)
@@ -84,8 +84,8 @@ def directions(functions: Mapping[str, Any]) -> dict[str, int]:
             raise ConfigError(f"{name}.better raised {failure_text(error)}.") from error
         if not isinstance(better, int | float | np.integer) or better not in (1, -1):
             raise ConfigError(f"{name}.better = {quoted(better)}: expected 1 or -1.")
-        found[name] = int(better)
-    return found
+        direction_of[name] = int(better)
+    return direction_of
 
 
 def compute_metrics(

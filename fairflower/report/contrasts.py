@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -130,9 +131,8 @@ class Contrasts:
     @property
     def empty(self) -> bool:
         """Whether no two methods could be compared."""
-        baselines = (of for found in self.against_baselines for of in found.values())
-        groups = (groups for found in self.further.values() for groups in found)
-        return not any(baselines) and not any(groups)
+        pairs = chain.from_iterable(groups.values() for groups in self.against_baselines)
+        return not any(pairs) and not any(chain.from_iterable(self.further.values()))
 
 
 def contrasts_of(comparison: Comparison) -> Contrasts:
@@ -142,7 +142,7 @@ def contrasts_of(comparison: Comparison) -> Contrasts:
     return Contrasts(
         groups,
         baselines,
-        [by_strategy(comparison, found) for found in baselines],
+        [by_strategy(comparison, groups_of) for groups_of in baselines],
         {
             title: [judged_groups(against, comparison, measure) for measure in groups]
             for title, against in FURTHER.items()

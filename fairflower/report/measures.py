@@ -34,7 +34,7 @@ class Metric:
     """A metric of a run, in percent.
 
     ``better`` is 1 if higher values are better, and -1 if lower values are. ``title`` is the name
-    in tables, and ``said`` the name in sentences (if empty, the title is used). A metric that is
+    in tables, and ``phrase`` the name in sentences (if empty, the title is used). A metric that is
     not ``judged`` has no influence on verdicts. Methods count as equivalent within ``margin``, in
     points. ``gradient`` is the gradient with respect to the domains' accuracies, None if unknown.
     """
@@ -42,7 +42,7 @@ class Metric:
     title: str
     value: Callable[[Run], float]
     better: int
-    said: str = ""
+    phrase: str = ""
     judged: bool = True
     margin: float = 1.0
     gradient: Callable[[Vector], Vector] | None = None
@@ -50,7 +50,7 @@ class Metric:
     @property
     def name(self) -> str:
         """The name in sentences."""
-        return self.said or self.title
+        return self.phrase or self.title
 
     def example_worth(self, run: Run) -> float:
         """Return the metric's `example_worth`, in points; 0 if it is unknown."""

@@ -48,7 +48,7 @@ from fairflower.secure.vectors import (
 from fairflower.seeds import derive_seed
 
 #: The server warns if a client's weight is above this value: the sum is then mostly its model.
-MOSTLY = 0.5
+DOMINANT_WEIGHT = 0.5
 
 
 @dataclass
@@ -315,11 +315,13 @@ def _warn_if_shown(server_round: int, cohort: SumCohort) -> None:
     """Warn if the sum is mostly a single client's model."""
     assert cohort.total is not None
     k = int(np.argmax(cohort.total.weights))
-    if (weight := float(cohort.total.weights[k])) > MOSTLY:
+    if (weight := float(cohort.total.weights[k])) > DOMINANT_WEIGHT:
         logger.warning(
             "Round %d: client %d has weight %.2f, so the sum shows most of its model. "
             "bound.max-client-weight caps weights.",
-            *(server_round, cohort.client_ids[k], weight),
+            server_round,
+            cohort.client_ids[k],
+            weight,
         )
 
 

@@ -95,7 +95,7 @@ def load(run: Path) -> Checkpoint | None:
 def prune(run: Path, keep: int) -> None:
     """Delete temporary files of a killed run, and all but the newest ``keep`` checkpoints."""
     for path in [*_paths(run)[keep:], *run.glob("checkpoints/.round-*.tmp")]:
-        with suppress(PermissionError):  # Windows, while another process reads it: the next time
+        with suppress(PermissionError):  # on Windows, if another process has it open
             path.unlink(missing_ok=True)
 
 

@@ -209,8 +209,8 @@ def read_history(path: Path) -> list[Value]:
         header = next(reader, [])
         if header != HISTORY_COLUMNS:
             expected = ",".join(HISTORY_COLUMNS)
-            found = quoted(",".join(header))
-            raise RunFolderError(f"{path} has the columns {found}; expected {expected!r}.")
+            actual = quoted(",".join(header))
+            raise RunFolderError(f"{path} has the columns {actual}; expected {expected!r}.")
         for row in reader:
             number, level, name, metric, text = row
             if not _ROUND.fullmatch(number) or not _NUMBER.fullmatch(text):
@@ -327,7 +327,7 @@ def _conform_fields(value: Any, hint: Any, name: str) -> None:
 
 
 def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:
-    """Check a value against a union of types, at most one of which is not a plain type."""
+    """Check a value against a union of plain types and at most one other type."""
     others = [hint for hint in hints if hint not in _PLAIN]
     if not any(_PLAIN[hint](value) for hint in hints if hint in _PLAIN):
         words = " or ".join(_WORDS[hint] for hint in hints if hint in _WORDS)

@@ -45,7 +45,7 @@ class NodeDiscovery:
     """
 
     #: Seconds until missing clients are logged for the first time.
-    PATIENCE = 5.0
+    FIRST_NOTICE_SECONDS = 5.0
 
     def __init__(
         self, grid: Grid, timeout: float, stop: threading.Event, settings: ConfigRecord | None
@@ -57,7 +57,7 @@ class NodeDiscovery:
         #: Query id -> node id, for queries without an answer.
         self.silent: dict[str, int] = {}
         self._begin = time.monotonic()
-        self._next_notice, self._pause = self._begin + self.PATIENCE, 0.05
+        self._next_notice, self._pause = self._begin + self.FIRST_NOTICE_SECONDS, 0.05
 
     def online(self) -> set[int]:
         """Return the ids of connected nodes, and forget the answers of all other nodes."""

@@ -38,7 +38,7 @@ LOG = "log.txt"
 #: File in a folder that is locked while a process uses the folder.
 LOCK = ".lock"
 
-#: Seconds for which another process that only checks the lock may hold it.
+#: Seconds to wait for a lock, because another process may hold it briefly to check it.
 _LOCK_TIMEOUT = 0.2
 
 #: System errors of file systems that do not support locks.
@@ -288,7 +288,7 @@ class RunFolder:
         _replace(self.path / "run.json", text.encode())
 
 
-#: Facts of a run -> what has changed if they differ on resuming, and where it comes from.
+#: Entry of run.json -> what a difference means on resuming, and the setting it comes from.
 _SOURCES = {
     **dict.fromkeys(
         ("num_parameters", "model_bytes", "local_arrays", "local_part"),

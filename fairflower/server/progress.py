@@ -95,8 +95,8 @@ class RunProgress:
         with_eta: bool = True,
     ) -> None:
         passed = time.monotonic() - self._begin
-        made = server_round - self._first
-        left = passed / made * (self.num_rounds - server_round) if made else 0.0
+        rounds_done = server_round - self._first
+        left = passed / rounds_done * (self.num_rounds - server_round) if rounds_done else 0.0
         eta = f"  {left:.0f} s left" if with_eta and left else ""
         line = round_line(server_round, self.num_rounds, accuracies, beside) + eta
         self.console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -375,7 +375,8 @@ def _summed(
     except Halted as reason:
         logger.warning(
             "Round %d: secure aggregation stopped, so the model is unchanged: %s.",
-            *(server_round, reason),
+            server_round,
+            reason,
         )
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
         return arrays
@@ -429,5 +430,7 @@ def _warn_if_diverged(loop: RoundLoop, server_round: int) -> None:
         logger.warning(
             "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
             "has diverged. Decrease train.lr%s.",
-            *(loss, guessing, further),
+            loss,
+            guessing,
+            further,
         )

@@ -41,7 +41,7 @@ _SAME = 1e-9
 #: Squared correlation of differences from the same method. It is 1/4 if all methods have the same
 #: variance, and more if that method varies more. 1/3 was chosen among 1/4, 1/3 and 1/2 by simulated
 #: error rates. The error rates in experiments/error-rates.md come from other random draws.
-_SHARED = 1 / 3
+_SQUARED_CORRELATION = 1 / 3
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -256,7 +256,7 @@ def moderated_variances(
         new = (prior_df * prior + d * s2) / (prior_df + d)
     else:  # they vary no more than by chance
         prior_df, new = math.inf, np.full(len(s2), float(d @ s2 / d.sum()))
-    bound = float(d.sum()) / (1 + (len(d) - 1) * _SHARED)
+    bound = float(d.sum()) / (1 + (len(d) - 1) * _SQUARED_CORRELATION)
     whole = np.maximum(d, np.minimum(prior_df + d, bound))
     return list(zip(new.tolist(), whole.tolist(), strict=True))
 

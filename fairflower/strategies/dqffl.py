@@ -97,13 +97,13 @@ class DqFFL(QFFL):
         powers = self._powers(cohort)
         weights = cohort.cap(_weights(F, powers))
         self.last_loss.update(zip(cohort.client_ids, F.tolist(), strict=True))
-        found = recover(cohort, self.tau, self.recovery)
-        self.diagnostics |= {"weights": weights, "powers": powers, "kept": found.kept}
+        defended = recover(cohort, self.tau, self.recovery)
+        self.diagnostics |= {"weights": weights, "powers": powers, "kept": defended.kept}
         step = weights
         if self.rule == "qfedavg" and self.q > 0:
-            step = self.qfedavg_step(weights, powers, found.norms**2, F)
-        merged = cohort.move(step * found.kept)
-        if (rest := float((step * (1 - found.kept))[found.moved].sum())) > 0:
+            step = self.qfedavg_step(weights, powers, defended.norms**2, F)
+        merged = cohort.move(step * defended.kept)
+        if (rest := float((step * (1 - defended.kept))[defended.moved].sum())) > 0:
             add_median(cohort, merged, rest)
         return merged
 

@@ -15,7 +15,7 @@ from fairflower.arguments import Range, Search
 from fairflower.numerics import Vector
 
 #: Ratio of standard deviation to median absolute deviation in a normal distribution.
-NORMAL = 1.4826
+MAD_TO_STD = 1.4826
 
 #: Lower bound on MAD as a share of the median norm, so that no rounding error is an outlier.
 SMALLEST = 1e-6
@@ -90,11 +90,11 @@ class FairRFL(FairStrategy):
         self.tau, self.recovery = tau, recovery
 
     def merge(self, cohort: Cohort) -> Arrays:
-        K, found = len(cohort), recover(cohort, self.tau, self.recovery)
+        K, defended = len(cohort), recover(cohort, self.tau, self.recovery)
         equal = np.full(K, 1 / K)
-        self.diagnostics |= {"weights": equal, "score": found.score, "kept": found.kept}
-        merged = cohort.move(found.kept / K, equal)
-        if (rest := float((1 - found.kept[found.moved]).sum())) > 0:
+        self.diagnostics |= {"weights": equal, "score": defended.score, "kept": defended.kept}
+        merged = cohort.move(defended.kept / K, equal)
+        if (rest := float((1 - defended.kept[defended.moved]).sum())) > 0:
             add_median(cohort, merged, rest / K)
         return merged
 
@@ -117,7 +117,7 @@ def recover(cohort: Cohort, tau: float, recovery: str) -> Recovery:
     K = len(cohort)
     N = np.sqrt(cohort.squared_norms())
     middle = float(np.median(N))
-    deviation = max(NORMAL * float(np.median(np.abs(N - middle))), SMALLEST * middle)
+    deviation = max(MAD_TO_STD * float(np.median(np.abs(N - middle))), SMALLEST * middle)
     score = (N - middle) / deviation if deviation > 0 else np.zeros(K)
     selfish = score > tau
     kept, moved = np.ones(K), np.zeros(K, bool)

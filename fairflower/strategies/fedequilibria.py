@@ -98,7 +98,7 @@ class FedEquilibria(FairStrategy):
         self.diagnostics |= {
             "w_moo": solution.weights,
             "w_dist": w_dist,
-            "update_norm": np.sqrt(gram.diagonal()),
+            f"{self.space}_norm": np.sqrt(gram.diagonal()),
             "conflict": cosine,
             "norm": solution.norm,
             "residual": solution.residual,

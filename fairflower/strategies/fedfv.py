@@ -79,7 +79,7 @@ class FedFV(FairStrategy):
     """
 
     paper: ClassVar[str] = "Wang et al., IJCAI 2021"
-    extrapolates = True  # a projection, stretched to the length of the mean step
+    extrapolates = True  # a projection, rescaled to the norm of the mean step
     needs = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
@@ -137,7 +137,7 @@ class FedFV(FairStrategy):
 
 
 def _reconcile(c: Vector, gram: Matrix, selected: NDArray[np.bool_]) -> Vector:
-    """Remove g's component along the sum of those selected gradients that conflict with g."""
+    """Project g onto the normal plane of the sum of those selected gradients that conflict."""
     conflicting = (selected & (gram @ c < 0)).astype(np.float64)
     inner = conflicting @ gram @ c
     if inner < 0:

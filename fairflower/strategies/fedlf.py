@@ -139,20 +139,20 @@ class FedLF(FairStrategy):
         moved, present = norms > 0, norms[: len(losses)] > 0
         if not present.any():
             return np.zeros(len(gram))
-        norm = np.where(moved, norms, 1.0)
+        scale = np.where(moved, norms, 1.0)
         if self.variant == "paper":
-            norm = np.full(len(norm), norms[moved].min())
+            scale = np.full(len(scale), norms[moved].min())
         h = np.zeros(len(gram))
         h[np.flatnonzero(present)] = inequality_gradient(losses[present])
-        fair = h / norm
+        fair = h / scale
         if self.variant == "released" and (square := float(fair @ gram @ fair)) > 0:
             fair = fair / np.sqrt(square)
-        rows = np.vstack([np.diag(1 / norm)[moved], *([fair] if fair.any() else [])])
+        rows = np.vstack([np.diag(1 / scale)[moved], *([fair] if fair.any() else [])])
         solution = min_norm_weights(rows @ gram @ rows.T)
         if solution.norm <= STATIONARY:
             return np.zeros(len(gram))
         # Undo the scaling of the vectors, because it differs between layers.
-        unit = norm[0] if self.variant == "paper" else norms[: len(losses)][present].mean()
+        unit = scale[0] if self.variant == "paper" else norms[: len(losses)][present].mean()
         return np.asarray(solution.weights @ rows * unit)
 
 

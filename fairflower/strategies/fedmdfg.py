@@ -96,7 +96,7 @@ class FedMDFG(FairStrategy):
 
     def merge(self, cohort: Cohort) -> Arrays:
         everyone, ages = with_absent_clients(cohort, self.seen, self.memory, 1)
-        before = _mean_length(self.memory)
+        before = _mean_norm(self.memory)
         self.seen, self.memory = {}, {}
         store_updates(cohort, self.seen, self.memory)
         gram = everyone.gram()
@@ -138,7 +138,7 @@ class FedMDFG(FairStrategy):
         return np.asarray(solution.weights @ rows)
 
 
-def _mean_length(memory: Mapping[int, Arrays]) -> float:
+def _mean_norm(memory: Mapping[int, Arrays]) -> float:
     """Return the mean norm of the non-zero updates; 0 if there are none."""
     norms = [
         sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in update.values()))

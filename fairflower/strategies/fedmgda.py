@@ -22,7 +22,7 @@ class FedMGDAPlus(FairStrategy):
                  on the simplex, |lambda_k - p_k| <= epsilon
         theta <- theta + eta sum_k lambda_k u_k
 
-    The length of the step is at most eta, whatever the clients' learning rate. A zero update
+    The norm of the step is at most eta, whatever the clients' learning rate. A zero update
     (u_k = 0) shortens the sum, so its client gets as much weight as epsilon allows; with
     epsilon = 1 the model then does not change. BatchNorm statistics are averaged with lambda.
 
@@ -63,7 +63,7 @@ class FedMGDAPlus(FairStrategy):
     paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
     extra = "solvers"
     extrapolates = True  # if updates are shorter than eta
-    keeps_agreement = False  # the step's length is not that of the updates
+    keeps_agreement = False  # the step's norm differs from the updates'
 
     def __init__(
         self,

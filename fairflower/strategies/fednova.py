@@ -25,7 +25,7 @@ class FedNova(FairStrategy):
         theta <- theta + (sum_k p_k a_k) sum_k p_k Delta_k / a_k
 
     Equal a_k give FedAvg. If batch sizes and epochs are equal, clients take steps in proportion to
-    their number of examples; FedNova then gives them equal weights, but keeps FedAvg's step length.
+    their number of examples; FedNova then gives them equal weights, but keeps FedAvg's step size.
 
     Every client reports ``steps``; a value below 1 counts as 1. BatchNorm statistics are averaged
     with weights p_k / a_k, normalized.
@@ -96,17 +96,17 @@ class FedNova(FairStrategy):
             )
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        p, a = cohort.sample_weights, self._lengths(cohort)
+        p, a = cohort.sample_weights, self._effective_steps(cohort)
         return cohort.cap(p / a / (p / a).sum())
 
     def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
-        p, a = cohort.sample_weights, self._lengths(cohort)
+        p, a = cohort.sample_weights, self._effective_steps(cohort)
         # sum_k p_k a_k, in which each client's share is capped as well.
         taken = float((p * a / cohort.cap(p * a / (p @ a))).min())
         self.diagnostics["steps"] = a
         return cohort.move(taken * (p / a).sum() * weights, weights)
 
-    def _lengths(self, cohort: Cohort) -> NDArray[np.float64]:
+    def _effective_steps(self, cohort: Cohort) -> NDArray[np.float64]:
         """Return the clients' a_k, shape (K,)."""
         tau, m = np.maximum(cohort.metrics["steps"], 1), self.momentum or 0.0
         return np.asarray((tau - m * (1 - m**tau) / (1 - m)) / (1 - m))

@@ -156,7 +156,7 @@ def check_reused_model(method: TrainerCase) -> None:
             assert kept[0] == kept[1], problem
 
 
-def check_steps_of_length_zero(method: TrainerCase) -> None:
+def check_zero_learning_rate(method: TrainerCase) -> None:
     """Check that a learning rate of 0 does not change the parameters."""
     start = method.start()
     model, _ = method.two_rounds(settings=replace(SETTINGS, lr=0.0, sharpness="none"))
@@ -232,7 +232,7 @@ CHECKS: tuple[Callable[[TrainerCase], None], ...] = (
     check_arguments,
     check_training_under_strategies,
     check_reused_model,
-    check_steps_of_length_zero,
+    check_zero_learning_rate,
     check_no_epochs,
     check_diverging_loss,
     check_without_exchanges,

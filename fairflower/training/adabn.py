@@ -30,10 +30,10 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     momenta = [m.momentum for m in layers]
     model.eval()
     try:
-        found = list(batches)
-        usable = [x for x in found if len(x) > 1]
-        if not usable and len(found) > 1:
-            usable = [torch.cat(found)]
+        all_batches = list(batches)
+        usable = [x for x in all_batches if len(x) > 1]
+        if not usable and len(all_batches) > 1:
+            usable = [torch.cat(all_batches)]
         for m in layers if usable else ():
             m.reset_running_stats()
             m.momentum = None  # the mean over all batches

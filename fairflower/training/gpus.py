@@ -47,8 +47,8 @@ def out_of_memory(text: str) -> str:
     >>> out_of_memory("ValueError: expected 10 classes")
     ''
     """
-    found = _OUT_OF_MEMORY.search(text)
-    return found[0] if found else ""
+    match = _OUT_OF_MEMORY.search(text)
+    return match[0] if match else ""
 
 
 def unused_gpu() -> str:

@@ -576,7 +576,7 @@ def test_a_waiting_resumed_run_names_the_missing_clients_and_the_timeout(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(NodeDiscovery, "PATIENCE", 0.0)
+    monkeypatch.setattr(NodeDiscovery, "FIRST_NOTICE_SECONDS", 0.0)
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     settings = {"evaluate.by": "clients", "num-server-rounds": 1, "min-clients": 1}
     first = run(tmp_path, grid(nodes), **settings)

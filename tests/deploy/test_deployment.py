@@ -35,7 +35,7 @@ from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.local import (
     HOST,
-    LINK,
+    SUPERLINK_NAME,
     LocalDeployment,
     Process,
     environment,
@@ -190,7 +190,7 @@ def test_superlink_and_superexec_share_a_secret_with_private_permissions(tmp_pat
 
 
 def test_a_superlink_that_ended_is_reported(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("fairflower.deploy.local.PATIENCE", 0.1)
+    monkeypatch.setattr("fairflower.deploy.local.TIMEOUT", 0.1)
     trial = LocalDeployment(tmp_path / "trial", [])
     monkeypatch.setattr(trial, "_say_log", lambda run_id: None)
     command = [sys.executable, "-c", "print('out of memory'); exit(3)"]
@@ -489,9 +489,9 @@ def outage(trial: LocalDeployment, said: list[str]) -> None:
         site.start()
         wait_for(is_asked_again, "the site to be asked again")
     finally:
-        for run in trial.flwr_json("list", LINK)["runs"]:
+        for run in trial.flwr_json("list", SUPERLINK_NAME)["runs"]:
             if not run["status"].startswith("finished"):
-                trial.flwr("stop", run["run-id"], LINK)
+                trial.flwr("stop", run["run-id"], SUPERLINK_NAME)
 
 
 def restart(trial: LocalDeployment) -> None:

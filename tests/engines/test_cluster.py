@@ -150,7 +150,7 @@ def missing() -> None:
 
 
 def test_nodes_that_cannot_run_clients_are_named_before_the_run_starts(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_NOTICED_IN", 0)
+    monkeypatch.setattr(ray_cluster, "_NODE_LOSS_TIMEOUT", 0)
     good = report_node(None, {})
     full = ArithmeticError("the node is out of memory")
     ray = Ray(a=good, b=report_node(missing, {}), c=full, d=good._replace(prepared="others"))

@@ -67,7 +67,7 @@ def test_diagnostics_contain_distance_conflict_norm_and_residual():
     strategy = FedEquilibria(t=0.5)
     run(strategy)
     np.testing.assert_allclose(strategy.diagnostics["conflict"], np.eye(2))
-    np.testing.assert_allclose(strategy.diagnostics["update_norm"], [1, 2])
+    np.testing.assert_allclose(strategy.diagnostics["fisher_norm"], [1, 2])
     np.testing.assert_allclose(strategy.diagnostics["distance"], [5, 15])
     assert strategy.diagnostics["norm"] == pytest.approx(np.sqrt(0.5))
     assert strategy.diagnostics["residual"] < 1e-6

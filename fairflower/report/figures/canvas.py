@@ -183,7 +183,7 @@ def curve(axes: Axes, curve: Curve, style: LineStyle, label: str = "") -> None:
 #: What a legend explains.
 _MARKS = (Line2D, Patch, Collection, Container)
 
-#: Labels of what has no name. Matplotlib itself drops all labels that begin with "_".
+#: Matplotlib's default labels of artists without a name. It drops labels that begin with "_".
 _UNNAMED = re.compile(r"|_(child|container)\d+|_nolegend_")
 
 

@@ -56,7 +56,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
 
 def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> FigureDraft:
     sheet, axes = panels(1, len(_FIGURES), canvas.FULL, 3.4)
-    said, lowest = [], 0.0
+    alt_parts, lowest = [], 0.0
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
         for method in methods:
             histories = [run.clusters for run in method.runs if run.clusters]
@@ -68,7 +68,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
             if name == "rand":
                 lowest = min(lowest, float((curve.mean - curve.spread).min()))
             canvas.curve(panel, curve, styles[method.name], method.name)
-            said.append(f"{method.name} {label} {curve.mean[-1]:.3g}")
+            alt_parts.append(f"{method.name} {label} {curve.mean[-1]:.3g}")
         panel.set_ylabel(label)
     types = {len(np.unique(c.types)) for m in methods for run in m.runs if (c := run.clusters)}
     for count in types:
@@ -87,7 +87,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
         "Clusters compared with the clients' true types (domains). Dotted: number of types. "
         "Clustering accuracy: fraction of the round's clients whose type is the most common in "
         f"their cluster. Adjusted Rand index: 1 if clusters match types, 0 at chance level.{band}",
-        f"In the last round: {'; '.join(said)}.",
+        f"In the last round: {'; '.join(alt_parts)}.",
     )
 
 

@@ -23,7 +23,7 @@ from fairflower.report.tuning import Tuned
 _ZOOM = "Right: the second half of the rounds, enlarged."
 
 #: Minimum number of tested rounds for a second panel that enlarges the second half.
-_LONG = 8
+_MIN_ROUNDS_TO_ZOOM = 8
 
 
 def draw(
@@ -54,7 +54,7 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
         ("std", "Spread across domains over rounds", STD),
     )
     furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
-    half = furthest[-1] / 2 if len(furthest) >= _LONG else None
+    half = furthest[-1] / 2 if len(furthest) >= _MIN_ROUNDS_TO_ZOOM else None
     for name, title, row in over_rounds:
         if len(comparison.domains) > 1 or name == "average":
             yield _over_rounds(comparison, styles, name, title, row, half)
@@ -81,7 +81,7 @@ def _over_rounds(
     """Draw a summary over rounds, with a second panel that enlarges the rounds from ``half`` on."""
     zooms = 0 if half is None else 1
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
-    said = []
+    alt_parts = []
     for method in comparison.methods:
         curve = method.curve(lambda accuracy: 100 * row(accuracy))
         if not curve.rounds.size:
@@ -91,7 +91,7 @@ def _over_rounds(
         if zooms and late.any():
             canvas.curve(axes[0, 1], Curve._make(v[late] for v in curve), styles[method.name])
         mark = "" if curve.whole[-1] else " (not of all domains)"
-        said.append(
+        alt_parts.append(
             f"{method.name} {format_number(curve.mean[-1], 1)} at round {curve.rounds[-1]}{mark}"
         )
     axes[0, 0].set_ylabel(row.axis)
@@ -99,7 +99,9 @@ def _over_rounds(
     caption = " ".join(
         [*_band_caption(comparison), *comparison.gaps * [canvas.DOTTED], *zooms * [_ZOOM]]
     )
-    return FigureDraft(name, sheet, title, caption, f"{row.axis}, by round: {'; '.join(said)}.")
+    return FigureDraft(
+        name, sheet, title, caption, f"{row.axis}, by round: {'; '.join(alt_parts)}."
+    )
 
 
 def _band_caption(comparison: Comparison) -> list[str]:
@@ -129,7 +131,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
     sheet, panel = _grouped(comparison.domains, width)
     methods = comparison.methods
     thick = 0.8 / len(methods)
-    said = []
+    alt_parts = []
     for place, method in enumerate(methods):
         estimates = [
             method.over_seeds(lambda run, d=d: 100 * float(run.final()[d]))  # type: ignore[misc]
@@ -150,7 +152,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
             x = centers[d]
             panel.text(x, 2, "not tested", ha="center", va="bottom", rotation=90, fontsize=8)
         values = zip(comparison.domains, means, strict=True)
-        said.append(
+        alt_parts.append(
             f"{method.name}: "
             f"{', '.join(f'{name} {format_number(mean, 1)}' for name, mean in values)}"
         )
@@ -165,7 +167,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
         sheet,
         f"Accuracy per domain, {comparison.span()}",
         f"{comparison.span().capitalize()}{over_runs}.",
-        f"Accuracy in percent, {comparison.span()}. {'; '.join(said)}.",
+        f"Accuracy in percent, {comparison.span()}. {'; '.join(alt_parts)}.",
     )
 
 

@@ -123,12 +123,12 @@ def _draw_vectors(
     total = "sum" if name == "weights" else "mean"
     rows = len(vectors)
     sheet, axes = panels(rows, 2, canvas.FULL, 2.2 * rows + 0.6, sharex=True, sharey="col")
-    said = []
+    alt_parts = []
     for (left, right), (method, series) in zip(axes, vectors.items(), strict=True):
         left.set_title(f"{method}: {name} of each client")
         right.set_title(f"{method}: {total} per domain")
         ends = _draw_domains(left, right, series, domain_looks, total)
-        said.append(f"{method}: {', '.join(ends)}")
+        alt_parts.append(f"{method}: {', '.join(ends)}")
     for axis in axes[:-1].flat:
         axis.set_xlabel("")
     legend(sheet, axes[0, 1])
@@ -144,7 +144,7 @@ def _draw_vectors(
         "Left: one line per client in the color of its domain, from dark to light by client id. "
         f"Right: {total} per domain.{equal} "
         f"{_SEED}",
-        f"{name}, {total} per domain in the last round. {'; '.join(said)}.",
+        f"{name}, {total} per domain in the last round. {'; '.join(alt_parts)}.",
     )
 
 
@@ -153,7 +153,7 @@ def _draw_domains(
 ) -> list[str]:
     """Draw the lines of clients and domains, and return the domains' last values in words."""
     owners = np.array(series.domains)
-    said = []
+    alt_parts = []
     for domain in dict.fromkeys(series.domains):
         style = styles[domain]
         clients = series.values[:, owners == domain]
@@ -170,13 +170,13 @@ def _draw_domains(
             spread = frame.std(axis=1, ddof=0).to_numpy()
             canvas.band(right, series.rounds, values, spread, style, alpha=0.15)
         line(right, series.rounds, values, style, label=domain)
-        said.append(f"{domain} {values[-1]:.3g}")
+        alt_parts.append(f"{domain} {values[-1]:.3g}")
     if total == "sum":  # weights: draw the values of equal weights
         sizes = {series.domains.count(domain) for domain in series.domains}
         for panel, clients_of in ((left, {1}), (right, sizes)):
             for k in clients_of:
                 panel.axhline(k / len(owners), color=canvas.GRAY, linestyle=":", linewidth=1)
-    return said
+    return alt_parts
 
 
 def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> FigureDraft:
@@ -253,12 +253,12 @@ class ConsistencyWindow(NamedTuple):
 def windows(run: Run) -> list[ConsistencyWindow]:
     """Return the consistency windows of a run, in order of rounds."""
     domain = {client.client_id: client.domain for client in run.clients}
-    length = int(run.config["observe.window"])
+    num_rounds = int(run.config["observe.window"])
     observed_windows = []
     for record in run.diagnostics:
         rows, ids = as_float_array(record.get(_CONSISTENCY)), record.get("client_ids", [])
         observed = rows is not None and rows.shape == (len(ids), BINS)
-        if rows is not None and observed and 0 < length <= record["round"]:
+        if rows is not None and observed and 0 < num_rounds <= record["round"]:
             owners = np.array([domain.get(client, _UNKNOWN) for client in ids])
             seen = np.isfinite(rows).all(axis=1)
             shares = {d: rows[seen & (owners == d)] for d in run.domains}
@@ -280,16 +280,18 @@ def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
     sheet, axes = panels(
         len(observed), 2, canvas.FULL, 2.4 * len(observed) + 0.6, sharex=True, sharey=True
     )
-    said = []
+    alt_parts = []
     for row, (name, (run, observed_windows)) in zip(axes, observed.items(), strict=True):
-        length = int(run.config["observe.window"])
+        num_rounds = int(run.config["observe.window"])
         for panel, window in zip(row, (observed_windows[0], observed_windows[-1]), strict=True):
-            _draw(panel, window, length, styles)
-            first = window.last_round - length + 1
+            _draw(panel, window, num_rounds, styles)
+            first = window.last_round - num_rounds + 1
             panel.set_title(f"{name}: rounds {first} to {window.last_round}")
         row[0].set_ylabel("parameters, %")
         steady = {d: 100 * share[-1] for d, share in observed_windows[-1].shares.items()}
-        said.append(f"{name}: {', '.join(f'{d} {value:.0f} %' for d, value in steady.items())}")
+        alt_parts.append(
+            f"{name}: {', '.join(f'{d} {value:.0f} %' for d, value in steady.items())}"
+        )
     for panel in axes[-1]:
         panel.set_xlabel("fraction of rounds with updates of the same sign")
     legend(sheet, axes[0, 0])
@@ -300,17 +302,17 @@ def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
         "Fraction of parameters (y) against the fraction of a window's rounds in which their "
         "updates had the same sign (x). Mean over a domain's clients, first seed. Dotted: random "
         "signs.",
-        f"Fraction of parameters in the highest bin, last window. {'; '.join(said)}.",
+        f"Fraction of parameters in the highest bin, last window. {'; '.join(alt_parts)}.",
     )
 
 
-def _draw(panel: Axes, window: ConsistencyWindow, length: int, styles: LineStyles) -> None:
+def _draw(panel: Axes, window: ConsistencyWindow, num_rounds: int, styles: LineStyles) -> None:
     edges = np.linspace(0.5, 1, BINS + 1)
     style: dict[str, Any] = {"baseline": None, "linewidth": 1.6}
     for domain, share in window.shares.items():
         panel.stairs(100 * share, edges, color=styles[domain].color, label=domain, **style)
-    n = np.arange(length + 1)
-    chance = histogram(n / length, binom.pmf(n, length, 0.5))
+    n = np.arange(num_rounds + 1)
+    chance = histogram(n / num_rounds, binom.pmf(n, num_rounds, 0.5))
     panel.stairs(
         100 * chance, edges, color=canvas.GRAY, linestyle=":", label="random signs", **style
     )

@@ -65,7 +65,7 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> F
 def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> FigureDraft:
     """Draw heat maps of STD and worst domain, with a row per client and a column per strategy."""
     sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
-    said = []
+    alt_parts = []
     for panel, summary in zip(axes[0], (STD, MIN), strict=True):
         figure = fairness(comparison)[summary.title]
         less = figure.better < 0
@@ -92,14 +92,14 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
         sheet.colorbar(image, ax=panel)
         best = np.nanargmin(values) if less else np.nanargmax(values)
         row_of, column_of = divmod(int(best), len(columns))
-        said.append(f"best {summary.title}: {list(grid)[row_of]} with {columns[column_of]}")
+        alt_parts.append(f"best {summary.title}: {list(grid)[row_of]} with {columns[column_of]}")
     return FigureDraft(
         "product",
         sheet,
         "Local training and aggregation",
         f"{comparison.span().capitalize()}, mean over {comparison.replicates}."
         f"{comparison.gaps * _BLANK}",
-        f"Spread and worst domain for every client and strategy; {'; '.join(said)}.",
+        f"Spread and worst domain for every client and strategy; {'; '.join(alt_parts)}.",
     )
 
 

@@ -18,14 +18,14 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
     """Yield one figure per sensitive attribute, with one panel per difference."""
     for attribute, methods in by_attribute(comparison):
         sheet, axes = panels(1, len(DIFFERENCES), canvas.FULL, 3.0)
-        said = []
+        alt_parts = []
         for panel, metric in zip(axes[0], DIFFERENCES, strict=True):
             for method in methods:
                 curve = _curve(method, metric.name)
                 if curve.rounds.size:
                     canvas.curve(panel, curve, styles[method.name], method.name)
                     last = format_number(curve.mean[-1], 1)
-                    said.append(f"{metric.phrase} of {method.name} {last}")
+                    alt_parts.append(f"{metric.phrase} of {method.name} {last}")
             panel.set_title(metric.phrase.removesuffix(" difference"))
             panel.set_xlabel("round")
             panel.set_ylim(bottom=0)  # a band of standard deviations would go below
@@ -37,7 +37,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
             f"Differences between groups by {attribute} over rounds",
             "Computed for all people, from counts summed over clients. 0 means equality. Line: "
             f"mean over {comparison.replicates}.",
-            f"Differences between groups in the last round: {'; '.join(said)}.",
+            f"Differences between groups in the last round: {'; '.join(alt_parts)}.",
         )
 
 
