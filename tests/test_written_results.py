@@ -19,8 +19,8 @@ from fairflower.leaderboard.analysis import Findings
 from fairflower.leaderboard.design import Design
 from fairflower.leaderboard.document import text as text_of
 from fairflower.leaderboard.ledger import Ledger
-from fairflower.leaderboard.sentences import summary as counted
 from fairflower.leaderboard.stages import Stages
+from fairflower.leaderboard.tables import summary as counted
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import Contrast
 from fairflower.report.measures import Measure, Metric

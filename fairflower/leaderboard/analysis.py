@@ -121,11 +121,30 @@ class Findings:
         return _accuracies(self.rows[benchmark.name])
 
     def hours(self, benchmark: Benchmark) -> float:
-        """Return the hours of a benchmark's confirmation and of its methods' trials."""
+        """Return the core-hours of a benchmark's runs: trials, confirmation and references."""
         stages, methods = self.stages, benchmark.confirmed
-        trials = chain(stages.screening(benchmark, methods), stages.again(benchmark, methods))
-        rows = (row for run in trials if (row := stages.row(run)))
+        planned = chain(
+            stages.screening(benchmark, methods),
+            stages.again(benchmark, methods),
+            stages.references(benchmark),
+        )
+        rows = (row for run in planned if (row := stages.row(run)))
         return sum(row.seconds for row in chain(rows, self.rows[benchmark.name])) / 3600
+
+    def validated(self, benchmark: Benchmark, method: str) -> float | None:
+        """Return the chosen settings' mean primary metric over trials, in percent, or None.
+
+        Trials are tested on validation examples. None: not tuned yet, or nothing was chosen.
+        """
+        number = self.stages.chosen(benchmark, method)
+        if number is None or number < 0:
+            return None
+        trials = self.stages.trials(benchmark, method, number)
+        return fmean(
+            100 * primary(self.design).summary(row.accuracies)
+            for trial in trials
+            if (row := self.stages.row(trial))
+        )
 
     def elsewhere(self, benchmark: Benchmark) -> Counter[str]:
         """Return how many of a method's runs are on another kind of processor than its pair's."""

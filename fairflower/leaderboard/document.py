@@ -12,9 +12,10 @@ from fairflower.leaderboard.sentences import (
     conclusion,
     kind,
     left,
+    recorded,
     sentences,
-    tables,
 )
+from fairflower.leaderboard.tables import tables
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft
 from fairflower.report.pages import markdown_board, replace_generated_block
@@ -25,7 +26,7 @@ _COLORS = {BETTER: "#00a866", EQUIVALENT: "#19a3ff", WORSE: "#b23819"}
 
 def text(findings: Findings) -> str:
     """Return the sentences and tables of the results as Markdown."""
-    lines = [*sentences(findings), left(findings)]
+    lines = [*sentences(findings), left(findings), recorded(findings)]
     return markdown_board([line for line in lines if line], tables(findings))
 
 

@@ -16,7 +16,7 @@ from fairflower.data import prepare
 from fairflower.errors import Diverged, error_text
 from fairflower.leaderboard.design import Margins
 from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, STAGES, Planned, Stages
+from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, STAGES, SWEEP, Planned, Stages
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run
 from fairflower.server.contents import read_facts
@@ -115,7 +115,7 @@ def _row(
         round(float(info.get("seconds") or 0.0), 1),
         federation.digest,
         planned.key,
-        str(margins) if planned.stage in (CONFIRMATION, REFERENCE) else "",
+        str(margins) if planned.stage in (CONFIRMATION, REFERENCE, SWEEP) else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""The tables of a leaderboard, and sentences with the conclusions that its protocol prescribes."""
+"""The conclusions of a leaderboard in the sentences that its protocol prescribes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from fairflower.leaderboard.analysis import Findings, primary, secondary
+from fairflower.leaderboard.analysis import Findings, primary
 from fairflower.leaderboard.design import Benchmark, Sweep
-from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
-from fairflower.report.text import DASH, format_number, format_p_value, format_std, join_words
+from fairflower.report.text import format_number, format_p_value, join_words
 from fairflower.statistics.benchmarks import mixed_model, ranks
-from fairflower.statistics.differences import MIN_PAIRS, Difference, MeanStd
+from fairflower.statistics.differences import MIN_PAIRS, Difference
 from fairflower.statistics.power import LEVEL
 
 #: Pairs for question 2 of the protocol: a method, and the same method without its local training.
@@ -108,7 +107,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
         for word, names in kinds.items()
     )
-    largest = _largest_detectable(enough, " points")
+    largest = largest_detectable(enough, " points")
     yield (
         f"{name}: {len(enough)} {'methods were' if len(enough) > 1 else 'method was'} "
         f"compared with {reference} on the worst half of the "
@@ -116,7 +115,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         f"difference that is detectable with 80 % power is {largest}."
     )
     if others := findings.other_references(benchmark):
-        kept = _kept(findings, benchmark)
+        kept = unchanged_by_reference(findings, benchmark)
         counts = ", ".join(
             f"{len(kept[word])} of {len(names)} {word}" for word, names in kinds.items() if names
         )
@@ -138,7 +137,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
             yield f"{name}: {method}, compared with {other}{alone} is {conclusion(pair)}."
 
 
-def _kept(findings: Findings, benchmark: Benchmark) -> dict[str, list[str]]:
+def unchanged_by_reference(findings: Findings, benchmark: Benchmark) -> dict[str, list[str]]:
     """Return the methods by conclusion, without those that another reference would change."""
     families = [findings.judged(benchmark), *findings.other_references(benchmark).values()]
     kinds: dict[str, list[str]] = {word: [] for word in KINDS}
@@ -155,7 +154,7 @@ def _lost(method: str, count: int, federations: int) -> str:
     return f"{method} is lost in {count} of {federations} federations; the others are compared."
 
 
-def _largest_detectable(judged: Mapping[str, Difference], unit: str = "") -> str:
+def largest_detectable(judged: Mapping[str, Difference], unit: str = "") -> str:
     """Return the largest detectable difference that is known, with its method."""
     enough = {m: d.detectable for m, d in judged.items() if d.n >= MIN_PAIRS}
     known = {method: value for method, value in enough.items() if not math.isnan(value)}
@@ -168,7 +167,7 @@ def _largest_detectable(judged: Mapping[str, Difference], unit: str = "") -> str
 def _over_all(findings: Findings) -> Iterator[str]:
     count, planned = len(findings.benchmarks), len(findings.design.benchmarks)
     sources, reference = len(findings.sources), findings.design.reference
-    if not _is_over_all(findings):
+    if not is_over_all(findings):
         yield (
             f"{count} of {planned} benchmark{'s' * (planned != 1)} {'is' if count == 1 else 'are'} "
             f"finished, with {sources} independent data set{'s' * (sources != 1)}. "
@@ -185,10 +184,10 @@ def _over_all(findings: Findings) -> Iterator[str]:
     yield (
         f"Over {over}, the mean gain over {reference} on the worst half: {_counted(judged)}; the "
         "largest difference that is detectable with 80 % power is "
-        f"{_largest_detectable(judged, ' points')}."
+        f"{largest_detectable(judged, ' points')}."
     )
     if findings.over_with_other_references:
-        stay = [method for method in judged if not _changes_over_all(findings, method)]
+        stay = [method for method in judged if not changes_over_all(findings, method)]
         yield (
             f"Over {over}, compared with each of {reference}'s other finalists on one benchmark at "
             f"a time, these conclusions stay: {_counted({m: judged[m] for m in stay})}."
@@ -202,7 +201,7 @@ def _over_all(findings: Findings) -> Iterator[str]:
         yield _ranked(findings, over)
 
 
-def _is_over_all(findings: Findings) -> bool:
+def is_over_all(findings: Findings) -> bool:
     """Return whether all that conclusions over benchmarks need is finished."""
     return (
         len(findings.benchmarks) == len(findings.design.benchmarks)
@@ -221,7 +220,7 @@ def _counted(judged: Mapping[str, Difference]) -> str:
     )
 
 
-def _changes_over_all(findings: Findings, method: str) -> list[str]:
+def changes_over_all(findings: Findings, method: str) -> list[str]:
     """Return the conclusions on a method that differ if the reference is another finalist."""
     word = kind(findings.over_benchmarks()[method])
     return [
@@ -278,154 +277,8 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
         )
 
 
-def tables(findings: Findings) -> list[Table]:
-    """Return the summary, and tables over benchmarks, of each benchmark and of each sweep."""
-    parts = [summary(findings)] if findings.benchmarks else []
-    parts += [_over_all_table(findings)] if _is_over_all(findings) else []
-    parts += [_benchmark(findings, benchmark) for benchmark in findings.benchmarks]
-    parts += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
-    return parts
-
-
-def summary(findings: Findings) -> Table:
-    """Count the conclusions on each finished benchmark."""
-    rows = []
-    for benchmark in findings.benchmarks:
-        judged = findings.judged(benchmark)
-        counts, kept = Counter(map(kind, judged.values())), _kept(findings, benchmark)
-        tried = bool(findings.other_references(benchmark))
-        numbers = [
-            f"{counts[name]} ({len(kept[name])})" if tried and counts[name] else str(counts[name])
-            for name in KINDS
-        ]
-        numbers.append(_largest_detectable(judged))
-        title = f"{benchmark.name} ({len(findings.domains(benchmark))} domains)"
-        rows.append(Row(title, "", [Cell(number) for number in numbers]))
-    return Table(
-        "Summary",
-        f"Number of methods, compared with {findings.design.reference} on the worst half of the "
-        "domains. In brackets, where known: for how many the conclusion is the same with each of "
-        f"{findings.design.reference}'s finalists. Detectable: the largest of the differences, in "
-        "points, that are detected with 80 % power, with its method.",
-        [*KINDS, "detectable"],
-        [Group("", rows)],
-        heading="benchmark",
-    )
-
-
-def _over_all_table(findings: Findings) -> Table:
-    """Return the methods' gains on each independent data set, and their means."""
-    reference, margin = findings.design.reference, primary(findings.design).margin
-    gains, judged = findings.over_sources(), findings.over_benchmarks()
-    by_model = mixed_model(gains, margin)
-    rows = []
-    for method in sorted(judged, key=lambda name: -judged[name].mean):
-        cells = [Cell(format_number(gain, signed=True)) for gain in gains[method]]
-        cells += [_difference(judged[method]), Cell(conclusion(judged[method]))]
-        changes = _changes_over_all(findings, method)
-        cells += [Cell(join_words(changes) or "the same"), _difference(by_model[method])]
-        rows.append(Row(method, "", cells))
-    names = [" and ".join(b.name for b in of) for of in findings.sources.values()]
-    return Table(
-        "Over the benchmarks",
-        f"Differences from {reference} in points, worst half of the domains. Each data set counts "
-        "once: benchmarks with the same people or images are averaged. Mean: with simultaneous "
-        f"95 % intervals for data sets like these, from Student's test for each method. {_MARKS} "
-        "The conclusions are about the mean: on a single data set a method may differ by more. "
-        f"Other finalists: the conclusion if {reference} has the settings of another finalist of "
-        "its tuning on one benchmark. Mixed model: Dunnett's intervals, which assume that all "
-        "methods depend equally much on the data set.",
-        [*names, "mean", "conclusion", "other finalists", "mixed model"],
-        [Group("", rows)],
-    )
-
-
-def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
-    metric, reference = primary(findings.design), findings.design.reference
-    first, others = findings.judged(benchmark), findings.secondary(benchmark)
-    better = {
-        m.title: m.summary.better for m in secondary(findings.design, findings.domains(benchmark))
-    }
-    chosen = {row.method: row.settings for row in findings.rows[benchmark.name]}
-    accuracies = findings.accuracies(benchmark)
-    values = {m: [metric.summary(a) for a in by_f.values()] for m, by_f in accuracies.items()}
-    rows = []
-    for method in sorted(values, key=lambda name: -sum(values[name]) / len(values[name])):
-        difference = first.get(method)
-        estimate = MeanStd.of(values[method])
-        cells = [
-            Cell(format_number(estimate.mean), format_std(estimate.std, estimate.n)),
-            _difference(difference),
-        ]
-        cells += [Cell(conclusion(difference) if difference else "reference")]
-        cells += [_difference(others.get((title, method)), sign) for title, sign in better.items()]
-        rows.append(Row(method, chosen[method], cells))
-    made = len(findings.rows[benchmark.name])
-    hours = findings.hours(benchmark)
-    processors = sorted({row.processor for row in findings.rows[benchmark.name]} - {""})
-    elsewhere = findings.elsewhere(benchmark)
-    mixed = (
-        f" Runs on another kind of processor than the {reference} run of the same federation: "
-        f"{', '.join(f'{method} {runs}' for method, runs in elsewhere.items())}."
-        if elsewhere
-        else ""
-    )
-    redrawn = (
-        f" Federations are redraws of mostly the same examples, so variances use Nadeau and "
-        f"Bengio's factor, 1/n + {benchmark.overlap:g}."
-        if benchmark.overlap
-        else ""
-    )
-    return Table(
-        f"{benchmark.name}, confirmed",
-        f"In %, mean over federations ± sample standard deviation; differences from {reference} in "
-        "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
-        f"are another). {_MARKS} Below each name: settings chosen on validation examples."
-        f"{redrawn} {made} runs on {join_words(processors)}; with all trials they took "
-        f"{format_number(hours, 1)} hours, each on one core beside others.{mixed}",
-        [metric.title, f"against {reference}", "conclusion", *better],
-        [Group("", rows)],
-        [
-            f"{row.method}, federation {row.federation}, is lost: {row.reason}"
-            for row in findings.lost(benchmark)
-        ],
-    )
-
-
-def _sweep(findings: Findings, sweep: Sweep) -> Table:
-    judged = findings.swept(sweep)
-    methods = [name for name in sweep.methods if name != findings.design.reference]
-    rows = [
-        Row(place, "", [_difference(judged.get((place, method))) for method in methods])
-        for place in dict.fromkeys(place for place, _ in judged)
-    ]
-    return Table(
-        f"Sweep {sweep.name}",
-        f"Accuracy on the worst half of the domains minus that of {findings.design.reference}, in "
-        f"points, with simultaneous 95 % intervals for all variations and methods. {_MARKS}",
-        methods,
-        [Group("", rows)],
-        heading="variation",
-    )
-
-
-#: One-sided tests reject more than a two-sided interval shows.
-_MARKS = (
-    "▲ better, ▼ worse, ≈ equivalent (by one-sided tests, so an interval may reach beyond the "
-    "margin)."
-)
-
-
-def _difference(difference: Difference | None, better: int = 1) -> Cell:
-    """Return a difference with its mark; ``better`` is -1 if lower values are better."""
-    if difference is None:
-        return Cell(DASH)
-    mark = MARKS[better * difference.sign][0] or (" ≈" if difference.equivalent else "")
-    interval = _interval(difference) if difference.n > 1 else ""
-    return Cell(format_number(difference.mean, signed=True) + mark, interval)
-
-
-def _interval(difference: Difference) -> str:
+def interval_text(difference: Difference) -> str:
+    """Format a difference's interval."""
     return f"[{format_number(difference.low)}, {format_number(difference.high)}]"
 
 
@@ -438,4 +291,16 @@ def left(findings: Findings) -> str:
     return (
         f"Remaining runs of the confirmation: {', '.join(counts)}. A benchmark is judged when all "
         "its runs are finished."
+    )
+
+
+def recorded(findings: Findings) -> str:
+    """State how many runs are recorded, and how long they took."""
+    ledger = findings.stages.ledger.rows
+    hours = sum(row.seconds for row in ledger.values()) / 3600
+    planned = {run.key for run in findings.stages.planned()}
+    unused = len(ledger.keys() - planned)
+    return (
+        f"All {len(ledger):,} recorded runs took {format_number(hours, 1)} core-hours. "
+        f"{unused:,} of them are with settings that are not planned any more."
     )

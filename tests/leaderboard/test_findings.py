@@ -16,8 +16,9 @@ from fairflower.leaderboard.analysis import Findings, examples_tested
 from fairflower.leaderboard.design import Design, Margins
 from fairflower.leaderboard.document import write
 from fairflower.leaderboard.ledger import Ledger, Row
-from fairflower.leaderboard.sentences import conclusion, left, sentences, tables
+from fairflower.leaderboard.sentences import conclusion, left, recorded, sentences
 from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, SWEEP, Planned, Stages
+from fairflower.leaderboard.tables import tables
 from fairflower.statistics.differences import Difference
 
 GAINS = {"uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0}
@@ -513,3 +514,33 @@ def test_the_document_has_tables_sentences_and_figures(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "rows-differences.png").exists()
     before = text
     assert write(made).read_text(encoding="utf-8") == before
+
+
+def test_the_tuning_table_has_the_chosen_points_mean_on_validation_examples(
+    tmp_path: Path,
+) -> None:
+    made = findings(tmp_path)
+    plain = made.design.benchmarks[0]
+    number = made.stages.chosen(plain, "fedheal")
+    assert number is not None
+    trials = made.stages.trials(plain, "fedheal", number)
+    rows = made.stages.ledger.rows
+    for trial, worst in zip(trials, (0.7, 0.6, 0.8), strict=False):
+        rows[trial.key] = dataclasses.replace(rows[trial.key], validation=f"{worst} 0.9")
+    values = [0.7, 0.6, 0.8][: len(trials)]
+    (table,) = [one for one in tables(Findings(made.stages)) if one.title == "Tuning"]
+    cells = {row.name: [cell.text for cell in row.cells] for row in table.groups[0].rows}
+    assert cells["fedheal"][0] == f"{100 * sum(values) / len(values):.2f}"
+    assert cells["uniform"] == ["50.00", "50.00"]
+
+
+def test_all_recorded_runs_are_counted_with_their_hours(tmp_path: Path) -> None:
+    made = findings(tmp_path)
+    rows = made.stages.ledger.rows
+    some = next(iter(rows.values()))
+    rows["earlier"] = dataclasses.replace(some, key="earlier", seconds=7200.0)
+    hours = 2 + (len(rows) - 1) / 3600
+    assert recorded(made) == (
+        f"All {len(rows):,} recorded runs took {hours:.1f} core-hours. 1 of them are with settings "
+        "that are not planned any more."
+    )
