@@ -10,7 +10,7 @@ import resuming
 from runs import config, history, run
 from safetensors.numpy import load_file
 from torch import nn
-from toys import SETTINGS, data, models_equal, run_toy_rounds, tiny_model
+from toy_trainers import SETTINGS, data, models_equal, run_toy_rounds, tiny_model
 
 from fairflower.arrays import arrays_of
 from fairflower.clients import SGD

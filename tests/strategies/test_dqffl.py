@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
 
 from fairflower.strategies import QFFL, DqFFL, FairRFL
 from fairflower.testing import make_cohort
+from fairflower.testing.rounds import Rounds
 
 LR = 0.05  # of the clients, as `Rounds` sends it
 TINY = 1e-10

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from rounds import Rounds
 from scipy.optimize import minimize
 from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import FedEquilibria
+from fairflower.testing.rounds import Rounds
 from fairflower.training import fisher as module
 from fairflower.training.fisher import chunk_size
 from fairflower.training.gradients import losses_at
