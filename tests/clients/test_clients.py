@@ -43,7 +43,6 @@ from fairflower.clients import (
 )
 from fairflower.config import ClientConfig, TrainConfig
 from fairflower.errors import ConfigError
-from fairflower.flower_compat import set_task_identity
 from fairflower.seeds import derive_seed
 from fairflower.training.build import build_trainer
 
@@ -334,12 +333,6 @@ def test_an_unknown_client_is_named_with_its_nearest_match() -> None:
 
 
 # --- Flower ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def context() -> Context:
-    set_task_identity()
-    return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 
 def test_the_message_api_equals_fit_and_evaluate_exactly(context: Context) -> None:

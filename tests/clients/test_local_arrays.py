@@ -204,9 +204,6 @@ def test_user_metrics_use_the_global_model(kind):
     assert not failed
 
 
-FEDBN = {"client.name": "fedbn", "evaluate.by": "both", "strategy.name": "uniform"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strategy", "part"),

@@ -299,14 +299,20 @@ def test_several_seeds_per_federation_are_one_method_per_federation(tmp_path: Pa
     assert [(m.federations, len(m.runs)) for m in comparison.methods] == [(False, 3)] * 2
 
 
-def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> None:
-    def made(label: str, lr: float, tuned: str = "train.lr") -> Path:
-        folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
-        edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
-        edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
-        return folder
+def tuned_run(parent: Path, label: str, lr: float, tuned: str = "train.lr") -> Path:
+    """Write a run whose settings ``tuned`` were tuned, and return its folder."""
+    folder = make_run(parent / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
+    edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
+    edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
+    return folder
 
-    folders = [made("uniform", 0.1), made("term", 0.2), made("x", 0.3, "")]
+
+def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> None:
+    folders = [
+        tuned_run(tmp_path, "uniform", 0.1),
+        tuned_run(tmp_path, "term", 0.2),
+        tuned_run(tmp_path, "x", 0.3, ""),
+    ]
     (comparison,) = group_runs(map(read_run, folders))
     uniform, term, x = comparison.methods
     assert comparison.baseline(term, "uniform") is uniform
@@ -322,14 +328,8 @@ def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> 
 def test_a_tuned_baseline_is_used_for_untuned_methods_with_the_same_settings(
     tmp_path: Path,
 ) -> None:
-    def made(label: str, lr: float, tuned: str) -> Path:
-        folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
-        edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
-        edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
-        return folder
-
-    folders = [made("uniform", 0.1, "train.lr"), made("term", 0.2, "train.lr")]
-    folders += [made("term", 0.1, ""), made("x", 0.3, "")]
+    folders = [tuned_run(tmp_path, "uniform", 0.1), tuned_run(tmp_path, "term", 0.2)]
+    folders += [tuned_run(tmp_path, "term", 0.1, ""), tuned_run(tmp_path, "x", 0.3, "")]
     (comparison,) = group_runs(map(read_run, folders))
     uniform, *others = comparison.methods
     assert [m.config["train.lr"] for m in others] == [0.2, 0.1, 0.3]

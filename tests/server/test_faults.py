@@ -28,6 +28,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from malformed_replies import NUMBERS as HOSTILE
+from malformed_replies import npy_bytes
 from parametrize import mark_others_nightly
 from replies import error_reply, valid_reply
 from resuming import config, outcome, resume
@@ -161,18 +162,12 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def saved(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("kind", ["objects", "half an array", "no array", "nothing"])
 def test_invalid_arrays_are_refused_and_nothing_is_unpickled(kind, tmp_path):
     sprung = tmp_path / "sprung"
-    whole = saved(MODEL["conv.weight"])
+    whole = npy_bytes(MODEL["conv.weight"])
     data = {
-        "objects": saved(np.array([Trap(sprung)], object)),
+        "objects": npy_bytes(np.array([Trap(sprung)], object)),
         "half an array": whole[: len(whole) // 2 + 40],
         "no array": b"<html>",
         "nothing": b"",
@@ -186,7 +181,7 @@ def test_invalid_arrays_are_refused_and_nothing_is_unpickled(kind, tmp_path):
     assert list(rounds.strategy.dropped) == [1]
     assert "array 'conv.weight' is not a plain NumPy array" in rounds.strategy.dropped[1]
     assert not sprung.exists()
-    np.load(io.BytesIO(saved(np.array([Trap(sprung)], object))), allow_pickle=True)
+    np.load(io.BytesIO(npy_bytes(np.array([Trap(sprung)], object))), allow_pickle=True)
     assert sprung.exists(), "the trap does not work"
 
 
@@ -200,7 +195,7 @@ def decoded(received: ArrayRecord) -> str:
 
 def test_a_flipped_bit_in_an_array_header_is_decoded_or_raises_invalid_reply():
     array = MODEL["conv.weight"]
-    whole = saved(array)
+    whole = npy_bytes(array)
     received = record_of(MODEL)
     for bit in range(8 * (len(whole) - array.nbytes)):
         data = bytearray(whole)

@@ -47,12 +47,13 @@ def loop(model, rounds, variant, q, downscale):
     return model.ravel()
 
 
-def made_up_rounds(clients: int = 6, size: int = 5, count: int = 3):
+def made_up_rounds():
+    """Yield the updates and losses of six clients in three rounds; client 2 is selfish."""
     random = np.random.default_rng(4)
-    for _ in range(count):
-        updates = random.normal(size=(clients, size)) * 0.1 + 0.1
-        updates[2] *= 25  # selfish
-        yield updates, random.uniform(0.2, 2.5, clients)
+    for _ in range(3):
+        updates = random.normal(size=(6, 5)) * 0.1 + 0.1
+        updates[2] *= 25
+        yield updates, random.uniform(0.2, 2.5, 6)
 
 
 def run(strategy, rounds) -> tuple[np.ndarray, dict]:

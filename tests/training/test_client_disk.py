@@ -18,12 +18,9 @@ from fairflower.clients import Trainer
 from fairflower.paths import client_states
 from fairflower.training.client_state import DAYS, load_state, rounds_to_keep, save_state
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 RUN = "0123456789abcdef" * 2
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path))
 
 
 def context() -> Context:

@@ -34,7 +34,6 @@ from fairflower.clients import (
 from fairflower.config import RunConfig, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
-from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import FedEquilibria
 from fairflower.testing.rounds import Rounds
 from fairflower.training import fisher as module
@@ -872,12 +871,6 @@ def test_requested_names_may_have_spaces_repeat_or_be_empty() -> None:
 
 
 # --- behind Flower's message API ----------------------------------------------------------
-
-
-@pytest.fixture
-def context() -> Context:
-    set_task_identity()
-    return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 
 def ask(client: SGD, context: Context, measure: str | None) -> RecordDict:
