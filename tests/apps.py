@@ -12,7 +12,7 @@ from fairflower.client_app import app as client_app
 Handler = Callable[[Message, Context], Message]
 
 
-def replacing(
+def app_with_handlers(
     *, train: Handler = client_app, evaluate: Handler = client_app, query: Handler = client_app
 ) -> ClientApp:
     """Return a ClientApp with the given handlers, and those of ``client_app`` for the others."""

@@ -127,6 +127,23 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the test's own folder as the home folder, so that nothing is shared with other tests."""
+    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def context() -> Any:
+    """Return the Flower context of partition 3."""
+    from flwr.app import Context, RecordDict
+
+    from fairflower.flower_compat import set_task_identity
+
+    set_task_identity()
+    return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
+
+
+@pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw figures of the page (SVG) as usual; write empty files instead of other figures."""
     from matplotlib.figure import Figure

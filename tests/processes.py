@@ -68,7 +68,7 @@ def run(
     return text
 
 
-def family(process: subprocess.Popen[str]) -> set[psutil.Process]:
+def session_processes(process: subprocess.Popen[str]) -> set[psutil.Process]:
     """Return the running processes of a started process's session, with all descendants."""
     members = {m for m in psutil.process_iter() if session(m.pid) == process.pid}
     for member in list(members):
@@ -106,16 +106,16 @@ def session(pid: int) -> int | None:
 
 def end(process: subprocess.Popen[str]) -> None:
     """Terminate a process; after 15 seconds, kill what is left of it and its descendants."""
-    members = family(process)
+    members = session_processes(process)
     if process.poll() is None:
         process.terminate()
-    for member in outliving(members, 15):
+    for member in still_running(members, 15):
         with suppress(psutil.NoSuchProcess):
             member.kill()
     process.wait(15)
 
 
-def outliving(members: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+def still_running(members: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Return the ``members`` that still run after ``seconds``, except zombies."""
     _, alive = psutil.wait_procs(list(members), timeout=seconds)
     return [m for m in alive if m.is_running() and m.status() != psutil.STATUS_ZOMBIE]

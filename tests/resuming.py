@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from apps import replacing
+from apps import app_with_handlers
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from rich.console import Console
@@ -55,7 +55,7 @@ def stopped(made: RunConfig, server_round: int) -> Path:
             stop.set()
         return client_app(message, context)
 
-    made_session = session(made, replacing(train=train), stop=stop)
+    made_session = session(made, app_with_handlers(train=train), stop=stop)
     try:
         made_session.run()
     except RunInterrupted:

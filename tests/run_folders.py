@@ -90,7 +90,7 @@ def rising(start: float, b: float = 0.9, rounds: int = 7) -> Accuracies:
     return [{"a": start + 0.01 * r, "b": b} for r in range(rounds)]
 
 
-def shown(*folders: Path, width: int = 200) -> str:
+def printed_tables(*folders: Path, width: int = 200) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
         console.print(terminal_table([read_run(folder) for folder in folders]))
@@ -218,7 +218,7 @@ def give_clients(folder: Path, **counts: int) -> Path:
     return folder
 
 
-def lose(values: Accuracies, /, **rounds: Iterable[int]) -> Accuracies:
+def without_tests(values: Accuracies, /, **rounds: Iterable[int]) -> Accuracies:
     """Return accuracies without those of some domains in some rounds."""
     return [
         {d: value for d, value in accuracies.items() if r not in rounds.get(d, ())}
@@ -249,7 +249,7 @@ def clustered(
     return make_run(folder, rising(0.5, rounds=len(clusters) + 1), diagnostics=records, **options)
 
 
-def several(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
+def runs_with(tmp_path: Path, label: str, values: Sequence[float], **options: Any) -> list[Path]:
     """Write a run per value of domain a; domain b is always 0.9."""
     return [
         make_run(tmp_path / f"{label}-{s}", constant(a=a, b=0.9), label=label, seed=s, **options)

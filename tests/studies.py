@@ -47,11 +47,11 @@ def tuning(
     )
 
 
-def of(made: TuningStudies, method: str) -> Tuned:
+def tuned_of(made: TuningStudies, method: str) -> Tuned:
     return next(one for one in made.tuned() if one.method == method)
 
 
-def make(
+def run_study(
     made: TuningStudies, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
 ) -> list[RunConfig]:
     """Write the runs of a study, in the order of `execute_parallel`, without training."""
@@ -60,10 +60,10 @@ def make(
         config = todo.pop(-1 if last_first else 0)
         error: Exception | None = None
         try:
-            write(config, quality(config), made.watch(config))
+            write_run(config, quality(config), made.watch(config))
         except (RoundFailed, OSError) as problem:
             error = problem
-            write(config, (0.1, 0.1), None, problem)
+            write_run(config, (0.1, 0.1), None, problem)
         done.append(config)
         more, excused = made.ended(config, error)
         assert error is None or excused == isinstance(error, Diverged)
@@ -71,7 +71,7 @@ def make(
     return done
 
 
-def figures(accuracies: Mapping[str, float]) -> Metrics:
+def metrics_of(accuracies: Mapping[str, float]) -> Metrics:
     """Return the metrics of a round with these accuracies in validation."""
     history = History(tuple(accuracies))
     for domain, value in accuracies.items():
@@ -79,7 +79,7 @@ def figures(accuracies: Mapping[str, float]) -> Metrics:
     return history.of(1)
 
 
-def write(
+def write_run(
     config: RunConfig, quality: tuple[float, float], watch: Any, error: Exception | None = None
 ) -> None:
     """Write a run folder as plain text, with these accuracies from the second round on."""
@@ -101,7 +101,7 @@ def write(
         lines.append(f"{r},run,,seconds,1.0")
         try:
             if watch:
-                watch(r, figures(values))
+                watch(r, metrics_of(values))
         except Pruned as why:
             status, reason = "pruned", str(why)
             break

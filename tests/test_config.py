@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import damaged
+import invalid_values
 import pytest
 import tables
+from experiment_files import run_configs
 from hypothesis import given
 from hypothesis import strategies as st
-from products import thinned
-from shipped import configs
+from parametrize import mark_others_nightly
 
 from fairflower import config
 from fairflower.arguments import ArgumentSpec
@@ -76,7 +76,7 @@ def test_pyproject_declares_no_federations():
     assert "federations" not in project["tool"]["flwr"]
 
 
-@pytest.mark.parametrize("path", configs(), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", run_configs(), ids=lambda p: p.name)
 def test_experiments_are_valid_run_configs(path):
     RunConfig.from_flat(config.read_toml(path))
 
@@ -156,11 +156,11 @@ KEYS = (
 
 
 @pytest.mark.parametrize(
-    "key", thinned([(key,) for key in config.key_help()], [(key,) for key in KEYS])
+    "key", mark_others_nightly([(key,) for key in config.key_help()], [(key,) for key in KEYS])
 )
 def test_damaged_values_cause_at_most_a_config_error(key):
     told = []
-    for value in damaged.PYTHON.values():
+    for value in invalid_values.PYTHON_VALUES.values():
         try:
             RunConfig.from_flat({key: value}).to_toml().encode()
         except ConfigError as error:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from command import call
+from experiment_files import FOLDER
 from safetensors.numpy import load_file
-from shipped import FOLDER
 
 from fairflower.engines.launch import simulate
 from fairflower.report import read_run

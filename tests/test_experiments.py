@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import typer
-from shipped import FOLDER, configs
+from experiment_files import FOLDER, run_configs
 
 import fairflower.data
 from fairflower.cli import app, landscape, report, run, sharpness
 from fairflower.config import RunConfig, read_toml
 from fairflower.plans import comparison
 
-CONFIGS = configs()
+CONFIGS = run_configs()
 INDEX = (FOLDER / "README.md").read_text()
 
 #: Last numbers of the papers' tables and figures, appendices included.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apps import replacing
+from apps import app_with_handlers
 from command import call, invoke
 from flwr.app import Context, Message
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
@@ -159,7 +159,7 @@ def test_clients_train_without_the_strategys_package(
                 RunConfig.from_flat(made.to_flat())
             return client_app(message, context)
 
-    grid = InlineGrid(replacing(train=train), 4, raise_errors=True)
+    grid = InlineGrid(app_with_handlers(train=train), 4, raise_errors=True)
     folder = Session(grid, made, Console(quiet=True)).run()
     assert read_facts(folder)["status"] == "completed"
     assert len(instances) == 1  # the server's

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from experiment_files import FOLDER
 from run_folders import constant, make_run
-from shipped import FOLDER
 
 from fairflower.config import read_toml
 from fairflower.config.privacy import PrivacyConfig

@@ -13,7 +13,7 @@ from statistics import mean
 from unittest import mock
 
 import pytest
-from shipped import LEADERBOARD
+from experiment_files import LEADERBOARD
 
 from fairflower.leaderboard.analysis import Findings
 from fairflower.leaderboard.design import Design

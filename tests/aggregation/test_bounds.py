@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parametrize import every_strategy
+from replies import error_reply, valid_reply
 from resuming import config, session
-from rounds import MODEL, Rounds, every_strategy, failure, good, updates, zero_update
 
 from fairflower.aggregation.bounds import cap_weights, clip_updates
 from fairflower.aggregation.records import InvalidReply
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates, Prototypes
 from fairflower.strategies import STRATEGIES, Cohort, FedAvg, FedHEAL, Uniform
+from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
 weights_and_caps = st.tuples(
     st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 1)
@@ -193,7 +195,9 @@ def test_fedheal_respects_the_cap_where_other_clients_are_masked():
 def test_too_few_replies_for_the_cap_fail_the_round():
     rounds = Rounds(Uniform(max_client_weight=0.3, min_clients=1), MODEL, range(4))
     messages = rounds.ask()
-    replies = [good(m, k) for k, m in enumerate(messages[:3])] + [failure(messages[3], "boom")]
+    replies = [valid_reply(m, k) for k, m in enumerate(messages[:3])] + [
+        error_reply(messages[3], "boom")
+    ]
     with pytest.raises(RoundFailed, match=r"3 usable replies.*at most 0\.3(?s:.*)client 3: boom"):
         rounds.finish(replies)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rounds import Rounds
 from scipy.stats import binom
 
 from fairflower.aggregation.consistency import BINS, SignConsistency, histogram
@@ -14,6 +13,7 @@ from fairflower.config import RunConfig
 from fairflower.report import read_run
 from fairflower.report.figures.diagnostics import windows
 from fairflower.strategies import FedAvg
+from fairflower.testing.rounds import Rounds
 
 
 def by_hand(signs: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ import re
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
-from rounds import MODEL, Rounds, every_strategy, failure, good, reply
+from parametrize import every_strategy
+from replies import error_reply, valid_reply
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from fairflower.arrays import record_of
@@ -15,6 +16,7 @@ from fairflower.errors import ConfigError, Diverged, RoundFailed
 from fairflower.exchanges.anchors import SemanticAnchors
 from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import STRATEGIES, FedAvg, FedEquilibria
+from fairflower.testing.rounds import MODEL, Rounds, reply
 
 # --- replies that cannot be used -----------------------------------------------------------
 
@@ -42,17 +44,20 @@ BAD_REPLIES = {
     "dtype": (wrong_arrays(lambda a: a | {"bn.running_mean": np.zeros(3)}), "float64"),
     "missing array": (wrong_arrays(lambda a: {"conv.weight": a["conv.weight"]}), "missing"),
     "extra array": (wrong_arrays(lambda a: a | {"x": np.ones(1)}), "unexpected.*x"),
-    "exception": (lambda m, c: failure(m, "ZeroDivisionError: boom"), "boom"),
-    "long story": (lambda m, c: failure(m, 400 * "x" + "boom"), r" \.\.\. x{296}boom\b"),
+    "exception": (lambda m, c: error_reply(m, "ZeroDivisionError: boom"), "boom"),
+    "long story": (lambda m, c: error_reply(m, 400 * "x" + "boom"), r" \.\.\. x{296}boom\b"),
     "no num-examples": (
         lambda m, c: reply(m, MODEL, {"client-id": c}),
         "num-examples",
     ),
-    "zero examples": (lambda m, c: good(m, c, **{"num-examples": 0}), "num-examples = 0"),
-    "NaN examples": (lambda m, c: good(m, c, **{"num-examples": float("nan")}), "num-examples"),
-    "negative": (lambda m, c: good(m, c, **{"num-examples": -3}), "num-examples = -3"),
-    "NaN id": (lambda m, c: good(m, float("nan")), "client-id = nan"),
-    "another's id": (lambda m, c: good(m, 0), "claims to be client 0"),
+    "zero examples": (lambda m, c: valid_reply(m, c, **{"num-examples": 0}), "num-examples = 0"),
+    "NaN examples": (
+        lambda m, c: valid_reply(m, c, **{"num-examples": float("nan")}),
+        "num-examples",
+    ),
+    "negative": (lambda m, c: valid_reply(m, c, **{"num-examples": -3}), "num-examples = -3"),
+    "NaN id": (lambda m, c: valid_reply(m, float("nan")), "client-id = nan"),
+    "another's id": (lambda m, c: valid_reply(m, 0), "claims to be client 0"),
 }
 
 
@@ -71,7 +76,7 @@ def test_arrays_that_are_not_real_numbers_are_refused(array: np.ndarray) -> None
 @every_strategy
 def test_a_missing_measurement_fails_the_round_with_its_name(name):
     rounds = Rounds(STRATEGIES[name](), MODEL, range(2))
-    replies = [good(message, k) for k, message in enumerate(rounds.ask())]
+    replies = [valid_reply(message, k) for k, message in enumerate(rounds.ask())]
     if not rounds.strategy.needs:
         rounds.finish(replies)
         return
@@ -86,7 +91,7 @@ def test_a_bad_reply_is_dropped_and_the_others_are_merged(kind, caplog):
     strategy = FedAvg()
     rounds = Rounds(strategy, MODEL, range(4))
     messages = rounds.ask()
-    replies = [good(m, k) for k, m in enumerate(messages[:3])] + [make(messages[3], 3)]
+    replies = [valid_reply(m, k) for k, m in enumerate(messages[:3])] + [make(messages[3], 3)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         model = rounds.finish(replies)
     assert strategy.client_ids == (0, 1, 2)
@@ -113,7 +118,7 @@ def test_merging_uses_a_single_thread():
     rounds = Rounds(Spy(exchanges=[Anchor()]), MODEL, range(2))
     with threadpool_limits(2):
         before = threadpool_info()
-        rounds.finish([good(message, k) for k, message in enumerate(rounds.ask())])
+        rounds.finish([valid_reply(message, k) for k, message in enumerate(rounds.ask())])
         assert threadpool_info() == before
     assert len(threads) >= 2
     assert set(threads) == {1}
@@ -123,14 +128,14 @@ def test_clients_without_a_reply_are_listed_as_dropped():
     strategy = FedAvg(min_clients=2)
     rounds = Rounds(strategy, MODEL, range(4))
     messages = rounds.ask()
-    rounds.finish([good(messages[0], 0), good(messages[2], 2)])
+    rounds.finish([valid_reply(messages[0], 0), valid_reply(messages[2], 2)])
     assert strategy.dropped == dict.fromkeys([1, 3], "no reply before the timeout")
 
 
 def test_too_few_replies_fail_the_round_with_the_reasons():
     rounds = Rounds(FedAvg(), MODEL, range(4))
     messages = rounds.ask()
-    replies = [good(messages[0], 0), failure(messages[1], "out of memory")]
+    replies = [valid_reply(messages[0], 0), error_reply(messages[1], "out of memory")]
     with pytest.raises(RoundFailed, match=r"(?s)1 of 4 .* 2 .*client 1: out of memory.*2, 3: no"):
         rounds.finish(replies)
 
@@ -145,7 +150,7 @@ def test_too_few_replies_fail_the_round_with_the_reasons():
 )
 def test_divergence_is_distinguished_from_other_failures(reasons, error):
     rounds = Rounds(FedAvg(), MODEL, range(2))
-    replies = [failure(m, reason) for m, reason in zip(rounds.ask(), reasons, strict=True)]
+    replies = [error_reply(m, reason) for m, reason in zip(rounds.ask(), reasons, strict=True)]
     with pytest.raises(RoundFailed, match="0 of 2") as raised:
         rounds.finish(replies)
     assert type(raised.value) is error
@@ -154,7 +159,7 @@ def test_divergence_is_distinguished_from_other_failures(reasons, error):
 def test_min_clients_above_the_number_of_clients_is_no_divergence():
     rounds = Rounds(FedAvg(min_clients=3), MODEL, range(2))
     with pytest.raises(RoundFailed, match=r"2 of 2 .* fewer than the 3") as raised:
-        rounds.finish([good(message, k) for k, message in enumerate(rounds.ask())])
+        rounds.finish([valid_reply(message, k) for k, message in enumerate(rounds.ask())])
     assert type(raised.value) is RoundFailed
 
 
@@ -184,9 +189,9 @@ def test_a_round_without_replies_fails():
 def test_an_error_reply_from_the_superlink_is_assigned_to_the_asked_node():
     rounds = Rounds(FedAvg(min_clients=1), MODEL, range(2))
     messages = rounds.ask()
-    lost = failure(messages[1], "node unavailable")
+    lost = error_reply(messages[1], "node unavailable")
     lost.metadata.__dict__["_src_node_id"] = 1
-    rounds.finish([good(messages[0], 0), lost])
+    rounds.finish([valid_reply(messages[0], 0), lost])
     assert rounds.strategy.dropped == {1: "node unavailable"}
 
 
@@ -228,7 +233,7 @@ def test_without_enrollment_a_client_is_known_by_the_id_it_sent():
         assert received == expected
         for i, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = str(i)
-        replies = [good(m, {7: 20, 9: 22}[m.metadata.dst_node_id]) for m in messages]
+        replies = [valid_reply(m, {7: 20, 9: 22}[m.metadata.dst_node_id]) for m in messages]
         strategy.aggregate_train(1, replies)
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
 
 from fairflower.aggregation.state import flatten_state, unflatten_state
 from fairflower.exchanges import ControlVariates
 from fairflower.strategies import FedAvg, FedFV, FedHEAL, FedLF, FedMDFG
 from fairflower.testing import make_cohort
+from fairflower.testing.rounds import Rounds
 
 leaves = st.one_of(
     st.none(),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import toys
+import toy_trainers
 from classic_server import OK, manager, result
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
@@ -30,9 +30,8 @@ from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 from hypothesis import given
 from hypothesis import strategies as st
-from plain import data, linear, trainer
-from products import thinned
-from rounds import MODEL, Rounds, every_strategy, updates
+from parametrize import every_strategy, mark_others_nightly
+from sgd_clients import linear, random_client_data, sgd_trainer
 from torch import nn
 
 from fairflower.arrays import record_of
@@ -46,6 +45,7 @@ from fairflower.exchanges import ControlVariates
 from fairflower.flower_compat import proxy_node_id, set_task_identity
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, FedEquilibria
+from fairflower.testing.rounds import MODEL, Rounds, updates
 
 
 class ClassicRounds:
@@ -143,7 +143,7 @@ class Grid(InlineGrid):
 
 def client(context: Context) -> Trainer:
     k = int(context.node_config["partition-id"])
-    return trainer(linear(), data=data(train=12 + 5 * k, seed=k), client_id=k)
+    return sgd_trainer(linear(), data=random_client_data(train=12 + 5 * k, seed=k), client_id=k)
 
 
 def classic_app(client: Callable[[Context], Trainer]) -> ClientApp:
@@ -183,7 +183,7 @@ NOT_PLAIN = [name for name in CLIENTS if name not in ("fedavg", "sam", "fedsam",
 # FedCE's clients also keep their model for measurements: beside other state, or alone.
 @pytest.mark.parametrize(
     ("name", "rule"),
-    thinned(
+    mark_others_nightly(
         itertools.product(CLIENTS, ["fedheal", "fedce"]),
         {*((name, "fedheal") for name in NOT_PLAIN), ("sgd", "fedce"), ("scaffold", "fedce")},
     ),
@@ -193,12 +193,12 @@ def test_a_classic_app_matches_a_message_app_for_every_client(name: str, rule: s
     nodes = {f"min_{kind}_nodes": 3 for kind in ("train", "evaluate", "available")}
 
     def strategy() -> FairStrategy:
-        return STRATEGIES[rule](**nodes, exchanges=toys.exchanges(name))
+        return STRATEGIES[rule](**nodes, exchanges=toy_trainers.exchanges(name))
 
     def client(context: Context) -> Trainer:
-        return toys.trainer(name, int(context.node_config["partition-id"]))
+        return toy_trainers.trainer(name, int(context.node_config["partition-id"]))
 
-    start = toys.trainer(name).send()
+    start = toy_trainers.trainer(name).send()
     set_task_identity()
     modern = strategy()
     app = make_client_app(lambda context, config: client(context))
@@ -214,7 +214,7 @@ def test_a_classic_app_matches_a_message_app_for_every_client(name: str, rule: s
 
     for found, array in zip(seen[3], expected.arrays.values(), strict=True):
         assert found.tobytes() == array.numpy().tobytes()
-    assert toys.models_equal(modern.state_dict(), legacy.strategy.state_dict())
+    assert toy_trainers.models_equal(modern.state_dict(), legacy.strategy.state_dict())
     assert not legacy.strategy.dropped
 
 

@@ -234,7 +234,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
     ],
 )
 def test_errors_say_what_to_change_and_show_no_traceback(args, code, message):
-    """More errors are tested in ``wrong_inputs.py``."""
+    """More errors are tested in ``invalid_inputs.py``."""
     output = call(*args, expect=code)
     assert message in output
     assert "Traceback" not in output

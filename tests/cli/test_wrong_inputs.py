@@ -6,10 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+import invalid_files
 import pytest
-import wrong_places
 from command import invoke
-from wrong_inputs import WRONG
+from invalid_inputs import WRONG
 
 from fairflower.cli.terminal import console
 
@@ -21,9 +21,9 @@ LINES = 5
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of `wrong_places`, in which commands may write."""
+    """A folder with the files of `invalid_files`, in which commands may write."""
     folder = tmp_path_factory.mktemp("places")
-    wrong_places.make(folder)
+    invalid_files.make(folder)
     return folder
 
 

@@ -16,9 +16,19 @@ from flwr.clientapp import ClientApp
 from flwr.common import EvaluateIns, FitIns, ndarrays_to_parameters, parameters_to_ndarrays
 from hypothesis import given
 from hypothesis import strategies as st
-from plain import SETTINGS, Arrays, Softmax, batch_normed, data, linear, one_round, split, trainer
+from sgd_clients import (
+    SETTINGS,
+    Arrays,
+    NumPySoftmaxRegression,
+    batch_normed,
+    linear,
+    one_round,
+    random_client_data,
+    random_images,
+    sgd_trainer,
+)
 from torch import Tensor
-from toys import models_equal
+from toy_trainers import models_equal
 
 from fairflower import models
 from fairflower.arrays import record_of
@@ -33,7 +43,6 @@ from fairflower.clients import (
 )
 from fairflower.config import ClientConfig, TrainConfig
 from fairflower.errors import ConfigError
-from fairflower.flower_compat import set_task_identity
 from fairflower.seeds import derive_seed
 from fairflower.training.build import build_trainer
 
@@ -53,11 +62,11 @@ def stacked(arrays: Arrays) -> np.ndarray:
 
 
 def test_two_full_batch_steps_match_sgd_with_momentum_and_weight_decay() -> None:
-    plain = ClientData(split(20, 0), split(5, 1), (0.5,) * 3, (0.5,) * 3, 4)
+    plain = ClientData(random_images(20, 0), random_images(5, 1), (0.5,) * 3, (0.5,) * 3, 4)
     settings = TrainConfig(local_epochs=2, batch_size=32, lr=0.02, momentum=0.9, weight_decay=0.1)
-    client = trainer(linear(), data=plain, settings=settings)
+    client = sgd_trainer(linear(), data=plain, settings=settings)
     arrays = client.send()
-    regression = Softmax(plain.train)
+    regression = NumPySoftmaxRegression(plain.train)
     w = stacked(arrays)
     for server_round in (1, 2):  # the momentum buffer is new in round 2
         losses, buffer = [], np.zeros_like(w)
@@ -71,19 +80,21 @@ def test_two_full_batch_steps_match_sgd_with_momentum_and_weight_decay() -> None
 
 def test_train_loss_is_the_mean_over_images_not_over_batches() -> None:
     """With lr 0 every batch sees the same model, so the mean is the whole set's loss."""
-    plain = ClientData(split(21, 0), split(5, 1), (0.5,) * 3, (0.5,) * 3, 4)
+    plain = ClientData(random_images(21, 0), random_images(5, 1), (0.5,) * 3, (0.5,) * 3, 4)
     settings = TrainConfig(local_epochs=3, batch_size=8, lr=0.0)
-    client = trainer(linear(), data=plain, settings=settings)
+    client = sgd_trainer(linear(), data=plain, settings=settings)
     arrays = client.send()
     sent, train_loss = one_round(client, arrays)
-    assert train_loss == pytest.approx(Softmax(plain.train).loss(stacked(arrays)), rel=1e-6)
+    assert train_loss == pytest.approx(
+        NumPySoftmaxRegression(plain.train).loss(stacked(arrays)), rel=1e-6
+    )
     assert models_equal(sent, arrays)
 
 
 def test_evaluation_is_the_mean_over_the_test_images() -> None:
-    client = trainer(linear())
+    client = sgd_trainer(linear())
     client.eval_batch_size = 4
-    regression, w = Softmax(client.data.test), stacked(client.send())
+    regression, w = NumPySoftmaxRegression(client.data.test), stacked(client.send())
     assert client.test() == {
         "eval_loss": pytest.approx(regression.loss(w), rel=1e-6),
         "accuracy": pytest.approx(regression.accuracy(w)),
@@ -91,7 +102,7 @@ def test_evaluation_is_the_mean_over_the_test_images() -> None:
 
 
 def test_evaluation_uses_running_statistics_and_changes_nothing() -> None:
-    client = trainer()
+    client = sgd_trainer()
     before, state = client.send(), torch.get_rng_state()
     client.model.train()
     first = client.test()
@@ -101,20 +112,22 @@ def test_evaluation_uses_running_statistics_and_changes_nothing() -> None:
 
 
 def test_zero_local_epochs_return_the_received_model_and_its_loss() -> None:
-    client = trainer(linear(), settings=TrainConfig(local_epochs=0))
+    client = sgd_trainer(linear(), settings=TrainConfig(local_epochs=0))
     arrays = client.send()
     sent, train_loss = one_round(client, arrays)
     assert models_equal(sent, arrays)
-    assert train_loss == pytest.approx(Softmax(client.data.train).loss(stacked(arrays)), rel=1e-6)
+    assert train_loss == pytest.approx(
+        NumPySoftmaxRegression(client.data.train).loss(stacked(arrays)), rel=1e-6
+    )
 
 
 # --- what the result depends on --------------------------------------------------------
 
 
 def test_a_round_does_not_depend_on_earlier_calls() -> None:
-    start = trainer().send()
-    expected, loss = one_round(trainer(), start)
-    client = trainer()
+    start = sgd_trainer().send()
+    expected, loss = one_round(sgd_trainer(), start)
+    client = sgd_trainer()
     client.receive(start)
     client.test()
     one_round(client, start, server_round=2)
@@ -133,18 +146,20 @@ def test_a_round_does_not_depend_on_earlier_calls() -> None:
 def test_seed_client_and_round_each_change_the_draws(
     changes: dict[str, Any], server_round: int
 ) -> None:
-    start = trainer().send()
-    expected, _ = one_round(trainer(), start)
-    other, _ = one_round(trainer(**changes), start, server_round)
+    start = sgd_trainer().send()
+    expected, _ = one_round(sgd_trainer(), start)
+    other, _ = one_round(sgd_trainer(**changes), start, server_round)
     assert not models_equal(other, expected)
 
 
 def test_clients_that_share_a_model_do_not_depend_on_their_order() -> None:
     model = batch_normed()
-    start = trainer(model).send()
+    start = sgd_trainer(model).send()
 
     def results(order: list[int]) -> dict[int, Arrays]:
-        clients = {i: trainer(model, client_id=i, data=data(seed=i)) for i in order}
+        clients = {
+            i: sgd_trainer(model, client_id=i, data=random_client_data(seed=i)) for i in order
+        }
         return {i: one_round(client, start)[0] for i, client in clients.items()}
 
     forwards, backwards = results([0, 1, 2]), results([2, 1, 0])
@@ -153,7 +168,7 @@ def test_clients_that_share_a_model_do_not_depend_on_their_order() -> None:
 
 def test_training_leaves_torchs_generator_and_cudnn_flags_unchanged() -> None:
     cudnn = torch.backends.cudnn
-    client = trainer()
+    client = sgd_trainer()
     generator, switches = torch.get_rng_state(), (cudnn.deterministic, cudnn.benchmark)
     client.train(1)
     assert torch.equal(torch.get_rng_state(), generator)
@@ -183,9 +198,9 @@ def test_batches_of_one_image_do_not_break_batch_norm(name: str, images: int, st
 
     A client's only image is normalized by the received statistics, which do not change.
     """
-    client = trainer(
+    client = sgd_trainer(
         models.build(name, 4, (3, 8, 8), seed=0),
-        data=data(train=images),
+        data=random_client_data(train=images),
         settings=TrainConfig(local_epochs=1, batch_size=4, lr=0.01),
     )
     start = client.send()
@@ -203,7 +218,9 @@ def test_batches_of_one_image_do_not_break_batch_norm(name: str, images: int, st
 
 
 def test_batch_size_1_is_allowed() -> None:
-    client = trainer(data=data(train=3), settings=TrainConfig(local_epochs=1, batch_size=1))
+    client = sgd_trainer(
+        data=random_client_data(train=3), settings=TrainConfig(local_epochs=1, batch_size=1)
+    )
     arrays, loss = one_round(client, client.send())
     assert math.isfinite(loss)
     assert arrays["1.num_batches_tracked"] == 0
@@ -214,7 +231,7 @@ def test_batch_size_1_is_allowed() -> None:
 
 
 def test_arrays_keep_names_order_shapes_and_types() -> None:
-    client = trainer()
+    client = sgd_trainer()
     arrays, _ = one_round(client, client.send())
     state = client.model.state_dict()
     assert list(arrays) == list(state)
@@ -227,7 +244,7 @@ def test_arrays_keep_names_order_shapes_and_types() -> None:
 
 
 def test_sent_arrays_are_copies() -> None:
-    client = trainer()
+    client = sgd_trainer()
     first = client.send()
     kept = {name: array.copy() for name, array in first.items()}
     client.train(1)
@@ -237,7 +254,7 @@ def test_sent_arrays_are_copies() -> None:
 
 
 def test_received_arrays_are_not_modified() -> None:
-    client = trainer()
+    client = sgd_trainer()
     arrays = client.send()
     kept = {name: array.copy() for name, array in arrays.items()}
     for array in arrays.values():
@@ -249,7 +266,7 @@ def test_received_arrays_are_not_modified() -> None:
 
 
 def test_arrays_are_matched_by_name_in_any_order() -> None:
-    client = trainer()
+    client = sgd_trainer()
     arrays = {name: array + 1 for name, array in client.send().items()}
     client.receive({name: arrays[name] for name in reversed(arrays)})
     assert models_equal(client.send(), arrays)
@@ -269,7 +286,7 @@ def test_arrays_are_matched_by_name_in_any_order() -> None:
 def test_wrong_arrays_are_refused_and_leave_the_model_unchanged(
     change: Arrays, message: str
 ) -> None:
-    client = trainer()
+    client = sgd_trainer()
     before = client.send()
     wrong = {name: np.asarray(array + 1) for name, array in before.items()} | change
     with pytest.raises(ValueError, match=f"Client 3.*{message}"):
@@ -278,7 +295,7 @@ def test_wrong_arrays_are_refused_and_leave_the_model_unchanged(
 
 
 def test_missing_arrays_are_named() -> None:
-    client = trainer()
+    client = sgd_trainer()
     arrays = client.send()
     del arrays["1.weight"]
     with pytest.raises(ValueError, match=r"Missing: 1\.weight\. Unknown: none"):
@@ -289,19 +306,19 @@ def test_missing_arrays_are_named() -> None:
 
 
 def test_a_diverging_loss_names_client_round_and_remedy() -> None:
-    client = trainer(linear(), settings=TrainConfig(local_epochs=2, batch_size=4, lr=1e38))
+    client = sgd_trainer(linear(), settings=TrainConfig(local_epochs=2, batch_size=4, lr=1e38))
     with pytest.raises(FloatingPointError, match=r"Client 3.*round 7.*Lower train\.lr"):
         client.train(7)
 
 
 def test_fit_requires_server_round_in_the_config(context: Context) -> None:
-    client = NumPyTrainer(trainer(), context)
+    client = NumPyTrainer(sgd_trainer(), context)
     with pytest.raises(ValueError, match=r"server-round.*on_fit_config_fn"):
         client.fit(client.get_parameters({}), {})
 
 
 def test_a_client_without_images_raises_an_error() -> None:
-    client = trainer(data=data(train=0, test=0))
+    client = sgd_trainer(data=random_client_data(train=0, test=0))
     with pytest.raises(ValueError, match="Client 3 has no training images"):
         client.train(1)
     with pytest.raises(ValueError, match="Client 3 has no test images"):
@@ -310,31 +327,27 @@ def test_a_client_without_images_raises_an_error() -> None:
 
 def test_an_unknown_client_is_named_with_its_nearest_match() -> None:
     with pytest.raises(ConfigError, match=r"Unknown client 'sdg'.*'sgd'"):
-        build_trainer(ClientConfig("sdg"), linear(), data(), SETTINGS, client_id=0, seed=0)
+        build_trainer(
+            ClientConfig("sdg"), linear(), random_client_data(), SETTINGS, client_id=0, seed=0
+        )
 
 
 # --- Flower ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def context() -> Context:
-    set_task_identity()
-    return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
-
-
 def test_the_message_api_equals_fit_and_evaluate_exactly(context: Context) -> None:
-    start = trainer().send()
+    start = sgd_trainer().send()
     seen = []
 
     def trainer_fn(context: Context, config: ConfigRecord) -> Trainer:
         seen.append((context.node_config["partition-id"], dict(config)))
-        return trainer()
+        return sgd_trainer()
 
     app = make_client_app(trainer_fn)
     config = ConfigRecord({"server-round": 5, "seed": 0})
     content = RecordDict({"arrays": record_of(start), "config": config})
 
-    classic = NumPyTrainer(trainer(), context)
+    classic = NumPyTrainer(sgd_trainer(), context)
     parameters, num_examples, metrics = classic.fit(list(start.values()), config)
     reply = app(Message(content, 1, "train"), context).content
     sent = {name: array.numpy() for name, array in reply.array_records["arrays"].items()}
@@ -354,8 +367,8 @@ def test_the_message_api_equals_fit_and_evaluate_exactly(context: Context) -> No
 
 
 def test_a_trainer_works_as_a_classic_client(context: Context) -> None:
-    app = ClientApp(client_fn=lambda context: NumPyTrainer(trainer(), context).to_client())
-    client = NumPyTrainer(trainer(), context)
+    app = ClientApp(client_fn=lambda context: NumPyTrainer(sgd_trainer(), context).to_client())
+    client = NumPyTrainer(sgd_trainer(), context)
     start = client.get_parameters({})
     expected, num_examples, metrics = client.fit(start, {"server-round": 2})
     wire = ndarrays_to_parameters(start)
@@ -378,8 +391,8 @@ def test_a_trainer_works_as_a_classic_client(context: Context) -> None:
 
 
 def test_a_message_without_arrays_raises_an_error(context: Context) -> None:
-    app = make_client_app(lambda context, config: trainer())
-    content = RecordDict({"weights": record_of(trainer().send())})
+    app = make_client_app(lambda context, config: sgd_trainer())
+    content = RecordDict({"weights": record_of(sgd_trainer().send())})
     with pytest.raises(ValueError, match=r"train message has no ArrayRecord 'arrays'.*weights"):
         app(Message(content, 1, "train"), context)
 
@@ -399,10 +412,10 @@ def test_subclasses_change_the_training_loop_through_hooks() -> None:
 
     settings = TrainConfig(local_epochs=2, batch_size=8, lr=0.1, weight_decay=0.0)
     half = TrainConfig(local_epochs=2, batch_size=8, lr=0.05, weight_decay=0.0)
-    start = trainer().send()
-    varied = Halved(batch_normed(), data(), settings, client_id=3, seed=0)
+    start = sgd_trainer().send()
+    varied = Halved(batch_normed(), random_client_data(), settings, client_id=3, seed=0)
     arrays, loss = one_round(varied, start)
-    expected, expected_loss = one_round(trainer(settings=half), start)
+    expected, expected_loss = one_round(sgd_trainer(settings=half), start)
     assert varied.count == 6
     assert loss == pytest.approx(expected_loss / 2, rel=1e-5)
     for name in expected:
@@ -481,15 +494,15 @@ def test_threads_match_the_granted_cpus(monkeypatch: pytest.MonkeyPatch) -> None
 
 @NEEDS_CUDA
 def test_gpu_training_matches_the_cpu_and_is_reproducible() -> None:
-    start = trainer().send()
-    linear_start = trainer(linear()).send()
-    on_cpu, cpu_loss = one_round(trainer(linear()), linear_start)
-    on_gpu, gpu_loss = one_round(trainer(linear(), device="cuda"), linear_start)
+    start = sgd_trainer().send()
+    linear_start = sgd_trainer(linear()).send()
+    on_cpu, cpu_loss = one_round(sgd_trainer(linear()), linear_start)
+    on_gpu, gpu_loss = one_round(sgd_trainer(linear(), device="cuda"), linear_start)
     assert gpu_loss == pytest.approx(cpu_loss, rel=1e-4)
     for name in on_cpu:
         np.testing.assert_allclose(on_gpu[name], on_cpu[name], rtol=1e-2, atol=1e-4)
-    first, _ = one_round(trainer(device="cuda"), start)
+    first, _ = one_round(sgd_trainer(device="cuda"), start)
     state = torch.cuda.get_rng_state()
-    again, _ = one_round(trainer(device="cuda"), start)
+    again, _ = one_round(sgd_trainer(device="cuda"), start)
     assert models_equal(first, again)
     assert torch.equal(torch.cuda.get_rng_state(), state)

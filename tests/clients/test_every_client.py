@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from products import thinned
-from toys import method, models_equal, prompted, trainer
+from parametrize import mark_others_nightly
+from toy_trainers import models_equal, prompted, trainer, trainer_case
 
 from fairflower import exchanges
 from fairflower.arguments import constructor_specs
@@ -35,13 +35,13 @@ STAND_FOR_ALL = {
     *zip(itertools.cycle(CARRIERS), STRATEGIES, strict=False),
 }
 every_pair = pytest.mark.parametrize(
-    ("name", "strategy"), thinned(itertools.product(CLIENTS, STRATEGIES), STAND_FOR_ALL)
+    ("name", "strategy"), mark_others_nightly(itertools.product(CLIENTS, STRATEGIES), STAND_FOR_ALL)
 )
 
 
 @every_pair
 def test_every_client_trains_reproducibly_under_every_strategy(name, strategy):
-    check_training(method(name), STRATEGIES[strategy])
+    check_training(trainer_case(name), STRATEGIES[strategy])
 
 
 @every_client
@@ -52,7 +52,7 @@ def test_every_client_trains_reproducibly_under_every_strategy(name, strategy):
     ids=lambda check: check.__name__,
 )
 def test_every_client_passes_the_shared_checks(name, check):
-    check(method(name))
+    check(trainer_case(name))
 
 
 class Draws(SGD):
@@ -141,14 +141,14 @@ def test_client_fedavg_equals_sgd_and_is_omitted_from_labels():
     one = RunConfig.from_flat({"client.name": "fedavg", "strategy.name": "fedheal"})
     assert one.label == "fedheal"
     assert RunConfig.from_flat({"client.name": "moon", "client.mu": 1}).label == "moon:mu=1+fedheal"
-    assert models_equal(method("fedavg").two_rounds()[0], method("sgd").two_rounds()[0])
+    assert models_equal(trainer_case("fedavg").two_rounds()[0], trainer_case("sgd").two_rounds()[0])
 
 
 def test_all_clients_train_different_models_except_plain_ones():
     """No two clients give the same model after two rounds, except those listed as plain."""
     # Ditto's global model is trained by SGD; SiloBN's local statistics are not used in training.
     plain = ("sgd", "fedavg", "ditto", "silobn")
-    made = {name: method(name).two_rounds()[0] for name in CLIENTS}
+    made = {name: trainer_case(name).two_rounds()[0] for name in CLIENTS}
     # The head of FedPer and FedRep is in no message.
     models = {
         name: model.get("head.weight", model.get("layer.weight")).tobytes()
@@ -156,5 +156,5 @@ def test_all_clients_train_different_models_except_plain_ones():
     }
     assert len({models[name] for name in plain}) == 1
     assert len(set(models.values())) == len(models) - len(plain) + 1
-    prompted_sgd = replace(method("sgd"), model=prompted)
+    prompted_sgd = replace(trainer_case("sgd"), model=prompted)
     assert models["fedgc"] != prompted_sgd.two_rounds()[0]["head.weight"].tobytes()

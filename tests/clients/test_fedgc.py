@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rounds import Rounds
-from toys import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
+from toy_trainers import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
 from fairflower import models
 from fairflower.aggregation import clusters
@@ -19,6 +18,7 @@ from fairflower.errors import ConfigError
 from fairflower.exchanges import ClusterCenters
 from fairflower.numerics.clustering import cluster
 from fairflower.strategies import FedAvg, FedGCR, Uniform
+from fairflower.testing.rounds import Rounds
 from fairflower.training.measurements import representation, train_and_measure
 from fairflower.training.modes import eval_mode
 

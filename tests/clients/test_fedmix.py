@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import (
+from toy_trainers import (
     CLASSES,
     SETTINGS,
     data,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain import batch_normed, split
 from runs import config, history, run
 from safetensors.numpy import load_file
+from sgd_clients import batch_normed, random_images
 from torch import nn
-from toys import SETTINGS, data, tiny_model
+from toy_trainers import SETTINGS, data, tiny_model
 
 from fairflower.clients import ClientData, Trainer
 from fairflower.clients.harmofl import AmplitudeNorm, HarmoFL
@@ -137,7 +137,7 @@ ROUND = TrainConfig(local_epochs=2, batch_size=32, lr=0.1)
 
 
 def client(name: str = "harmofl", model: nn.Module | None = None, **arguments: Any) -> Trainer:
-    client_data = ClientData(split(20, 0), split(5, 1), MEAN, STD, 4, Augment())
+    client_data = ClientData(random_images(20, 0), random_images(5, 1), MEAN, STD, 4, Augment())
     method = ClientConfig(name, arguments)
     return build_trainer(method, model or Net(), client_data, ROUND, client_id=0, seed=0)
 

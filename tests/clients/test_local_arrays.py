@@ -10,7 +10,7 @@ import resuming
 from runs import config, history, run
 from safetensors.numpy import load_file
 from torch import nn
-from toys import SETTINGS, data, models_equal, run_toy_rounds, tiny_model
+from toy_trainers import SETTINGS, data, models_equal, run_toy_rounds, tiny_model
 
 from fairflower.arrays import arrays_of
 from fairflower.clients import SGD
@@ -202,9 +202,6 @@ def test_user_metrics_use_the_global_model(kind):
     measured, failed, _ = user_test_metrics(client)
     assert measured == user_test_metrics(fresh)[0]
     assert not failed
-
-
-FEDBN = {"client.name": "fedbn", "evaluate.by": "both", "strategy.name": "uniform"}
 
 
 @pytest.mark.slow

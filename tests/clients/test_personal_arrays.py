@@ -8,8 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import resuming
-from rounds import MODEL, Rounds, reply
-from toys import models_equal, run_toy_rounds
+from toy_trainers import models_equal, run_toy_rounds
 
 from fairflower.arrays import arrays_of
 from fairflower.clients.fedbn import FedBN
@@ -25,6 +24,7 @@ from fairflower.report import analyze, read_run
 from fairflower.server.contents import read_facts
 from fairflower.strategies import FedAvg, FedEquilibria
 from fairflower.testing import check_trainer
+from fairflower.testing.rounds import MODEL, Rounds, reply
 from fairflower.testing.trainers import TrainerCase
 
 every = pytest.mark.parametrize("kind", [FedBN, SiloBN, FedPer, FedRep, LGFedAvg])

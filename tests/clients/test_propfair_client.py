@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import tiny_model, trainer
+from toy_trainers import tiny_model, trainer
 
 
 def loss_at(entropy: float, **arguments) -> tuple[float, float]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain import batch_normed, data, linear, one_round, split
+from sgd_clients import batch_normed, linear, one_round, random_client_data, random_images
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toys import models_equal
+from toy_trainers import models_equal
 
 from fairflower.clients import SGD, ClientData, Trainer
 from fairflower.config import ClientConfig, RunConfig, TrainConfig
@@ -142,7 +142,7 @@ def test_the_parameters_are_restored_exactly() -> None:
 
 def trained(settings: TrainConfig, model: nn.Module | None = None, name: str = "sgd") -> Trainer:
     client = build_trainer(
-        ClientConfig(name), model or net(), data(), settings, client_id=3, seed=0
+        ClientConfig(name), model or net(), random_client_data(), settings, client_id=3, seed=0
     )
     client.train(1)
     return client
@@ -216,7 +216,9 @@ def test_fedsam_has_its_own_rho() -> None:
     assert CLIENTS["fedsam"].arguments() == {"rho": 0.1}
     config = RunConfig.from_flat({"client.name": "fedsam", "client.rho": 0.2})
     assert config.label == "fedsam:rho=0.2+fedheal"
-    client = build_trainer(config.client, net(), data(), TrainConfig(), client_id=0, seed=0)
+    client = build_trainer(
+        config.client, net(), random_client_data(), TrainConfig(), client_id=0, seed=0
+    )
     assert client.settings.rho == 0.2
 
 
@@ -227,7 +229,7 @@ def prior_of(client_data: ClientData) -> Tensor:
 
 def test_salt_matches_adam_with_new_moments_every_round() -> None:
     half = (0.5,) * 3
-    client_data = ClientData(split(20, 0), split(5, 1), half, half, 4)
+    client_data = ClientData(random_images(20, 0), random_images(5, 1), half, half, 4)
     client = build_trainer(ClientConfig("gsam"), net(), client_data, SALT, client_id=0, seed=0)
     x = torch.tensor(client_data.train.x).double() / 255 * 2 - 1
     y = torch.tensor(client_data.train.y)
@@ -248,7 +250,7 @@ def test_salt_matches_adam_with_new_moments_every_round() -> None:
 
 def test_fedprox_adds_its_gradient_to_that_of_gsam() -> None:
     half = (0.5,) * 3
-    client_data = ClientData(split(20, 0), split(5, 1), half, half, 4)
+    client_data = ClientData(random_images(20, 0), random_images(5, 1), half, half, 4)
     settings = TrainConfig(
         local_epochs=2, batch_size=32, lr=0.1, momentum=0.0, weight_decay=0.0, sharpness="gsam"
     )
@@ -270,9 +272,9 @@ def test_fedprox_adds_its_gradient_to_that_of_gsam() -> None:
 
 def adjusted_client(labels: list[int]) -> SGD:
     half = (0.5,) * 3
-    train = split(len(labels), 0)._replace(y=np.array(labels))
+    train = random_images(len(labels), 0)._replace(y=np.array(labels))
     settings = TrainConfig(local_epochs=3, batch_size=4, lr=0.1, logit_adjustment=True)
-    client_data = ClientData(train, split(5, 1), half, half, 4)
+    client_data = ClientData(train, random_images(5, 1), half, half, 4)
     return SGD(linear(), client_data, settings, client_id=0, seed=0)
 
 

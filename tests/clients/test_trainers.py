@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from products import thinned
+from parametrize import mark_others_nightly
 from torch import nn
 from torch.nn import functional as F
-from toys import (
+from toy_trainers import (
     CLASSES,
     SETTINGS,
-    bowl,
     data,
     exchanges,
     images,
     models_equal,
+    quadratic_trainer,
     run_toy_rounds,
     tiny_model,
     trainer,
@@ -62,7 +62,7 @@ def on_bowls(kind, strategy, rounds, settings, clients=4, examples=(2, 2, 2, 2),
 
     def make(k):
         a, c = CURVATURE[k].tolist(), MINIMUM[k].tolist()
-        return bowl(kind, a, c, settings, client=k, examples=examples[k], **arguments)
+        return quadratic_trainer(kind, a, c, settings, client=k, examples=examples[k], **arguments)
 
     return run_toy_rounds(strategy, make, clients, rounds)[0]["w"]
 
@@ -74,7 +74,7 @@ def on_bowls(kind, strategy, rounds, settings, clients=4, examples=(2, 2, 2, 2),
 def test_fedprox_descends_the_loss_plus_the_proximal_term(mu):
     a, c, start = CURVATURE[0], MINIMUM[0], np.array([2.0, 2.0])
     settings = replace(PLAIN, local_epochs=3, weight_decay=0.2)
-    client = bowl(FedProx, a.tolist(), c.tolist(), settings, mu=mu)
+    client = quadratic_trainer(FedProx, a.tolist(), c.tolist(), settings, mu=mu)
     client.receive({"w": start.astype(np.float32)})
     client.train(1)
     w = start
@@ -85,7 +85,9 @@ def test_fedprox_descends_the_loss_plus_the_proximal_term(mu):
 
 def test_fedprox_converges_to_the_proximal_point():
     a, c, start = CURVATURE[0], MINIMUM[0], np.array([2.0, 2.0])
-    client = bowl(FedProx, a.tolist(), c.tolist(), replace(PLAIN, local_epochs=300), mu=3.0)
+    client = quadratic_trainer(
+        FedProx, a.tolist(), c.tolist(), replace(PLAIN, local_epochs=300), mu=3.0
+    )
     client.receive({"w": start.astype(np.float32)})
     client.train(1)
     np.testing.assert_allclose(client.send()["w"], (a * c + 3 * start) / (a + 3), rtol=1e-5)
@@ -97,7 +99,7 @@ def test_fedprox_converges_to_the_proximal_point():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("momentum", "decay"),
-    thinned(itertools.product((0.0, 0.9), (0.0, 0.3)), {(0.0, 0.0), (0.9, 0.3)}),
+    mark_others_nightly(itertools.product((0.0, 0.9), (0.0, 0.3)), {(0.0, 0.0), (0.9, 0.3)}),
 )
 def test_scaffold_reaches_the_joint_optimum_where_fedavg_does_not(momentum, decay):
     lr = 0.03 if momentum else 0.1
@@ -123,7 +125,7 @@ def test_the_control_variate_is_the_mean_gradient_with_weight_decay(momentum):
     a, c, start = CURVATURE[0], MINIMUM[0], np.array([2.0, 2.0])
     for epochs in (1, 4):
         settings = replace(PLAIN, local_epochs=epochs, momentum=momentum, weight_decay=0.2, lr=0.01)
-        client = bowl(SCAFFOLD, a.tolist(), c.tolist(), settings)
+        client = quadratic_trainer(SCAFFOLD, a.tolist(), c.tolist(), settings)
         client.receive({"w": start.astype(np.float32)})
         client.train(1)
         first = a * (start - c) + 0.2 * start
@@ -423,7 +425,7 @@ def ditto(
 
     def make(k):
         a, c = CURVATURE[k].tolist(), MINIMUM[k].tolist()
-        return bowl(Ditto, a, c, settings, client=k, lambda_=lambda_, share=share)
+        return quadratic_trainer(Ditto, a, c, settings, client=k, lambda_=lambda_, share=share)
 
     model, grid = run_toy_rounds(Uniform(), make, 2, rounds)
     state = next(iter(grid.contexts.values())).state

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from products import ONE_FOR_EACH_NEED
-from toys import SETTINGS, exchanges, run_toy_rounds
-from vectors import MODELS, data
+from parametrize import STRATEGY_PER_NEEDS
+from tiny_data_sets import MODELS, data
+from toy_trainers import SETTINGS, exchanges, run_toy_rounds
 
 from fairflower.clients import Trainer
 from fairflower.config import ClientConfig, RunConfig
@@ -19,7 +19,7 @@ from fairflower.testing import check_model
 from fairflower.training.build import build_trainer
 
 kinds = pytest.mark.parametrize("kind", MODELS)
-RUN = {"features": "randhie", "tokens": "vectors:Texts"}
+RUN = {"features": "randhie", "tokens": "tiny_data_sets:Texts"}
 
 #: Clients that refuse, and their errors.
 REFUSE = {
@@ -57,7 +57,7 @@ def test_every_client_trains_on_features_and_tokens_or_refuses(name: str, kind: 
 
 
 @kinds
-@pytest.mark.parametrize("name", ONE_FOR_EACH_NEED)
+@pytest.mark.parametrize("name", STRATEGY_PER_NEEDS)
 def test_strategies_merge_models_of_features_and_tokens(name: str, kind: str) -> None:
     rule = STRATEGIES[name]()
     start = trainer("sgd", kind, 0).send()
@@ -106,7 +106,11 @@ def test_an_embedding_bag_ignores_order_and_padding() -> None:
 
 @pytest.mark.parametrize(
     ("data_name", "model"),
-    [("uci-digits", "cnn"), ("randhie:groups=site", "mlp"), ("vectors:Texts", "embedding-bag")],
+    [
+        ("uci-digits", "cnn"),
+        ("randhie:groups=site", "mlp"),
+        ("tiny_data_sets:Texts", "embedding-bag"),
+    ],
 )
 def test_the_default_model_matches_the_data(data_name: str, model: str) -> None:
     assert RunConfig.from_flat({"data.name": data_name}).model.name == model
@@ -122,10 +126,11 @@ def test_the_default_model_matches_the_data(data_name: str, model: str) -> None:
         ({"model.name": "resnet18"}, "'resnet18': this model accepts images"),
         ({"model.name": "embedding-bag"}, "'embedding-bag': this model accepts tokens"),
         (
-            {"model.name": "toys:net"},
-            r"accepts images, .*\(--model mlp\), or set toys:net.kinds = \('features'",
+            {"model.name": "toy_trainers:tiny_network"},
+            r"accepts images, .*\(--model mlp\), "
+            r"or set toy_trainers:tiny_network.kinds = \('features'",
         ),
-        ({"model.name": "mlp", "data.name": "vectors:Texts"}, "to embedding-bag"),
+        ({"model.name": "mlp", "data.name": "tiny_data_sets:Texts"}, "to embedding-bag"),
         ({"model.name": "embedding-bag", "data.name": "uci-digits"}, "Set it to cnn"),
         (
             {"data.image-size": 8},

@@ -11,6 +11,8 @@ from fairflower.config import DataConfig, RunConfig
 from fairflower.data import DataError, Federation, prepare
 from fairflower.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 SMALL = DataConfig(
     "uci-digits", clients_per_domain=2, examples_per_client=10, test_examples=15, seed=3
 )
@@ -18,11 +20,6 @@ SMALL = DataConfig(
 
 def names(config: DataConfig) -> list[str]:
     return list(prepare(config).domains)
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path))
 
 
 def test_holding_out_a_domain_does_not_change_the_other_clients():

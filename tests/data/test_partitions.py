@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shipped import FOLDER, configs
+from experiment_files import FOLDER, run_configs
 
 from fairflower.config import DataConfig, RunConfig, read_toml
 from fairflower.data import prepare
@@ -19,7 +19,7 @@ from fairflower.data.data_set import DataSet
 from fairflower.data.split_files import SplitFiles
 
 Counts = tuple[int, ...]
-EXPERIMENTS = configs()
+EXPERIMENTS = run_configs()
 
 #: Images per class of data sets that are published without a split.
 WHOLE: dict[str, dict[str, Counts]] = {

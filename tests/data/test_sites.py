@@ -119,7 +119,7 @@ def test_local_arrays_of_sites_give_the_same_results_as_those_of_clients(
     np.testing.assert_array_equal(personal[0].accuracy, personal[1].accuracy)
 
 
-@pytest.mark.parametrize("name", ["vectors:Table", "vectors:Texts"])
+@pytest.mark.parametrize("name", ["tiny_data_sets:Table", "tiny_data_sets:Texts"])
 def test_sites_with_tables_or_texts_train_the_same_model_as_clients(
     name: str, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from vectors import Plain, Table, Texts
+from tiny_data_sets import Table, Texts, TwoDomains
 
 from fairflower.config import DataConfig
 from fairflower.data import DataSet, FeatureSet, Federation, TokenSet, prepare
@@ -23,8 +23,8 @@ from fairflower.registry import KINDS
 from fairflower.testing import check_data
 from fairflower.training.batches import examples_of
 
-TABLE = DataConfig(name="vectors:Table", clients_per_domain=2)
-TEXTS = DataConfig(name="vectors:Texts", clients_per_domain=2)
+TABLE = DataConfig(name="tiny_data_sets:Table", clients_per_domain=2)
+TEXTS = DataConfig(name="tiny_data_sets:Texts", clients_per_domain=2)
 
 
 def rows(federation: Federation, split: str = "train") -> list[list[int]]:
@@ -184,7 +184,7 @@ class Growing(Table):
         return np.zeros((len(rows), 3 + (domain == "b")), np.float32)
 
 
-class Nothing(Plain, DataSet):
+class Nothing(TwoDomains, DataSet):
     pass
 
 

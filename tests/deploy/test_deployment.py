@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import vectors
+import tiny_data_sets
 from click.testing import Result
 from command import call, invoke
 from cryptography import x509
@@ -536,7 +536,7 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
     said: list[str] = []
     folders = own_folders(tmp_path)
     for number, domain in enumerate(DOMAINS):
-        vectors.put(folders[domain], number)
+        tiny_data_sets.write_site_table(folders[domain], number)
     # Where the server and the sites find the data sets of `vectors`.
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
     nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
@@ -554,7 +554,7 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
             assert reason in supernode.log.read_text()
             supernode.kill()  # ends its children, which would ask for work a while longer
         # Control variates at the sites and at the server: lost state would change the model.
-        of_tables = config("fedheal", 2, "vectors:TableAtHand", "scaffold")
+        of_tables = config("fedheal", 2, "tiny_data_sets:SiteTable", "scaffold")
         tables = trial.run(of_tables)
         # Heads that only the sites have.
         of_heads = config("fedpw", 2, client="fedper")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from command import call
+from experiment_files import run_configs
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
 from flwr_run import Flower, superlink
 from processes import ROOT, SCRIPTS, belonging_to, environment, run, wait_for
-from shipped import configs
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
@@ -22,7 +22,7 @@ from fairflower.paths import read_text
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 
-EXPERIMENTS = configs()
+EXPERIMENTS = run_configs()
 #: Run configs of `flwr run` in the documents.
 PRINTED = [
     pairs

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from environments import built_wheel, environment_with, uv
 from flwr_run import superlink
-from installing import built_wheel, environment_with, uv
 from processes import ROOT, environment, run
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,9 @@ pytestmark = [
 ]
 FOLDERS = ("tests/strategies", "tests/aggregation", "tests/numerics")
 #: Matches files of tests that need more than strategies: clients that train, runs, reports.
-TRAINING = re.compile(r"^(import torch|from (toys|fairflower\.(clients|models|training)))", re.M)
+TRAINING = re.compile(
+    r"^(import torch|from (toy_trainers|fairflower\.(clients|models|training)))", re.M
+)
 MORE = ["tests/aggregation/test_bounds.py", "tests/aggregation/test_consistency.py"]
 MORE += [
     str(path.relative_to(ROOT))

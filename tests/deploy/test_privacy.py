@@ -15,8 +15,8 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import strategy as classic
 from flwr.serverapp import strategy as flower
-from plain import batch_normed, data, linear, trainer
-from products import thinned
+from parametrize import mark_others_nightly
+from sgd_clients import batch_normed, linear, random_client_data, sgd_trainer
 
 from fairflower.arrays import record_of
 from fairflower.classic.strategy import LegacyStrategy
@@ -71,10 +71,10 @@ def train(strategy: Any, mods: Any = (), net: Any = linear, rounds: int = 1) -> 
 
     def client(context: Context, config: Any) -> Any:
         k = int(context.node_config["partition-id"])
-        return trainer(net(), data=data(train=10 + 4 * k, seed=k), client_id=k)
+        return sgd_trainer(net(), data=random_client_data(train=10 + 4 * k, seed=k), client_id=k)
 
     app = make_client_app(client, mods=mods)
-    start = record_of(trainer(net()).send())
+    start = record_of(sgd_trainer(net()).send())
     config = ConfigRecord({"num-server-rounds": rounds})  # a wrapper does not say it
     outcome = strategy.start(InlineGrid(app, CLIENTS), start, rounds, train_config=config)
     return {name: array.numpy() for name, array in outcome.arrays.items()}
@@ -90,7 +90,7 @@ def plain_model(name: str) -> Mapping[str, Any]:
 # that asks for a metric.
 @pytest.mark.parametrize(
     ("name", "wrapper"),
-    thinned(
+    mark_others_nightly(
         itertools.product(filter(sends_a_model_and_numbers, STRATEGIES), WRAPPERS),
         {
             *((name, "server, fixed") for name in STRATEGIES),
@@ -109,7 +109,7 @@ def test_a_large_clipping_norm_does_not_change_the_model(name: str, wrapper: str
 
 
 def distance(arrays: Mapping[str, Any]) -> float:
-    start = trainer(linear()).send()
+    start = sgd_trainer(linear()).send()
     return float(np.sqrt(sum(np.square(arrays[name] - start[name]).sum() for name in start)))
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from installing import built_wheel, environment_with
+from environments import built_wheel, environment_with
 from processes import environment, run
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import ray
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from hungry import ERROR, REASON
+from out_of_memory_client import ERROR, REASON
 
 from fairflower.config import RunConfig
 from fairflower.engines import launch

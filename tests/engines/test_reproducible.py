@@ -16,7 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import call
-from processes import ROOT, SCRIPTS, TIMEOUT, environment, family, outliving, run, started
+from processes import (
+    ROOT,
+    SCRIPTS,
+    TIMEOUT,
+    environment,
+    run,
+    session_processes,
+    started,
+    still_running,
+)
 
 from fairflower.config import toml_value
 from fairflower.report import read_run
@@ -68,7 +77,7 @@ KINDS = {
         "strategy__name": "fedequilibria",  # clients measure what it needs
     },
     "tokens": {
-        "data__name": "vectors:Texts",  # of two domains, the others of four
+        "data__name": "tiny_data_sets:Texts",  # of two domains, the others of four
         "data__clients_per_domain": 4,
         "client__name": "moon",
         "strategy__name": "fedheal",
@@ -191,11 +200,11 @@ def test_ctrl_c_ends_all_processes_and_the_run_can_be_resumed(tmp_path: Path):
             assert cli.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        members = family(cli)
+        members = session_processes(cli)
         assert len(members) > 2, "Ray's processes were expected among them"
         os.killpg(cli.pid, signal.SIGINT)  # a terminal sends it to the whole group
         assert cli.wait(60) == 130, log.read_text()
-        assert not outliving(members, 30)
+        assert not still_running(members, 30)
     assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
     stopped = read_run(folder)
     assert stopped.status == "stopped"

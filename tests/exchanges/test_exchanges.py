@@ -10,9 +10,8 @@ import torch
 from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounds import Rounds, reply
 from torch.nn import functional as F
-from toys import exchanges, models_equal, run_toy_rounds, trainer
+from toy_trainers import exchanges, models_equal, run_toy_rounds, trainer
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.exchanges import (
@@ -24,6 +23,7 @@ from fairflower.exchanges import (
 from fairflower.exchanges.anchors import anchor_loss, initial, unit_anchors
 from fairflower.registry import CLIENTS
 from fairflower.strategies import FedAvg, FedHEAL, Uniform
+from fairflower.testing.rounds import Rounds, reply
 
 MODEL = {
     "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,

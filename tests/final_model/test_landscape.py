@@ -14,8 +14,8 @@ from command import call
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
-from plain import Softmax, linear, split
 from runs import config, history, run
+from sgd_clients import NumPySoftmaxRegression, linear, random_images
 from torch import nn
 
 from fairflower.clients import Images
@@ -88,7 +88,7 @@ STEPS = np.linspace(-2, 2, 5)
 
 
 def images(n: int, seed: int) -> Images:
-    return Images(split(n, seed), (0.5,) * 3, (0.5,) * 3)
+    return Images(random_images(n, seed), (0.5,) * 3, (0.5,) * 3)
 
 
 def explored(directions: list[list[torch.Tensor]], **options: Any) -> np.ndarray:
@@ -104,8 +104,8 @@ def test_a_surface_matches_the_loss_at_every_point_by_brute_force() -> None:
         np.c_[weight.detach().numpy(), bias.detach().numpy()].astype(float)
         for weight, bias in (list(model.parameters()), *directions)
     )
-    for losses, data in zip(found, (split(20, 0), split(11, 1)), strict=True):
-        regression = Softmax(data)
+    for losses, data in zip(found, (random_images(20, 0), random_images(11, 1)), strict=True):
+        regression = NumPySoftmaxRegression(data)
         expected = [[regression.loss(w + x * d + y * e) for x in STEPS] for y in STEPS]
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         # The loss of a linear model is convex, along every line.

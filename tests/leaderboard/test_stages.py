@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import studies
 from command import call
-from shipped import LEADERBOARD
+from experiment_files import LEADERBOARD
 
 from fairflower.config import RunConfig, argument_to_key
 from fairflower.data import DataError, prepare
@@ -99,7 +99,7 @@ def quality(config: RunConfig) -> tuple[float, float]:
 def make(file: Path, most: int = 9999, quality: studies.Quality = quality) -> list[RunConfig]:
     """Complete the runs that are left, but at most ``most``, without training."""
     making = LeaderboardRuns(stages_of(file), file.parent / "at-work", jobs=2)
-    return studies.make(making, quality, most=most)  # type: ignore[arg-type]
+    return studies.run_study(making, quality, most=most)  # type: ignore[arg-type]
 
 
 # --- the design ----------------------------------------------------------------------------------

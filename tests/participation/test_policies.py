@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps import replacing
+from apps import app_with_handlers
 from flwr.app import ConfigRecord, Context, Message
+from replies import valid_reply
 from resuming import config, outcome, resume, session, stopped
-from rounds import MODEL, Rounds, good, reply
 from runs import history
 
 from fairflower.aggregation.participation import checked_choice
@@ -29,6 +29,7 @@ from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 from fairflower.strategies import FedAvg
+from fairflower.testing.rounds import MODEL, Rounds, reply
 
 
 class TooFew(Participation):
@@ -112,7 +113,7 @@ def test_a_candidate_that_fails_is_named_and_not_chosen(
         return client_app(message, context)
 
     settings = {"participation.policy": "power-of-choice:d=4", "fraction-train": 0.5}
-    made = session(config(tmp_path, **settings), replacing(evaluate=test))
+    made = session(config(tmp_path, **settings), app_with_handlers(evaluate=test))
     if answers == 1:  # fewer than half of four
         with pytest.raises(
             RoundFailed, match=r"(?s)1 of 4 clients.*clients 1, 2, 3: the disk is gone"
@@ -380,7 +381,7 @@ def test_a_reply_without_a_loss_is_dropped_if_the_policy_needs_it(
     asked = rounds.ask()
     given = {} if loss is None else {"train_loss": loss}
     odd = reply(asked[0], MODEL, {"num-examples": 3, "client-id": 0, **given})
-    rounds.finish([odd, good(asked[1], 1), good(asked[2], 2)])
+    rounds.finish([odd, valid_reply(asked[1], 1), valid_reply(asked[2], 2)])
     assert rounds.strategy.client_ids == ((1, 2) if reason else (0, 1, 2))
     assert reason in rounds.strategy.dropped.get(0, "")
 

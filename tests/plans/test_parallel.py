@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hungry import REASON
+from out_of_memory_client import REASON
 from resuming import SETTINGS, outcome, resume, session
 from rich.console import Console
-from studies import SMALL, of, tuning
+from studies import SMALL, tuned_of, tuning
 
 from fairflower.config import RunConfig, StrategyConfig
 from fairflower.errors import EngineError, GpuMemoryError, RunInterrupted
@@ -181,16 +181,23 @@ def test_a_study_with_killed_processes_equals_an_uninterrupted_study(tmp_path: P
     assert error is None
     assert said.count(" died") == 3
     assert study.tuned() == alone.tuned()
-    assert of(study, "fedheal").count("completed") == 2
+    assert tuned_of(study, "fedheal").count("completed") == 2
     for path in (tmp_path / "alone").rglob("run.json"):
         there = tmp_path / "killed" / path.parent.relative_to(tmp_path / "alone")
         assert outcome(there) == outcome(path.parent)
 
 
-def hungry(home: Path, monkeypatch: pytest.MonkeyPatch, meals: int, **more: Any) -> Plan:
-    """Return a plan whose clients run out of GPU memory ``meals`` times."""
-    monkeypatch.setenv("HUNGRY", f"{meals}:{home}")
-    flat = {**SETTINGS, "output-dir": str(home), "client.name": "hungry:Hungry", **more}
+def out_of_memory_plan(
+    home: Path, monkeypatch: pytest.MonkeyPatch, failures: int, **more: Any
+) -> Plan:
+    """Return a plan whose clients run out of GPU memory ``failures`` times."""
+    monkeypatch.setenv("OUT_OF_MEMORY", f"{failures}:{home}")
+    flat = {
+        **SETTINGS,
+        "output-dir": str(home),
+        "client.name": "out_of_memory_client:OutOfMemoryClient",
+        **more,
+    }
     return Plan.grid(flat, StrategyConfig.parse("fedavg"), [0])
 
 
@@ -198,7 +205,7 @@ def hungry(home: Path, monkeypatch: pytest.MonkeyPatch, meals: int, **more: Any)
 def test_a_run_without_gpu_memory_is_retried_with_fewer_parallel_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said, error = make(hungry(tmp_path, monkeypatch, meals=1))
+    said, error = make(out_of_memory_plan(tmp_path, monkeypatch, failures=1))
     assert error is None
     assert (
         "ran out of GPU memory. The run is retried; the number of parallel runs is now 1." in said
@@ -213,7 +220,7 @@ def test_a_run_without_gpu_memory_is_retried_with_fewer_parallel_runs(
 def test_a_run_that_always_lacks_gpu_memory_fails_and_can_be_resumed(
     errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    todo = hungry(tmp_path, monkeypatch, 99, **{"gpu-memory-errors": errors})
+    todo = out_of_memory_plan(tmp_path, monkeypatch, 99, **{"gpu-memory-errors": errors})
     said, error = make(todo)
     assert isinstance(error, GpuMemoryError)
     assert f"({REASON}). Resume the run with fewer" in str(error)
@@ -221,7 +228,7 @@ def test_a_run_that_always_lacks_gpu_memory_fails_and_can_be_resumed(
     assert said.count(" failed: ") == 2
     for folder in (path.parent for path in tmp_path.glob("*/run.json")):
         assert facts(folder)["status"] == "failed"
-        monkeypatch.setenv("HUNGRY", f"0:{tmp_path}")
+        monkeypatch.setenv("OUT_OF_MEMORY", f"0:{tmp_path}")
         resume(folder)
         assert facts(folder)["status"] == "completed"
 

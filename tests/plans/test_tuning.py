@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from processes import belonging_to, environment, run, started
 from rich.console import Console
 from run_folders import Page
-from studies import Quality, by_tau, figures, make, of, tuning, write
+from studies import Quality, by_tau, metrics_of, run_study, tuned_of, tuning, write_run
 
 from fairflower.arguments import Search
 from fairflower.cli.tune import Select
@@ -53,7 +53,7 @@ def test_all_methods_have_the_same_budget_and_try_the_papers_values_first(
     tmp_path: Path,
 ) -> None:
     made = tuning(tmp_path, "fedheal,qffl", training=True, seeds=[1])
-    runs = make(made)
+    runs = run_study(made)
     trials = [config for config in runs if not config.evaluate.test]
     tests = [config for config in runs if config.evaluate.test]
     assert {config.tuned for config in trials} == {""}
@@ -89,9 +89,9 @@ def test_given_values_are_not_tuned_and_methods_without_ranges_have_one_trial(
 @pytest.mark.slow
 def test_chosen_values_are_tested_with_other_seeds_than_the_trials(tmp_path: Path) -> None:
     made = tuning(tmp_path)
-    tests = [config for config in make(made) if config.evaluate.test]
+    tests = [config for config in run_study(made) if config.evaluate.test]
     assert sorted(config.seed for config in tests) == [1, 1, 1, 2, 2, 2]
-    best = min(of(made, "fedheal").trials, key=lambda t: abs(t.values["strategy.tau"] - 0.5))
+    best = min(tuned_of(made, "fedheal").trials, key=lambda t: abs(t.values["strategy.tau"] - 0.5))
     fedheal = [config for config in tests if config.strategy.name == "fedheal"]
     for config in fedheal:
         assert config.strategy.args == {
@@ -106,7 +106,7 @@ def test_chosen_values_are_tested_with_other_seeds_than_the_trials(tmp_path: Pat
 @pytest.mark.slow
 def test_chosen_values_are_tested_on_other_federations_than_the_trials(tmp_path: Path) -> None:
     made = tuning(tmp_path, federations=True)
-    runs = make(made)
+    runs = run_study(made)
     trials = [config for config in runs if not config.evaluate.test]
     tests = [config for config in runs if config.evaluate.test]
     assert {(c.seed, c.data.seed) for c in trials} == {(0, 0)}
@@ -115,7 +115,7 @@ def test_chosen_values_are_tested_on_other_federations_than_the_trials(tmp_path:
         "fedavg-federation1",
         "fedavg-federation2",
     }
-    assert not make(tuning(tmp_path, federations=True)), "nothing is left"
+    assert not run_study(tuning(tmp_path, federations=True)), "nothing is left"
     with pytest.raises(ConfigError, match="--federations: the trials have federation 0"):
         tuning(tmp_path / "other", federations=True, seeds=[0, 1])
     with pytest.raises(ConfigError, match="--federations: the trials have federation 2"):
@@ -186,8 +186,8 @@ def test_the_chosen_trial_is_the_best_by_the_criterion(
 def test_trials_can_be_chosen_by_balanced_accuracy(tmp_path: Path) -> None:
     """Here balanced accuracy is best where accuracy is worst."""
     made = tuning(tmp_path, metric="balanced_accuracy", budget=12)
-    make(made, lambda config: (1.5 * by_tau(config)[0] - 0.45, 0.1))
-    one = of(made, "fedheal")
+    run_study(made, lambda config: (1.5 * by_tau(config)[0] - 0.45, 0.1))
+    one = tuned_of(made, "fedheal")
     assert one.chosen
     assert min(one.chosen.accuracies) == max(min(trial.accuracies) for trial in one.completed)
     far = {trial.number: abs(trial.values["strategy.tau"] - 0.5) for trial in one.trials}
@@ -205,9 +205,9 @@ def test_balanced_accuracy_is_refused_if_clients_evaluate(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_the_papers_values_are_tested_beside_the_chosen_values(tmp_path: Path) -> None:
     made = tuning(tmp_path, defaults=True)
-    done = [config for config in make(made) if config.evaluate.test]
+    done = [config for config in run_study(made) if config.evaluate.test]
     values = [(c.strategy.name, c.strategy.args.get("tau"), c.seed) for c in done]
-    best = of(made, "fedheal").chosen
+    best = tuned_of(made, "fedheal").chosen
     assert best
     assert best.number  # trial 0 has the paper's values
     tau = best.values["strategy.tau"]
@@ -216,15 +216,15 @@ def test_the_papers_values_are_tested_beside_the_chosen_values(tmp_path: Path) -
     assert sorted(values, key=str) == sorted(
         [(*one, seed) for one in expected for seed in (1, 2)], key=str
     )
-    assert not make(tuning(tmp_path, defaults=True))
+    assert not run_study(tuning(tmp_path, defaults=True))
 
 
 @pytest.mark.slow
 def test_only_completed_trials_are_chosen(tmp_path: Path) -> None:
     assert chosen([], "worst") is None
     made = tuning(tmp_path)
-    make(made, most=4)
-    one = of(made, "fedheal")
+    run_study(made, most=4)
+    one = tuned_of(made, "fedheal")
     assert {trial.outcome for trial in one.trials} == {"completed", "unfinished"}
     assert one.chosen in one.completed
 
@@ -236,11 +236,11 @@ def test_the_tune_command_offers_every_criterion() -> None:
 @pytest.mark.slow
 def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     made = tuning(tmp_path)
-    make(made, diverging(above=0.9, otherwise=far_behind))
+    run_study(made, diverging(above=0.9, otherwise=far_behind))
     runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
     page = write_report(analyze(runs, made.tuned()), tmp_path / "report")
     tables = Page(page.read_text(encoding="utf-8"))
-    one = of(made, "fedheal")
+    one = tuned_of(made, "fedheal")
     best = one.chosen
     assert best
     row = tables.table("Tuning")["fedheal"]
@@ -283,8 +283,8 @@ def diverging(above: float, otherwise: Quality) -> Quality:
 @pytest.mark.slow
 def test_a_trial_that_diverges_is_lost_and_other_trials_continue(tmp_path: Path) -> None:
     made = tuning(tmp_path)
-    make(made, diverging(above=0.5, otherwise=by_tau))
-    one = of(made, "fedheal")
+    run_study(made, diverging(above=0.5, otherwise=by_tau))
+    one = tuned_of(made, "fedheal")
     lost = [trial for trial in one.trials if trial.outcome == "lost"]
     assert lost
     assert all(trial.values["strategy.tau"] > 0.5 for trial in lost)
@@ -303,9 +303,9 @@ def test_a_method_without_completed_trials_is_not_tested(tmp_path: Path) -> None
         return by_tau(config)
 
     made = tuning(tmp_path)
-    done = make(made, failing)
+    done = run_study(made, failing)
     assert {c.strategy.name for c in done if c.evaluate.test} == {"fedavg", "uniform"}
-    one = of(made, "fedheal")
+    one = tuned_of(made, "fedheal")
     assert one.chosen is None
 
 
@@ -319,8 +319,8 @@ def test_the_papers_values_are_not_tested_if_their_trial_diverged(
         return by_tau(config)
 
     made = tuning(tmp_path, "fedheal", defaults=True)
-    done = [c for c in make(made, failing) if c.evaluate.test and c.strategy.name == "fedheal"]
-    best = of(made, "fedheal").chosen
+    done = [c for c in run_study(made, failing) if c.evaluate.test and c.strategy.name == "fedheal"]
+    best = tuned_of(made, "fedheal").chosen
     assert best
     assert best.number
     assert [(c.strategy.args["tau"], c.seed) for c in done] == [
@@ -332,12 +332,12 @@ def test_the_papers_values_are_not_tested_if_their_trial_diverged(
 def test_a_trial_without_a_result_for_every_domain_is_lost(tmp_path: Path) -> None:
     made = tuning(tmp_path, "fedheal")
     (config,) = (c for c in made.plan.runs if c.strategy.name == "fedheal")
-    write(config, (0.9, 0.8), None)
+    write_run(config, (0.9, 0.8), None)
     history = tmp_path / "trials" / config.run_name / "history.csv"
     lines = history.read_text().splitlines(keepends=True)
     history.write_text("".join(x for x in lines if not x.startswith("4,validation,rotated")))
     made.ended(config, None)
-    one = of(made, "fedheal")
+    one = tuned_of(made, "fedheal")
     assert one.trials[0].outcome == "lost"
     assert one.trials[0].reason == "some domains were not tested in every round"
     assert one.chosen is None
@@ -351,7 +351,7 @@ def test_a_test_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
         return by_tau(config)
 
     made = tuning(tmp_path)
-    make(made, failing)
+    run_study(made, failing)
     again = tuning(tmp_path)
     assert again.total == 0
     (method,) = (one for one in again.methods if one.name == "fedheal")
@@ -369,7 +369,7 @@ def test_a_test_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
 def test_a_completed_test_run_beside_an_empty_folder_counts(tmp_path: Path) -> None:
     """A run killed before it writes run.json leaves such a folder; its repetition uses another."""
     made = tuning(tmp_path, "fedavg")
-    make(made)
+    run_study(made)
     folder = tmp_path / "runs" / "fedavg-seed1"
     folder.rename(tmp_path / "runs" / "fedavg-seed1-2")
     folder.mkdir()
@@ -391,10 +391,10 @@ def test_a_trial_that_fails_without_divergence_is_repeated(
         raise problem
 
     made = tuning(tmp_path, "fedheal")
-    make(made, full, most=2)
+    run_study(made, full, most=2)
     assert {t.outcome for one in made.tuned() for t in one.trials} == {"unfinished"}
     again = tuning(tmp_path, "fedheal")
-    make(again)
+    run_study(again)
     assert {t.outcome for one in again.tuned() for t in one.trials} == {"completed"}
 
 
@@ -410,7 +410,7 @@ def test_pruning_of_trials_behind_the_papers_values_does_not_depend_on_the_order
     found = []
     for last_first in (False, True):
         made = tuning(tmp_path / str(last_first))
-        make(made, far_behind, last_first=last_first)
+        run_study(made, far_behind, last_first=last_first)
         found.append(made.tuned())
     assert found[0] == found[1]
     (one,) = (one for one in found[0] if one.method == "fedheal")
@@ -419,8 +419,8 @@ def test_pruning_of_trials_behind_the_papers_values_does_not_depend_on_the_order
         assert trial.outcome == expected
     assert one.count("pruned") > 0
     whole = tuning(tmp_path / "whole", prune=False)
-    make(whole, far_behind)
-    assert of(whole, "fedheal").count("pruned") == 0
+    run_study(whole, far_behind)
+    assert tuned_of(whole, "fedheal").count("pruned") == 0
 
 
 def test_the_pruning_floor_is_ten_points_or_two_standard_errors_below_the_baseline() -> None:
@@ -430,17 +430,17 @@ def test_the_pruning_floor_is_ten_points_or_two_standard_errors_below_the_baseli
     of_few = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=18)
     assert of_many.floors == pytest.approx({2: 0.4, 4: 0.7})
     assert of_few.floors == pytest.approx({2: 0.5 - 1 / 3, 4: 0.8 - 1 / 3})
-    of_many(1, figures({"a": 0.0, "b": 0.0}))
-    of_many(4, figures({"a": 0.71, "b": 0.9}))
+    of_many(1, metrics_of({"a": 0.0, "b": 0.0}))
+    of_many(4, metrics_of({"a": 0.71, "b": 0.9}))
     with pytest.raises(Pruned, match=r"in round 4: 69.0 % .* floor of 70.0 %"):
-        of_many(4, figures({"a": 0.69, "b": 0.9}))
+        of_many(4, metrics_of({"a": 0.69, "b": 0.9}))
     at_the_floor = BaselinePruner("worst", of_many.metrics, {4: 7 / 12 - 0.5})  # just above 1 / 12
-    at_the_floor(4, figures({"a": 1 / 12, "b": 0.9}))
-    of_many(3, figures({"a": 0.0, "b": 0.9}))  # a round without accuracies of the baseline
-    of_many(4, figures({"a": math.nan, "b": 0.9}))  # a domain that was not tested
+    at_the_floor(4, metrics_of({"a": 1 / 12, "b": 0.9}))
+    of_many(3, metrics_of({"a": 0.0, "b": 0.9}))  # a round without accuracies of the baseline
+    of_many(4, metrics_of({"a": math.nan, "b": 0.9}))  # a domain that was not tested
     balanced = TuningProtocol(5, [1, 2], "average", "balanced_accuracy")
     with pytest.raises(Pruned, match=r"20.0 % .* floor of 70.0 %"):
-        BaselinePruner.of(balanced, "ab", curve, 4, 10_000)(4, figures({"a": 0.71, "b": 0.89}))
+        BaselinePruner.of(balanced, "ab", curve, 4, 10_000)(4, metrics_of({"a": 0.71, "b": 0.89}))
 
 
 def test_the_effective_sample_size_of_balanced_accuracy_follows_from_its_variance() -> None:
@@ -463,24 +463,24 @@ def test_the_effective_sample_size_of_balanced_accuracy_follows_from_its_varianc
 @pytest.mark.parametrize("most", [3, 8])
 def test_a_stopped_study_continues_with_the_remaining_runs(most: int, tmp_path: Path) -> None:
     whole = tuning(tmp_path / "whole")
-    expected = make(whole)
-    first = make(tuning(tmp_path / "twice"), most=most)
+    expected = run_study(whole)
+    first = run_study(tuning(tmp_path / "twice"), most=most)
     # As left by a run that was killed at its start.
     (tmp_path / "twice" / "trials" / "fedheal-trial4").mkdir(exist_ok=True)
     again = tuning(tmp_path / "twice")
     assert again.total == len(expected) - most
-    rest = make(again)
+    rest = run_study(again)
     assert len(first) + len(rest) == len(expected)
     assert again.tuned() == whole.tuned()
     assert {c.run_name for c in first + rest} == {c.run_name for c in expected}
-    assert not make(tuning(tmp_path / "twice")), "nothing is left"
+    assert not run_study(tuning(tmp_path / "twice")), "nothing is left"
 
 
 @pytest.mark.slow
 def test_a_study_without_study_json_is_restored_from_its_run_folders(tmp_path: Path) -> None:
     first = tuning(tmp_path)
-    make(first, far_behind)
-    assert of(first, "fedheal").count("pruned")
+    run_study(first, far_behind)
+    assert tuned_of(first, "fedheal").count("pruned")
     (tmp_path / STUDY).unlink()
     with locked_folder(tmp_path, study=True):
         again = tuning(tmp_path)
@@ -536,7 +536,7 @@ def test_a_study_file_without_facts_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_trial_is_refused(trial: dict[str, Any], says: str, tmp_path: Path) -> None:
-    make(tuning(tmp_path, "fedheal"))
+    run_study(tuning(tmp_path, "fedheal"))
     content = json.loads((tmp_path / STUDY).read_text())
     content["methods"]["fedheal"]["trials"][1] |= trial
     (tmp_path / STUDY).write_text(json.dumps(content))

@@ -23,12 +23,12 @@ from run_folders import (
     constant,
     edit,
     give_clients,
-    lose,
     make_run,
+    printed_tables,
     rising,
-    shown,
     tables_of,
     with_scores,
+    without_tests,
 )
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
@@ -87,7 +87,7 @@ def test_class_balanced_accuracy_is_judged_by_paired_differences(tmp_path: Path)
         for label in ("fedavg", "uniform")
         for seed in range(5)
     ]
-    text = shown(*folders)
+    text = printed_tables(*folders)
     assert "30.00" in text
     sentences = sections(folders)["Against the baselines, class-balanced accuracy"]
     assert sentences[1] == (
@@ -439,7 +439,7 @@ def test_every_report_names_the_processor_and_versions_under_its_first_table(
     first, _, rest = text.partition("**Accuracy per domain, last round")
     assert f"\n\n{line}\n\n" in first
     assert line not in rest
-    assert line in shown(*folders)
+    assert line in printed_tables(*folders)
     assert line in tables_of(*folders).text
     assert "several kinds of processor" not in text
 
@@ -455,7 +455,7 @@ def test_runs_on_several_kinds_of_processor_are_warned_of(tmp_path: Path, resume
         "The runs used several kinds of processor: AMD EPYC family 25 model 1 (kernels AVX2; "
         f"instruction sets avx2) ({both}); Xeon (kernels AVX512; instruction sets avx2 avx512f; "
         "GPU H100) (fedheal). Results are reproducible only on the same kind of processor."
-    ) in shown(fedavg, fedheal)
+    ) in printed_tables(fedavg, fedheal)
 
 
 def test_a_restarted_run_counts_as_run_on_its_last_machine(tmp_path: Path) -> None:
@@ -464,9 +464,9 @@ def test_a_restarted_run_counts_as_run_on_its_last_machine(tmp_path: Path) -> No
         make_run(tmp_path / "f", ALL, label="fedavg", machine=AMD),
         make_run(tmp_path / "h", ALL, machine=INTEL, resumed=[again]),
     ]
-    assert "several kinds" not in shown(*folders)
+    assert "several kinds" not in printed_tables(*folders)
     old = make_run(tmp_path / "o", ALL, label="uniform")
-    assert "a processor that was not recorded (uniform)" in shown(*folders, old)
+    assert "a processor that was not recorded (uniform)" in printed_tables(*folders, old)
 
 
 # --- summaries ---------------------------------------------------------------------------------
@@ -486,7 +486,7 @@ def everything(root: Path) -> list[Path]:
                          machine=machine, clients={r: rng.random(4).tolist() for r in range(9)})
             )  # fmt: skip
     folders.append(make_run(root / "other", ALL, config="momentum = 0.5\n", label="fedavg"))
-    folders.append(make_run(root / "lost", lose(ALL, c=[4]), label="uniform"))
+    folders.append(make_run(root / "lost", without_tests(ALL, c=[4]), label="uniform"))
     late = make_run(root / "late", ALL[:4], label="uniform", seed=1, status="failed", error="burnt")
     folders += [late, make_run(root / "more", ALL, label="uniform", seed=2, model_bytes=None)]
     later = {"after_round": 3, "machine": INTEL, "versions": {"flwr": "1.42.0"}}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from run_folders import (
     clustered,
     make_run,
+    printed_tables,
     rising,
-    shown,
     tables_of,
 )
 
@@ -90,7 +90,7 @@ def test_cluster_tables_match_hand_computed_values(tmp_path: Path) -> None:
     assert last["clusters found"] == f"3.0 ± {np.std([4, 2], ddof=1):.1f}"
     assert last["clustering accuracy"] == "100.00 ± 0.00"
     assert last["adjusted Rand index"] == f"0.5000 ± {np.std([0, 1], ddof=1):.4f}"
-    assert "Clusters, last round (6)" in shown(*folders)
+    assert "Clusters, last round (6)" in printed_tables(*folders)
     assert "| 100.00 ±0.00 |" in markdown_tables([read_run(folder) for folder in folders])
 
 
@@ -112,7 +112,7 @@ def test_a_run_without_clusters_has_no_cluster_tables_or_figures(tmp_path: Path)
     run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
     assert run.clusters is None
     assert math.isnan(clusters.final_cluster_metric(run, "number", 5))
-    assert "Cluster" not in shown(run.path)
+    assert "Cluster" not in printed_tables(run.path)
     write_report([run], tmp_path / "out")
     drawn = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
     assert not {name for name in drawn if "map" in name or name == "clusters"}

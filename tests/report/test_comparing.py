@@ -12,8 +12,8 @@ from run_folders import (
     edit,
     give_clients,
     make_run,
-    several,
-    shown,
+    printed_tables,
+    runs_with,
     tables_of,
 )
 
@@ -31,8 +31,8 @@ def test_runs_with_different_settings_are_noted_and_not_compared(tmp_path: Path)
         make_run(tmp_path / "h", constant(a=0.6, b=0.9), label="fedheal", config="momentum = 0.5"),
     ]
     note = "The runs differ in train.momentum: 0.9 (uniform), 0.5 (fedheal)."
-    assert note in shown(*folders)
-    assert "fedheal: no FedAvg or Uniform run with the same settings" in shown(*folders)
+    assert note in printed_tables(*folders)
+    assert "fedheal: no FedAvg or Uniform run with the same settings" in printed_tables(*folders)
     page = tables_of(*folders).text
     assert note in page
     assert "train.momentum = 0.5, round 6" in page
@@ -42,7 +42,7 @@ def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_pa
     uniform = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
     short = make_run(tmp_path / "h", constant(4, a=0.6, b=0.9), status="stopped")
     edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
-    text = shown(uniform, short)
+    text = printed_tables(uniform, short)
     assert (
         "The runs reached different rounds: 6 (uniform), 3 (fedheal). Only methods that "
         "reached the same round are compared." in text
@@ -69,10 +69,10 @@ def test_federations_without_a_finished_run_of_a_method_are_named(tmp_path: Path
         edit("config.toml", "[data]", f"[data]\nseed = {number}")(folder)
     assert (
         "fedheal has no finished run for federations 2 and 4, so its differences use only the "
-        "other 5." in shown(*folders)
+        "other 5." in printed_tables(*folders)
     )
-    assert "no finished run" not in shown(*folders[:7])
-    text = shown(*folders[4:7], *folders[7:])  # federations 4 to 6, and 0, 1, 3, 5, 6
+    assert "no finished run" not in printed_tables(*folders[:7])
+    text = printed_tables(*folders[4:7], *folders[7:])  # federations 4 to 6, and 0, 1, 3, 5, 6
     assert "uniform has no finished run for federations 0, 1 and 3, so its differences use" in text
     assert text.count("only the other 2.") == 2
 
@@ -110,11 +110,11 @@ def test_tests_on_validation_examples_or_by_clients_are_noted(
     tmp_path: Path, config: str, note: str
 ) -> None:
     usual = make_run(tmp_path / "u", constant(a=0.5, b=0.9), label="uniform")
-    assert note not in shown(usual)
+    assert note not in printed_tables(usual)
     own = make_run(tmp_path / "h", constant(a=0.5, b=0.9), config=config)
     if "test = false" in config:
         edit("history.csv", ",domain,", ",validation,")(own)
-    assert note in shown(usual, own)
+    assert note in printed_tables(usual, own)
 
 
 def test_a_note_that_all_runs_of_a_method_share_appears_once(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_engine_workers_and_explicit_defaults_are_not_a_difference(tmp_path: Pat
     edit("config.toml", '"fedheal"', '"fedheal"\ntau = 0.3')(other)  # its default
     (only,) = group_runs(map(read_run, [ray, inline, other]))
     assert [(method.name, len(method.runs)) for method in only.methods][1:] == [("fedheal", 2)]
-    assert "points against Uniform" in shown(ray, inline)
+    assert "points against Uniform" in printed_tables(ray, inline)
 
 
 def test_methods_of_the_same_name_are_distinguished_by_their_settings(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_older_runs_of_a_seed_and_shorter_runs_are_left_out(tmp_path: Path) -> N
     (method,) = only.methods
     assert [run.path.name for run in method.runs] == ["new"]
     assert {run.path.name for run, _ in method.left_out} == {"old", "short"}
-    text = shown(old, short, new)
+    text = printed_tables(old, short, new)
     assert "(stopped after round 2 of 6), is left out" in text
     assert "a newer run has the same seed" in text
 
@@ -203,7 +203,7 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
         make_run(tmp_path / "2", constant(a=0.5, b=0.9), label="uniform", sources=["two"],
                  versions={"flwr": "1.32.0"}),
     ]  # fmt: skip
-    text = shown(*folders)
+    text = printed_tables(*folders)
     assert "same data settings had different data or clients" in text
     assert "several versions of flwr: " in text
     said = "same data settings had different data or clients"
@@ -211,15 +211,15 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
         make_run(tmp_path / label, constant(a=0.5, b=0.9), label=label, sources=[source])
         for label, source in (("fedavg", "/here/digits"), ("term", "/there/digits"))
     ]
-    assert said not in shown(*moved), "the same file in another folder"
+    assert said not in printed_tables(*moved), "the same file in another folder"
     give_clients(moved[0], a=2, b=2)
-    assert said in shown(*moved), "other examples of the clients"
+    assert said in printed_tables(*moved), "other examples of the clients"
 
 
 def test_a_report_without_uniform_averaging_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
-    assert "Uniform averaging is not among the runs" in shown(folder)
-    assert "Uniform averaging is not" not in shown(*several(tmp_path, "uniform", [0.5]))
+    assert "Uniform averaging is not among the runs" in printed_tables(folder)
+    assert "Uniform averaging is not" not in printed_tables(*runs_with(tmp_path, "uniform", [0.5]))
 
 
 def test_runs_on_different_examples_are_named_and_not_compared(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_runs_on_different_examples_are_named_and_not_compared(tmp_path: Path) -
     assert comparison.baseline(term, "uniform") is first
     assert comparison.baseline(x, "uniform") is second
     note = "The runs differ in examples: version 1 (uniform, term), version 2 (uniform (examples"
-    assert note in " ".join(shown(*folders, again).split())
+    assert note in " ".join(printed_tables(*folders, again).split())
     write_summary(runs, tmp_path / "x.csv")
     (summarized,) = group_runs(read_summary(tmp_path / "x.csv"))
     assert [method.name for method in summarized.methods] == [m.name for m in comparison.methods]
@@ -299,14 +299,20 @@ def test_several_seeds_per_federation_are_one_method_per_federation(tmp_path: Pa
     assert [(m.federations, len(m.runs)) for m in comparison.methods] == [(False, 3)] * 2
 
 
-def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> None:
-    def made(label: str, lr: float, tuned: str = "train.lr") -> Path:
-        folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
-        edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
-        edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
-        return folder
+def tuned_run(parent: Path, label: str, lr: float, tuned: str = "train.lr") -> Path:
+    """Write a run whose settings ``tuned`` were tuned, and return its folder."""
+    folder = make_run(parent / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
+    edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
+    edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
+    return folder
 
-    folders = [made("uniform", 0.1), made("term", 0.2), made("x", 0.3, "")]
+
+def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> None:
+    folders = [
+        tuned_run(tmp_path, "uniform", 0.1),
+        tuned_run(tmp_path, "term", 0.2),
+        tuned_run(tmp_path, "x", 0.3, ""),
+    ]
     (comparison,) = group_runs(map(read_run, folders))
     uniform, term, x = comparison.methods
     assert comparison.baseline(term, "uniform") is uniform
@@ -315,21 +321,15 @@ def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> 
     write_summary(list(map(read_run, folders)), tmp_path / "x.csv")
     (summarized,) = group_runs(read_summary(tmp_path / "x.csv"))
     assert summarized.differing == comparison.differing
-    text = " ".join(shown(*folders).split())
+    text = " ".join(printed_tables(*folders).split())
     assert "no difference in settings: train.lr 0.1 (uniform), 0.2 (term)." in text
 
 
 def test_a_tuned_baseline_is_used_for_untuned_methods_with_the_same_settings(
     tmp_path: Path,
 ) -> None:
-    def made(label: str, lr: float, tuned: str) -> Path:
-        folder = make_run(tmp_path / f"{label}{lr}", constant(a=lr, b=0.9), label=label)
-        edit("config.toml", "lr = 0.01", f"lr = {lr}")(folder)
-        edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
-        return folder
-
-    folders = [made("uniform", 0.1, "train.lr"), made("term", 0.2, "train.lr")]
-    folders += [made("term", 0.1, ""), made("x", 0.3, "")]
+    folders = [tuned_run(tmp_path, "uniform", 0.1), tuned_run(tmp_path, "term", 0.2)]
+    folders += [tuned_run(tmp_path, "term", 0.1, ""), tuned_run(tmp_path, "x", 0.3, "")]
     (comparison,) = group_runs(map(read_run, folders))
     uniform, *others = comparison.methods
     assert [m.config["train.lr"] for m in others] == [0.2, 0.1, 0.3]

@@ -12,9 +12,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import damaged
+import invalid_values
 import pytest
-from products import thinned
+from parametrize import mark_others_nightly
 from run_folders import make_run, rising
 
 from fairflower.errors import RunFolderError, UserError
@@ -25,7 +25,7 @@ from fairflower.server.checkpoint import resumable_configs, resumed_config
 from fairflower.server.contents import read_facts
 
 MISSING = object()
-VALUES = damaged.JSON | {"missing": MISSING}
+VALUES = invalid_values.JSON_VALUES | {"missing": MISSING}
 
 #: Names of values that represent the others.
 FEW = ("missing", "null", "true", "minus one", "past doubles", "nan", "a lone surrogate")
@@ -146,7 +146,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize("name", thinned([(n,) for n in VALUES], [(n,) for n in FEW]))
+@pytest.mark.parametrize("name", mark_others_nightly([(n,) for n in VALUES], [(n,) for n in FEW]))
 def test_invalid_fields_of_run_json_raise_only_user_errors(name: str, folder: Path) -> None:
     file = folder / "run.json"
     whole = json.loads(file.read_text())
@@ -177,7 +177,7 @@ def test_an_invalid_value_in_run_json_is_reported_with_its_field(folder: Path) -
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize("name", thinned([(n,) for n in VALUES], [(n,) for n in FEW]))
+@pytest.mark.parametrize("name", mark_others_nightly([(n,) for n in VALUES], [(n,) for n in FEW]))
 def test_invalid_fields_of_diagnostics_are_accepted_or_reported_with_their_line(
     name: str, folder: Path
 ) -> None:

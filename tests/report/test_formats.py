@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import call
-from run_folders import clustered, constant, lose, make_run, rising, with_scores
+from run_folders import clustered, constant, make_run, rising, with_scores, without_tests
 
 from fairflower.report import Run, read_run
 from fairflower.report.analysis import analyze
@@ -103,7 +103,9 @@ def test_every_kind_of_table_is_valid_latex(tmp_path: Path) -> None:
         for strategy in ("fedavg", "uniform", "fedmgda+")
     ]  # fmt: skip
     folders.append(clustered(tmp_path / "c", [[0, 0, 1, 1]] * 6))
-    folders.append(make_run(tmp_path / "d", lose(constant(a_1=0.5, **{"b&c": 0.4}), a_1=[5])))
+    folders.append(
+        make_run(tmp_path / "d", without_tests(constant(a_1=0.5, **{"b&c": 0.4}), a_1=[5]))
+    )
     scored = make_run(tmp_path / "e", constant(x=0.5))
     folders.append(with_scores(scored, balanced_accuracy=constant(x=0.4), auc=constant(x=0.7)))
     text = latex(read(folders))

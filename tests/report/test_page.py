@@ -24,8 +24,8 @@ from run_folders import (
     give_clients,
     make_run,
     page_of,
+    printed_tables,
     rising,
-    shown,
 )
 
 from fairflower.report import read_run, terminal_table, write_report
@@ -248,7 +248,7 @@ def test_every_format_has_the_tables_of_fairness_metrics(tmp_path: Path) -> None
     clients = {r: [0.1, 0.3, 0.5, 0.9] for r in range(4)}
     folder = make_run(tmp_path / "r", rising(0.5, rounds=4), clients=clients)
     texts = (
-        shown(folder, width=400),
+        printed_tables(folder, width=400),
         markdown_tables([read_run(folder)]),
         latex([read_run(folder)]),
         page_of(tmp_path / "out", folder).text,
@@ -283,7 +283,7 @@ def test_the_page_shows_class_names_and_test_set_sizes(tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", constant(1, a=0.5, b=0.6), label="term", test_sizes=[2, 3])
     assert "points per example" not in page_of(tmp_path / "out", *runs, other).text
     none = make_run(tmp_path / "none", constant(1, a=0.5, b=0.6), test_sizes=[200, 0])
-    assert "points per example" not in shown(none), "of a domain without test examples"
+    assert "points per example" not in printed_tables(none), "of a domain without test examples"
 
 
 def test_the_size_of_the_model_is_a_line_under_the_first_accuracy_table(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_the_size_of_the_model_is_a_line_under_the_first_accuracy_table(tmp_path
     first, second, *_ = text.split("**Accuracy per domain, last round")
     assert f"\n\n{line}\n\n" in first
     assert line not in second
-    assert line in shown(*folders)
+    assert line in printed_tables(*folders)
     assert line in page_of(tmp_path / "out", *folders).text
 
 
@@ -312,8 +312,8 @@ def test_models_of_different_sizes_are_a_table_by_method(tmp_path: Path) -> None
         ["uniform seed 0", DASH, "25,130"],
         ["fedheal seed 0", "100,520", "25,130"],
     ]
-    assert "Model:" not in shown(*folders)
-    assert "Model" not in shown(folders[2]), "an old run has no model size"
+    assert "Model:" not in printed_tables(*folders)
+    assert "Model" not in printed_tables(folders[2]), "an old run has no model size"
 
 
 def test_legends_include_labels_that_begin_with_an_underscore() -> None:

@@ -12,8 +12,8 @@ from run_folders import (
     constant,
     edit,
     make_run,
+    printed_tables,
     rising,
-    shown,
     tables_of,
 )
 
@@ -62,14 +62,14 @@ def test_a_run_folder_is_read_back_as_written(tmp_path: Path) -> None:
     assert run.clients[0].class_counts == (1, 2)
     assert run.config["strategy.name"] == "fedheal"
     assert run.final(window=5).tolist() == [0.375]
-    assert "1 reply was dropped, from client 1" in shown(folder.path)
+    assert "1 reply was dropped, from client 1" in printed_tables(folder.path)
 
 
 def test_a_stopped_run_is_readable_and_marked(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5, rounds=4), status="stopped", rounds=[0, 1, 2, 3])
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("num-server-rounds = 3", "num-server-rounds = 20"))
-    text = shown(folder)
+    text = printed_tables(folder)
     assert "seed 0, stopped after round 3 of 20" in text
     assert "mean of all 3 tested rounds (1 to 3)" in text
     page = tables_of(folder)
@@ -102,7 +102,7 @@ def test_final_accuracies_use_only_tested_rounds(tmp_path: Path) -> None:
 
 def test_an_untrained_model_can_be_reported(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", constant(1, a=0.1, b=0.2))
-    assert "Accuracy per domain, round 0" in shown(folder)
+    assert "Accuracy per domain, round 0" in printed_tables(folder)
 
 
 @pytest.mark.parametrize(

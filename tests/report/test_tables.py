@@ -15,9 +15,9 @@ from run_folders import (
     edit,
     give_clients,
     make_run,
+    printed_tables,
     rising,
-    several,
-    shown,
+    runs_with,
     tables_of,
     with_scores,
 )
@@ -105,7 +105,7 @@ def test_the_quality_table_matches_hand_computed_values(tmp_path: Path) -> None:
         wanted = {"clean": last[..., 0], "corrupted": last[..., 1], "average": last.mean(axis=2)}
         for group, cells in wanted.items():
             assert row[f"{group} {name}"] == f"{cells.mean():.2f} ± {np.std(cells, ddof=0):.2f}"
-    assert title in shown(*folders)
+    assert title in printed_tables(*folders)
     assert title in markdown_tables([read_run(folder) for folder in folders])
 
 
@@ -127,16 +127,16 @@ def test_quality_table_marks_the_best_of_comparable_methods(tmp_path: Path) -> N
 
 def test_the_quality_table_appears_only_if_its_metrics_were_measured(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain", rising(0.5))
-    assert "Class-balanced" not in shown(plain)
+    assert "Class-balanced" not in printed_tables(plain)
     with (plain / "history.csv").open("a") as history:
         history.writelines(f"6,domain,{d},balanced_accuracy,0.5\n" for d in "ab")
-    assert "Class-balanced" not in shown(plain)
+    assert "Class-balanced" not in printed_tables(plain)
     with (plain / "history.csv").open("a") as history:
         history.writelines(f"{r},domain,{d},auc,0.75\n" for r in range(7) for d in "ab")
-    assert "Class-balanced accuracy and AUC" in shown(plain)
+    assert "Class-balanced accuracy and AUC" in printed_tables(plain)
     old = make_run(tmp_path / "old", rising(0.5))
     edit("config.toml", "[data]", "[data]\ncorrupted-clients = 1")(old)
-    assert "Class-balanced" not in shown(old)
+    assert "Class-balanced" not in printed_tables(old)
 
 
 def test_an_undefined_auc_is_shown_as_a_dash(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_the_types_table_uses_client_tests_if_all_clients_tested(tmp_path: Path)
 
 
 def test_types_table_needs_domains_of_unequal_weight(tmp_path: Path) -> None:
-    assert "Client types" not in shown(make_run(tmp_path / "r", rising(0.5)))
+    assert "Client types" not in printed_tables(make_run(tmp_path / "r", rising(0.5)))
 
 
 def test_runs_with_clusters_have_a_types_table_even_with_domains_of_equal_weight(
@@ -197,7 +197,7 @@ def test_personal_models_have_their_own_table(tmp_path: Path) -> None:
     assert (row["ditto seed 0"]["a"], row["ditto seed 0"]["b"]) == ("83.00", "90.00")
     assert (row["ditto seed 0"]["AVG"], row["ditto seed 0"]["MIN"]) == ("86.50", "83.00")
     assert "personal models" not in tables_of(plain).text
-    assert "Accuracy of personal models" in shown(own)
+    assert "Accuracy of personal models" in printed_tables(own)
 
 
 def test_seeds_of_a_method_are_one_row_with_mean_and_spread(tmp_path: Path) -> None:
@@ -216,11 +216,11 @@ def test_seeds_of_a_method_are_one_row_with_mean_and_spread(tmp_path: Path) -> N
 def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
     """Seeds differ by 20 points, methods by 3 to 5: only pairs can tell them apart."""
     folders = [
-        *several(tmp_path, "uniform", [0.3, 0.5, 0.7, 0.4, 0.6]),
-        *several(tmp_path, "fedheal", [0.33, 0.54, 0.75, 0.435, 0.645]),
-        *several(tmp_path, "fedavg", [0.2, 0.55, 0.6, 0.3, 0.65]),
+        *runs_with(tmp_path, "uniform", [0.3, 0.5, 0.7, 0.4, 0.6]),
+        *runs_with(tmp_path, "fedheal", [0.33, 0.54, 0.75, 0.435, 0.645]),
+        *runs_with(tmp_path, "fedavg", [0.2, 0.55, 0.6, 0.3, 0.65]),
     ]
-    text = shown(*folders)
+    text = printed_tables(*folders)
     assert (
         "fedheal: worst domain +8.00 ± 8.02 points against FedAvg, +4.00 ± 0.79 points against "
         f"Uniform, STD {MINUS}5.66 ± 5.67 and {MINUS}2.83 ± 0.56 (5 seeds of federation 0): "
@@ -228,7 +228,7 @@ def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
     ) in text
     assert "fairer (worst domain, STD) than Uniform." in text
     assert "uniform: worst domain" in text
-    alone = shown(*folders[:3])
+    alone = printed_tables(*folders[:3])
     assert "uniform: no FedAvg run with the same settings, rounds and seeds to compare" in alone
     table = tables_of(*folders).table("Difference from the baselines")
     row = table["fedheal 5 seeds of federation 0"]
@@ -241,19 +241,19 @@ def test_verdict_is_paired_by_seed(tmp_path: Path) -> None:
 
 def test_verdicts_need_five_seeds_and_clear_differences(tmp_path: Path) -> None:
     two = [
-        *several(tmp_path / "2", "uniform", [0.5, 0.5]),
-        *several(tmp_path / "2", "x", [0.6, 0.6]),
+        *runs_with(tmp_path / "2", "uniform", [0.5, 0.5]),
+        *runs_with(tmp_path / "2", "x", [0.6, 0.6]),
     ]
     said = "(2 seeds of federation 0): too few pairs for a verdict (5 needed) against Uniform"
-    assert said in shown(*two)
+    assert said in printed_tables(*two)
     table = tables_of(*two).table("Difference from the baselines")
     assert table["x 2 seeds of federation 0"]["MIN vs Uniform"] == "+10.00 ± 0.00", "no mark"
     noisy = [
-        *several(tmp_path / "n", "uniform", [0.5] * 5),
-        *several(tmp_path / "n", "x", [0.48, 0.54, 0.57, 0.6, 0.51]),
+        *runs_with(tmp_path / "n", "uniform", [0.5] * 5),
+        *runs_with(tmp_path / "n", "x", [0.48, 0.54, 0.57, 0.6, 0.51]),
     ]
-    assert "x: worst domain +4.00 ± 4.74 points against Uniform" in shown(*noisy)
-    assert "undecided against Uniform (detectable: worst domain" in shown(*noisy)
+    assert "x: worst domain +4.00 ± 4.74 points against Uniform" in printed_tables(*noisy)
+    assert "undecided against Uniform (detectable: worst domain" in printed_tables(*noisy)
 
 
 def test_one_sentence_says_that_all_methods_have_too_few_seeds(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_one_sentence_says_that_all_methods_have_too_few_seeds(tmp_path: Path) -
         for seed in (0, 1)
     ]
     said = "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); see the tables for"
-    text = " ".join(shown(*runs).split())
+    text = " ".join(printed_tables(*runs).split())
     assert text.count("too few pairs") == 1
     assert said in text
 
@@ -274,11 +274,11 @@ def test_a_baseline_with_too_few_runs_does_not_prevent_verdicts_against_another(
 ) -> None:
     values = [0.3, 0.5, 0.7, 0.4, 0.6]
     folders = [
-        *several(tmp_path, "fedavg", values[:3]),
-        *several(tmp_path, "uniform", values),
-        *several(tmp_path, "fedheal", [0.33, 0.54, 0.75, 0.435, 0.645]),
+        *runs_with(tmp_path, "fedavg", values[:3]),
+        *runs_with(tmp_path, "uniform", values),
+        *runs_with(tmp_path, "fedheal", [0.33, 0.54, 0.75, 0.435, 0.645]),
     ]
-    assert "fairer (worst domain, STD) than Uniform" in shown(*folders)
+    assert "fairer (worst domain, STD) than Uniform" in printed_tables(*folders)
 
 
 def test_a_single_domain_gets_no_verdict_but_a_reason(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_single_domain_gets_no_verdict_but_a_reason(tmp_path: Path) -> None:
         for label in ("uniform", "fedheal")
         for seed in range(5)
     ]
-    assert "fedheal: not judged, because a single domain has no spread." in shown(*folders)
+    assert "fedheal: not judged, because a single domain has no spread." in printed_tables(*folders)
 
 
 def test_clients_of_a_domain_get_distinct_shades_of_its_color() -> None:
@@ -309,7 +309,7 @@ def test_less_spread_with_lower_accuracy_is_not_fairer(tmp_path: Path) -> None:
     ]
     assert (
         "mixed (STD better; worst domain worse) compared with Uniform, with an average below "
-        "Uniform's" in shown(*uniform, *bad)
+        "Uniform's" in printed_tables(*uniform, *bad)
     )
 
 

@@ -16,12 +16,12 @@ from run_folders import (
     constant,
     edit,
     give_clients,
-    lose,
     make_run,
+    printed_tables,
     rising,
-    shown,
     tables_of,
     trained_by,
+    without_tests,
 )
 
 from fairflower.numerics import metrics
@@ -38,7 +38,7 @@ from fairflower.report.text import DASH
 
 @pytest.mark.usefixtures("drawn_once")
 def test_a_run_that_lost_a_site_reports_the_other_domains(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "r", lose(ALL, c=range(3, 7)))
+    folder = make_run(tmp_path / "r", without_tests(ALL, c=range(3, 7)))
     edit("history.csv", "2,domain,c,accuracy,0.4\n", "")(folder)
     run = read_run(folder)
     assert run.rounds.tolist() == list(range(7))
@@ -65,7 +65,7 @@ def test_a_run_that_lost_a_site_reports_the_other_domains(tmp_path: Path) -> Non
         "fedheal, seed 0: c was not tested in rounds 2 to 6. Numbers marked † do not cover "
         "all domains in the same rounds, so they are not compared with other runs."
     )
-    text = shown(folder)
+    text = printed_tables(folder)
     assert note in text
     assert note in page.text
     assert note in (tmp_path / "out" / "tables.md").read_text()
@@ -78,7 +78,7 @@ def test_a_site_that_came_back_counts_only_in_its_tested_rounds(
 ) -> None:
     """c is tested in rounds 3 and 5 of 2 to 6."""
     values = [accuracies | {"c": 0.1 * r} for r, accuracies in enumerate(ALL)]
-    folder = make_run(tmp_path / "r", lose(values, c=[2, 4, 6]))
+    folder = make_run(tmp_path / "r", without_tests(values, c=[2, 4, 6]))
     page = tables_of(folder)
     row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
     assert (row["c"], row["AVG"], row["MIN"]) == ("40.00", f"{(54 + 90 + 40) / 3:.2f}†", "40.00†")
@@ -89,15 +89,15 @@ def test_a_site_that_came_back_counts_only_in_its_tested_rounds(
         "c was not tested in rounds 2, 4 and 6. The mean of c covers only rounds 3 and 5. "
         "Numbers marked † do not cover all domains in the same rounds, so they are not compared "
         "with other runs."
-    ) in shown(folder)
+    ) in printed_tables(folder)
 
 
 def test_an_absence_before_the_averaged_rounds_changes_no_result(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "f", ALL, label="fedavg"),
-        make_run(tmp_path / "h", lose(ALL, c=[0, 1])),
+        make_run(tmp_path / "h", without_tests(ALL, c=[0, 1])),
     ]
-    text = shown(*folders)
+    text = printed_tables(*folders)
     assert "c was not tested in rounds 0 and 1." in text
     assert "†" not in text
     assert "fedheal: worst domain +0.00 points against FedAvg" in text
@@ -106,7 +106,7 @@ def test_an_absence_before_the_averaged_rounds_changes_no_result(tmp_path: Path)
 def test_the_last_round_is_compared_if_every_domain_was_tested_in_it(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "f", ALL, label="fedavg"),
-        make_run(tmp_path / "h", lose(ALL, c=[4])),
+        make_run(tmp_path / "h", without_tests(ALL, c=[4])),
     ]
     page = tables_of(*folders)
     assert (
@@ -116,7 +116,7 @@ def test_the_last_round_is_compared_if_every_domain_was_tested_in_it(tmp_path: P
 
 
 def test_an_unfinished_round_is_not_read_as_an_absence(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "r", lose(ALL, c=[6]), status="running")
+    folder = make_run(tmp_path / "r", without_tests(ALL, c=[6]), status="running")
     assert read_run(folder).rounds.tolist() == list(range(7))
     edit("history.csv", "6,run,,seconds,2.5\n", "")(folder)
     assert read_run(folder).rounds.tolist() == list(range(6))
@@ -131,7 +131,7 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
     folders = [
         make_run(
             tmp_path / f"{label}-{seed}",
-            lose(constant(a=a, b=0.9, c=0.4), **({"c": away} if label == lost else {})),
+            without_tests(constant(a=a, b=0.9, c=0.4), **({"c": away} if label == lost else {})),
             label=label,
             seed=seed,
         )
@@ -145,7 +145,7 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
     (whole,) = {"uniform", "fedheal"} - {lost}
     row_of = table[f"{whole} 3 seeds of federation 0"]
     assert row_of["MIN vs FedAvg"] == "+0.00 [0.00, 0.00]"
-    text = shown(*folders)
+    text = printed_tables(*folders)
     assert f"{lost}: not compared, because some domains were not tested in every round." in text
     assert ("MIN vs Uniform" in row_of) == (lost == "fedheal")
     comparison = group_runs(map(read_run, folders))[0]
@@ -156,7 +156,7 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
     assert [cell.text.endswith("†") for cell in row.cells] == 3 * [False] + 5 * [True]
     assert bold[whole][0] == "better"
     # If the only other method lacks a domain, there is nothing to compare with.
-    alone = shown(*(folder for folder in folders if not folder.name.startswith("fedavg")))
+    alone = printed_tables(*(folder for folder in folders if not folder.name.startswith("fedavg")))
     if lost == "uniform":
         assert (
             "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds, tested on "
@@ -168,12 +168,12 @@ def test_a_seed_that_lacks_a_domain_is_left_out_if_another_seed_has_all_domains(
     tmp_path: Path,
 ) -> None:
     folders = [
-        make_run(tmp_path / f"r{s}", lose(ALL, c=range(2, 7)) if s else ALL, seed=s)
+        make_run(tmp_path / f"r{s}", without_tests(ALL, c=range(2, 7)) if s else ALL, seed=s)
         for s in range(2)
     ]
     (method,) = group_runs(map(read_run, folders))[0].methods
     assert [run.seed for run in method.runs] == [0]
-    text = shown(*folders)
+    text = printed_tables(*folders)
     assert (
         "seed 1 (completed after round 6 of 6), is left out of tables and figures: c was not "
         in (text)
@@ -185,7 +185,7 @@ def test_a_seed_that_lacks_a_domain_is_left_out_if_another_seed_has_all_domains(
 
 
 def test_longer_runs_that_lack_a_domain_are_kept_over_shorter_complete_runs(tmp_path: Path) -> None:
-    lost = make_run(tmp_path / "lost", lose(ALL, c=range(2, 7)))
+    lost = make_run(tmp_path / "lost", without_tests(ALL, c=range(2, 7)))
     short = make_run(tmp_path / "short", ALL[:4], seed=1, status="stopped")
     edit("config.toml", "num-server-rounds = 3", "num-server-rounds = 6")(short)
     (method,) = group_runs(map(read_run, [lost, short]))[0].methods
@@ -200,7 +200,7 @@ def test_seeds_that_lack_different_domains_are_averaged_over_common_domains(
     folders = [
         make_run(
             tmp_path / f"r{s}",
-            lose([{"a": 0.5 + 0.1 * s, "b": 0.9, "c": 0.4, "d": 0.2}] * 7, **without),
+            without_tests([{"a": 0.5 + 0.1 * s, "b": 0.9, "c": 0.4, "d": 0.2}] * 7, **without),
             seed=s,
             domains=["a", "b", "c", "d"],
         )
@@ -213,14 +213,14 @@ def test_seeds_that_lack_different_domains_are_averaged_over_common_domains(
     assert (row["b"], row["c"], row["d"]) == (DASH, DASH, "20.00 ± 0.00")
     assert row["AVG"] == f"37.50† ± {spread / 2:.2f}"
     assert row["GAP"] == f"35.00† ± {spread:.2f}"
-    text = shown(*folders)
+    text = printed_tables(*folders)
     assert "seed 0: c was not tested in any round. Numbers marked" in text
     assert "seed 1: b was not tested in rounds 1 to 6. Numbers marked" in text
 
 
 def test_curves_continue_over_the_tested_domains_and_mark_incomplete_rounds(tmp_path: Path) -> None:
     folders = [
-        make_run(tmp_path / f"r{s}", lose(ALL, c=lost), seed=s)
+        make_run(tmp_path / f"r{s}", without_tests(ALL, c=lost), seed=s)
         for s, lost in enumerate([[2], [2, 5]])
     ]
     (method,) = group_runs(map(read_run, folders))[0].methods
@@ -233,7 +233,7 @@ def test_curves_continue_over_the_tested_domains_and_mark_incomplete_rounds(tmp_
 
 
 def test_personal_models_that_were_not_tested_are_a_dash_and_noted(tmp_path: Path) -> None:
-    personal = lose(rising(0.8, rounds=6), b=range(6))
+    personal = without_tests(rising(0.8, rounds=6), b=range(6))
     folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=personal)
     page = tables_of(folder)
     row = page.table("Accuracy of personal models")["ditto seed 0"]
@@ -241,12 +241,16 @@ def test_personal_models_that_were_not_tested_are_a_dash_and_noted(tmp_path: Pat
     assert row["STD ddof 1"] == row["STD ddof 0"] == DASH
     row = page.table("Accuracy per domain, mean of the last 5")["ditto seed 0"]
     assert row["AVG"] == "72.00", "the global model was tested everywhere"
-    assert "ditto, seed 0: personal models: b was not tested in any round." in shown(folder)
+    assert "ditto, seed 0: personal models: b was not tested in any round." in printed_tables(
+        folder
+    )
 
 
 def test_personal_models_that_missed_a_test_are_marked(tmp_path: Path) -> None:
     personal = rising(0.8, rounds=6)
-    folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=lose(personal, b=[4]))
+    folder = make_run(
+        tmp_path / "d", rising(0.5), label="ditto", personal=without_tests(personal, b=[4])
+    )
     other = make_run(tmp_path / "e", rising(0.5), label="fedper", personal=personal)
     page = tables_of(folder, other)
     table = page.table("Accuracy of personal models")
@@ -255,7 +259,7 @@ def test_personal_models_that_missed_a_test_are_marked(tmp_path: Path) -> None:
 
 
 def test_a_single_tested_domain_of_several_has_no_spread(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "r", lose(rising(0.5), b=range(1, 7)))
+    folder = make_run(tmp_path / "r", without_tests(rising(0.5), b=range(1, 7)))
     page = tables_of(folder)
     row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
     assert (row["AVG"], row["MIN"]) == ("54.00†", "54.00†")
@@ -268,7 +272,7 @@ def test_a_single_tested_domain_of_several_has_no_spread(tmp_path: Path) -> None
 def test_the_types_table_covers_only_tested_clients(tmp_path: Path) -> None:
     """Three clients of a (0.54), one of b (0.9), and two of c, which are absent."""
     clients = {r: [0.54, 0.54, 0.54, 0.9] for r in range(7)}
-    folder = make_run(tmp_path / "r", lose(ALL, c=range(2, 7)), clients=clients)
+    folder = make_run(tmp_path / "r", without_tests(ALL, c=range(2, 7)), clients=clients)
     give_clients(folder, a=3, b=1, c=2)
     page = tables_of(folder)
     row = page.table("Client types and clients")["fedheal seed 0"]
@@ -288,7 +292,7 @@ def test_dropped_test_replies_are_noted_with_their_reason(tmp_path: Path) -> Non
     run = read_run(folder)
     assert [record["round"] for record in run.diagnostics] == list(range(1, 7))
     assert run.diagnostics[1] == records[1] | records[2]
-    assert f"3 test replies were dropped, from clients 3, 10 ({reason})." in shown(folder)
+    assert f"3 test replies were dropped, from clients 3, 10 ({reason})." in printed_tables(folder)
     assert diagnostics.by_round(run, axes=1)["weights"].values.shape == (6, 3)
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
-import vectors
-from apps import replacing
+import tiny_data_sets
+from apps import app_with_handlers
 from command import call
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from masked import stage_of
 from resuming import config, outcome, resume, session
 from rich.console import Console
 from safetensors.numpy import load_file
+from secure_federation import stage_of
 
 from fairflower.client_app import app as client_app
 from fairflower.config import DataConfig, RunConfig
@@ -36,7 +36,7 @@ REFUSED = [name for name, strategy in STRATEGIES.items() if not strategy().sums_
 
 def app(train: Any) -> ClientApp:
     """Return fairflower's app with ``train`` as the handler of both kinds of train messages."""
-    made = replacing(train=train)
+    made = app_with_handlers(train=train)
     made.train("measure")(train)
     return made
 
@@ -63,8 +63,8 @@ def test_a_strategy_that_needs_single_updates_is_refused_with_an_alternative(nam
         ({"bound.clip-update-median": 2.0}, "bound.clip-update-median = 2.0 uses individual"),
         ({"observe.window": 3}, "observe.window = 3 uses individual updates"),
         ({"strategy.name": "fairfed", "strategy.metric": "trained_loss"}, "after training"),
-        ({"strategy.name": "vectors:Own"}, "does not set sums_suffice"),
-        ({"strategy.name": "vectors:Arrays"}, "needs the array 'gradient' from each client"),
+        ({"strategy.name": "tiny_data_sets:Own"}, "does not set sums_suffice"),
+        ({"strategy.name": "tiny_data_sets:Arrays"}, "needs the array 'gradient' from each client"),
     ],
 )
 def test_settings_that_need_single_updates_are_refused(
@@ -73,7 +73,7 @@ def test_settings_that_need_single_updates_are_refused(
     own = type("Own", (FairStrategy,), {})
     needy = type("Arrays", (FairStrategy,), {"sums_suffice": True, "needs": ("gradient",)})
     for strategy in (own, needy):
-        monkeypatch.setattr(vectors, strategy.__name__, strategy, raising=False)
+        monkeypatch.setattr(tiny_data_sets, strategy.__name__, strategy, raising=False)
     with pytest.raises(ConfigError, match=rf"secure-aggregation = true: .*{error}"):
         RunConfig.from_flat({"secure-aggregation": True, "strategy.name": "uniform"} | settings)
 

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from masked import STAGES, Federation, failing, stage_of
-from plain import batch_normed, linear, trainer
+from secure_federation import STAGES, SecureFederation, raise_at, stage_of
+from sgd_clients import batch_normed, linear, sgd_trainer
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from fairflower.arrays import arrays_of, record_of
@@ -66,9 +66,9 @@ def test_sums_suffice_for_the_listed_strategies() -> None:
 
 @pytest.mark.parametrize("name", [*SUMS, "qffl weights"])
 def test_the_model_equals_that_of_plain_rounds(name: str) -> None:
-    def federation(secure: bool) -> Federation:
+    def federation(secure: bool) -> SecureFederation:
         strategy = QFFL(rule="weights") if name == "qffl weights" else made(name)
-        return Federation(strategy, net=batch_normed, secure=secure)
+        return SecureFederation(strategy, net=batch_normed, secure=secure)
 
     masked, plain = federation(True), federation(False)
     for _ in range(2):
@@ -95,10 +95,10 @@ def test_many_clients_share_keys_with_a_subset_and_give_the_plain_model(
 ) -> None:
     if clients < 40:
         monkeypatch.setattr(protocol, "MAX_SHARES", 9)
-    masked = Federation(Uniform(), clients=clients)
-    plain = Federation(Uniform(), clients=clients, secure=False)
-    masked.disturb = failing("collect_masked_vectors", 7, 8, 13)
-    plain.disturb = failing("", 7, 8, 13)
+    masked = SecureFederation(Uniform(), clients=clients)
+    plain = SecureFederation(Uniform(), clients=clients, secure=False)
+    masked.disturb = raise_at("collect_masked_vectors", 7, 8, 13)
+    plain.disturb = raise_at("", 7, 8, 13)
     received = arrays_of(plain.model)
     found, expected = masked.train(), plain.train()
     assert len(masked.strategy.client_ids) == clients - 3
@@ -106,7 +106,7 @@ def test_many_clients_share_keys_with_a_subset_and_give_the_plain_model(
 
 
 def test_secure_rounds_are_reproducible_bit_for_bit() -> None:
-    first, second = (Federation(TERM()) for _ in range(2))
+    first, second = (SecureFederation(TERM()) for _ in range(2))
     first.train(), second.train()
     assert flat(first.train()).tobytes() == flat(second.train()).tobytes()
 
@@ -114,7 +114,7 @@ def test_secure_rounds_are_reproducible_bit_for_bit() -> None:
 # --- what the server sees ------------------------------------------------------------------
 
 
-def seen(federation: Federation) -> list[np.ndarray]:
+def seen(federation: SecureFederation) -> list[np.ndarray]:
     """Return every array in every reply that the server received, as numbers."""
     arrays = []
     for _, _, reply in federation.replies:
@@ -128,7 +128,7 @@ def seen(federation: Federation) -> list[np.ndarray]:
     return arrays
 
 
-def largest_correlation(federation: Federation, received: dict[str, np.ndarray]) -> float:
+def largest_correlation(federation: SecureFederation, received: dict[str, np.ndarray]) -> float:
     """Return the largest correlation of an array of `seen` with a client's model or update."""
     secrets = [flat(model) for model in federation.trained.values()]
     secrets += [secret - flat(received) for secret in secrets]
@@ -143,7 +143,7 @@ def largest_correlation(federation: Federation, received: dict[str, np.ndarray])
 
 @pytest.mark.parametrize("name", SUMS)
 def test_no_message_correlates_with_a_clients_model_or_update(name: str) -> None:
-    federation = Federation(made(name))
+    federation = SecureFederation(made(name))
     received = arrays_of(federation.model)
     federation.train()
     assert len(federation.trained) == 5
@@ -154,7 +154,7 @@ def test_no_message_correlates_with_a_clients_model_or_update(name: str) -> None
 
 
 def test_the_correlation_check_finds_the_models_of_a_plain_round() -> None:
-    federation = Federation(Uniform(), secure=False)
+    federation = SecureFederation(Uniform(), secure=False)
     received = arrays_of(federation.model)
     federation.train()
     assert largest_correlation(federation, received) == pytest.approx(1)
@@ -163,7 +163,7 @@ def test_the_correlation_check_finds_the_models_of_a_plain_round() -> None:
 def test_the_same_update_is_masked_differently_each_time() -> None:
     vectors = []
     for _ in range(2):
-        federation = Federation(Uniform())
+        federation = SecureFederation(Uniform())
         federation.train()
         vectors.append(max(seen(federation), key=len))
     assert abs(np.corrcoef(*vectors)[0, 1]) < 0.2
@@ -174,10 +174,10 @@ def test_the_same_update_is_masked_differently_each_time() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
-    masked, plain = Federation(Uniform()), Federation(Uniform(), secure=False)
-    masked.disturb, plain.disturb = failing(stage, 2), failing("", 2)
+    masked, plain = SecureFederation(Uniform()), SecureFederation(Uniform(), secure=False)
+    masked.disturb, plain.disturb = raise_at(stage, 2), raise_at("", 2)
     if stage == "unmask":  # it has sent its masked update, which the others can unmask
-        plain.disturb = failing("")
+        plain.disturb = raise_at("")
     received = arrays_of(plain.model)
     found, expected = masked.train(), plain.train()
     assert_close(found, expected, received, masked.strategy.diagnostics["quantization_error"])
@@ -195,9 +195,9 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
 def test_every_strategy_continues_without_a_failing_client(name: str, stage: str) -> None:
     """Before training, in training and after it."""
     clients = 9 if name == "superquantile" else 5  # most of its weights are 0
-    masked = Federation(made(name), clients)
-    plain = Federation(made(name), clients, secure=False)
-    masked.disturb, plain.disturb = failing(stage, 2), failing("", *(2,) * (stage != "unmask"))
+    masked = SecureFederation(made(name), clients)
+    plain = SecureFederation(made(name), clients, secure=False)
+    masked.disturb, plain.disturb = raise_at(stage, 2), raise_at("", *(2,) * (stage != "unmask"))
     received = arrays_of(plain.model)
     found, expected = masked.train(), plain.train()
     there = tuple(k for k in range(clients) if k != 2 or stage == "unmask")
@@ -215,7 +215,7 @@ def test_every_strategy_continues_without_a_failing_client(name: str, stage: str
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_client_that_does_not_answer_in_time_is_left_out(stage: str) -> None:
-    federation = Federation(Uniform())
+    federation = SecureFederation(Uniform())
     federation.silent = (stage, 4)
     received = flat(arrays_of(federation.model))
     found = flat(federation.train())
@@ -228,8 +228,8 @@ def test_a_client_that_does_not_answer_in_time_is_left_out(stage: str) -> None:
 
 
 def test_the_weight_of_a_client_that_fails_after_measuring_goes_to_the_others() -> None:
-    federation = Federation(FedISM())
-    federation.disturb = failing("collect_masked_vectors", 1)
+    federation = SecureFederation(FedISM())
+    federation.disturb = raise_at("collect_masked_vectors", 1)
     received = flat(arrays_of(federation.model))
     found = flat(federation.train())
     S = federation.strategy.diagnostics["sharpness"]
@@ -244,32 +244,32 @@ def test_the_weight_of_a_client_that_fails_after_measuring_goes_to_the_others() 
 
 @pytest.mark.parametrize("stage", ["collect_masked_vectors", "unmask"])
 def test_a_halted_round_changes_neither_the_model_nor_the_state(stage: str) -> None:
-    federation = Federation(FedISM())
+    federation = SecureFederation(FedISM())
     federation.train()
     before = federation.model, federation.strategy.state_dict()
-    federation.disturb = failing(stage, 0, 1, 2)
+    federation.disturb = raise_at(stage, 0, 1, 2)
     with pytest.raises(Halted, match=r"2 (of 5 )?clients"):
         federation.train()
     assert federation.model is before[0]
     state = federation.strategy.state_dict()
     assert all(np.array_equal(state[key], before[1][key]) for key in before[1])
     assert federation.strategy.client_ids == ()
-    federation.disturb = failing("")
+    federation.disturb = raise_at("")
     federation.train()
     assert federation.strategy.client_ids == (0, 1, 2, 3, 4)
 
 
 def test_too_few_measured_clients_fail_the_round_as_without_secure_aggregation() -> None:
-    federation = Federation(TERM())
-    federation.disturb = failing("measure", 0, 1, 2)
+    federation = SecureFederation(TERM())
+    federation.disturb = raise_at("measure", 0, 1, 2)
     with pytest.raises(RoundFailed, match="2 of 5 clients sent a usable reply") as failed:
         federation.train()
     assert not isinstance(failed.value, Halted)
 
 
 def test_weights_stay_below_the_cap_when_a_client_fails() -> None:
-    federation = Federation(Uniform(max_client_weight=0.2))
-    federation.disturb = failing("collect_masked_vectors", 4)
+    federation = SecureFederation(Uniform(max_client_weight=0.2))
+    federation.disturb = raise_at("collect_masked_vectors", 4)
     received = flat(arrays_of(federation.model))
     found = flat(federation.train())
     updates = [flat(federation.trained[k]) - received for k in range(4)]
@@ -289,7 +289,7 @@ class WithWeights(Uniform):
 
 
 def test_clients_with_weight_0_do_not_change_the_model() -> None:
-    federation = Federation(WithWeights())
+    federation = SecureFederation(WithWeights())
     received = flat(arrays_of(federation.model))
     found = flat(federation.train())
     updates = [flat(federation.trained[k]) - received for k in range(5)]
@@ -300,7 +300,7 @@ def test_clients_with_weight_0_do_not_change_the_model() -> None:
 def test_a_sum_of_two_clients_halts_the_round() -> None:
     strategy = WithWeights()
     strategy.weights = (0.5, 0.5, 0.0, 0.0, 0.0)
-    federation = Federation(strategy)
+    federation = SecureFederation(strategy)
     with pytest.raises(Halted, match=r"2 of 5 clients have a weight above 0.*max-client-weight"):
         federation.train()
     assert not federation.trained
@@ -311,7 +311,7 @@ def test_invalid_weights_are_refused(weights: Any) -> None:
     strategy = WithWeights()
     strategy.weights = weights
     with pytest.raises(ConfigError, match="non-negative numbers with sum 1"):
-        Federation(strategy).train()
+        SecureFederation(strategy).train()
 
 
 def test_a_strategy_that_uses_single_updates_is_refused() -> None:
@@ -325,14 +325,14 @@ def test_a_strategy_that_uses_single_updates_is_refused() -> None:
 
     for strategy in (Curious(), Reweighing()):
         with pytest.raises(ConfigError, match="uses individual updates"):
-            Federation(strategy).train()
+            SecureFederation(strategy).train()
 
 
 def test_a_dominant_weight_in_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     strategy = WithWeights()
     strategy.weights = (0.9, 0.05, 0.05, 0.0, 0.0)
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        Federation(strategy).train()
+        SecureFederation(strategy).train()
     assert "client 0 has weight 0.90, so the sum shows most of its model" in caplog.text
 
 
@@ -342,7 +342,7 @@ def test_a_dominant_weight_in_the_sum_is_warned_of(caplog: pytest.LogCaptureFixt
 def test_a_client_that_uses_another_weight_than_instructed_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    federation = Federation(Uniform())
+    federation = SecureFederation(Uniform())
     as_classic = client._as_classic
 
     def lie(request: Message, reply: Message) -> Message:
@@ -371,7 +371,7 @@ def test_a_client_that_uses_another_weight_than_instructed_is_detected(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda c: c.update({"x": record_of(trainer(linear()).send())}), "not masked"),
+        (lambda c: c.update({"x": record_of(sgd_trainer(linear()).send())}), "not masked"),
         (lambda c: c.metric_records["metrics"].update({"train_loss": np.inf}), "finite"),
         (lambda c: c.metric_records["metrics"].update({"num-examples": 3}), "18 training"),
         (lambda c: c[RECORD_KEY_CONFIGS].update({"masked_params": [b"x"]}), "cannot be read"),
@@ -379,7 +379,7 @@ def test_a_client_that_uses_another_weight_than_instructed_is_detected(
     ],
 )
 def test_replies_that_cannot_be_summed_are_left_out(change: Any, reason: str) -> None:
-    federation = Federation(Uniform())
+    federation = SecureFederation(Uniform())
 
     def spoil(stage: str, client: int, reply: Message) -> None:
         if stage == "collect_masked_vectors" and client == 2:
@@ -392,7 +392,7 @@ def test_replies_that_cannot_be_summed_are_left_out(change: Any, reason: str) ->
 
 
 def test_a_missing_metric_of_the_participation_policy_is_named() -> None:
-    federation = Federation(Uniform(participation=PowerOfChoice(loss="train", d=5)))
+    federation = SecureFederation(Uniform(participation=PowerOfChoice(loss="train", d=5)))
 
     def spoil(stage: str, client: int, reply: Message) -> None:
         if stage == "collect_masked_vectors" and client == 2:
@@ -405,7 +405,7 @@ def test_a_missing_metric_of_the_participation_policy_is_named() -> None:
 
 
 def test_a_client_refuses_to_send_an_update_out_of_range() -> None:
-    federation = Federation(Uniform())
+    federation = SecureFederation(Uniform())
 
     def explode(stage: str, client: int, message: Message) -> None:
         if stage == "collect_masked_vectors" and client == 1:
@@ -431,7 +431,7 @@ def test_a_client_refuses_to_send_an_update_out_of_range() -> None:
 
 @pytest.mark.parametrize("stage", ["setup", "share_keys", "unmask"])
 def test_a_reply_that_flower_cannot_read_halts_the_round_but_not_the_run(stage: str) -> None:
-    federation = Federation(Uniform())
+    federation = SecureFederation(Uniform())
 
     def empty(now: str, client: int, reply: Message) -> None:
         if (now, client) == (stage, 2):
@@ -448,21 +448,21 @@ def test_a_reply_that_flower_cannot_read_halts_the_round_but_not_the_run(stage: 
 def test_a_connection_error_is_not_treated_as_an_invalid_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    federation, send = Federation(Uniform()), Federation._send
+    federation, send = SecureFederation(Uniform()), SecureFederation._send
 
-    def fail(self: Federation, messages: list[Message]) -> list[Message]:
+    def fail(self: SecureFederation, messages: list[Message]) -> list[Message]:
         if stage_of(messages[0]) == "share_keys":
             raise OSError("no connection")
         return send(self, messages)
 
-    monkeypatch.setattr(Federation, "_send", fail)
+    monkeypatch.setattr(SecureFederation, "_send", fail)
     with pytest.raises(OSError, match="no connection"):
         federation.train()
 
 
 @pytest.mark.parametrize("key", ["share_num", "threshold"])
 def test_a_site_refuses_too_few_shares_and_too_low_a_threshold(key: str) -> None:
-    federation = Federation(Uniform())
+    federation = SecureFederation(Uniform())
 
     def weaken(stage: str, client: int, message: Message) -> None:
         if (stage, client) == ("setup", 1):
@@ -475,7 +475,7 @@ def test_a_site_refuses_too_few_shares_and_too_low_a_threshold(key: str) -> None
 
 
 def test_a_client_with_another_number_of_steps_than_announced_is_dropped() -> None:
-    federation = Federation(FedNova())
+    federation = SecureFederation(FedNova())
 
     def more(stage: str, client: int, reply: Message) -> None:
         if stage == "collect_masked_vectors" and client == 0:
@@ -487,7 +487,7 @@ def test_a_client_with_another_number_of_steps_than_announced_is_dropped() -> No
 
 
 def test_a_site_without_the_mod_is_named_and_sends_nothing() -> None:
-    federation = Federation(Uniform(), mods=())
+    federation = SecureFederation(Uniform(), mods=())
     with pytest.raises(Halted):
         federation.train()
     assert "no ArrayRecord 'arrays'" in federation.strategy.dropped[0]
@@ -495,14 +495,14 @@ def test_a_site_without_the_mod_is_named_and_sends_nothing() -> None:
 
 
 def test_a_site_of_an_earlier_version_is_named_and_sends_nothing() -> None:
-    federation = Federation(Uniform(), measures=False)
+    federation = SecureFederation(Uniform(), measures=False)
     with pytest.raises(RoundFailed, match="No train function registered with name 'measure'"):
         federation.train()
     assert not federation.trained
 
 
 def test_a_client_sends_no_unmasked_model_in_a_secure_run() -> None:
-    federation = Federation(Uniform())
+    federation = SecureFederation(Uniform())
     strategy = federation.strategy
     config = {"secure-aggregation": True, "seed": 0}
     messages = list(strategy.configure_train(1, federation.model, ConfigRecord(config), None))
@@ -511,7 +511,7 @@ def test_a_client_sends_no_unmasked_model_in_a_secure_run() -> None:
 
 
 def test_a_site_can_require_secure_aggregation() -> None:
-    federation = Federation(Uniform(), secure=False)
+    federation = SecureFederation(Uniform(), secure=False)
     federation.grid.contexts[1002].node_config["secure-aggregation"] = True
     federation.train()
     assert "this site's node config. Nothing was sent" in federation.strategy.dropped[2]
@@ -533,7 +533,7 @@ def test_weights_and_model_are_computed_by_one_thread() -> None:
             note("combine")
             return super().combine(cohort, weights)
 
-    federation = Federation(Spy())
+    federation = SecureFederation(Spy())
     federation.disturb = lambda stage, client, message: note("clients")
     with threadpool_limits(2):
         federation.train()

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from products import thinned
+from parametrize import mark_others_nightly
 from resuming import config, outcome, resume, session, stopped
-from rounds import MODEL, Rounds, updates
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.data import prepare
@@ -36,6 +35,7 @@ from fairflower.server.checkpoint import (
 )
 from fairflower.server.folder import RunFolder, lock_folder
 from fairflower.strategies import STRATEGIES, FedAvg
+from fairflower.testing.rounds import MODEL, Rounds, updates
 
 # --- files of arrays with checksums --------------------------------------------------------
 
@@ -190,7 +190,7 @@ TESTED_HERE = [(name,) for name in CLIENTS if name not in TESTED_ELSEWHERE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", thinned([(name,) for name in CLIENTS], TESTED_HERE))
+@pytest.mark.parametrize("name", mark_others_nightly([(name,) for name in CLIENTS], TESTED_HERE))
 def test_a_resumed_run_of_each_trainer_equals_an_uninterrupted_run(name, tmp_path, no_states):
     settings = {"strategy.name": "fedavg", "client.name": name, "evaluate.by": "both"}
     whole = session(config(tmp_path, **settings)).run()

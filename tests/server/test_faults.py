@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from apps import replacing
+from apps import app_with_handlers
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -27,11 +27,12 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from hostile import NUMBERS as HOSTILE
-from products import thinned
+from malformed_replies import NUMBERS as HOSTILE
+from malformed_replies import npy_bytes
+from parametrize import mark_others_nightly
+from replies import error_reply, valid_reply
 from resuming import config, outcome, resume
 from rich.console import Console
-from rounds import MODEL, Rounds, failure, good, reply, zero_update
 
 from fairflower.aggregation.records import InvalidReply, decode_record
 from fairflower.arrays import record_of
@@ -45,6 +46,7 @@ from fairflower.server.registration import ClientRegistry, NodeTracker, register
 from fairflower.server.session import Session
 from fairflower.server.transport import send_and_receive
 from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEBAPlus, FedEquilibria
+from fairflower.testing.rounds import MODEL, Rounds, reply, zero_update
 
 # --- replies -------------------------------------------------------------------------------
 
@@ -53,9 +55,9 @@ def test_a_reply_that_arrives_a_round_late_is_not_merged(caplog):
     def model(late: bool):
         rounds = Rounds(FedAvg(min_clients=1), MODEL, range(3))
         first = rounds.ask()
-        rounds.finish([good(first[k], k) for k in (0, 1)])
+        rounds.finish([valid_reply(first[k], k) for k in (0, 1)])
         second = rounds.ask()
-        replies = [good(second[k], k) for k in (0, 1)]
+        replies = [valid_reply(second[k], k) for k in (0, 1)]
         if late:  # from a client that has not answered this round, and from one that has
             replies += [
                 reply(first[k], {n: 9 * a for n, a in MODEL.items()}, {"num-examples": 7})
@@ -76,7 +78,7 @@ def test_a_second_reply_to_the_same_message_is_ignored(caplog):
     messages = rounds.ask()
     again = reply(messages[1], {n: 5 * a for n, a in MODEL.items()}, {"num-examples": 900})
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        model = rounds.finish([good(messages[0], 0), good(messages[1], 1), again])
+        model = rounds.finish([valid_reply(messages[0], 0), valid_reply(messages[1], 1), again])
     np.testing.assert_array_equal(model["conv.weight"], MODEL["conv.weight"] + 1)
     assert not rounds.strategy.dropped
     assert "ignores a reply from client 1" in caplog.text
@@ -105,8 +107,8 @@ def test_of_two_nodes_with_the_same_client_id_the_larger_node_id_is_dropped():
 def test_num_examples_above_2_to_53_are_refused(claim):
     rounds = Rounds(FedAvg(), MODEL, range(3))
     messages = rounds.ask()
-    replies = [good(m, k) for k, m in enumerate(messages)]
-    replies[1] = good(messages[1], 1, **{"num-examples": claim})
+    replies = [valid_reply(m, k) for k, m in enumerate(messages)]
+    replies[1] = valid_reply(messages[1], 1, **{"num-examples": claim})
     rounds.finish(replies)
     assert list(rounds.strategy.dropped) == [1]
     assert "at most 2**53" in rounds.strategy.dropped[1]
@@ -134,7 +136,7 @@ def test_diverging_training_names_clients_with_unusually_long_arrays():
     sent[2]["control"]["conv.weight"] *= 1e6
     rounds.step({k: zero_update() for k in range(4)}, measured=sent)
     assert rounds.strategy.dropped == {}
-    lost = [failure(message, "its training loss became nan") for message in rounds.ask()]
+    lost = [error_reply(message, "its training loss became nan") for message in rounds.ask()]
     with pytest.raises(Diverged, match=r"client 2's 'control' has norm 3.46e\+06, but the o"):
         rounds.finish(lost)
 
@@ -143,8 +145,8 @@ def test_diverging_training_names_clients_with_unusually_long_arrays():
 def test_an_invalid_state_round_is_refused(state_round):
     rounds = Rounds(FedAvg(), MODEL, range(3))
     messages = rounds.ask()
-    replies = [good(m, k) for k, m in enumerate(messages)]
-    replies[1] = good(messages[1], 1, **{"state-round": state_round})
+    replies = [valid_reply(m, k) for k, m in enumerate(messages)]
+    replies[1] = valid_reply(messages[1], 1, **{"state-round": state_round})
     rounds.finish(replies)
     assert list(rounds.strategy.dropped) == [1]
     assert "state-round" in rounds.strategy.dropped[1]
@@ -160,32 +162,26 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def saved(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("kind", ["objects", "half an array", "no array", "nothing"])
 def test_invalid_arrays_are_refused_and_nothing_is_unpickled(kind, tmp_path):
     sprung = tmp_path / "sprung"
-    whole = saved(MODEL["conv.weight"])
+    whole = npy_bytes(MODEL["conv.weight"])
     data = {
-        "objects": saved(np.array([Trap(sprung)], object)),
+        "objects": npy_bytes(np.array([Trap(sprung)], object)),
         "half an array": whole[: len(whole) // 2 + 40],
         "no array": b"<html>",
         "nothing": b"",
     }[kind]
     rounds = Rounds(FedAvg(), MODEL, range(3))
     messages = rounds.ask()
-    replies = [good(m, k) for k, m in enumerate(messages)]
+    replies = [valid_reply(m, k) for k, m in enumerate(messages)]
     bad = Array(dtype="float32", shape=(3, 4), stype="numpy.ndarray", data=data)
     replies[1].content["arrays"]["conv.weight"] = bad
     rounds.finish(replies)
     assert list(rounds.strategy.dropped) == [1]
     assert "array 'conv.weight' is not a plain NumPy array" in rounds.strategy.dropped[1]
     assert not sprung.exists()
-    np.load(io.BytesIO(saved(np.array([Trap(sprung)], object))), allow_pickle=True)
+    np.load(io.BytesIO(npy_bytes(np.array([Trap(sprung)], object))), allow_pickle=True)
     assert sprung.exists(), "the trap does not work"
 
 
@@ -199,7 +195,7 @@ def decoded(received: ArrayRecord) -> str:
 
 def test_a_flipped_bit_in_an_array_header_is_decoded_or_raises_invalid_reply():
     array = MODEL["conv.weight"]
-    whole = saved(array)
+    whole = npy_bytes(array)
     received = record_of(MODEL)
     for bit in range(8 * (len(whole) - array.nbytes)):
         data = bytearray(whole)
@@ -410,7 +406,9 @@ def test_a_client_with_another_num_examples_than_at_registration_is_left_out(tmp
             reply.content["metrics"]["num-examples"] *= 10
         return reply
 
-    folder = run(InlineGrid(replacing(train=exaggerate), 4), tmp_path, **{"num-server-rounds": 1})
+    folder = run(
+        InlineGrid(app_with_handlers(train=exaggerate), 4), tmp_path, **{"num-server-rounds": 1}
+    )
     (left_out,) = dropped(folder)
     assert list(left_out) == ["1"]
     assert "num-examples = 120, but it had 12 training examples" in left_out["1"]
@@ -426,7 +424,8 @@ INVALID_METRICS += [("train_loss", "accuracy"), ("client-id", "client-id"), ("mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("trained", "tested"), thinned(INVALID_METRICS, standing_for_all=INVALID_METRICS[:1])
+    ("trained", "tested"),
+    mark_others_nightly(INVALID_METRICS, standing_for_all=INVALID_METRICS[:1]),
 )
 def test_a_client_that_sends_invalid_numbers_in_every_round_does_not_end_the_run(
     trained, tested, tmp_path
@@ -439,7 +438,7 @@ def test_a_client_that_sends_invalid_numbers_in_every_round_does_not_end_the_run
             record[metric] = HOSTILE[message.content["config"]["server-round"] - 1]
         return answer
 
-    grid = InlineGrid(replacing(train=lie, evaluate=lie), 4)
+    grid = InlineGrid(app_with_handlers(train=lie, evaluate=lie), 4)
     rounds = {"num-server-rounds": len(HOSTILE), "evaluate.by": "both", "round-timeout": 9.0}
     folder = run(grid, tmp_path, **rounds, **{"client.name": "scaffold"})
     assert json.loads((folder / "run.json").read_text())["status"] == "completed"
@@ -449,7 +448,7 @@ def test_a_client_that_sends_invalid_numbers_in_every_round_does_not_end_the_run
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "dies"),
-    thinned(
+    mark_others_nightly(
         itertools.product(STATEFUL, [False, True]),
         {("scaffold", False), ("scaffold", True), ("ditto", True)},
     ),
@@ -472,7 +471,7 @@ def test_a_client_with_dropped_updates_continues_as_if_it_had_been_absent(tmp_pa
 
     ends = []
     for train in (bad, absent):
-        grid = InlineGrid(replacing(train=train), 4)
+        grid = InlineGrid(app_with_handlers(train=train), 4)
         folder = run(grid, tmp_path, **{"client.name": client, "evaluate.by": "clients"})
         assert [list(names) for names in dropped(folder)] == [[], ["1"], ["1"], []]
         assert "lost its state" not in (folder / "log.txt").read_text()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toys
-from products import thinned
+import toy_trainers
+from parametrize import mark_others_nightly
 from resuming import SETTINGS, config, outcome, session
 
 from fairflower.registry import CLIENTS
@@ -87,13 +87,15 @@ def make(home: str, folder: Path, settings: dict[str, Any]) -> None:
 def test_the_list_of_trainers_with_state_is_complete():
     found = []
     for name in CLIENTS:
-        trainer = toys.trainer(name)
+        trainer = toy_trainers.trainer(name)
         trainer.train(1)
         found += [name] if trainer.state else []
     assert found == STATEFUL
 
 
-@pytest.mark.parametrize(("strategy", "client"), thinned(dict.fromkeys(PAIRS + SINGLE), PAIRS[::6]))
+@pytest.mark.parametrize(
+    ("strategy", "client"), mark_others_nightly(dict.fromkeys(PAIRS + SINGLE), PAIRS[::6])
+)
 def test_killed_and_resumed_runs_equal_an_uninterrupted_run(strategy, client, tmp_path):
     settings = {"strategy.name": strategy, "client.name": client, **ARGUMENTS.get(strategy, {})}
     if client == "silobn":  # which has local running statistics
@@ -111,7 +113,9 @@ def test_killed_and_resumed_runs_equal_an_uninterrupted_run(strategy, client, tm
 
 @pytest.mark.parametrize(
     ("strategy", "client"),
-    thinned([("fedga", "ditto"), ("eagle", "sgd")], standing_for_all=[("fedga", "ditto")]),
+    mark_others_nightly(
+        [("fedga", "ditto"), ("eagle", "sgd")], standing_for_all=[("fedga", "ditto")]
+    ),
 )
 def test_killed_and_resumed_runs_with_secure_aggregation_equal_an_uninterrupted_run(
     strategy, client, tmp_path

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from apps import replacing
+from apps import app_with_handlers
 from flwr.app import Array, Context, Message
 from resuming import config, session
 
@@ -42,7 +42,7 @@ def test_replies_of_earlier_rounds_are_freed_by_garbage_collection(
         left[server_round] = sum(array() is not None for array in earlier)
         return reply
 
-    session(config(tmp_path, **{"strategy.name": strategy}), replacing(train=train)).run()
+    session(config(tmp_path, **{"strategy.name": strategy}), app_with_handlers(train=train)).run()
     assert {len(arrays[r]) > 20 for r in (1, 2, 3)} == {True}
     assert left == {1: 0, 2: 0, 3: 0}
 
@@ -65,7 +65,7 @@ def test_replies_are_freed_while_automatic_garbage_collection_is_off(
 
     gc.disable()
     try:
-        session(config(tmp_path), replacing(train=train)).run()
+        session(config(tmp_path), app_with_handlers(train=train)).run()
     finally:
         gc.enable()
     assert left == {1: 0, 2: 0, 3: 0}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import resuming
 import torch
-from apps import replacing
+from apps import app_with_handlers
 from hypothesis import given
 from hypothesis import strategies as st
 from resuming import outcome, resume, session
-from run_folders import shown
+from run_folders import printed_tables
 from runs import config, history, run
 
 from fairflower.client_app import app as client_app
@@ -104,7 +104,7 @@ def test_a_run_stopped_by_a_callback_resumes_to_the_result_of_an_uninterrupted_r
     folder = begun.run()
     assert read_run(folder).progress == "stopped after round 2 of 3"
     trained = []
-    app = replacing(
+    app = app_with_handlers(
         train=lambda message, context: (
             trained.append(message.content["config"]["server-round"])
             or client_app(message, context)
@@ -200,7 +200,9 @@ def test_early_stopping_uses_the_validation_loss_if_the_server_evaluates(
     changes = STOPS_EARLY | {"num-server-rounds": 6, "evaluate.every": 2, "evaluate.by": by}
     changes |= WITH_VALIDATION
     whole = session(resuming.config(tmp_path / "whole", **changes)).run()
-    assert f"completed after round {ends} of 6: the {kind} loss has not improved" in shown(whole)
+    assert f"completed after round {ends} of 6: the {kind} loss has not improved" in printed_tables(
+        whole
+    )
     begun = resuming.stopped(resuming.config(tmp_path / "begun", **changes), 3)
     assert outcome(resume(begun)) == outcome(whole)
 
@@ -236,7 +238,10 @@ def test_a_run_that_stopped_early_is_completed_and_cannot_be_resumed(tmp_path) -
         ConfigError, match="ended after round 3: the training loss has not improved since"
     ):
         resume(folder, **{"num-server-rounds": 9})
-    assert "completed after round 3 of 4: the training loss has not improved since" in shown(folder)
+    assert (
+        "completed after round 3 of 4: the training loss has not improved since"
+        in printed_tables(folder)
+    )
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from apps import replacing
+from apps import app_with_handlers
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.exit import exit_handler
-from products import ONE_FOR_EACH_NEED, thinned
+from parametrize import STRATEGY_PER_NEEDS, mark_others_nightly
 from resuming import resume
 from rich.console import Console
 from runs import config, history, run
@@ -65,7 +65,7 @@ def test_a_completed_run_writes_all_files_of_its_folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "model"),
-    thinned(
+    mark_others_nightly(
         itertools.product(("fedavg", "uniform", "fedheal"), ("cnn", "resnet10")),
         {("fedavg", "cnn"), ("uniform", "cnn"), ("fedheal", "cnn"), ("fedheal", "resnet10")},
     ),
@@ -119,7 +119,7 @@ PROMPTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "network"),
-    [(s, "prompt-vit-tiny") for s in ONE_FOR_EACH_NEED]
+    [(s, "prompt-vit-tiny") for s in STRATEGY_PER_NEEDS]
     + [(s, "vpt-vit-tiny") for s in ("afl", "fedgcr")],
 )
 def test_only_trainable_parameters_of_prompt_models_are_sent(tmp_path, strategy, network):
@@ -258,7 +258,7 @@ def answering(answer) -> ClientApp:
         answer(context.node_config["partition-id"], reply.content["metrics"])
         return reply
 
-    return replacing(evaluate=evaluate)
+    return app_with_handlers(evaluate=evaluate)
 
 
 def crash(client, metrics):
@@ -312,7 +312,7 @@ def failing(clients: set[int]) -> ClientApp:
             raise MemoryError("no room for the model")
         return client_app(message, context)
 
-    return replacing(train=train)
+    return app_with_handlers(train=train)
 
 
 def test_a_failing_client_is_left_out_and_recorded(tmp_path, caplog):
@@ -456,7 +456,7 @@ def test_a_stopped_run_leaves_a_readable_folder(tmp_path, how):
         return client_app(message, context)
 
     with pytest.raises(how):
-        run(config(tmp_path), replacing(train=train), stop=stop)
+        run(config(tmp_path), app_with_handlers(train=train), stop=stop)
     (folder,) = tmp_path.iterdir()
     facts = json.loads((folder / "run.json").read_text())
     assert (facts["status"], facts["rounds"]) == ("stopped", 1)
@@ -474,7 +474,7 @@ def test_flowers_exit_handler_waits_until_the_run_folder_is_written(tmp_path):
 
     def serve() -> None:
         with suppress(RunInterrupted), stopping_with_flower(stop):
-            run(config(tmp_path), replacing(train=train), stop=stop)
+            run(config(tmp_path), app_with_handlers(train=train), stop=stop)
 
     server = threading.Thread(target=serve)
     server.start()

@@ -24,8 +24,8 @@ from fairflower.report.tables.accuracy import user_tables
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.evaluation import CentralizedEvaluator
 
-BOTH = "own_metrics:macro_f1, own_metrics:roc"
-ALL = f"{BOTH}, own_metrics:confidence_gap"
+BOTH = "user_metrics:macro_f1, user_metrics:roc"
+ALL = f"{BOTH}, user_metrics:confidence_gap"
 
 
 def wanted(made: RunConfig, folder: Path, x: Any, y: Any) -> dict[str, float]:
@@ -86,7 +86,7 @@ def test_user_metrics_of_clients_equal_scikit_learn_and_domains_have_weighted_me
 
 def test_user_metrics_change_neither_the_model_nor_other_metrics(tmp_path: Path) -> None:
     plain = run(config(tmp_path / "plain"))
-    own = run(config(tmp_path / "own", **{"evaluate.metrics": "own_metrics:changes_its_input"}))
+    own = run(config(tmp_path / "own", **{"evaluate.metrics": "user_metrics:changes_its_input"}))
     models = [(folder / "model.safetensors").read_bytes() for folder in (plain, own)]
     assert models[0] == models[1]
     for metric in ("accuracy", "loss", "balanced_accuracy"):
@@ -107,7 +107,7 @@ def test_a_resumed_run_has_the_user_metrics_of_an_uninterrupted_run(tmp_path: Pa
 
 
 def test_a_resumed_run_keeps_the_record_of_failed_metrics(tmp_path: Path) -> None:
-    settings = {"evaluate.metrics": "own_metrics:nan", "evaluate.metric-errors": "skip"}
+    settings = {"evaluate.metrics": "user_metrics:nan", "evaluate.metric-errors": "skip"}
     whole = run(config(tmp_path, **settings, **{"run-name": "whole"}))
     with pytest.raises(KeyboardInterrupt):
         run(config(tmp_path, **settings, **{"run-name": "cut"}), on_round=interrupt_first)
@@ -175,14 +175,14 @@ def test_a_summary_file_keeps_the_user_metrics(compared: list[Path], tmp_path: P
 def test_a_failing_metric_is_named_with_the_domain_or_client_and_ends_the_run(
     tmp_path: Path, metric: str, words: str
 ) -> None:
-    made = config(tmp_path, **{"evaluate.metrics": f"own_metrics:{metric}"})
+    made = config(tmp_path, **{"evaluate.metrics": f"user_metrics:{metric}"})
     first = prepare(made.data).domains[0]
     with pytest.raises(
         MetricError, match=f"{metric} failed on domain {first} in round 0: .*{words}"
     ):
         run(made)
     by_clients = config(
-        tmp_path, **{"evaluate.metrics": f"own_metrics:{metric}", "evaluate.by": "clients"}
+        tmp_path, **{"evaluate.metrics": f"user_metrics:{metric}", "evaluate.by": "clients"}
     )
     where = f"client 0 of domain {first} in round 1"
     with pytest.raises(MetricError, match=f"{metric} failed on {where}: .*{words}"):
@@ -193,7 +193,7 @@ def test_a_failing_metric_is_named_with_the_domain_or_client_and_ends_the_run(
 def test_a_run_skips_failing_metrics_if_configured(
     tmp_path: Path, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = "own_metrics:nan,own_metrics:macro_f1"
+    metrics = "user_metrics:nan,user_metrics:macro_f1"
     folder = run(
         config(
             tmp_path,
@@ -230,15 +230,15 @@ def test_a_client_without_the_module_of_a_metric_is_named(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("own_metrics:auc", "the name of own_metrics:auc is already used"),
-        ("own_metrics:nan,own_metrics:nan", "the name of own_metrics:nan is already used"),
-        ("own_metrics:macro", "has no 'macro'. Did you mean macro_f1"),
+        ("user_metrics:auc", "the name of user_metrics:auc is already used"),
+        ("user_metrics:nan,user_metrics:nan", "the name of user_metrics:nan is already used"),
+        ("user_metrics:macro", "has no 'macro'. Did you mean macro_f1"),
         ("absent_module:f1", "cannot be imported"),
         ("macro_f1", "expected module:function"),
-        ("own_metrics:Metric", "expected a function"),
-        ("own_metrics:sideways", "sideways.better = 'more': expected 1 or -1"),
-        ("own_metrics:both_ways", r"both_ways.better = array\(.*: expected 1 or -1"),
-        ("own_metrics:failing", "failing.better raised KeyError: 'better'"),
+        ("user_metrics:Metric", "expected a function"),
+        ("user_metrics:sideways", "sideways.better = 'more': expected 1 or -1"),
+        ("user_metrics:both_ways", r"both_ways.better = array\(.*: expected 1 or -1"),
+        ("user_metrics:failing", "failing.better raised KeyError: 'better'"),
     ],
 )
 def test_invalid_user_metrics_are_refused_before_the_run(value: str, words: str) -> None:
@@ -247,7 +247,7 @@ def test_invalid_user_metrics_are_refused_before_the_run(value: str, words: str)
 
 
 def test_the_direction_of_a_metric_may_be_a_numpy_integer(tmp_path: Path) -> None:
-    folder = run(config(tmp_path, **{"evaluate.metrics": "own_metrics:numpys"}))
+    folder = run(config(tmp_path, **{"evaluate.metrics": "user_metrics:numpys"}))
     assert read_run(folder).user_metrics == {"numpys": -1}
 
 
@@ -261,7 +261,7 @@ def test_the_direction_of_a_metric_may_be_a_numpy_integer(tmp_path: Path) -> Non
 def test_a_user_metric_with_the_name_of_another_metric_of_the_run_is_refused(
     tmp_path: Path, metric: str, settings: dict[str, Any]
 ) -> None:
-    own = {"evaluate.metrics": f"own_metrics:{metric}"}
+    own = {"evaluate.metrics": f"user_metrics:{metric}"}
     sizes = {"data.examples-per-client": 0, "data.test-examples": 0}
     with pytest.raises(ConfigError, match=f"{metric} is also the name of a metric of this run"):
         run(config(tmp_path, **sizes, **settings, **own), nodes=4)

@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from rounds import Rounds, weights_by
-from solvers import smallest
+from reference_solvers import minimize_on_simplex
+from replies import weights_by
 
 from fairflower.strategies import AAggFF
 from fairflower.strategies.aaggff import CDFS
+from fairflower.testing.rounds import Rounds
 
 weights = partial(weights_by, "received_loss")
 
@@ -33,7 +34,7 @@ def play(responses, released: bool = False) -> list[np.ndarray]:
                 total += g @ w + beta / 2 * (g @ (w if released else w - at)) ** 2
             return total
 
-        p = smallest(cost, K)
+        p = minimize_on_simplex(cost, K)
         decisions.append(p)
     return decisions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
 
 from fairflower.strategies import AdaFed
+from fairflower.testing.rounds import Rounds
 
 
 def step(moves: np.ndarray, losses, **arguments) -> np.ndarray:

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds, weights_by
-from solvers import smallest
+from reference_solvers import minimize_on_simplex
+from replies import weights_by
 
 from fairflower.strategies import AFL
+from fairflower.testing.rounds import Rounds
 
 weights = partial(weights_by, "received_loss")
 
 
 def nearest(point: np.ndarray) -> np.ndarray:
     """Return the projection onto the simplex, by a general solver."""
-    return smallest(lambda w: ((w - point) ** 2).sum(), len(point))
+    return minimize_on_simplex(lambda w: ((w - point) ** 2).sum(), len(point))
 
 
 def start(clients: int = 3, **arguments) -> Rounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toys import SETTINGS, data, tiny_model
+from toy_trainers import SETTINGS, data, tiny_model
 
 from fairflower.clients import SGD
 from fairflower.strategies import DaA

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
 
 from fairflower.strategies import QFFL, DqFFL, FairRFL
 from fairflower.testing import make_cohort
+from fairflower.testing.rounds import Rounds
 
 LR = 0.05  # of the clients, as `Rounds` sends it
 TINY = 1e-10
@@ -47,12 +47,13 @@ def loop(model, rounds, variant, q, downscale):
     return model.ravel()
 
 
-def made_up_rounds(clients: int = 6, size: int = 5, count: int = 3):
+def made_up_rounds():
+    """Yield the updates and losses of six clients in three rounds; client 2 is selfish."""
     random = np.random.default_rng(4)
-    for _ in range(count):
-        updates = random.normal(size=(clients, size)) * 0.1 + 0.1
-        updates[2] *= 25  # selfish
-        yield updates, random.uniform(0.2, 2.5, clients)
+    for _ in range(3):
+        updates = random.normal(size=(6, 5)) * 0.1 + 0.1
+        updates[2] *= 25
+        yield updates, random.uniform(0.2, 2.5, 6)
 
 
 def run(strategy, rounds) -> tuple[np.ndarray, dict]:

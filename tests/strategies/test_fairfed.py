@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds, weights_by
+from replies import weights_by
 
 from fairflower.clients import SGD
 from fairflower.config import RunConfig
@@ -21,6 +21,7 @@ from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.strategies import FairFed
 from fairflower.testing import make_cohort
 from fairflower.testing.federations import SETTINGS
+from fairflower.testing.rounds import Rounds
 from fairflower.training.measurements import train_and_measure
 
 EXAMPLES = {0: 100, 1: 60, 2: 40}
@@ -193,7 +194,7 @@ def test_equal_gaps_of_two_or_three_groups_give_equal_weights():
 
 
 def test_clients_send_group_counts_of_their_training_examples():
-    from vectors import data
+    from tiny_data_sets import data
 
     tabular = data("features")
     labels = np.arange(12) % 2

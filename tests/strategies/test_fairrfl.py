@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from rounds import Rounds
 
 from fairflower.strategies import FairRFL
+from fairflower.testing.rounds import Rounds
 
 #: The paper's example.
 UPDATES = np.array([(0.95, 0.55), (-0.2, 0.9), (-0.6, 0.55), (-1.2, 0.1), (1.40, 1.46)])

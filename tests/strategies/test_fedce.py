@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
 
 from fairflower.strategies import FedCE
+from fairflower.testing.rounds import Rounds
 
 
 def start(clients: int = 3, size: int = 5, **arguments) -> Rounds:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
 from scipy.optimize import minimize
 
 from fairflower.strategies import TERM, FedEBAPlus
+from fairflower.testing.rounds import Rounds
 
 MOVES = np.array([1.0, 2.0, 4.0])
 GRADIENTS = np.array([-1.0, 3.0, 1.0])

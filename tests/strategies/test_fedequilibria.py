@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from rounds import Rounds, reply
 
 from fairflower.errors import RoundFailed
 from fairflower.strategies import FedAvg, FedEquilibria, FedMGDAPlus
+from fairflower.testing.rounds import Rounds, reply
 
 MODEL = {
     "w": np.zeros(2),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
 
 from fairflower.strategies import FedFV
+from fairflower.testing.rounds import Rounds
 
 GRADIENTS = np.array([(1, 0, 0.5), (-0.6, 1, 0.2), (0.2, -1, 0.4), (0.3, 0.3, -1)])
 LOSSES = (0.3, 1.2, 0.7, 2.0)

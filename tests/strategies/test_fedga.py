@@ -7,10 +7,10 @@ import pytest
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
 
 from fairflower.arrays import record_of
 from fairflower.strategies import FedGA
+from fairflower.testing.rounds import Rounds
 
 
 def weights(rounds: Rounds, received, trained) -> np.ndarray:

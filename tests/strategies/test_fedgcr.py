@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds, reply
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
 from fairflower.strategies import FedGCR
 from fairflower.strategies.fedgcr import cluster_means, reweigh
+from fairflower.testing.rounds import Rounds, reply
 
 #: Representations of three types, far apart.
 TYPES = 10 * np.eye(3, 6, dtype=np.float32)

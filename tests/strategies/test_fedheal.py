@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
 
 from fairflower.strategies import Cohort, FedAvg, FedHEAL
+from fairflower.testing.rounds import Rounds
 
 MODEL = {"a": np.zeros(3, np.float32), "b": np.zeros(2, np.float32)}
 

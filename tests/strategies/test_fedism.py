@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds, weights_by
+from replies import weights_by
 
 from fairflower.strategies import FedISM
+from fairflower.testing.rounds import Rounds
 
 weights = partial(weights_by, "sharpness")
 

@@ -6,9 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from rounds import Rounds, weights_by
+from replies import weights_by
 
 from fairflower.strategies import FedISM, FedISMPlus
+from fairflower.testing.rounds import Rounds
 
 weights = partial(weights_by, "sharpness")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
-from solvers import shortest
+from reference_solvers import min_norm_point
 
 from fairflower.strategies import FedLF
+from fairflower.testing.rounds import Rounds
 
 MODEL = {
     "one.weight": np.zeros((2, 3)),
@@ -48,12 +48,12 @@ def direction(present, names, F, released=False, absent=()) -> np.ndarray:
     F_norm, ones = np.linalg.norm(F), np.ones(len(F))
     h = (F @ ones * F / F_norm - ones * F_norm) / np.linalg.norm(ones) / F_norm**2  # Eq. 5
     if not released:
-        return shortest(np.vstack([g, old, h @ g]))
+        return min_norm_point(np.vstack([g, old, h @ g]))
     norms = np.linalg.norm(g, axis=1, keepdims=True)
     mean, g = norms.mean(), g / norms
     fair = h @ g
     old /= np.linalg.norm(old, axis=1, keepdims=True)
-    return mean * shortest(np.vstack([g, old, fair / np.linalg.norm(fair)]))
+    return mean * min_norm_point(np.vstack([g, old, fair / np.linalg.norm(fair)]))
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
@@ -108,7 +108,7 @@ def test_a_layer_without_a_direction_is_merged_with_its_neighbor():
         updates[0][n], updates[1][n] = np.array([0.5]), np.array([-0.4])
     found = play(start(narrow, 2), dict(enumerate(updates)), equal)
     g = np.array([flat(update, narrow) for update in updates])
-    d = shortest(g)
+    d = min_norm_point(g)
     expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
     np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
 
@@ -120,7 +120,7 @@ def test_a_last_layer_without_a_direction_is_merged_with_the_previous_one():
     updates[0]["c.bias"], updates[1]["c.bias"] = np.array([0.5]), np.array([-0.4])
     found = play(start(narrow, 2), dict(enumerate(updates)), equal)
     g = np.array([flat(update, narrow) for update in updates])
-    d = np.concatenate([shortest(g[:, :6]), shortest(g[:, 6:])])
+    d = np.concatenate([min_norm_point(g[:, :6]), min_norm_point(g[:, 6:])])
     expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
     np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
 
@@ -157,7 +157,7 @@ def test_a_zero_update_does_not_affect_other_clients():
     updates[1] = {name: np.zeros_like(array) for name, array in MODEL.items()}
     found = play(start(), dict(enumerate(updates)), np.ones(3))
     for layer in LAYERS:
-        d = shortest(np.array([flat(updates[k], layer) for k in (0, 2)]))
+        d = min_norm_point(np.array([flat(updates[k], layer) for k in (0, 2)]))
         cosine = d @ flat(found, layer) / np.linalg.norm(d) / np.linalg.norm(flat(found, layer))
         assert cosine == pytest.approx(1, abs=1e-4)
 

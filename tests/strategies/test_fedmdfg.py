@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
-from solvers import shortest
+from reference_solvers import min_norm_point
 
 from fairflower.strategies import FedMDFG
+from fairflower.testing.rounds import Rounds
 
 
 def play(rounds: Rounds, moves: dict[int, np.ndarray], losses: dict[int, float]) -> np.ndarray:
@@ -33,7 +33,7 @@ def expected(moves: np.ndarray, losses, fairly: bool, absent=(), before=1.0) -> 
     if fairly:
         h = F.sum() / (F @ F) * F - 1
         hull.insert(0, h / np.linalg.norm(h) @ np.array(hull[: len(moves)]))
-    d = shortest(np.array(hull))
+    d = min_norm_point(np.array(hull))
     return np.asarray(d * np.linalg.norm(moves.mean(axis=0)) / np.linalg.norm(d))
 
 

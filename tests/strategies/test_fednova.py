@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
-from toys import trainer
+from toy_trainers import trainer
 
 from fairflower.strategies import FedNova
+from fairflower.testing.rounds import Rounds
 from fairflower.training.measurements import train_and_measure
 
 EXAMPLES = {0: 100, 1: 300, 2: 600}

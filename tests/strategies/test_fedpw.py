@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
 
 from fairflower.strategies import FedPW, fedpw
+from fairflower.testing.rounds import Rounds
 
 #: theta - theta_k of three clients, the same in three rounds, and their losses in each.
 U = np.array(

@@ -1,7 +1,8 @@
 """A run continues when a client replaces a field of its reply by a hostile value.
 
-The values are those of tests/hostile.py. By default every strategy and every exchange gets a share
-of them, so that each value is tried once; nightly they get all, and all other pairs a quarter.
+The values are those of tests/malformed_replies.py. By default every strategy and every exchange
+gets a share of them, so that each value is tried once; nightly they get all, and all other pairs a
+quarter.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from itertools import product
 import numpy as np
 import pytest
 from flwr.app import Message
-from hostile import Attack, attacks
-from rounds import Rounds, reply
+from malformed_replies import Mutation, mutations
 
 from fairflower.exchanges import (
     AveragedBatches,
@@ -29,6 +29,7 @@ from fairflower.exchanges import (
     SemanticAnchors,
 )
 from fairflower.strategies import STRATEGIES, FairFed, FairStrategy
+from fairflower.testing.rounds import Rounds, reply
 
 CLIENTS, LIAR = range(5), 1
 
@@ -123,24 +124,24 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
     return reply(message, arrays, numbers, sent)
 
 
-def all_attacks(strategy: str, exchange: str) -> list[Attack]:
+def all_attacks(strategy: str, exchange: str) -> list[Mutation]:
     rounds = start(strategy, exchange)
-    return list(attacks(honest(rounds, rounds.ask()[LIAR], LIAR).content))
+    return list(mutations(honest(rounds, rounds.ask()[LIAR], LIAR).content))
 
 
 def far(rounds: Rounds) -> bool:
     return max(float(abs(array).max()) for array in rounds.model.values()) > 1e6
 
 
-def withstand(strategy: str, exchange: str, tried: Sequence[Attack]) -> None:
-    """Run a round for each attack; assert that no client except the liar is dropped."""
+def withstand(strategy: str, exchange: str, tried: Sequence[Mutation]) -> None:
+    """Run a round for each mutation; assert that no client except the liar is dropped."""
     rounds = start(strategy, exchange)
-    for attack in tried:
+    for mutation in tried:
         if far(rounds):  # a liar may move the model: docs/faults.md says how far
             rounds = start(strategy, exchange)
         replies = [honest(rounds, m, k) for k, m in zip(CLIENTS, rounds.ask(), strict=True)]
-        attack(replies[LIAR])
-        where = f"{strategy} with {exchange}: {attack}"
+        mutation(replies[LIAR])
+        where = f"{strategy} with {exchange}: {mutation}"
         try:
             rounds.finish(replies)
         except Exception as error:

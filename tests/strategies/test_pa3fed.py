@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
 
 from fairflower.strategies import PA3Fed
+from fairflower.testing.rounds import Rounds
 
 MODEL = {"w": np.zeros(2, np.float32)}
 EXAMPLES = {0: 10, 1: 30, 2: 60}

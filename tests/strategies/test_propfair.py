@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rounds import Rounds
 
 from fairflower.strategies import PropFair
+from fairflower.testing.rounds import Rounds
 
 EXAMPLES = np.array([10, 500, 90])
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resuming import config as resumable
 from resuming import resume, session, stopped
-from rounds import Rounds, reply
-from toys import data, run_toy_rounds, trainer
+from toy_trainers import data, run_toy_rounds, trainer
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.arrays import arrays_of, record_of
@@ -21,6 +20,7 @@ from fairflower.config import RunConfig, StrategyConfig, TrainConfig, read_toml
 from fairflower.errors import ConfigError
 from fairflower.report import read_run
 from fairflower.strategies import QFFL
+from fairflower.testing.rounds import Rounds, reply
 
 W, LOCALS, LOSSES = np.array([0.0, 1.0]), ([0.1, 0.8], [-0.2, 1.1]), (2.0, 0.5)
 GOLDEN = {

@@ -7,11 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from rounds import MODEL, Rounds, every_strategy, good, updates, zero_update
+from parametrize import every_strategy
+from replies import valid_reply
 
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
 from fairflower.testing import check_strategy
+from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 from fairflower.testing.strategies import CHECKS
 
 
@@ -122,7 +124,7 @@ def test_check_strategy_reports_broken_requirements(rule, message):
 
 def test_a_metric_that_no_client_reports_fails_the_round():
     rounds = Rounds(Misreads(), MODEL, range(2))
-    replies = [good(message, k) for k, message in enumerate(rounds.ask())]
+    replies = [valid_reply(message, k) for k, message in enumerate(rounds.ask())]
     with pytest.raises(RoundFailed, match="it sent no metric 'trian_loss', which Misreads needs"):
         rounds.finish(replies)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounds import Rounds
 from scipy.optimize import linprog
 
 from fairflower.strategies import Superquantile
+from fairflower.testing.rounds import Rounds
 
 EXAMPLES = np.array([100, 300, 400, 200])
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds import Rounds
 
 from fairflower.strategies import TERM
+from fairflower.testing.rounds import Rounds
 
 EXAMPLES = np.array([10, 500, 90])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from toys import tiny_model
+from toy_trainers import tiny_model
 
 from fairflower.training.adabn import layers_with_statistics, target_statistics
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
+import toy_trainers
 from flwr.app import Context, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,12 +18,9 @@ from fairflower.clients import Trainer
 from fairflower.paths import client_states
 from fairflower.training.client_state import DAYS, load_state, rounds_to_keep, save_state
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 RUN = "0123456789abcdef" * 2
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path))
 
 
 def context() -> Context:
@@ -35,13 +32,13 @@ def message(server_round: int, run_id: str = RUN, **more: Any) -> dict[str, Any]
 
 
 def trainer_with_state(value: float) -> Trainer:
-    trainer = toys.trainer("sgd", client=3)
+    trainer = toy_trainers.trainer("sgd", client=3)
     trainer.state = {"control": {"a/b": np.full(2, value), "n": np.array(7)}, "other": {}}
     return trainer
 
 
 def loaded(config: dict[str, Any], where: Context | None = None, **options: Any) -> Any:
-    trainer = toys.trainer("sgd", client=3)
+    trainer = toy_trainers.trainer("sgd", client=3)
     kept = load_state(trainer, where or context(), config, **options)
     return kept, trainer.state.get("control", {}).get("a/b", np.zeros(1))[0]
 
@@ -51,7 +48,7 @@ def test_state_is_loaded_from_disk_without_its_context() -> None:
     save_state(trainer_with_state(5.0), alive, message(4))
     assert loaded(message(5), alive, before=5) == loaded(message(5), before=5) == (4, 5.0)
     assert loaded(message(5, "f" * 32), before=5) == (0, 0)
-    other = toys.trainer("sgd", client=2)
+    other = toy_trainers.trainer("sgd", client=2)
     assert load_state(other, context(), message(5)) == 0
     assert not other.state
 
@@ -74,7 +71,7 @@ def test_a_repeated_round_loads_the_state_before_it() -> None:
 
 
 def test_a_trainer_without_state_writes_no_file() -> None:
-    save_state(toys.trainer("sgd", client=3), context(), message(1))
+    save_state(toy_trainers.trainer("sgd", client=3), context(), message(1))
     assert not client_states().exists()
 
 

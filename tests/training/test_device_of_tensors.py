@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from products import ONE_FOR_EACH_NEED
+from parametrize import STRATEGY_PER_NEEDS
 from torch.overrides import TorchFunctionMode
-from toys import method
+from toy_trainers import trainer_case
 
 import fairflower
 from fairflower.models import build
@@ -66,14 +66,14 @@ class NamesItsDevice(TorchFunctionMode):
 
 PAIRS = [
     *((name, "uniform") for name in CLIENTS),
-    *(("sgd", name) for name in ONE_FOR_EACH_NEED if name != "uniform"),
+    *(("sgd", name) for name in STRATEGY_PER_NEEDS if name != "uniform"),
 ]
 
 
 @pytest.mark.parametrize(("client", "strategy"), PAIRS)
 def test_clients_and_strategies_create_tensors_with_a_device(client, strategy):
     with NamesItsDevice():
-        method(client).two_rounds(STRATEGIES[strategy])
+        trainer_case(client).two_rounds(STRATEGIES[strategy])
 
 
 NETWORKS = {

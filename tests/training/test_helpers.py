@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from toys import data, net, trainer
+from toy_trainers import data, tiny_network, trainer
 
 from fairflower.clients import (
     fisher_diagonal,
@@ -85,7 +85,7 @@ def test_loss_and_representation_match_a_hand_computation() -> None:
 
 
 def test_helpers_match_the_trainers_measurements_and_leave_the_model_unchanged() -> None:
-    model = net("sgd").train()
+    model = tiny_network("sgd").train()
     made = trainer("sgd", model=model, data=data())
     images = made.train_examples
     before = {name: array.clone() for name, array in model.state_dict().items()}

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from rounds import Rounds
 from scipy.optimize import minimize
 from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
@@ -35,8 +34,8 @@ from fairflower.clients import (
 from fairflower.config import RunConfig, TrainConfig
 from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
-from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import FedEquilibria
+from fairflower.testing.rounds import Rounds
 from fairflower.training import fisher as module
 from fairflower.training.fisher import chunk_size
 from fairflower.training.gradients import losses_at
@@ -872,12 +871,6 @@ def test_requested_names_may_have_spaces_repeat_or_be_empty() -> None:
 
 
 # --- behind Flower's message API ----------------------------------------------------------
-
-
-@pytest.fixture
-def context() -> Context:
-    set_task_identity()
-    return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 
 def ask(client: SGD, context: Context, measure: str | None) -> RecordDict:

@@ -9,7 +9,7 @@ import pytest
 import runs
 import torch
 from flwr.app import Context, RecordDict
-from toys import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
+from toy_trainers import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
 from fairflower import config, machine
 from fairflower.registry import CLIENTS

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 
-def smallest(objective: Callable[[np.ndarray], float], size: int) -> np.ndarray:
+def minimize_on_simplex(objective: Callable[[np.ndarray], float], size: int) -> np.ndarray:
     """Return the point of the simplex that minimizes an objective."""
     return minimize(
         objective,
@@ -19,7 +19,9 @@ def smallest(objective: Callable[[np.ndarray], float], size: int) -> np.ndarray:
     ).x
 
 
-def shortest(vectors: np.ndarray) -> np.ndarray:
+def min_norm_point(vectors: np.ndarray) -> np.ndarray:
     """Return the shortest vector of a convex hull."""
     scaled = vectors / np.linalg.norm(vectors, axis=1).min()
-    return np.asarray(smallest(lambda w: w @ scaled @ scaled.T @ w, len(vectors)) @ vectors)
+    return np.asarray(
+        minimize_on_simplex(lambda w: w @ scaled @ scaled.T @ w, len(vectors)) @ vectors
+    )

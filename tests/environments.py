@@ -20,29 +20,28 @@ def uv(*arguments: str | Path, cwd: Path) -> str:
 
 def built_wheel(folder: Path) -> Path:
     """Build the wheel from the sdist, as for a release, and return its path."""
-    needs_an_index("build", "--out-dir", folder, ROOT, cwd=folder)
+    uv_or_skip("build", "--out-dir", folder, ROOT, cwd=folder)
     (path,) = folder.glob("*.whl")
     return path
 
 
-def environment_with(folder: Path, *what: str, free: tuple[str, ...] = ()) -> Path:
+def environment_with(folder: Path, *what: str) -> Path:
     """Create an environment with ``what`` and its dependencies, and return its `bin` folder.
 
-    The versions are those of the tests' environment, which need no second download; packages in
-    ``free`` get the newest version.
+    The versions are those of the tests' environment, which need no second download.
     """
     installed = {d.name: d.version.partition("+")[0] for d in distributions()}
-    here = {name: v for name, v in installed.items() if name not in ("fairflower", *free)}
+    here = {name: v for name, v in installed.items() if name != "fairflower"}
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(f"{name}=={version}" for name, version in here.items()))
     uv("venv", "--python", sys.executable, folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
     install = ["pip", "install", "--python", python, "--constraint", constraints]
-    needs_an_index(*install, *what, cwd=folder)
+    uv_or_skip(*install, *what, cwd=folder)
     return python.parent
 
 
-def needs_an_index(*arguments: str | Path, cwd: Path) -> None:
+def uv_or_skip(*arguments: str | Path, cwd: Path) -> None:
     """Call uv; skip the test if no package index is reachable."""
     command = [sys.executable, "-m", "uv", "--quiet", *arguments]
     there = {"env": environment(cwd), "cwd": cwd}

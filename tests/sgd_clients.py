@@ -16,14 +16,16 @@ Arrays = dict[str, np.ndarray]
 SETTINGS = TrainConfig(local_epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.01)
 
 
-def split(n: int, seed: int, shape: tuple[int, int, int] = (3, 8, 8)) -> Split:
+def random_images(n: int, seed: int, shape: tuple[int, int, int] = (3, 8, 8)) -> Split:
     rng = np.random.default_rng(seed)
     return Split(rng.integers(0, 256, (n, *shape), dtype=np.uint8), rng.integers(0, 4, n))
 
 
-def data(train: int = 20, test: int = 11, seed: int = 0) -> ClientData:
+def random_client_data(train: int = 20, test: int = 11, seed: int = 0) -> ClientData:
     half = (0.5, 0.5, 0.5)
-    return ClientData(split(train, seed), split(test, seed + 1), half, half, 4, Augment(2, True))
+    return ClientData(
+        random_images(train, seed), random_images(test, seed + 1), half, half, 4, Augment(2, True)
+    )
 
 
 def linear() -> nn.Module:
@@ -37,10 +39,10 @@ def batch_normed() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def trainer(model: nn.Module | None = None, **changes: Any) -> SGD:
+def sgd_trainer(model: nn.Module | None = None, **changes: Any) -> SGD:
     arguments: dict[str, Any] = {
         "model": model or batch_normed(),
-        "data": data(),
+        "data": random_client_data(),
         "settings": SETTINGS,
         "client_id": 3,
         "seed": 0,
@@ -54,7 +56,7 @@ def one_round(client: Trainer, arrays: Arrays, server_round: int = 1) -> tuple[A
     return client.send(), loss
 
 
-class Softmax:
+class NumPySoftmaxRegression:
     """Multinomial regression in float64 numpy: cross entropy, its gradient, and SGD."""
 
     def __init__(self, split: Split) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from plain import data, linear, trainer
+from sgd_clients import linear, random_client_data, sgd_trainer
 
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import arrays_of, record_of
@@ -43,7 +43,7 @@ def stage_of(message: Message) -> str:
     return "" if secret is None else str(secret["stage"])
 
 
-class Federation:
+class SecureFederation:
     """Clients with random images, a strategy, and the current global model.
 
     ``disturb(stage, client, message)`` may raise an exception for the client, ``after(stage,
@@ -78,12 +78,14 @@ class Federation:
         self.grid = InlineGrid(self._answer, clients)  # type: ignore[arg-type]
         nodes = {k: FIRST_NODE + k for k in range(clients)}
         strategy.enroll(nodes, seed=0, sizes={k: 10 + 4 * k for k in nodes})
-        self.model = record_of(trainer(net()).send())
+        self.model = record_of(sgd_trainer(net()).send())
         self.round = 0
 
     def _trainer(self, context: Context, config: Any) -> Any:
         k = context.node_id - FIRST_NODE
-        return trainer(self.net(), data=data(train=10 + 4 * k, seed=k), client_id=k)
+        return sgd_trainer(
+            self.net(), data=random_client_data(train=10 + 4 * k, seed=k), client_id=k
+        )
 
     def _answer(self, message: Message, context: Context) -> Message:
         stage, client = stage_of(message), context.node_id - FIRST_NODE
@@ -118,7 +120,7 @@ class Federation:
         return arrays_of(self.model)
 
 
-def failing(stage: str, *clients: int) -> Callable[[str, int, Message], None]:
+def raise_at(stage: str, *clients: int) -> Callable[[str, int, Message], None]:
     """Return a function for ``disturb`` that raises an exception for clients at a stage."""
 
     def disturb(now: str, client: int, message: Message) -> None:

@@ -47,14 +47,14 @@ DTYPES = (
 )
 
 
-def saved(array: NDArray[Any]) -> bytes:
+def npy_bytes(array: NDArray[Any]) -> bytes:
     """Return the bytes that `numpy.save` writes for an array."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
-def header(text: str, version: int = 1) -> bytes:
+def npy_header(text: str, version: int = 1) -> bytes:
     """Return the start of a file in the format of `numpy.save`, with any header."""
     size = len(text).to_bytes(2 if version == 1 else 4, "little")
     return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode()
@@ -62,19 +62,19 @@ def header(text: str, version: int = 1) -> bytes:
 
 def bytes_for(array: NDArray[Any]) -> Iterator[bytes]:
     """Yield bytes to send instead of the bytes of an array."""
-    whole = saved(array)
+    whole = npy_bytes(array)
     yield from (b"", b"<html>", whole[:6], whole[:7], whole[:-1], whole + b"\0" * 9, whole[::-1])
     yield whole.replace(b"NUMPY\x01", b"NUMPY\x09")
     form = "{'descr': %s, 'fortran_order': %s, 'shape': %s}"
     shapes = ("()", "(-1,)", "(2**62,)", "(4294967296, 4294967296)", "(1e3,)", "[3]", "(True,)")
     for shape in (*shapes, "(9223372036854775807, 3)", "(0,)", f"({'9' * 5000},)", "None"):
-        yield header(form % ("'<f4'", "False", shape)) + bytes(48)
+        yield npy_header(form % ("'<f4'", "False", shape)) + bytes(48)
     for descr in ("'O'", "'|V0'", "'<U0'", "None", "[]", "'<f4,<f4'", "'<f3'", "'__import__'"):
-        yield header(form % (descr, "False", array.shape)) + bytes(96)
-    yield header(form % ("'<f4'", "7", array.shape)) + bytes(48)
-    yield header("[" * 9000) + bytes(48)
-    yield header("(" * 300 + ")" * 300, 2) + bytes(48)
-    yield header("{}", 2)
+        yield npy_header(form % (descr, "False", array.shape)) + bytes(96)
+    yield npy_header(form % ("'<f4'", "7", array.shape)) + bytes(48)
+    yield npy_header("[" * 9000) + bytes(48)
+    yield npy_header("(" * 300 + ")" * 300, 2) + bytes(48)
+    yield npy_header("{}", 2)
     yield b"\x93NUMPY\x02\x00\xff\xff\xff\xff"
 
 
@@ -102,19 +102,19 @@ def arrays_for(array: NDArray[Any]) -> Iterator[Array]:
     yield _packed(np.ones(array.shape, array.dtype)[..., None])
     for data in bytes_for(array):
         yield Array(str(array.dtype), array.shape, "numpy.ndarray", data)
-    whole = saved(array)
+    whole = npy_bytes(array)
     yield Array("junk", (-1,), "numpy.ndarray", whole)
     yield Array("float32", (10**9,), "torch.Tensor", whole)
     yield Array("", (), "", whole)
 
 
 def _packed(array: NDArray[Any]) -> Array:
-    return Array(str(array.dtype), array.shape, "numpy.ndarray", saved(array))
+    return Array(str(array.dtype), array.shape, "numpy.ndarray", npy_bytes(array))
 
 
 @dataclass(frozen=True)
-class Attack:
-    """A change of one field of a reply."""
+class Mutation:
+    """A change of one field of a reply to an invalid value."""
 
     field: str
     value: str
@@ -128,15 +128,15 @@ class Attack:
         return message
 
 
-def attacks(content: RecordDict) -> Iterator[Attack]:
-    """Yield all attacks on one field of a reply with this content."""
+def mutations(content: RecordDict) -> Iterator[Mutation]:
+    """Yield all mutations of one field of a reply with this content."""
     for key in list(content):
-        yield Attack(key, "no record", lambda c, key=key: c.pop(key))
+        yield Mutation(key, "no record", lambda c, key=key: c.pop(key))
         for other in (ArrayRecord(), MetricRecord(), ConfigRecord()):
             name = type(other).__name__
-            yield Attack(key, f"an empty {name}", lambda c, k=key, o=other: _set(c, k, o))
+            yield Mutation(key, f"an empty {name}", lambda c, k=key, o=other: _set(c, k, o))
         for text in TEXTS:
-            yield Attack(key, f"renamed {text!r}", lambda c, k=key, t=text: _set(c, t, c.pop(k)))
+            yield Mutation(key, f"renamed {text!r}", lambda c, k=key, t=text: _set(c, t, c.pop(k)))
         record = content[key]
         if isinstance(record, MetricRecord):
             yield from _on_metrics(key, record)
@@ -144,34 +144,34 @@ def attacks(content: RecordDict) -> Iterator[Attack]:
             yield from _on_arrays(key, record)
     for text in (*TEXTS, "config"):
         config = ConfigRecord({"run-id": text, "client-id": 10**400, "server-round": -1})
-        yield Attack("config", repr(text), lambda c, t=text, v=config: _set(c, t, v))
+        yield Mutation("config", repr(text), lambda c, t=text, v=config: _set(c, t, v))
 
 
-def _on_metrics(key: str, record: MetricRecord) -> Iterator[Attack]:
+def _on_metrics(key: str, record: MetricRecord) -> Iterator[Mutation]:
     for name in (*record, "state-round", "unasked", "accuracy", "personal_accuracy"):
         for number in NUMBERS:
             said = f"a number of {number.bit_length()} bits" if _long(number) else repr(number)
-            yield Attack(f"{key}[{name}]", said, lambda c, n=name, v=number: _set(c[key], n, v))
+            yield Mutation(f"{key}[{name}]", said, lambda c, n=name, v=number: _set(c[key], n, v))
         if name in record:
-            yield Attack(f"{key}[{name}]", "missing", lambda c, n=name: c[key].pop(n))
+            yield Mutation(f"{key}[{name}]", "missing", lambda c, n=name: c[key].pop(n))
     for text in TEXTS:
-        yield Attack(f"{key}[{text!r}]", "1.0", lambda c, t=text: _set(c[key], t, 1.0))
+        yield Mutation(f"{key}[{text!r}]", "1.0", lambda c, t=text: _set(c[key], t, 1.0))
 
 
-def _on_arrays(key: str, record: ArrayRecord) -> Iterator[Attack]:
+def _on_arrays(key: str, record: ArrayRecord) -> Iterator[Mutation]:
     for name in record:
         array = np.load(io.BytesIO(record[name].data))
-        yield Attack(f"{key}[{name}]", "missing", lambda c, n=name: c[key].pop(n))
+        yield Mutation(f"{key}[{name}]", "missing", lambda c, n=name: c[key].pop(n))
         for i, bad in enumerate(arrays_for(array)):
             said = f"array {i}, {bad.dtype} {bad.shape} {len(bad.data)} bytes"
-            yield Attack(f"{key}[{name}]", said, lambda c, n=name, v=bad: _set(c[key], n, v))
+            yield Mutation(f"{key}[{name}]", said, lambda c, n=name, v=bad: _set(c[key], n, v))
         for text in TEXTS:
-            yield Attack(
+            yield Mutation(
                 f"{key}[{name}]", f"named {text!r}", lambda c, n=name, t=text: _rename(c[key], n, t)
             )
     extra = Array(np.zeros(3, np.float32))
     for text in TEXTS:
-        yield Attack(f"{key}[{text!r}]", "added", lambda c, t=text: _set(c[key], t, extra))
+        yield Mutation(f"{key}[{text!r}]", "added", lambda c, t=text: _set(c[key], t, extra))
 
 
 def _set(place: Any, key: str, value: Any) -> None:

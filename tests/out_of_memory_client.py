@@ -19,13 +19,13 @@ ERROR = (
 REASON = ERROR.partition(". Including")[0]
 
 
-class Hungry(SGD):
-    """Runs out of memory in round 2; the variable HUNGRY, "count:folder", limits the failures."""
+class OutOfMemoryClient(SGD):
+    """Runs out of memory in round 2; OUT_OF_MEMORY, "count:folder", limits failures."""
 
     def begin(self, server_round: int) -> None:
-        most, _, folder = os.environ["HUNGRY"].partition(":")
-        for meal in range(int(most) if server_round == 2 else 0):
+        max_failures, _, folder = os.environ["OUT_OF_MEMORY"].partition(":")
+        for failure in range(int(max_failures) if server_round == 2 else 0):
             with suppress(FileExistsError):  # each file lets one process fail once
-                (Path(folder) / f"meal{meal}").touch(exist_ok=False)
+                (Path(folder) / f"failure{failure}").touch(exist_ok=False)
                 raise torch.OutOfMemoryError(ERROR)
         super().begin(server_round)

@@ -48,20 +48,20 @@ def _prompted(seed: int) -> PromptViT:
         return PromptViT(VisionTransformer(8, 4, 1, 2, 8, 16), CLASSES, (1, 8, 8))
 
 
-def net(name: str, seed: int = 0) -> Classifier:
+def tiny_network(name: str, seed: int = 0) -> Classifier:
     """Return a tiny network that a registered trainer can train."""
     return prompted(seed) if name == "fedgc" else tiny_model(seed)
 
 
-def method(name: str) -> TrainerCase:
+def trainer_case(name: str) -> TrainerCase:
     """Return the test case of a registered method of local training."""
-    return TrainerCase(CLIENTS[name], lambda: net(name), exchanges=lambda: exchanges(name))
+    return TrainerCase(CLIENTS[name], lambda: tiny_network(name), exchanges=lambda: exchanges(name))
 
 
 def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:
     """Return a registered trainer on tiny data."""
     options = {
-        "model": changes.pop("model", None) or net(name),
+        "model": changes.pop("model", None) or tiny_network(name),
         "data": changes.pop("data", None) or data(client),
         "settings": changes.pop("settings", SETTINGS),
         "client_id": client,
@@ -70,15 +70,15 @@ def trainer(name: str, client: int = 0, **changes: Any) -> Trainer:
     return build_trainer(ClientConfig(name, changes), **options)
 
 
-class Bowl(nn.Module):
-    """Model with parameters w; `bowl` defines the loss."""
+class QuadraticModel(nn.Module):
+    """Model with parameters w; `quadratic_trainer` defines the loss."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(size))
 
 
-def bowl(
+def quadratic_trainer(
     kind: type[Trainer],
     curvature: Sequence[float],
     minimum: Sequence[float],
@@ -90,13 +90,15 @@ def bowl(
     """Return a trainer of ``kind`` for F(w) = 1/2 (w - c)' diag(a) (w - c), one step per epoch."""
     a, c = torch.tensor(curvature), torch.tensor(minimum)
 
-    class OnBowl(kind):  # type: ignore[misc, valid-type]
+    class OnQuadratic(kind):  # type: ignore[misc, valid-type]
         def loss(self, x: Tensor, y: Tensor) -> Tensor:
             return 0.5 * (a * (self.model.w - c).square()).sum()
 
     pixels = Split(np.zeros((examples, 1, 1, 1), np.uint8), np.zeros(examples, np.int64))
     alone = ClientData(pixels, pixels, (0.5,), (0.5,), 1)
-    return OnBowl(Bowl(len(a)), alone, settings, client_id=client, seed=0, **arguments)
+    return OnQuadratic(
+        QuadraticModel(len(a)), alone, settings, client_id=client, seed=0, **arguments
+    )
 
 
 def exchanges(name: str) -> list[Any]:

@@ -1,33 +1,18 @@
-"""Replies of simulated clients, valid and invalid."""
+"""Replies of simulated clients, valid and invalid, and the weights that they get."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from flwr.app import Error, Message
 
-from fairflower.strategies import STRATEGIES
-from fairflower.testing.rounds import MODEL, Rounds, reply, updates, zero_update
-
-__all__ = [
-    "MODEL",
-    "Rounds",
-    "failure",
-    "good",
-    "reply",
-    "updates",
-    "weights_by",
-    "zero_update",
-]
-
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+from fairflower.testing.rounds import MODEL, Rounds, reply
 
 
-def failure(message: Message, reason: str) -> Message:
+def error_reply(message: Message, reason: str) -> Message:
     return Message(Error(code=2, reason=reason), reply_to=message)
 
 
-def good(message: Message, client: int, **metrics) -> Message:
+def valid_reply(message: Message, client: int, **metrics) -> Message:
     values = {"num-examples": 3, "client-id": client, "train_loss": 0.5} | metrics
     return reply(message, {k: a + np.ones((), a.dtype) for k, a in MODEL.items()}, values)
 

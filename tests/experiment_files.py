@@ -10,6 +10,6 @@ FOLDER = Path(__file__).parents[1] / "experiments"
 LEADERBOARD = FOLDER / "leaderboard.toml"
 
 
-def configs() -> list[Path]:
+def run_configs() -> list[Path]:
     """Return the files with settings of a run."""
     return sorted(set(FOLDER.glob("*.toml")) - {LEADERBOARD})

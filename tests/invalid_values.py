@@ -14,7 +14,7 @@ def nested(depth: int, kind: type = list) -> Any:
 
 
 #: Description -> value, of every type in JSON as Python writes and reads it.
-JSON: dict[str, Any] = {
+JSON_VALUES: dict[str, Any] = {
     "null": None,
     "true": True,
     "false": False,
@@ -47,7 +47,7 @@ JSON: dict[str, Any] = {
 }
 
 #: Those values, and values of types that only Python or TOML has.
-PYTHON: dict[str, Any] = JSON | {
+PYTHON_VALUES: dict[str, Any] = JSON_VALUES | {
     "more digits than Python writes": 16**5000,
     "lists in lists": nested(2000),
     "tables in tables": nested(2000, dict),

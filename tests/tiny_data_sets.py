@@ -15,14 +15,14 @@ from fairflower.testing.federations import CLASSES
 
 SIZES = {"train": 40, "test": 12}
 #: Kind of data -> model for four features, or for words from a vocabulary of twenty.
-MODELS = {"features": lambda: MLP(CLASSES, (4,), hidden=6), "tokens": lambda: words()}
+MODELS = {"features": lambda: MLP(CLASSES, (4,), hidden=6), "tokens": lambda: tiny_embedding_bag()}
 
 
-def words() -> EmbeddingBag:
+def tiny_embedding_bag() -> EmbeddingBag:
     return EmbeddingBag(CLASSES, (20, 5), width=6)
 
 
-class Plain:
+class TwoDomains:
     """Two domains whose labels count up."""
 
     num_classes = 4
@@ -40,7 +40,7 @@ class Plain:
         return "a test"
 
 
-class Table(Plain, FeatureSet):
+class Table(TwoDomains, FeatureSet):
     """Feature k of row n is 10 n + k, plus 1000 in domain b."""
 
     mean = (100.0, 101.0, 0.0)
@@ -52,7 +52,7 @@ class Table(Plain, FeatureSet):
         return numbers.astype(np.float32)
 
 
-class Texts(Plain, TokenSet):
+class Texts(TwoDomains, TokenSet):
     """Row n has the token n + 1 three times, then padding."""
 
     vocabulary = 41
@@ -61,8 +61,11 @@ class Texts(Plain, TokenSet):
         return np.stack([rows + 1] * 3 + [0 * rows] * 2, axis=1)
 
 
-class TableAtHand(FeatureSet):
-    """A site's features in its own folder, whatever the name of its domain; see `put`."""
+class SiteTable(FeatureSet):
+    """A site's features in its own folder, whatever the name of its domain.
+
+    See `write_site_table`.
+    """
 
     num_classes = CLASSES
     mean, std = (0.5,) * 4, (2.0,) * 4
@@ -87,7 +90,7 @@ class TableAtHand(FeatureSet):
         return "a test"
 
 
-def put(folder: Path, client: int) -> None:
+def write_site_table(folder: Path, client: int) -> None:
     """Write a client's features to a site's folder."""
     has = data("features", client)
     with (folder / "table.site").open("wb") as file:

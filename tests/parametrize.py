@@ -1,4 +1,4 @@
-"""Products of methods for parametrized tests; redundant combinations run with ``--nightly``."""
+"""Parameters of tests: methods and their combinations; most combinations run with ``--nightly``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import pytest
 
 from fairflower.registry import STRATEGIES
 
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+
 #: One strategy per set of measurements: the merge does not depend on the network, the measurements
 #: do.
-ONE_FOR_EACH_NEED = [
+STRATEGY_PER_NEEDS = [
     *{kind().needs: name for name, kind in reversed([*STRATEGIES.items()])}.values()
 ]
 
 
-def thinned(product: Iterable[tuple[Any, ...]], standing_for_all: Collection[Any]) -> list[Any]:
+def mark_others_nightly(
+    product: Iterable[tuple[Any, ...]], standing_for_all: Collection[Any]
+) -> list[Any]:
     """Return a product for ``parametrize``; all but ``standing_for_all`` are marked ``nightly``."""
     return [
         pytest.param(*values, marks=() if values in standing_for_all else pytest.mark.nightly)

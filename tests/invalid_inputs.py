@@ -2,7 +2,7 @@
 """Invalid inputs and the expected error messages, for `tests/cli/test_wrong_inputs.py`.
 
 Each kind of invalid input has the beginning of a command, and rows with the rest of the command and
-the expected message. Names in braces refer to `wrong_places`.
+the expected message. Names in braces refer to `invalid_files`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Invalid folders and files, by their names in `wrong_inputs`."""
+"""Invalid folders and files, by their names in `invalid_inputs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 EARLIER = Path(__file__).parent / "server" / "earlier"
 X, Y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
-SOUND = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
+VALID_ARRAYS = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
 
 
 def npz(**changes: Any) -> Callable[[Path], None]:
@@ -21,7 +21,9 @@ def npz(**changes: Any) -> Callable[[Path], None]:
 
     def make(place: Path) -> None:
         place.mkdir()
-        arrays = {name: array for name, array in (SOUND | changes).items() if array is not None}
+        arrays = {
+            name: array for name, array in (VALID_ARRAYS | changes).items() if array is not None
+        }
         np.savez(place / "a.npz", **arrays)
 
     return make
@@ -120,9 +122,9 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "objects": npz(y_train=np.array([{}] * 8)),
     "no-zip": with_files(Path.mkdir, a_npz="hello"),
     "half-zip": with_files(Path.mkdir, a_npz=b"PK\x03\x04" + bytes(40)),
-    "sizes": lambda place: (npz()(place), np.savez(place / "b.npz", **SOUND | {
+    "sizes": lambda place: (npz()(place), np.savez(place / "b.npz", **VALID_ARRAYS | {
         "x_train": np.zeros((8, 5, 5), np.uint8), "x_test": np.zeros((8, 5, 5), np.uint8)})),
-    "split-sizes": lambda place: (npz()(place), np.savez(place / "b.npz", **SOUND | {
+    "split-sizes": lambda place: (npz()(place), np.savez(place / "b.npz", **VALID_ARRAYS | {
         "x_train": np.zeros((8, 5, 5), np.uint8)})),
     "latin-npz": with_files(npz(), **{os.fsdecode(b"caf\xe9_npz"): "hello"}),
     "images": images(),
