@@ -133,7 +133,8 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         f"{benchmark.name}, confirmed",
         f"In %, mean over federations ± sample standard deviation; differences from {reference} in "
         "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
-        f"are another). {_MARKS} Below each name: settings chosen on validation examples."
+        f"are another). {_MARKS} A lower STD can come from losses of the best domains: see the "
+        "average, too. Below each name: settings chosen on validation examples."
         f"{redrawn} {made} runs on {join_words(processors)}; with all trials they took "
         f"{format_number(hours, 1)} hours, each on one core beside others.{mixed}",
         [metric.title, f"against {reference}", "conclusion", *better],
