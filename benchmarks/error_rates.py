@@ -1,6 +1,7 @@
 """Simulate how often a table of differences makes false claims, and how often it detects an effect.
 
     python benchmarks/error_rates.py [--tables 4000] [--write experiments/error-rates.md]
+    python benchmarks/error_rates.py --over-benchmarks [...]
 
 Draws tables of paired differences with known effects, and counts the verdicts of
 `fairflower.statistics`. The accuracy of a method on its worst domain, in points, is the sum of its
@@ -8,6 +9,8 @@ effect, of an interaction of method and federation (SD 0.9 per difference) and o
 (SD 2.0). Both SDs were measured on Digits with 8 federations and 3 seeds each. All methods are
 compared with the same reference. With unequal spreads, the noise's SD is multiplied by exp(0.3 z)
 for each method; a volatile method has four times the SD.
+
+With --over-benchmarks, a replicate is a benchmark, and the verdicts are those over benchmarks.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy as np
 from common import log_progress, machine_facts, markdown
 from numpy.typing import NDArray
 
+from fairflower.statistics.benchmarks import mixed_model, over_benchmarks
 from fairflower.statistics.differences import Difference, differences, judged_as_family
 
 #: Standard deviations in points: of the interaction of method and federation, and of a run's noise.
@@ -111,20 +115,68 @@ def rows(tables: int, seed: int) -> list[list[str]]:
     return result
 
 
+#: Number of methods on a leaderboard, its numbers of independent data sets, and the standard
+#: deviation of a method's gain over these, in points: the median on its first four.
+CONFIRMED, DATA_SETS, BETWEEN = 12, (5, 6), 0.85
+
+ANALYSES = {"Student, Holm": over_benchmarks, "mixed model, Dunnett": mixed_model}
+
+#: Title, judge and true gain in points.
+OVER_BENCHMARKS: tuple[tuple[str, Judge, float], ...] = (
+    ("false claim", any_claim, 0.0),
+    ("false equivalence", any_equivalent, MARGIN),
+    ("2 points found", called_better, 2.0),
+    ("4 points found", called_better, 4.0),
+    ("0 points equivalent", called_equivalent, 0.0),
+)
+
+
+def rows_over_benchmarks(tables: int, seed: int) -> list[list[str]]:
+    """Return a row for each number of data sets, kind of variances and analysis."""
+    result = []
+    for data_sets, volatile, (name, analysis) in product(
+        DATA_SETS, (False, True), ANALYSES.items()
+    ):
+        log_progress(f"{data_sets} data sets, volatile: {volatile}, {name}")
+        cells = []
+        for _, judge, gain in OVER_BENCHMARKS:
+            rng = np.random.default_rng([seed, data_sets, volatile])
+            spread = np.full((CONFIRMED + 1, 1), BETWEEN / np.sqrt(2))
+            spread[-1] *= 4.0 if volatile else 1.0
+            total = 0.0
+            for _ in range(tables):
+                means = spread * rng.normal(size=(CONFIRMED + 1, data_sets))
+                gains = gain + means[1:] - means[0]
+                total += judge(analysis(dict(enumerate(gains.tolist())), MARGIN))
+            cells.append(f"{100 * total / tables:.1f}")
+        result.append([str(data_sets), "one volatile" if volatile else "equal", name, *cells])
+    return result
+
+
 def main() -> None:
-    """Print the table, and write the document if --write is given."""
+    """Print the table, and write its part of the document if --write is given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=int, default=4000, help="simulated tables per error rate")
     parser.add_argument("--seed", type=int, default=2026, help="seed of the draws")
     parser.add_argument("--write", type=Path, help="Markdown file to write")
+    parser.add_argument("--over-benchmarks", action="store_true", help="the second table")
     args = parser.parse_args()
-    header = ["methods", "replicates", *(title for title, *_ in COLUMNS)]
-    text = markdown(header, rows(args.tables, args.seed))
+    if args.over_benchmarks:
+        header = ["data sets", "variances", "analysis", *(title for title, *_ in OVER_BENCHMARKS)]
+        text = markdown(header, rows_over_benchmarks(args.tables, args.seed))
+    else:
+        header = ["methods", "replicates", *(title for title, *_ in COLUMNS)]
+        text = markdown(header, rows(args.tables, args.seed))
     print(text)
     if args.write:
         error = 100 * (0.05 * 0.95 / args.tables) ** 0.5
         facts = {"table": text, "error": error, "machine": machine_facts(), **vars(args)}
-        args.write.write_text(DOCUMENT.format(**facts), encoding="utf-8")
+        first, heading, second = args.write.read_text("utf-8").partition(HEADING)
+        if args.over_benchmarks:
+            heading, second = HEADING, PART_OVER_BENCHMARKS.format(**facts)
+        else:
+            first = DOCUMENT.format(**facts)
+        args.write.write_text(first + heading + second, encoding="utf-8")
 
 
 DOCUMENT = """# Error rates and power of the verdicts
@@ -153,6 +205,22 @@ In percent. {machine}.
 
 Pairs' standard deviation: 2.97 points (a run 2.0, a method on a federation 0.64, each of the
 method and of the reference).
+"""
+
+HEADING = "\n## Over benchmarks\n"
+
+PART_OVER_BENCHMARKS = """
+    python benchmarks/error_rates.py --over-benchmarks --tables {tables} --seed {seed} \\
+      --write {write}
+
+In percent, 12 methods. {machine}.
+
+{table}
+
+A replicate is an independent data set, and a gain's standard deviation over data sets is 0.85
+points (one volatile: 2.5 for one method). Standard error of a rate of 5 % over {tables} tables:
+{error:.1f}. The leaderboard's conclusions over benchmarks are those of Student's tests, because
+one volatile method makes the mixed model claim too much.
 """
 
 

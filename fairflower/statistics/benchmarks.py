@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri, stdtr
+from scipy.special import ndtr, stdtr
 
 from fairflower.statistics.differences import Difference, differences, judged_as_family
-from fairflower.statistics.power import CHANCES, LEVEL, WEIGHTS, chi
+from fairflower.statistics.power import LEVEL, chi
 
 _Key = TypeVar("_Key")
+
+#: Nodes and weights for means over a normal variable, by Gauss-Hermite quadrature.
+_NORMAL, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def over_benchmarks(
@@ -64,7 +68,7 @@ def mixed_model(
     rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
     # Not 0, so that methods with the same gain everywhere have a test.
     error = max(math.sqrt(2 * float((rest**2).sum()) / df / n), 1e-12)
-    threshold = brentq(lambda t: _dunnett(t, k - 1, df) - LEVEL, 1.0, 100.0)
+    threshold = _dunnett_threshold(k - 1, df)
     judged = {}
     for key, values in gains.items():
         mean, std = float(np.mean(values)), float(np.std(values, ddof=1))
@@ -85,12 +89,18 @@ def mixed_model(
     return judged
 
 
+@lru_cache(64)
+def _dunnett_threshold(methods: int, df: float) -> float:
+    return float(brentq(lambda t: _dunnett(t, methods, df) - LEVEL, 1.0, 100.0))
+
+
 def _dunnett(t: float, methods: int, df: float) -> float:
     """Return the probability that any of several |t| values with a common reference exceeds t."""
     spreads, weights = chi(df)
-    common, bound = ndtri(CHANCES), math.sqrt(2) * t * spreads[:, None]
-    inside = ndtr(bound + common) - ndtr(common - bound)
-    return max(0.0, float(1 - weights @ inside**methods @ WEIGHTS))
+    # Given the reference's error and the estimated spread, the methods' t values are independent.
+    bound = math.sqrt(2) * t * spreads[:, None]
+    inside = ndtr(_NORMAL + bound) - ndtr(_NORMAL - bound)
+    return max(0.0, float(1 - weights @ inside**methods @ _WEIGHTS / math.sqrt(2 * math.pi)))
 
 
 class Ranks(NamedTuple):

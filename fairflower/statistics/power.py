@@ -24,7 +24,7 @@ LEVEL, POWER = 0.05, 0.8
 MAX_PAIRS = 10_000
 
 #: Nodes and weights of a Gauss-Legendre rule on probabilities from 0 to 1.
-CHANCES, WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0.0]])) / 2
+_CHANCES, _WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0.0]])) / 2
 
 
 @lru_cache(256)
@@ -32,7 +32,7 @@ def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return nodes and weights [400] for means over s / sigma, with ``df`` degrees of freedom."""
     if math.isinf(df):
         return np.ones(1), np.ones(1)
-    return np.sqrt(2 * gammaincinv(df / 2, CHANCES) / df), WEIGHTS
+    return np.sqrt(2 * gammaincinv(df / 2, _CHANCES) / df), _WEIGHTS
 
 
 def critical(df: float, level: float = LEVEL) -> float:

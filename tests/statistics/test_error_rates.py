@@ -21,3 +21,16 @@ def test_rows_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     few = error_rates.share(error_rates.any_claim, 200, 0, 10, 10)
     found = error_rates.share(error_rates.called_better, 200, 0, 10, 24, effect=4.0)
     assert few < 12 < 95 < found
+
+
+def test_rows_over_benchmarks_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import error_rates
+
+    rows = error_rates.rows_over_benchmarks(20, 0)
+    assert [row[0] for row in rows] == ["5"] * 4 + ["6"] * 4
+    assert [row[2] for row in rows[:2]] == list(error_rates.ANALYSES)
+    of = {title: index for index, (title, *_) in enumerate(error_rates.OVER_BENCHMARKS, 3)}
+    for row in rows:
+        assert float(row[of["false equivalence"]]) <= 30 < float(row[of["4 points found"]])
+        assert float(row[of["2 points found"]]) <= float(row[of["4 points found"]])
