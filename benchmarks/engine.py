@@ -37,13 +37,20 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from common import described_parser, log_progress, machine_and_versions, markdown, times_and_ratios
 from safetensors.numpy import load_file
 
-from fairflower.config import RunConfig, read_toml
+from fairflower.config import RunConfig, TrainConfig, read_toml
+
+if TYPE_CHECKING:  # only the bare loop's process imports PyTorch
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+
+    from fairflower.data import Federation
 
 DIGITS_32 = {"data.image-size": 32, "data.test-examples": 100}
 CASES: dict[str, dict[str, Any]] = {
@@ -84,7 +91,6 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
     """Train with PyTorch alone, and write ``rounds.txt`` and the model."""
     import torch
     from safetensors.torch import save_file
-    from torch.nn import functional as F
 
     from fairflower.data import prepare
     from fairflower.models import build
@@ -98,13 +104,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
     mean, std = (
         torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (data.mean, data.std)
     )
-    _, height, width = data.shape
-    pad = data.augment.crop_padding
-    clients = []
-    for client in data.clients:
-        x, y = (torch.tensor(a, device=device) for a in data.train(client.client_id))
-        crops = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
-        clients.append((crops, y))
+    clients = load_clients(data, device)
     sizes = np.array([len(y) for _, y in clients], float)
     client_weights = (sizes / sizes.sum()).astype(np.float32).tolist()
     local = model.state_dict()
@@ -121,26 +121,7 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
         for (crops, y), weight, seed in zip(clients, client_weights, seeds, strict=True):
             for name, tensor in local.items():
                 tensor.copy_(server[name])
-            optimizer = torch.optim.SGD(
-                model.parameters(),
-                lr=train.lr,
-                momentum=train.momentum,
-                weight_decay=train.weight_decay,
-                fused=True,
-            )
-            draws = torch.Generator().manual_seed(seed)
-            for _ in range(train.local_epochs):
-                order = torch.randperm(len(y), generator=draws)
-                top, left = torch.randint(2 * pad + 1, (2, len(y)), generator=draws)
-                torch.rand(len(y), generator=draws)  # draws for flips, which digits do not use
-                on_device = (draw.to(device) for draw in (order, top, left))
-                batches = (torch.split(draw, train.batch_size) for draw in on_device)
-                for index, i, j in zip(*batches, strict=True):
-                    batch = crops[index, :, i, j].to(torch.float32).div_(255).sub_(mean).div_(std)
-                    batch = batch.contiguous(memory_format=torch.channels_last)
-                    optimizer.zero_grad()
-                    F.cross_entropy(model(batch), y[index]).backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
+            train_client(model, crops, y, seed, train, mean, std)
             for name, tensor in local.items():
                 if tensor.is_floating_point():
                     step[name] += (tensor - server[name]) * weight
@@ -154,6 +135,56 @@ def bare_loop(config: RunConfig, folder: Path) -> None:
         with (folder / "rounds.txt").open("a", encoding="utf-8") as file:
             print(time.perf_counter() - begin, file=file)
     save_file(server, folder / "model.safetensors")
+
+
+def load_clients(data: Federation, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Return all crops [image, channel, top, left, height, width] and the labels of each client."""
+    import torch
+    from torch.nn import functional as F
+
+    _, height, width = data.shape
+    pad = data.augment.crop_padding
+    clients = []
+    for client in data.clients:
+        x, y = (torch.tensor(a, device=device) for a in data.train(client.client_id))
+        crops = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
+        clients.append((crops, y))
+    return clients
+
+
+def train_client(
+    model: Module,
+    crops: Tensor,
+    y: Tensor,
+    seed: int,
+    train: TrainConfig,
+    mean: Tensor,
+    std: Tensor,
+) -> None:
+    """Train the model for a client's local epochs, with a random crop of each image per epoch."""
+    import torch
+    from torch.nn import functional as F
+
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=train.lr,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        fused=True,
+    )
+    draws = torch.Generator().manual_seed(seed)
+    for _ in range(train.local_epochs):
+        order = torch.randperm(len(y), generator=draws)
+        top, left = torch.randint(crops.shape[2], (2, len(y)), generator=draws)
+        torch.rand(len(y), generator=draws)  # draws for flips, which digits do not use
+        on_device = (draw.to(y.device) for draw in (order, top, left))
+        batches = (torch.split(draw, train.batch_size) for draw in on_device)
+        for index, i, j in zip(*batches, strict=True):
+            batch = crops[index, :, i, j].to(torch.float32).div_(255).sub_(mean).div_(std)
+            batch = batch.contiguous(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch), y[index]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
 
 
 def time_bare_loop(config: RunConfig, folder: Path) -> Outcome:

@@ -76,32 +76,22 @@ class ReplyFilter:
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         asked.pop("", None)  # a grid assigns no empty id
         waiting = {m.metadata.dst_node_id for m in self.asked}
-        client_at = {node: client for client, node in (self.enrolled.nodes or {}).items()}
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
             # An error reply for a dead node comes from the SuperLink, not from the node.
-            question = reply.metadata.reply_to_message_id
-            node = asked.get(question, reply.metadata.src_node_id)
+            request_id = reply.metadata.reply_to_message_id
+            node = asked.get(request_id, reply.metadata.src_node_id)
             client = self.enrolled.clients.get(node, node)
-            if (asked and question not in asked) or node not in waiting:
+            if (asked and request_id not in asked) or node not in waiting:
                 logger.warning(
                     "Round %d ignores a reply from client %d, because it is late or the client has "
                     "already replied.",
-                    self.server_round,
-                    client,
+                    *(self.server_round, client),
                 )
                 continue
             waiting.discard(node)
             try:
-                if reply.has_error():
-                    reason = shorten_error(reply.error.reason or "it failed without a message")
-                    raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
-                metrics = scalar_metrics(reply.content)
-                claimed = client_id(metrics, default=client)
-                if node in client_at and claimed != client:
-                    raise InvalidReply(f"it claims to be client {claimed}")
-                if claimed in answers:
-                    raise InvalidReply(f"client id {claimed} has already replied in this round")
+                claimed, metrics = self._read(reply, node, client, answers)
                 self.enrolled.clients[node] = client = claimed
                 self._check_examples(metrics)
                 answers[client] = check(client, reply.content, metrics)
@@ -109,10 +99,7 @@ class ReplyFilter:
                 self.dropped[client] = str(problem)
                 if isinstance(problem, NotFinite):
                     self.diverged.add(client)
-        for node in waiting:
-            away = (asked or client_at) and node not in asked.values()
-            why = "its SuperNode is not connected" if away else "no reply before the timeout"
-            self.dropped[self.enrolled.clients.get(node, node)] = why
+        self._drop_silent(waiting, set(asked.values()))
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)
         return answers
@@ -134,15 +121,12 @@ class ReplyFilter:
         if usable < needed:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
             before = "".join(f"\n  {text}" for text in self.large_norms) if diverged else ""
-            error = Diverged if diverged else RoundFailed
-            raise error(
+            if before:
+                before = f"\nUpdates with large norms, which clip-update-median would clip:{before}"
+            raise (Diverged if diverged else RoundFailed)(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
                 f"reply, fewer than the {needed} that min-clients requires.{self._reasons()}"
-                + (
-                    f"\nUpdates with large norms, which clip-update-median would clip:{before}"
-                    if before
-                    else ""
-                )
+                f"{before}"
             )
 
     def check_cap(self, usable: int, max_weight: float) -> None:
@@ -162,6 +146,29 @@ class ReplyFilter:
             f"\n  client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
             for reason, clients in sharing.items()
         )
+
+    def _read(
+        self, reply: Message, node: int, client: int, answers: Container[int]
+    ) -> tuple[int, MetricRecord]:
+        """Return the client id that a reply claims, and its metrics; check the id."""
+        if reply.has_error():
+            reason = shorten_error(reply.error.reason or "it failed without a message")
+            raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
+        metrics = scalar_metrics(reply.content)
+        claimed = client_id(metrics, default=client)
+        if claimed != client and node in (self.enrolled.nodes or {}).values():
+            raise InvalidReply(f"it claims to be client {claimed}")
+        if claimed in answers:
+            raise InvalidReply(f"client id {claimed} has already replied in this round")
+        return claimed, metrics
+
+    def _drop_silent(self, waiting: Iterable[int], sent_to: set[int]) -> None:
+        """Drop the clients of nodes without a reply; ``sent_to`` are nodes that got a message."""
+        silence = "no reply before the timeout"
+        for node in waiting:
+            disconnected = (sent_to or self.enrolled.nodes) and node not in sent_to
+            why = "its SuperNode is not connected" if disconnected else silence
+            self.dropped[self.enrolled.clients.get(node, node)] = why
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.examples_key

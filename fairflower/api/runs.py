@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from rich.console import Console
@@ -214,14 +214,7 @@ def compare(
     numbers, federated = replicates(federations, seeds)
     given = settings_of(settings)
     if isinstance(settings, Mapping):  # a file may also be used for single runs
-        if federated and "data.seed" in given:
-            raise ConfigError(
-                "data.seed: federations set data.seed. Choose them with federations, or use seeds "
-                "for several seeds on a single federation."
-            )
-        for key, instead in _OTHERWISE.items():
-            if key in given:
-                raise ConfigError(f"{key}: compare does not accept this setting: {instead}.")
+        _check_shared(given, federated)
     rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
     if (strategies is not None and not rules) or (clients is not None and not trainers):
         raise ConfigError(
@@ -245,6 +238,18 @@ def compare(
     )
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
+
+
+def _check_shared(given: Mapping[str, Any], federated: bool) -> None:
+    """Raise ``ConfigError`` for a setting that cannot be the same for all runs of a comparison."""
+    if federated and "data.seed" in given:
+        raise ConfigError(
+            "data.seed: federations set data.seed. Choose them with federations, or use seeds for "
+            "several seeds on a single federation."
+        )
+    for key, instead in _OTHERWISE.items():
+        if key in given:
+            raise ConfigError(f"{key}: compare does not accept this setting: {instead}.")
 
 
 def read(*paths: str | PathLike[str]) -> Results:

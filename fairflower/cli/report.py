@@ -70,6 +70,32 @@ def report(
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
+    _check_outputs(format_, out, summary, into)
+    source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
+    if into and source is None:
+        raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
+    # A pattern such as runs/* also matches the folder of an earlier report.
+    runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
+    _check_no_studies(runs)
+    paths = run_folders(*runs)
+    if format_ != "html":
+        if summary or into:
+            raise ConfigError(
+                f"--format {format_} cannot be combined with --summary or --into. Remove one of "
+                "the options."
+            )
+        write_text(format_, paths, out)
+        return
+    if not print_report(paths, out or _page_folder(runs, paths), summary):
+        raise typer.Exit(1)
+    if into and source:
+        from fairflower.report.pages import generated_markdown, replace_generated_block
+
+        replace_generated_block(into, source, generated_markdown(source))
+
+
+def _check_outputs(format_: str, out: Path | None, summary: Path | None, into: Path | None) -> None:
+    """Raise ``ConfigError`` if an output cannot be written, or has the wrong kind of name."""
     if summary and summary.suffix != ".csv":
         raise ConfigError(f"--summary {summary}: expected a file name that ends in .csv.")
     for written in filter(None, (summary, into, out)):
@@ -84,11 +110,9 @@ def report(
             f"--out {out}: expected a folder; the page is written to index.html in it, and the "
             "figures beside it."
         )
-    source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
-    if into and source is None:
-        raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
-    # A pattern such as runs/* also matches the folder of an earlier report.
-    runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
+
+
+def _check_no_studies(runs: list[Path]) -> None:
     for given in runs:
         if is_study(given):
             raise ConfigError(
@@ -97,25 +121,18 @@ def report(
                 "For a report on the test runs only: fairflower report "
                 f"{shlex.quote(str(given / 'runs'))}"
             )
-    paths = run_folders(*runs)
-    if format_ != "html":
-        if summary or into:
-            raise ConfigError(
-                f"--format {format_} cannot be combined with --summary or --into. Remove one of "
-                "the options."
-            )
-        write_text(format_, paths, out)
-        return
-    folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
-    if out is None and folders:
-        first = runs[0].expanduser().absolute()
-        out = (first if len(runs) == 1 else Path(os.path.commonpath(folders))) / "report"
-    if not print_report(paths, out, summary):
-        raise typer.Exit(1)
-    if into and source:
-        from fairflower.report.pages import generated_markdown, replace_generated_block
 
-        replace_generated_block(into, source, generated_markdown(source))
+
+def _page_folder(runs: list[Path], paths: list[Path]) -> Path | None:
+    """Return the default folder of the HTML page of ``runs``; None if all are summaries.
+
+    ``paths`` are the run folders and summaries in ``runs``.
+    """
+    folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
+    if not folders:
+        return None
+    first = runs[0].expanduser().absolute()
+    return (first if len(runs) == 1 else Path(os.path.commonpath(folders))) / "report"
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:

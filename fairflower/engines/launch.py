@@ -133,34 +133,14 @@ def simulate(
     """
     if engine not in ("ray", "flower", "inline"):
         raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")
-    for name, value, least in (
-        ("num_supernodes", num_supernodes, 1),
-        ("workers", workers, 0),
-        ("client_cpus", client_cpus, 1),
-        ("client_gpus", client_gpus, 0),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} = {value}: expected a number >= {least}.")
-    num_cpus = workers * client_cpus or cpus()
-    if client_cpus > num_cpus and not ray_address:
-        raise ConfigError(
-            f"client-cpus = {client_cpus}: only {num_cpus} CPUs are available. Decrease "
-            "client-cpus."
-        )
+    num_cpus = _check_resources(num_supernodes, workers, client_cpus, client_gpus, ray_address)
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
     if engine == "flower":
-        if settings:
-            raise ConfigError("Flower's engine does not support run_config. Choose engine='ray'.")
         granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
-        _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted)
+        _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted, settings)
     elif engine == "inline":
-        forget_code()
-        threads = torch.get_num_threads()
-        try:
-            server_app(InlineGrid(client_app, num_supernodes, settings), context)
-        finally:
-            torch.set_num_threads(threads)
+        _run_inline(server_app, client_app, num_supernodes, context)
     else:
         if not ray_address:
             workers = min(num_cpus // client_cpus, num_supernodes)
@@ -182,17 +162,56 @@ def simulate(
     return context
 
 
+def _check_resources(
+    num_supernodes: int, workers: int, client_cpus: int, client_gpus: float, ray_address: str
+) -> int:
+    """Return the number of CPUs for all clients together.
+
+    Raises ``ConfigError`` if a number is too small, or if no client fits on this machine.
+    """
+    for name, value, least in (
+        ("num_supernodes", num_supernodes, 1),
+        ("workers", workers, 0),
+        ("client_cpus", client_cpus, 1),
+        ("client_gpus", client_gpus, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} = {value}: expected a number >= {least}.")
+    num_cpus = workers * client_cpus or cpus()
+    if client_cpus > num_cpus and not ray_address:
+        raise ConfigError(
+            f"client-cpus = {client_cpus}: only {num_cpus} CPUs are available. Decrease "
+            "client-cpus."
+        )
+    return num_cpus
+
+
+def _run_inline(
+    server_app: ServerApp, client_app: ClientApp, num_supernodes: int, context: Context
+) -> None:
+    """Run the apps in this process, and restore its number of PyTorch threads."""
+    forget_code()
+    threads = torch.get_num_threads()
+    try:
+        server_app(InlineGrid(client_app, num_supernodes, context.run_config), context)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _run_by_flower(
     server_app: ServerApp,
     client_app: ClientApp,
     num_supernodes: int,
     num_cpus: int,
     granted: Mapping[str, float],
+    settings: Mapping[str, Any],
 ) -> None:
     """Run the apps on Flower's deprecated engine; all clients together have ``num_cpus`` CPUs.
 
     Only ``run_simulation`` needs neither a daemon nor a copy of the app.
     """
+    if settings:
+        raise ConfigError("Flower's engine does not support run_config. Choose engine='ray'.")
     prepare_ray()  # before Flower imports Ray
     from flwr import simulation  # imported late, because it is slow
 
@@ -224,7 +243,7 @@ def stop_on_interrupt(
     `nohup` it remains ignored.
     """
     stop = threading.Event()
-    terminals = [place for place in (1, 2) if os.isatty(place)]
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def handle(signum: int, frame: object) -> None:
         if signum in HANGUP:
@@ -249,10 +268,10 @@ def stop_on_interrupt(
 
 def _leave(terminals: Iterable[int]) -> None:
     """Redirect output to the null device, because writing to a closed terminal fails."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for place in terminals:
-        os.dup2(nowhere, place)
-    os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in terminals:
+        os.dup2(devnull, descriptor)
+    os.close(devnull)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -140,43 +140,22 @@ class Design:
                 "experiments/leaderboard.toml is an example."
             )
         tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
-        benchmarks = []
-        for name, table in tables.items():
-            about = {key: table[key] for key in _BENCHMARK if key in table}
-            about = _checked(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
-            own = {key: value for key, value in table.items() if key not in about}
-            federations = about.get("federations", protocol["federations"])
-            benchmarks.append(
-                Benchmark(
-                    name,
-                    {**flatten_tables(common), **flatten_tables(own), **(given or {})},
-                    _methods(path, about.get("confirmed", protocol["confirmed"])),
-                    _federations(path, name, federations),
-                    float(about.get("overlap", 0.0)),
-                    about.get("same-data", ""),
-                )
-            )
+        benchmarks = [
+            _benchmark(path, name, protocol, common, table, given or {})
+            for name, table in tables.items()
+        ]
         design = cls(
-            path,
-            protocol["reference"],
-            _methods(path, protocol["screened"]),
-            tuple(benchmarks),
-            tuple(_sweep(path, name, table, benchmarks) for name, table in sweeps.items()),
-            protocol["points"],
-            protocol["again"],
-            protocol["scrambling"],
-            tuned_on,
-            Margins(
-                *(
-                    float(protocol.get(key, default))
-                    for key, default in (
-                        ("margin", Margins.worst),
-                        ("margin-average", Margins.average),
-                        ("margin-std", Margins.std),
-                    )
-                )
-            ),
-            path.parent / protocol["results"],
+            path=path,
+            reference=protocol["reference"],
+            screened=_methods(path, protocol["screened"]),
+            benchmarks=tuple(benchmarks),
+            sweeps=tuple(_sweep(path, name, table, benchmarks) for name, table in sweeps.items()),
+            points=protocol["points"],
+            again=protocol["again"],
+            scrambling=protocol["scrambling"],
+            tuned_on=tuned_on,
+            margins=_margins(protocol),
+            results=path.parent / protocol["results"],
         )
         design._check()
         return design
@@ -200,6 +179,14 @@ class Design:
             )
         if not self.benchmarks:
             raise ConfigError(f"{self.path}: each benchmark needs a table [benchmarks.<name>].")
+        self._check_federations()
+        independent = {b.name for b in self.benchmarks if not b.same_data}
+        for benchmark in self.benchmarks:
+            self._check_benchmark(benchmark, independent)
+        for sweep in self.sweeps:
+            self._check_sweep(sweep)
+
+    def _check_federations(self) -> None:
         tested = [(benchmark.name, benchmark.federations) for benchmark in self.benchmarks]
         for name, federations in [*tested, *((s.name, s.federations) for s in self.sweeps)]:
             if both := sorted(set(federations) & set(self.tuned_on)):
@@ -208,52 +195,54 @@ class Design:
                     "must not be tested on federations on which they are tuned. Remove it from "
                     "one of the lists."
                 )
-        alone = {benchmark.name for benchmark in self.benchmarks if not benchmark.same_data}
-        for benchmark in self.benchmarks:
-            if benchmark.same_data and benchmark.same_data not in alone:
+
+    def _check_benchmark(self, benchmark: Benchmark, independent: Collection[str]) -> None:
+        where = f"{self.path}: {benchmark.name}"
+        if benchmark.same_data and benchmark.same_data not in independent:
+            raise ConfigError(
+                f"{where}: same-data = {benchmark.same_data!r}: expected a benchmark without this "
+                f"key ({', '.join(sorted(independent))})."
+            )
+        if self.reference not in benchmark.confirmed:
+            raise ConfigError(
+                f"{where}: the list 'confirmed' lacks the reference method {self.reference!r}. "
+                "Add it."
+            )
+        self._check_owned(benchmark.name, benchmark.settings)
+        if "train.lr" in benchmark.settings and not benchmark.settings["train.lr"]:
+            raise ConfigError(
+                f"{where}: train.lr = 0, but learning rates are tried in proportion to it. Set one "
+                "above 0."
+            )
+        for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
+            if not self.config(benchmark, method, 0).data.validated:
                 raise ConfigError(
-                    f"{self.path}: {benchmark.name}: same-data = {benchmark.same_data!r}: expected "
-                    f"a benchmark without this key ({', '.join(sorted(alone))})."
+                    f"{where} has no validation examples, on which a leaderboard chooses among "
+                    "trials. Set data.validation-examples (per domain) or "
+                    "data.validation-fraction, for example in [settings.data]."
                 )
-            if self.reference not in benchmark.confirmed:
-                raise ConfigError(
-                    f"{self.path}: {benchmark.name}: the list 'confirmed' lacks the "
-                    f"reference method {self.reference!r}. Add it."
-                )
-            self._check_owned(benchmark.name, benchmark.settings)
-            if "train.lr" in benchmark.settings and not benchmark.settings["train.lr"]:
-                raise ConfigError(
-                    f"{self.path}: {benchmark.name}: train.lr = 0, but learning rates are tried in "
-                    "proportion to it. Set one above 0."
-                )
-            for method in dict.fromkeys((*benchmark.confirmed, *self.screened)):
-                if not self.config(benchmark, method, 0).data.validated:
-                    raise ConfigError(
-                        f"{self.path}: {benchmark.name} has no validation examples, on which a "
-                        "leaderboard chooses among trials. Set data.validation-examples (per "
-                        "domain) or data.validation-fraction, for example in [settings.data]."
-                    )
-        for sweep in self.sweeps:
-            if both := sorted(set(sweep.federations) & set(sweep.benchmark.federations)):
-                raise ConfigError(
-                    f"{self.path}: sweep {sweep.name}: federation {both[0]} is also one of "
-                    f"{sweep.benchmark.name}, so the same data would support two claims. Remove "
-                    "it from one of the lists."
-                )
-            if self.reference not in sweep.methods:
-                raise ConfigError(
-                    f"{self.path}: sweep {sweep.name}: the list 'methods' lacks the reference "
-                    f"method {self.reference!r}. Add it."
-                )
-            if untuned := set(sweep.methods) - {*self.screened, *sweep.benchmark.confirmed}:
-                raise ConfigError(
-                    f"{self.path}: sweep {sweep.name}: {sorted(untuned)[0]} is not tuned. Add it "
-                    f"to 'screened', or to 'confirmed' of {sweep.benchmark.name}."
-                )
-            for place in sweep.places.values():
-                self._check_owned(f"sweep {sweep.name}", place)
-                for method in sweep.methods:
-                    self.config(sweep.benchmark, method, 0, **place)
+
+    def _check_sweep(self, sweep: Sweep) -> None:
+        where = f"{self.path}: sweep {sweep.name}"
+        if both := sorted(set(sweep.federations) & set(sweep.benchmark.federations)):
+            raise ConfigError(
+                f"{where}: federation {both[0]} is also one of {sweep.benchmark.name}, so the same "
+                "data would support two claims. Remove it from one of the lists."
+            )
+        if self.reference not in sweep.methods:
+            raise ConfigError(
+                f"{where}: the list 'methods' lacks the reference method {self.reference!r}. Add "
+                "it."
+            )
+        if untuned := set(sweep.methods) - {*self.screened, *sweep.benchmark.confirmed}:
+            raise ConfigError(
+                f"{where}: {sorted(untuned)[0]} is not tuned. Add it to 'screened', or to "
+                f"'confirmed' of {sweep.benchmark.name}."
+            )
+        for place in sweep.places.values():
+            self._check_owned(f"sweep {sweep.name}", place)
+            for method in sweep.methods:
+                self.config(sweep.benchmark, method, 0, **place)
 
     def _check_owned(self, name: str, settings: Mapping[str, Any]) -> None:
         for key in _OWN:
@@ -294,6 +283,39 @@ def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
     except ConfigError as error:
         reason = str(error).removeprefix("--seeds ")
         raise ConfigError(f"{path}: {name}: federations {reason}") from error
+
+
+def _margins(protocol: Mapping[str, Any]) -> Margins:
+    return Margins(
+        worst=float(protocol.get("margin", Margins.worst)),
+        average=float(protocol.get("margin-average", Margins.average)),
+        std=float(protocol.get("margin-std", Margins.std)),
+    )
+
+
+def _benchmark(
+    path: Path,
+    name: str,
+    protocol: Mapping[str, Any],
+    common: Mapping[str, Any],
+    table: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Benchmark:
+    """Return a benchmark. Its settings are ``common``, then those in ``table``, then ``given``.
+
+    The methods and the federations of ``protocol`` are used unless ``table`` has its own.
+    """
+    about = {key: table[key] for key in _BENCHMARK if key in table}
+    about = _checked(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
+    own = {key: value for key, value in table.items() if key not in about}
+    return Benchmark(
+        name=name,
+        settings={**flatten_tables(common), **flatten_tables(own), **given},
+        confirmed=_methods(path, about.get("confirmed", protocol["confirmed"])),
+        federations=_federations(path, name, about.get("federations", protocol["federations"])),
+        overlap=float(about.get("overlap", 0.0)),
+        same_data=about.get("same-data", ""),
+    )
 
 
 def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Benchmark]) -> Sweep:

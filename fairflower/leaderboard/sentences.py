@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from fairflower.leaderboard.analysis import Findings, primary
@@ -81,11 +81,24 @@ def sentences(findings: Findings) -> list[str]:
 
 
 def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
-    judged_there = findings.judged(benchmark)
-    enough = {
-        name: difference for name, difference in judged_there.items() if difference.n >= MIN_PAIRS
-    }
-    reference, name = findings.design.reference, benchmark.name
+    yield from _caveats(findings, benchmark)
+    judged = findings.judged(benchmark)
+    enough = {m: d for m, d in judged.items() if d.n >= MIN_PAIRS}
+    if not enough:
+        yield (
+            f"{benchmark.name}: fewer than {MIN_PAIRS} federations so far, so there is no "
+            "conclusion."
+        )
+        return
+    yield _main_conclusion(findings, benchmark, enough)
+    yield from _stability(findings, benchmark, _by_kind(enough))
+    yield from _tuning_limits(findings, benchmark)
+    yield from _with_local_training(findings, benchmark, enough)
+
+
+def _caveats(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
+    """Yield what restricts the conclusions: margins set afterwards, and lost methods and runs."""
+    name = benchmark.name
     for margins in findings.earlier_margins(benchmark):
         yield (
             f"{name}: the margins are {findings.design.margins} points and were {margins} when "
@@ -95,46 +108,60 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         yield f"{name}: {method} is not compared, because no finalist completed all its trials."
     for method, count in Counter(row.method for row in findings.lost(benchmark)).items():
         yield f"{name}: {_lost(method, count, len(benchmark.federations))}"
-    if not enough:
-        yield f"{name}: fewer than {MIN_PAIRS} federations so far, so there is no conclusion."
-        return
-    kinds: dict[str, list[str]] = {name: [] for name in KINDS}
-    for method, difference in enough.items():
-        kinds[kind(difference)].append(method)
+
+
+def _main_conclusion(
+    findings: Findings,
+    benchmark: Benchmark,
+    enough: Mapping[str, Difference],
+) -> str:
+    """State how many methods are better, equivalent, worse or undecided, and which."""
     pairs = sorted({difference.n for difference in enough.values()})
     federations = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else str(pairs[0])
-    counts = ", ".join(
-        f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
-        for word, names in kinds.items()
-    )
     largest = largest_detectable(enough, " points")
-    yield (
-        f"{name}: {len(enough)} {'methods were' if len(enough) > 1 else 'method was'} "
-        f"compared with {reference} on the worst half of the "
-        f"domains in {federations} federations: {counts}; the largest "
+    return (
+        f"{benchmark.name}: {len(enough)} {'methods were' if len(enough) > 1 else 'method was'} "
+        f"compared with {findings.design.reference} on the worst half of the "
+        f"domains in {federations} federations: {_counted(enough)}; the largest "
         f"difference that is detectable with 80 % power is {largest}."
     )
+
+
+def _stability(
+    findings: Findings, benchmark: Benchmark, kinds: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Yield how many conclusions stay with the reference's other finalists, if it has any."""
     if others := findings.other_references(benchmark):
         kept = unchanged_by_reference(findings, benchmark)
         counts = ", ".join(
             f"{len(kept[word])} of {len(names)} {word}" for word, names in kinds.items() if names
         )
         yield (
-            f"{name}: compared with each of {reference}'s other finalists, too "
-            f"({join_words(list(others))}), these conclusions stay: {counts}."
+            f"{benchmark.name}: compared with each of {findings.design.reference}'s other "
+            f"finalists, too ({join_words(list(others))}), these conclusions stay: {counts}."
         )
+
+
+def _tuning_limits(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
+    """Yield the methods for which tuning chose the end of the range of learning rates."""
     if highest := findings.at_largest_rate(benchmark):
         yield (
-            f"{name}: tuning chose the largest learning rate that it tried for "
+            f"{benchmark.name}: tuning chose the largest learning rate that it tried for "
             f"{join_words(highest)}, so larger ones may be better."
         )
+
+
+def _with_local_training(
+    findings: Findings, benchmark: Benchmark, enough: Mapping[str, Difference]
+) -> Iterator[str]:
+    """Yield the conclusions on methods compared with the same method without local training."""
     for method, other in WITH_ITS_CLIENTS:
-        if other == reference:  # in the family above
+        if other == findings.design.reference:  # tested in the family of the main conclusion
             pair, alone = enough.get(method), ","
         else:
             pair, alone = findings.against(benchmark, method, other), ", tested alone,"
         if pair and pair.n >= MIN_PAIRS:
-            yield f"{name}: {method}, compared with {other}{alone} is {conclusion(pair)}."
+            yield f"{benchmark.name}: {method}, compared with {other}{alone} is {conclusion(pair)}."
 
 
 def unchanged_by_reference(findings: Findings, benchmark: Benchmark) -> dict[str, list[str]]:
@@ -212,12 +239,18 @@ def is_over_all(findings: Findings) -> bool:
 
 def _counted(judged: Mapping[str, Difference]) -> str:
     """Return how many methods have which conclusion, with their names."""
+    return ", ".join(
+        f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
+        for word, names in _by_kind(judged).items()
+    )
+
+
+def _by_kind(judged: Mapping[str, Difference]) -> dict[str, list[str]]:
+    """Return the methods of each of `KINDS`."""
     names: dict[str, list[str]] = {word: [] for word in KINDS}
     for method, difference in judged.items():
         names[kind(difference)].append(method)
-    return ", ".join(
-        f"{len(of)} {word}{f' ({join_words(of)})' if of else ''}" for word, of in names.items()
-    )
+    return names
 
 
 def changes_over_all(findings: Findings, method: str) -> list[str]:

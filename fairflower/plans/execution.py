@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before Flow
     from flwr.serverapp import Grid
 
     from fairflower.data import Federation
+    from fairflower.plans.devices import Placement
     from fairflower.plans.parallel import Study
     from fairflower.server.callbacks import OnRound
 
@@ -191,19 +193,14 @@ def execute(
         check_tracker(track)
     with spinner("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
-        from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
-        from fairflower.models.weights import check_file
+        from fairflower.engines.launch import quiet_flower, stop_on_interrupt
         from fairflower.plans.devices import Placement, parallel_line, place_clients
 
     first = plan.runs[0]
     if study is None:
         # Before the data are prepared: an error if Ray is required but not installed.
         first = replace(first, engine=chosen_engine(first))
-    for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
-        check_place(place)
-    check_availabilities(plan.runs)
-    for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
-        check_file(weights)  # before preparing the data, which may take minutes
+    _check_before_data(plan)
     with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
@@ -228,18 +225,44 @@ def execute(
 
                 execute_parallel(plan, jobs, console, stop, folders, study)
             else:
-                with spinner(f"Starting the engine ({first.engine})", console) as starting:
-
-                    def run_all(grid: Grid) -> None:
-                        starting.stop()
-                        plan.execute(grid, console, stop, folders, on_round)
-
-                    launch(run_all, placed.config, num_clients, placed.num_gpus)
+                _execute_in_turn(plan, placed, num_clients, console, stop, folders, on_round)
         except RunInterrupted:
-            can = " Unfinished runs can be resumed." if first.checkpoint.every else ""
-            console.print(f"Stopped.{can}")
+            hint = " Unfinished runs can be resumed." if first.checkpoint.every else ""
+            console.print(f"Stopped.{hint}")
             raise KeyboardInterrupt from None
     return folders
+
+
+def _check_before_data(plan: Plan) -> None:
+    """Check folders, availabilities and weights before the data, which may take minutes."""
+    from fairflower.models.weights import check_file
+
+    for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
+        check_place(place)
+    check_availabilities(plan.runs)
+    for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
+        check_file(weights)
+
+
+def _execute_in_turn(
+    plan: Plan,
+    placed: Placement,
+    num_clients: int,
+    console: Console,
+    stop: threading.Event,
+    folders: list[Path],
+    on_round: OnRound | None,
+) -> None:
+    """Run a plan on one engine, which has nodes for ``num_clients`` clients."""
+    from fairflower.engines.launch import launch
+
+    with spinner(f"Starting the engine ({placed.config.engine})", console) as starting:
+
+        def run_all(grid: Grid) -> None:
+            starting.stop()
+            plan.execute(grid, console, stop, folders, on_round)
+
+        launch(run_all, placed.config, num_clients, placed.num_gpus)
 
 
 def _client_counts(plan: Plan, first: DataConfig) -> Iterator[int]:

@@ -45,6 +45,9 @@ _LOWER = "lower is better"
 #: Column of the clients' accuracies.
 _BY_CLIENT = "accuracy by client"
 
+#: Column of the accuracies of the clients' personal models.
+_PERSONAL_BY_CLIENT = "personal by client"
+
 #: Column of the numbers of test examples, with which verdicts tell a lucky spread from a real one.
 _TESTED = "test examples by domain"
 
@@ -86,7 +89,7 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     path = Path(path)
     if path.suffix != ".csv":
         raise ConfigError(f"{path}: expected a file name that ends in .csv.")
-    rows = [_row(run) for run in runs]
+    rows = [_row_of_run(run) for run in runs]
     settings = _settings(runs)
     for row, run in zip(rows, runs, strict=True):
         row |= {key: shown(run.config[key]) for key in settings if _is_set(run.config, key)}
@@ -125,7 +128,7 @@ def read_summary(path: str | Path) -> list[Run]:
         try:
             if None in row or None in row.values():
                 raise ValueError("the number of cells differs from the number of columns")
-            runs.append(_run(row))
+            runs.append(_run_of_row(row))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
     if not runs:
@@ -141,7 +144,7 @@ def read_runs(path: str | Path) -> list[Run]:
 # --- a row -----------------------------------------------------------------------------------
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row_of_run(run: Run) -> dict[str, Any]:
     last = np.isin(run.rounds, run.final_rounds())
     # Clients are ordered by domain, so the number per domain shows the domain of each client.
     order = sorted(range(len(run.clients)), key=lambda k: run.domains.index(run.clients[k].domain))
@@ -154,41 +157,21 @@ def _row(run: Run) -> dict[str, Any]:
         "started": run.info.get("started", ""),
         "done": run.info.get("rounds", run.last_round),
         "rounds": _listed(run.rounds[last]),
-        **_by_domain(run.domains, "accuracy", run.accuracy[last]),
+        **_score_cells(run, last),
+        **_group_cells(run),
+        **_personal_cells(run, order),
+        **_held_out_cells(run),
+        "domains": _NEXT.join(run.domains),
+        "clients": _listed(counts),
+        _TESTED: _listed(run.info.get("test_sizes") or ()),
+        _EXAMPLES: run.info.get("digest"),
     }
-    if rated(run):
-        for score in (score for score in SCORES if score in run.scores):
-            row |= _by_domain(run.domains, score, run.scores[score][last])
-    for metric in run.user_metrics:
-        row |= _by_domain(run.domains, metric, run.scores[metric][last])
-    if lower := [metric for metric, better in run.user_metrics.items() if better < 0]:
-        row[_LOWER] = " ".join(lower)
-    row |= _group_cells(run)
-    if run.personal.rounds.size:
-        late = slice(-WINDOW, None)
-        row["personal rounds"] = _listed(run.personal.rounds[late])
-        row |= _by_domain(run.domains, "personal_accuracy", run.personal.accuracy[late])
-    own = run.personal_by_client.final()
-    if np.isfinite(own).any():
-        row["personal by client"] = _fractions(own[order])
-    if run.held_out.rounds.size:
-        late = slice(-WINDOW, None)
-        row["held-out domain"] = run.held_out_domain
-        row["held-out rounds"] = _listed(run.held_out.rounds[late])
-        row["held-out"] = _fractions(run.held_out.accuracy[late, 0])
-        if run.adapted.rounds.size:
-            row["held-out AdaBN"] = _fractions(run.adapted.accuracy[late, 0])
-    row |= {"domains": _NEXT.join(run.domains), "clients": _listed(counts)}
-    row |= {_TESTED: _listed(run.info.get("test_sizes") or ()), _EXAMPLES: run.info.get("digest")}
     if shares := participation(run):
         row["participation"] = _fractions(shares)
     tested = run.by_client.final()[order]
     if np.isfinite(tested).any():
         row[_BY_CLIENT] = _fractions(tested)
-    found = run.clusters
-    if found is not None:
-        by_round = dict(zip(found.rounds.tolist(), found.ids[:, order], strict=True))
-        row["cluster"] = " ".join(_ids(by_round.get(r)) for r in run.rounds[last].tolist())
+    row |= _cluster_cells(run, last, order)
     made = process_infos(run)
     return row | {
         "parameters": run.info.get("num_parameters"),
@@ -203,7 +186,55 @@ def _row(run: Run) -> dict[str, Any]:
     }
 
 
-def _run(row: Mapping[str, str]) -> Run:
+def _score_cells(run: Run, last: NDArray[np.bool_]) -> dict[str, str]:
+    """Return the cells for accuracies, other scores and the user's metrics in the last rounds."""
+    scores = [score for score in SCORES if score in run.scores] if rated(run) else []
+    cells = _by_domain(run.domains, "accuracy", run.accuracy[last])
+    for score in (*scores, *run.user_metrics):
+        cells |= _by_domain(run.domains, score, run.scores[score][last])
+    if lower := [metric for metric, better in run.user_metrics.items() if better < 0]:
+        cells[_LOWER] = " ".join(lower)
+    return cells
+
+
+def _personal_cells(run: Run, order: list[int]) -> dict[str, str]:
+    """Return the cells for personal models; no cells if they were not tested."""
+    cells = {}
+    if run.personal.rounds.size:
+        late = slice(-WINDOW, None)
+        cells["personal rounds"] = _listed(run.personal.rounds[late])
+        cells |= _by_domain(run.domains, "personal_accuracy", run.personal.accuracy[late])
+    by_client = run.personal_by_client.final()
+    if np.isfinite(by_client).any():
+        cells[_PERSONAL_BY_CLIENT] = _fractions(by_client[order])
+    return cells
+
+
+def _held_out_cells(run: Run) -> dict[str, str]:
+    """Return the cells for the domain that is held out; no cells if there is none."""
+    if not run.held_out.rounds.size:
+        return {}
+    late = slice(-WINDOW, None)
+    cells = {
+        "held-out domain": run.held_out_domain,
+        "held-out rounds": _listed(run.held_out.rounds[late]),
+        "held-out": _fractions(run.held_out.accuracy[late, 0]),
+    }
+    if run.adapted.rounds.size:
+        cells["held-out AdaBN"] = _fractions(run.adapted.accuracy[late, 0])
+    return cells
+
+
+def _cluster_cells(run: Run, last: NDArray[np.bool_], order: list[int]) -> dict[str, str]:
+    """Return the cell for the clients' clusters; no cell if the strategy recorded none."""
+    found = run.clusters
+    if found is None:
+        return {}
+    by_round = dict(zip(found.rounds.tolist(), found.ids[:, order], strict=True))
+    return {"cluster": " ".join(_ids(by_round.get(r)) for r in run.rounds[last].tolist())}
+
+
+def _run_of_row(row: Mapping[str, str]) -> Run:
     of_user = metric_names(row.get("evaluate.metrics") or "")
     lower = (row.get(_LOWER) or "").split()
     table = {
@@ -229,11 +260,9 @@ def _run(row: Mapping[str, str]) -> Run:
         for key, text in row.items()
         if text and (key in known or key.startswith(METHOD_TABLES))
     ]
-    personal = _numbers(row, "personal rounds", np.int64)
-    unseen = _numbers(row, "held-out rounds", np.int64)
-    unseen_accuracy, adapted = (_numbers(row, name) for name in ("held-out", "held-out AdaBN"))
-    of_clients = (_numbers(row, name) for name in (_BY_CLIENT, "personal by client"))
-    by_client, own = (values.reshape(min(1, values.size), len(owners)) for values in of_clients)
+    personal_rounds = _numbers(row, "personal rounds", np.int64)
+    held_out_rounds = _numbers(row, "held-out rounds", np.int64)
+    held_out, adapted = (_numbers(row, column) for column in ("held-out", "held-out AdaBN"))
     return Run(
         path=Path(row["run"]),
         label=row["method"],
@@ -243,14 +272,19 @@ def _run(row: Mapping[str, str]) -> Run:
         config=known | dict(settings) | {"seed": int(row["seed"])},
         rounds=rounds,
         accuracy=accuracy,
-        by_client=AccuracyHistory(rounds=rounds[-1:][: len(by_client)], accuracy=by_client),
+        by_client=_client_accuracies(row, _BY_CLIENT, rounds, len(owners)),
         personal=AccuracyHistory(
-            rounds=personal, accuracy=_matrix(table["personal_accuracy"], domains, personal)
+            rounds=personal_rounds,
+            accuracy=_matrix(table["personal_accuracy"], domains, personal_rounds),
         ),
-        held_out=AccuracyHistory(rounds=unseen, accuracy=unseen_accuracy.reshape(len(unseen), 1)),
-        personal_by_client=AccuracyHistory(rounds=personal[-1:][: len(own)], accuracy=own),
+        personal_by_client=_client_accuracies(
+            row, _PERSONAL_BY_CLIENT, personal_rounds, len(owners)
+        ),
+        held_out=AccuracyHistory(
+            rounds=held_out_rounds, accuracy=held_out.reshape(len(held_out_rounds), 1)
+        ),
         adapted=AccuracyHistory(
-            rounds=unseen[: len(adapted)], accuracy=adapted.reshape(len(adapted), 1)
+            rounds=held_out_rounds[: len(adapted)], accuracy=adapted.reshape(len(adapted), 1)
         ),
         held_out_domain=row.get("held-out domain") or "",
         scores={s: _matrix(table[s], domains, rounds) for s in (*SCORES, *of_user) if table[s]},
@@ -366,6 +400,15 @@ def _numbers(row: Mapping[str, str], column: str, dtype: type = np.float64) -> N
 
 def _listed(values: Iterable[int]) -> str:
     return " ".join(str(int(value)) for value in values)
+
+
+def _client_accuracies(
+    row: Mapping[str, str], column: str, rounds: NDArray[np.int64], num_clients: int
+) -> AccuracyHistory:
+    """Read the clients' mean accuracies as if they were from the last of ``rounds``."""
+    values = _numbers(row, column)
+    accuracy = values.reshape(min(1, values.size), num_clients)
+    return AccuracyHistory(rounds=rounds[-1:][: len(accuracy)], accuracy=accuracy)
 
 
 def _matrix(

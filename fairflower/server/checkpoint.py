@@ -123,18 +123,32 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(str(error)) from error
     check_same_data(run, facts, flat)
     _check_unchanged(run, flat)
-    methods = methods_of(flat)
+    _check_given(run, flat, given)
+    changed = {key: value for key, value in given.items() if key in CHANGEABLE}
+    config = RunConfig.from_flat(flat | changed | {"resume": str(run)})
+    _check_resumable(run, facts, config)
+    return config
+
+
+def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for a given setting that is invalid or may not change."""
+    methods, before = methods_of(flat), with_absolute_paths(flat)
     for key, value in given.items():
         check_key(key, methods)
         check_values({key: value})
-        before = with_absolute_paths(flat).get(key)
-        if key not in CHANGEABLE and with_absolute_paths({**flat, key: value}).get(key) != before:
+        after = with_absolute_paths({**flat, key: value})
+        if key not in CHANGEABLE and after.get(key) != before.get(key):
             raise ConfigError(
                 f"{key} = {value!r} was given, but {run} is resumed with its settings ({key} = "
                 f"{flat.get(key)!r}). Only these may change: {', '.join(sorted(CHANGEABLE))}."
             )
-    changed = {key: value for key, value in given.items() if key in CHANGEABLE}
-    config = RunConfig.from_flat(flat | changed | {"resume": str(run)})
+
+
+def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise ``ConfigError`` if a run is complete or pruned, or has no checkpoint to resume from.
+
+    Likewise if it already has more rounds than ``config`` asks for.
+    """
     done = int(facts["rounds"])
     if facts["status"] == "completed" and (reason := facts.get("ended_early")):
         limit = "privacy.max-epsilon" if "privacy.max-epsilon" in reason else "stop.patience"
@@ -147,9 +161,9 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
             f"num-server-rounds = {config.num_server_rounds}: {run} already has {done} rounds."
         )
     if facts["status"] == "completed" and config.num_server_rounds == done:
-        more = "" if facts.get("client_state") else "Increase num-server-rounds, or start"
+        remedy = "Start" if facts.get("client_state") else "Increase num-server-rounds, or start"
         raise ConfigError(
-            f"{run} is complete: all of its {done} rounds are done. {more or 'Start'} a new run."
+            f"{run} is complete: all of its {done} rounds are done. {remedy} a new run."
         )
     if done and not _paths(run):
         raise ConfigError(
@@ -162,7 +176,6 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
             f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "
             "after the last round. Start a new run with more rounds."
         )
-    return config
 
 
 def rounds(run: Path) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -267,28 +267,9 @@ def register_resumed_clients(
     """
     clients = earlier.federation.clients
     discovery = NodeDiscovery(grid, timeout, stop, settings)
-    while True:
-        fresh = discovery.ask()
-        reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
-        away = ", ".join(
-            _name_of(client) for client in clients if client.client_id not in reconnected
-        )
-        notice = (
-            f"not connected: {away}. After {timeout:g} s the run continues without "
-            "these clients (round-timeout, which can be changed when resuming)."
-        )
-        if not fresh and not (away and discovery.wait(notice)):
-            break
-    # An unknown node with the domain of a missing client may be this client.
-    lost = {clients[client].domain for client in earlier.nodes if client not in reconnected}
-    for node in unknown_nodes:
-        site = discovery.infos[node].site
-        if site is not None and site.domains[0] in lost:
-            raise ConfigError(
-                "The run cannot be resumed, because sites that share a domain have new node ids "
-                "and cannot be distinguished in any other way. Start their SuperNodes with the "
-                "same keys as before, or start a new run."
-            )
+    reconnected, unknown_nodes = _await_known_sites(discovery, earlier, timeout)
+    missing = {clients[client].domain for client in earlier.nodes if client not in reconnected}
+    _check_unknown_nodes({node: discovery.infos[node] for node in unknown_nodes}, missing)
     if not reconnected:
         raise discovery.missing_clients_error(len(clients), None)
     for node in unknown_nodes:
@@ -306,6 +287,43 @@ def register_resumed_clients(
             )
         nodes[k] = reconnected.get(k, earlier.nodes.get(k, FIRST_ABSENT_NODE + k))
     return replace(earlier, nodes=nodes)
+
+
+def _await_known_sites(
+    discovery: NodeDiscovery, earlier: SiteRegistry, timeout: float
+) -> tuple[dict[int, int], list[int]]:
+    """Ask nodes until all sites are connected again, or for ``timeout`` seconds.
+
+    Returns what `_match_known_sites` returns.
+    """
+    while True:
+        fresh = discovery.ask()
+        reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
+        missing = ", ".join(
+            _name_of(client)
+            for client in earlier.federation.clients
+            if client.client_id not in reconnected
+        )
+        notice = (
+            f"not connected: {missing}. After {timeout:g} s the run continues without "
+            "these clients (round-timeout, which can be changed when resuming)."
+        )
+        if not fresh and not (missing and discovery.wait(notice)):
+            return reconnected, unknown_nodes
+
+
+def _check_unknown_nodes(infos: NodeInfos, domains: Collection[str]) -> None:
+    """Raise ``ConfigError`` if an unknown node has one of ``domains``, so that it may be a client.
+
+    ``domains`` are those of missing clients that only their node ids identify.
+    """
+    for info in infos.values():
+        if info.site is not None and info.site.domains[0] in domains:
+            raise ConfigError(
+                "The run cannot be resumed, because sites that share a domain have new node ids "
+                "and cannot be distinguished in any other way. Start their SuperNodes with the "
+                "same keys as before, or start a new run."
+            )
 
 
 class NodeTracker:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
+from fairflower.data import Federation
 from fairflower.errors import (
     ConfigError,
     MetricError,
@@ -94,10 +95,7 @@ class RoundLoop:
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and (saved.server_round == last or self._ends_early()):
-            self._check_summed(saved.server_round)
-            if not self.folder.is_tested(saved.server_round):
-                self._evaluate(saved.server_round, arrays)  # it was not known to be the last round
-            _warn_if_diverged(self, saved.server_round)
+            self._finish_resumed(saved.server_round, arrays)
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
@@ -118,14 +116,25 @@ class RoundLoop:
             stopped = on_round(server_round, metrics)
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
-            if time.monotonic() - self._released > _RELEASE_EVERY:
-                release_memory()
-                self._released = time.monotonic()
+            self._release_memory()
             if ending:
                 _warn_if_diverged(self, server_round)
                 return
             if stopped:
                 raise StopRun
+
+    def _finish_resumed(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Complete a run that was stopped after its last round."""
+        self._check_summed(server_round)
+        if not self.folder.is_tested(server_round):  # it was not known to be the last round
+            self._evaluate(server_round, arrays)
+        _warn_if_diverged(self, server_round)
+
+    def _release_memory(self) -> None:
+        """Release free memory, unless this was done just before."""
+        if time.monotonic() - self._released > _RELEASE_EVERY:
+            release_memory()
+            self._released = time.monotonic()
 
     def _ends_early(self) -> bool:
         """Return whether the run ends now, because of the loss or the privacy budget."""
@@ -281,41 +290,20 @@ class RoundLoop:
         self, split: str, server_round: int, arrays: ArrayRecord
     ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
         """Return results per domain, weighted by test examples, and counts of people per client."""
-        strategy, folder, domains = self.strategy, self.folder, self.federation.domains
+        strategy, folder = self.strategy, self.folder
         settings = ConfigRecord({**self._settings, "split": split})
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
         answers = strategy.evaluations(server_round, replies, most, self._groups.number)
         folder.append_dropped_in_test(server_round, strategy.dropped)
-        domain_of = {client.client_id: client.domain for client in self.federation.clients}
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
         names += self._report_failed_of_clients(server_round, answers, replies)
         keys = {**{name: name for name in names}, "loss": "eval_loss"}  # name -> key in replies
-        # A domain has a metric only if all of its clients have reported it.
-        sums: dict[str, dict[str, float]] = {
-            domain: {
-                name: 0.0
-                for name, key in keys.items()
-                if all(key in a for k, a in answers.items() if domain_of[k] == domain)
-            }
-            for domain in domains
-        }
-        tested = dict.fromkeys(domains, 0.0)
         for client, answer in sorted(answers.items()):
-            domain = domain_of[client]
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
-            n = float(answer["num-examples"])  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
-            for name in sums[domain]:
-                sums[domain][name] += values[name] * n
-            tested[domain] += n
-        results = {
-            domain: {name: value / n for name, value in sums[domain].items()}
-            for domain, n in tested.items()
-            if n
-        }
-        return results, counts_in(answers)
+        return _domain_means(answers, keys, self.federation), counts_in(answers)
 
     def _report_failed_of_clients(
         self,
@@ -358,6 +346,32 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     begin = time.monotonic()
     yield
     seconds[name] = time.monotonic() - begin
+
+
+def _domain_means(
+    answers: Mapping[int, MetricRecord], keys: Mapping[str, str], federation: Federation
+) -> dict[str, dict[str, float]]:
+    """Return the mean metrics of each tested domain, weighted by its clients' test examples.
+
+    ``keys`` maps names to keys in the answers. A domain has a metric only if all of its clients
+    have reported it.
+    """
+    domain_of = {client.client_id: client.domain for client in federation.clients}
+    sums = {domain: dict.fromkeys(keys, 0.0) for domain in federation.domains}
+    tested = dict.fromkeys(federation.domains, 0.0)
+    for client, answer in sorted(answers.items()):
+        domain, n = domain_of[client], float(answer["num-examples"])  # type: ignore[arg-type]
+        sums[domain] = {
+            name: value + float(answer[keys[name]]) * n  # type: ignore[arg-type]
+            for name, value in sums[domain].items()
+            if keys[name] in answer
+        }
+        tested[domain] += n
+    return {
+        domain: {name: value / n for name, value in sums[domain].items()}
+        for domain, n in tested.items()
+        if n
+    }
 
 
 def _summed(

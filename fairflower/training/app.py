@@ -177,48 +177,66 @@ def make_client_app(
     @app.train(mods=list(mods))
     @_naming_failures
     def train(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        if privacy := privacy_of(config):
-            received = arrays_of(message.content.array_records["arrays"])
-            arrays: dict[str, Arrays] = {}
-            metrics, sent = private_round(trainer, context, config, privacy, received)
-        else:
-            metrics, arrays = train_round(trainer, context, config)
-            sent = trainer.send()
-        reply = RecordDict({"arrays": record_of(sent)})
-        reply["metrics"] = MetricRecord({"num-examples": len(trainer.data.train.y), **metrics})
-        for name, named in arrays.items():
-            reply[name] = record_of(named)
-        return Message(reply, reply_to=message)
+        return _train_reply(*_prepare(trainer_fn, message, context), message, context)
 
     @app.train("measure")
     @_naming_failures
     def measure(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        numbers = measure_round(trainer, context, config)
-        record = MetricRecord({"num-examples": len(trainer.data.train.y), **numbers})
-        return Message(RecordDict({"metrics": record}), reply_to=message)
+        return _measure_reply(*_prepare(trainer_fn, message, context), message, context)
 
     @app.evaluate()
     @_naming_failures
     def evaluate(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        size = {"num-examples": len(trainer.data.test.y)}
-        if config.get("split") == "train":  # it may be selected to train
-            record = MetricRecord({**size, **candidate_round(trainer, context, config)})
-            return Message(RecordDict({"metrics": record}), reply_to=message)
-        metrics = evaluate_round(trainer, context, config)
-        with flushed_denormals():
-            tested, failed, counts = user_test_metrics(trainer)
-        record = MetricRecord({**size, **metrics, **tested})
-        reply = RecordDict({"metrics": record})
-        if failed:
-            reply[FAILED_METRICS] = ConfigRecord(dict(failed))
-        if counts:
-            reply[GROUP_COUNTS] = MetricRecord({"counts": counts})
-        return Message(reply, reply_to=message)
+        return _evaluate_reply(*_prepare(trainer_fn, message, context), message, context)
 
     return app
+
+
+def _train_reply(
+    trainer: Trainer, config: ConfigRecord, message: Message, context: Context
+) -> Message:
+    """Train, and return the reply to a message of type ``train``."""
+    if privacy := privacy_of(config):
+        received = arrays_of(message.content.array_records["arrays"])
+        arrays: dict[str, Arrays] = {}
+        metrics, sent = private_round(trainer, context, config, privacy, received)
+    else:
+        metrics, arrays = train_round(trainer, context, config)
+        sent = trainer.send()
+    reply = RecordDict({"arrays": record_of(sent)})
+    reply["metrics"] = MetricRecord({"num-examples": len(trainer.data.train.y), **metrics})
+    for name, named in arrays.items():
+        reply[name] = record_of(named)
+    return Message(reply, reply_to=message)
+
+
+def _measure_reply(
+    trainer: Trainer, config: ConfigRecord, message: Message, context: Context
+) -> Message:
+    """Measure the received model, and return the reply to a message of type ``train.measure``."""
+    numbers = measure_round(trainer, context, config)
+    record = MetricRecord({"num-examples": len(trainer.data.train.y), **numbers})
+    return Message(RecordDict({"metrics": record}), reply_to=message)
+
+
+def _evaluate_reply(
+    trainer: Trainer, config: ConfigRecord, message: Message, context: Context
+) -> Message:
+    """Test the received model, and return the reply to a message of type ``evaluate``."""
+    size = {"num-examples": len(trainer.data.test.y)}
+    if config.get("split") == "train":  # it may be selected to train
+        record = MetricRecord({**size, **candidate_round(trainer, context, config)})
+        return Message(RecordDict({"metrics": record}), reply_to=message)
+    metrics = evaluate_round(trainer, context, config)
+    with flushed_denormals():
+        tested, failed, counts = user_test_metrics(trainer)
+    record = MetricRecord({**size, **metrics, **tested})
+    reply = RecordDict({"metrics": record})
+    if failed:
+        reply[FAILED_METRICS] = ConfigRecord(dict(failed))
+    if counts:
+        reply[GROUP_COUNTS] = MetricRecord({"counts": counts})
+    return Message(reply, reply_to=message)
 
 
 def _naming_failures(

@@ -20,7 +20,7 @@ from fairflower.report.figures.canvas import (
     line,
     panels,
 )
-from fairflower.report.grids import largest_grid, sweeps
+from fairflower.report.grids import Sweep, largest_grid, sweeps
 from fairflower.report.measures import fairness
 from fairflower.report.methods import BASELINES, Comparison, Method, several_runs
 from fairflower.report.reading import Run
@@ -106,7 +106,6 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
 def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """Yield a figure per sweep: average, worst domain and spread against the argument's value."""
     for number, sweep in enumerate(sweeps(comparison), start=1):
-        leaf = sweep.key.partition(".")[2]
         fair = fairness(comparison)
         figures = [(row.axis, fair[row.title].value) for row in (AVG, MIN, STD)]
         methods = [*sweep.methods, *sweep.others.values()]
@@ -116,30 +115,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
             )
         sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
         for panel, (label, figure) in zip(axes[0], figures, strict=True):
-            estimates = [method.over_seeds(figure) for method in sweep.methods]
-            panel.errorbar(
-                sweep.values,
-                [e.mean for e in estimates],
-                yerr=[0 if math.isnan(e.std) else e.std for e in estimates],
-                color=canvas.INK,
-                marker="o",
-                markersize=4,
-                capsize=2.5,
-                elinewidth=0.9,
-                label=sweep.methods[0].strategy,
-            )
-            for i, (value, method) in enumerate(sweep.others.items()):
-                style = LineStyle(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
-                _level(panel, method, figure, style, f"{leaf} = {value}")
-            for name in BASELINES:
-                baseline = comparison.baseline(sweep.methods[0], name)
-                if baseline is not None and baseline.fully_tested():
-                    dash = "--" if name == "fedavg" else (0, (1.5, 2.5))
-                    style = styles[baseline.name]._replace(dash=dash)
-                    _level(panel, baseline, figure, style, baseline.name)
-            if np.all(sweep.values % 1 == 0):
-                panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-            panel.set_xlabel(leaf)
+            _draw_sweep_panel(panel, comparison, sweep, figure, styles)
             panel.set_ylabel(label)
         legend(sheet, axes[0, 0])
         several = several_runs(sweep.methods)
@@ -154,6 +130,41 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
             f"Average, worst domain and spread of {name} for {len(sweep.values)} values of "
             f"{sweep.key}; the worst domain is highest for {best.name}.",
         )
+
+
+def _draw_sweep_panel(
+    panel: Axes,
+    comparison: Comparison,
+    sweep: Sweep,
+    figure: Callable[[Run], float],
+    styles: LineStyles,
+) -> None:
+    """Draw a metric against the argument's value, with lines for other values and baselines."""
+    leaf = sweep.key.partition(".")[2]
+    estimates = [method.over_seeds(figure) for method in sweep.methods]
+    panel.errorbar(
+        sweep.values,
+        [e.mean for e in estimates],
+        yerr=[0 if math.isnan(e.std) else e.std for e in estimates],
+        color=canvas.INK,
+        marker="o",
+        markersize=4,
+        capsize=2.5,
+        elinewidth=0.9,
+        label=sweep.methods[0].strategy,
+    )
+    for i, (value, method) in enumerate(sweep.others.items()):
+        style = LineStyle(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
+        _level(panel, method, figure, style, f"{leaf} = {value}")
+    for name in BASELINES:
+        baseline = comparison.baseline(sweep.methods[0], name)
+        if baseline is not None and baseline.fully_tested():
+            dash = "--" if name == "fedavg" else (0, (1.5, 2.5))
+            style = styles[baseline.name]._replace(dash=dash)
+            _level(panel, baseline, figure, style, baseline.name)
+    if np.all(sweep.values % 1 == 0):
+        panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    panel.set_xlabel(leaf)
 
 
 def _level(

@@ -324,31 +324,52 @@ def run_notes(run: Run) -> list[str]:
     """Return notes on a run's progress, dropped replies and missing tests."""
     if "remarks" in run.info:
         return list(run.info["remarks"])
-    lines = []
+    return [
+        *_progress_notes(run),
+        *_training_notes(run),
+        *_metric_notes(run),
+        *_dropped_notes(run),
+        *_untested_notes(run),
+    ]
+
+
+def _progress_notes(run: Run) -> Iterator[str]:
     if run.status != "completed":
         error = f" ({run.info['error']})" if run.info.get("error") else ""
-        lines.append(f"{run.progress}{error}.")
+        yield f"{run.progress}{error}."
     elif run.info.get("ended_early"):
-        lines.append(f"{run.progress}: {run.info['ended_early']}.")
+        yield f"{run.progress}: {run.info['ended_early']}."
+
+
+def _training_notes(run: Run) -> Iterator[str]:
+    """Yield notes on privacy, divergence, arrays that stay with the clients, and halted rounds."""
     if privacy := run.info.get("privacy"):
-        lines.append(privacy_note(privacy))
+        yield privacy_note(privacy)
     if loss := run.info.get("diverged"):
         lower = "train.lr, or the noise (privacy.clip)" if privacy else "train.lr"
-        lines.append(f"training diverged: the last model's loss is {loss:.3g}. Lower {lower}.")
+        yield f"training diverged: the last model's loss is {loss:.3g}. Lower {lower}."
     if run.info.get("local_arrays"):
-        lines.append(_local_note(run))
+        yield _local_note(run)
     for number, reason in run.info.get("halted_rounds", {}).items():
-        lines.append(f"round {number} did not change the model: {reason}.")
+        yield f"round {number} did not change the model: {reason}."
+
+
+def _metric_notes(run: Run) -> Iterator[str]:
+    """Yield notes on metrics that failed or are undefined."""
     for where, reason in run.info.get("skipped_metrics", {}).items():
-        lines.append(f"the metric {where} was left out ({reason}).")
+        yield f"the metric {where} was left out ({reason})."
     places: dict[str, list[str]] = {}
     for where, reason in run.info.get("undefined_metrics", {}).items():
         places.setdefault(reason, []).append(where)
     for reason, names in places.items():
-        lines.append(f"{_UNDEFINED} {join_words(names)}: {reason}.")
+        yield f"{_UNDEFINED} {join_words(names)}: {reason}."
+
+
+def _dropped_notes(run: Run) -> Iterator[str]:
+    """Yield notes on dropped replies from training and from tests."""
     dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
     if dropped:
-        lines.append(f"{_dropped(dropped)}, from {_clients(dropped)}.")
+        yield f"{_dropped(dropped)}, from {_clients(dropped)}."
     silent = [
         answer
         for record in run.diagnostics
@@ -357,10 +378,14 @@ def run_notes(run: Run) -> list[str]:
     if silent:
         clients, reasons = zip(*silent, strict=True)
         why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
-        lines.append(
+        yield (
             f"{_dropped(silent, 'test ')}, from {_clients(clients)}{why}. A "
             "domain's accuracy then covers only its other clients, if any."
         )
+
+
+def _untested_notes(run: Run) -> Iterator[str]:
+    """Yield notes on domains without a test in some of the last rounds."""
     lacks = untested(run.domains, run.rounds, run.accuracy)
     if lacks:
         last = np.isin(run.rounds, run.final_rounds())
@@ -376,11 +401,10 @@ def run_notes(run: Run) -> list[str]:
             else f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"
             " not compared with other runs."
         )
-        lines.append(f"{lacks}.{''.join(means)}{compared}")
+        yield f"{lacks}.{''.join(means)}{compared}"
     personal = untested(run.domains, run.personal.rounds, run.personal.accuracy)
     if personal and personal != lacks:
-        lines.append(f"personal models: {personal}.")
-    return lines
+        yield f"personal models: {personal}."
 
 
 def _clients(dropped: Sequence[str]) -> str:
