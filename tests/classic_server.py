@@ -30,10 +30,10 @@ Proxy.__abstractmethods__ = frozenset()
 
 
 def manager(clients: int) -> SimpleClientManager:
-    made = SimpleClientManager()
+    client_manager = SimpleClientManager()
     for k in range(clients):
-        made.register(Proxy(1000 + k))
-    return made
+        client_manager.register(Proxy(1000 + k))
+    return client_manager
 
 
 def result(

@@ -44,10 +44,10 @@ def images(*paths: str, mode: str = "L", pixels: Any = None) -> Callable[[Path],
         for path in (*sound, *paths):
             file = place / os.fsdecode(path.encode("latin-1"))
             file.parent.mkdir(parents=True, exist_ok=True)
-            made = Image.new("L", (4, 4), 99) if path in sound else Image.new(mode, (4, 4))
+            image = Image.new("L", (4, 4), 99) if path in sound else Image.new(mode, (4, 4))
             if pixels is not None and path not in sound:
-                made = Image.fromarray(pixels)
-            made.save(file)
+                image = Image.fromarray(pixels)
+            image.save(file)
 
     return make
 
@@ -157,7 +157,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
 
 def make(places: Path) -> None:
     """Create all of `PLACES` in a folder."""
-    for name, made in PLACES.items():
-        made(places / name)
+    for name, create in PLACES.items():
+        create(places / name)
     for old in ("bad-csv",):
         (places / old).rename(places / f"{old.replace('-', '.')}")

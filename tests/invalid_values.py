@@ -7,10 +7,10 @@ from typing import Any
 
 def nested(depth: int, kind: type = list) -> Any:
     """Return nested lists, or nested mappings."""
-    found: Any = kind()
+    value: Any = kind()
     for _ in range(depth):
-        found = [found] if kind is list else {"a": found}
-    return found
+        value = [value] if kind is list else {"a": value}
+    return value
 
 
 #: Description -> value, of every type in JSON as Python writes and reads it.

@@ -150,8 +150,8 @@ def mutations(content: RecordDict) -> Iterator[Mutation]:
 def _on_metrics(key: str, record: MetricRecord) -> Iterator[Mutation]:
     for name in (*record, "state-round", "unasked", "accuracy", "personal_accuracy"):
         for number in NUMBERS:
-            said = f"a number of {number.bit_length()} bits" if _long(number) else repr(number)
-            yield Mutation(f"{key}[{name}]", said, lambda c, n=name, v=number: _set(c[key], n, v))
+            value = f"a number of {number.bit_length()} bits" if _long(number) else repr(number)
+            yield Mutation(f"{key}[{name}]", value, lambda c, n=name, v=number: _set(c[key], n, v))
         if name in record:
             yield Mutation(f"{key}[{name}]", "missing", lambda c, n=name: c[key].pop(n))
     for text in TEXTS:
@@ -163,8 +163,8 @@ def _on_arrays(key: str, record: ArrayRecord) -> Iterator[Mutation]:
         array = np.load(io.BytesIO(record[name].data))
         yield Mutation(f"{key}[{name}]", "missing", lambda c, n=name: c[key].pop(n))
         for i, bad in enumerate(arrays_for(array)):
-            said = f"array {i}, {bad.dtype} {bad.shape} {len(bad.data)} bytes"
-            yield Mutation(f"{key}[{name}]", said, lambda c, n=name, v=bad: _set(c[key], n, v))
+            value = f"array {i}, {bad.dtype} {bad.shape} {len(bad.data)} bytes"
+            yield Mutation(f"{key}[{name}]", value, lambda c, n=name, v=bad: _set(c[key], n, v))
         for text in TEXTS:
             yield Mutation(
                 f"{key}[{name}]", f"named {text!r}", lambda c, n=name, t=text: _rename(c[key], n, t)

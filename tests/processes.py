@@ -79,14 +79,14 @@ def session_processes(process: subprocess.Popen[str]) -> set[psutil.Process]:
 
 def belonging_to(home: Path) -> list[psutil.Process]:
     """Return the processes with FAIRFLOWER_HOME at or below a folder, except zombies."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             place = process.environ().get("FAIRFLOWER_HOME", "")
             alive = process.status() != psutil.STATUS_ZOMBIE
             if alive and place and Path(place).is_relative_to(home):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

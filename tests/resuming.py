@@ -37,8 +37,8 @@ def config(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.from_flat(SETTINGS | {"output-dir": str(folder)} | changes)
 
 
-def session(made: RunConfig, app: ClientApp = client_app, **options: Any) -> Session:
-    return Session(InlineGrid(app, 4), made, Console(quiet=True), **options)
+def session(run_config: RunConfig, app: ClientApp = client_app, **options: Any) -> Session:
+    return Session(InlineGrid(app, 4), run_config, Console(quiet=True), **options)
 
 
 def resume(folder: Path, app: ClientApp = client_app, **given: Any) -> Path:
@@ -46,7 +46,7 @@ def resume(folder: Path, app: ClientApp = client_app, **given: Any) -> Path:
     return session(resumed_config(folder, given), app).run()
 
 
-def stopped(made: RunConfig, server_round: int) -> Path:
+def stopped(run_config: RunConfig, server_round: int) -> Path:
     """Return the folder of a run that was stopped while a client trained in ``server_round``."""
     stop = threading.Event()
 
@@ -55,7 +55,7 @@ def stopped(made: RunConfig, server_round: int) -> Path:
             stop.set()
         return client_app(message, context)
 
-    made_session = session(made, app_with_handlers(train=train), stop=stop)
+    made_session = session(run_config, app_with_handlers(train=train), stop=stop)
     try:
         made_session.run()
     except RunInterrupted:

@@ -34,8 +34,8 @@ def make_run(
 ) -> Path:
     """Write a run folder as plain text; ``accuracies`` has one mapping per evaluated round."""
     folder.mkdir(parents=True)
-    found = dict.fromkeys(domain for values in accuracies for domain in values)
-    domains = info.get("domains", list(found))
+    named = dict.fromkeys(domain for values in accuracies for domain in values)
+    domains = info.get("domains", list(named))
     rounds = range(len(accuracies)) if rounds is None else rounds
     lines = ["round,level,name,metric,value"]
     for r, values in enumerate(personal, start=1):

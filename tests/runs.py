@@ -29,14 +29,14 @@ def config(tmp_path, **changes) -> RunConfig:
     return RunConfig.from_flat(SMALL | {"output-dir": str(tmp_path)} | changes)
 
 
-def run(made: RunConfig, app: ClientApp = client_app, nodes: int = 4, **options):
-    return Session(InlineGrid(app, nodes), made, Console(quiet=True), **options).run()
+def run(run_config: RunConfig, app: ClientApp = client_app, nodes: int = 4, **options):
+    return Session(InlineGrid(app, nodes), run_config, Console(quiet=True), **options).run()
 
 
-def run_each(made: Callable[..., RunConfig], tmp_path, strategies, **changes) -> list[Path]:
+def run_each(make_config: Callable[..., RunConfig], tmp_path, strategies, **changes) -> list[Path]:
     """Run each strategy with five seeds."""
     return [
-        run(made(tmp_path, **changes, **own, **{"run-name": f"{name}-{seed}"}))
+        run(make_config(tmp_path, **changes, **own, **{"run-name": f"{name}-{seed}"}))
         for name in strategies
         for seed in range(5)
         for own in [{"strategy.name": name, "seed": seed}]

@@ -47,25 +47,25 @@ def tuning(
     )
 
 
-def tuned_of(made: TuningStudies, method: str) -> Tuned:
-    return next(one for one in made.tuned() if one.method == method)
+def tuned_of(studies: TuningStudies, method: str) -> Tuned:
+    return next(one for one in studies.tuned() if one.method == method)
 
 
 def run_study(
-    made: TuningStudies, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
+    studies: TuningStudies, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
 ) -> list[RunConfig]:
     """Write the runs of a study, in the order of `execute_parallel`, without training."""
-    todo, done = list(made.plan.runs), []
+    todo, done = list(studies.plan.runs), []
     while todo and len(done) < most:
         config = todo.pop(-1 if last_first else 0)
         error: Exception | None = None
         try:
-            write_run(config, quality(config), made.watch(config))
+            write_run(config, quality(config), studies.watch(config))
         except (RoundFailed, OSError) as problem:
             error = problem
             write_run(config, (0.1, 0.1), None, problem)
         done.append(config)
-        more, excused = made.ended(config, error)
+        more, excused = studies.ended(config, error)
         assert error is None or excused == isinstance(error, Diverged)
         todo += more
     return done

@@ -103,14 +103,17 @@ def test_the_default_config_survives_conversion_to_flat_and_toml():
     )
 )
 def test_any_config_survives_conversion_to_flat_and_toml(flat):
-    made = RunConfig.from_flat(flat)
-    assert RunConfig.from_flat(made.to_flat()) == made
-    assert RunConfig.from_flat(config.flatten_tables(tomllib.loads(made.to_toml()))) == made
+    run_config = RunConfig.from_flat(flat)
+    assert RunConfig.from_flat(run_config.to_flat()) == run_config
+    assert (
+        RunConfig.from_flat(config.flatten_tables(tomllib.loads(run_config.to_toml())))
+        == run_config
+    )
 
 
 def test_the_values_none_and_default_disable_or_omit_an_argument():
-    made = RunConfig.from_flat({"strategy.tau": "none", "strategy.beta": "default"})
-    assert made.strategy.args == {"tau": None}
+    config = RunConfig.from_flat({"strategy.tau": "none", "strategy.beta": "default"})
+    assert config.strategy.args == {"tau": None}
 
 
 @given(st.permutations(["t", "scale", "space"]))
@@ -159,14 +162,14 @@ KEYS = (
     "key", mark_others_nightly([(key,) for key in config.key_help()], [(key,) for key in KEYS])
 )
 def test_damaged_values_cause_at_most_a_config_error(key):
-    told = []
+    messages = []
     for value in invalid_values.PYTHON_VALUES.values():
         try:
             RunConfig.from_flat({key: value}).to_toml().encode()
         except ConfigError as error:
-            told.append(str(error))
-    assert told
-    assert max(len(text.encode()) for text in told) < 2000
+            messages.append(str(error))
+    assert messages
+    assert max(len(text.encode()) for text in messages) < 2000
 
 
 @pytest.mark.parametrize(

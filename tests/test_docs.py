@@ -102,18 +102,18 @@ class Grid(InlineGrid):
 @pytest.fixture
 def merged(monkeypatch: pytest.MonkeyPatch) -> list[FairStrategy]:
     """Collect the strategy once for every round that it merges."""
-    found = []
+    instances = []
     aggregate = FairStrategy.aggregate_train
 
     def noted(self: FairStrategy, server_round: int, replies: Any) -> Any:
         result = aggregate(self, server_round, replies)
         assert len(self.client_ids) == CLIENTS
         assert not self.dropped
-        found.append(self)
+        instances.append(self)
         return result
 
     monkeypatch.setattr(FairStrategy, "aggregate_train", noted)
-    return found
+    return instances
 
 
 @pytest.mark.parametrize("style", ["", "classic-"])
@@ -249,11 +249,11 @@ def test_documented_scaffold_clients_share_control_variates(
 
 
 def test_documented_helpers_compute_valid_values(programs: Any) -> None:
-    found = programs("helpers")
+    values = programs("helpers")
     trained = dict(Net().named_parameters())
-    assert found["fisher"].keys() == found["gradient"].keys() == trained.keys()
-    assert all((value >= 0).all() for value in found["fisher"].values())
-    assert found["rise"] > 0
+    assert values["fisher"].keys() == values["gradient"].keys() == trained.keys()
+    assert all((value >= 0).all() for value in values["fisher"].values())
+    assert values["rise"] > 0
 
 
 def test_documented_strategies_pass_check_strategy(programs: Any) -> None:
@@ -326,8 +326,8 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the folder of ``reviews.py``, as the page says; the loss is the page's own."""
-    found = programs("reviews.py")
-    check_data(found["Reviews"])
+    namespace = programs("reviews.py")
+    check_data(namespace["Reviews"])
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.py").write_text(programs.texts["reviews.py"])
@@ -454,13 +454,13 @@ def liar_tables() -> list[list[list[str]]]:
     ]
 
 
-def assert_same(found: list[str], documented: list[str]) -> None:
+def assert_same(actual: list[str], documented: list[str]) -> None:
     """Compare rows of rounded numbers, with tolerances for other processors."""
     numbers = [
         pytest.approx(float(n), rel=0.5 if "e" in n else 0.01, abs=0.015) for n in documented[1:]
     ]
-    assert found[0] == documented[0]
-    assert [float(n) for n in found[1:]] == numbers, "run benchmarks/liar.py"
+    assert actual[0] == documented[0]
+    assert [float(n) for n in actual[1:]] == numbers, "run benchmarks/liar.py"
 
 
 def test_the_table_on_liars_in_training_matches_its_summary(
@@ -469,8 +469,8 @@ def test_the_table_on_liars_in_training_matches_its_summary(
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
     import liars
 
-    made = liars.table(liars.read_summary(liars.CSV))
-    rows = [line for line in made.splitlines() if line.startswith("|")]
+    table = liars.table(liars.read_summary(liars.CSV))
+    rows = [line for line in table.splitlines() if line.startswith("|")]
     assert "\n".join(rows) in (DOCS / "faults.md").read_text(), "run benchmarks/liars.py"
 
 
@@ -527,9 +527,9 @@ def test_targets_of_links_between_documents_exist(path: Path) -> None:
 
 
 def test_keys_and_certificates_are_ignored_by_git():
-    made = ["certificates/server.key", "superlink.db", "superlink.db-wal", "site.key", "a.key.pub"]
-    command = ["git", "check-ignore", *made]
+    paths = ["certificates/server.key", "superlink.db", "superlink.db-wal", "site.key", "a.key.pub"]
+    command = ["git", "check-ignore", *paths]
     done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
     if done.returncode == 128:
         pytest.skip("not a clone")
-    assert done.stdout.splitlines() == made
+    assert done.stdout.splitlines() == paths

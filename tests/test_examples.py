@@ -103,15 +103,15 @@ def test_the_one_strategy_app_improves_its_worst_client(
     assert settings["components"] == {
         f"{name}app": f"one_strategy.{name}_app:app" for name in ("server", "client")
     }
-    found = []
+    metrics = []
     strategy = import_module("one_strategy.server_app").FedHEAL
     aggregate = strategy.aggregate_evaluate
 
     def noted(self: Any, *args: Any) -> Any:
-        found.append(aggregate(self, *args))
-        return found[-1]
+        metrics.append(aggregate(self, *args))
+        return metrics[-1]
 
     monkeypatch.setattr(strategy, "aggregate_evaluate", noted)
     simulate(server, client, 8, engine="inline", run_config=settings["config"])
-    assert len(found) == settings["config"]["num-server-rounds"]
-    assert found[-1]["worst-accuracy"] > found[0]["worst-accuracy"] + 0.1
+    assert len(metrics) == settings["config"]["num-server-rounds"]
+    assert metrics[-1]["worst-accuracy"] > metrics[0]["worst-accuracy"] + 0.1

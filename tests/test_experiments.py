@@ -88,7 +88,7 @@ def test_every_documented_command_is_valid(command: str, begin: Callable[[str], 
 
 
 def test_analyzed_folders_are_made_by_documented_comparisons(begin: Callable[[str], Any]) -> None:
-    made = [
+    run_folders = [
         f"{run.output_dir}/{run.run_name}/".removeprefix(f"{FOLDER.parent}/")
         for command in COMMANDS
         if command.startswith("fairflower compare") and "--output-dir" in command
@@ -97,15 +97,15 @@ def test_analyzed_folders_are_made_by_documented_comparisons(begin: Callable[[st
     for command in COMMANDS:
         if command.split()[1] in ("sharpness", "landscape"):
             for path in (word for word in command.split() if "/" in word):
-                assert any(run.startswith(f"{path}/") for run in made), path
+                assert any(run.startswith(f"{path}/") for run in run_folders), path
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_table_and_figure_of_a_paper_is_listed(paper: str) -> None:
     (section,) = re.findall(rf"^## {paper} .*?(?=^## |\Z)", INDEX, re.DOTALL | re.MULTILINE)
     left_out = re.findall(r"Not made: (.*?)\.", section, re.DOTALL)
-    made = re.findall(r"^### (.*?):", section, re.MULTILINE)
-    listed = Counter(re.findall(r"(?:Table|Figure) \d+", " ".join([*left_out, *made])))
+    headings = re.findall(r"^### (.*?):", section, re.MULTILINE)
+    listed = Counter(re.findall(r"(?:Table|Figure) \d+", " ".join([*left_out, *headings])))
     assert listed == Counter(
         f"{kind} {n}" for kind, last in PAPERS[paper].items() for n in range(1, last + 1)
     )

@@ -80,8 +80,8 @@ for call in (["run", *runs], ["compare", *runs, *compared], ["report", "runs"]):
     home = {"env": environment(tmp_path), "cwd": tmp_path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, **home)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = "engine    inline, one client at a time, because Ray is not installed"
-    assert done.stdout.count(said) == 2
+    message = "engine    inline, one client at a time, because Ray is not installed"
+    assert done.stdout.count(message) == 2
     assert 'For parallel clients: pip install "fairflower[sim]"' in done.stdout
     assert len(list(tmp_path.glob("runs/**/model.safetensors"))) == 3
     assert (tmp_path / "runs" / "report" / "index.html").exists()
@@ -159,7 +159,7 @@ def test_the_extras_match_pyproject() -> None:
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     parts = tomllib.loads(text)["project"]["optional-dependencies"]
     named = {"scikit-learn": "sklearn", "pillow": "PIL", "flwr-datasets": "flwr_datasets"}
-    wanted = {
+    expected = {
         extra: {
             named.get(name, name)
             for name in (re.split(r"[\[>=]", requirement)[0] for requirement in parts[extra])
@@ -167,10 +167,10 @@ def test_the_extras_match_pyproject() -> None:
         }
         for extra in EXTRAS
     }
-    assert set(EXTRAS["solvers"]) == wanted["solvers"]
-    assert set(EXTRAS["export"]) == wanted["export"]
-    assert set(EXTRAS["train"]) == wanted["train"] | wanted["solvers"]
-    assert set(EXTRAS["sim"]) - {"datasets"} == wanted["sim"] | set(EXTRAS["train"])
+    assert set(EXTRAS["solvers"]) == expected["solvers"]
+    assert set(EXTRAS["export"]) == expected["export"]
+    assert set(EXTRAS["train"]) == expected["train"] | expected["solvers"]
+    assert set(EXTRAS["sim"]) - {"datasets"} == expected["sim"] | set(EXTRAS["train"])
 
 
 def test_a_folder_with_a_librarys_name_does_not_count_as_installed(

@@ -61,14 +61,14 @@ def test_processors_are_read_from_cpuinfo(cpuinfo: str, name: str, instructions:
 def test_a_run_folder_records_the_versions_of_the_needed_solvers(
     tmp_path: Path,
 ) -> None:
-    found = {}
+    versions = {}
     for name in ("fedavg", "fedgcr"):
         config = RunConfig.from_flat({"output-dir": str(tmp_path), "strategy.name": name})
         folder = RunFolder.create(config, {"domains": [], "clients": []})
         folder.finish("stopped")
-        found[name] = json.loads((folder.path / "run.json").read_text())["versions"]
-    assert {*found["fedgcr"]} - {*found["fedavg"]} == {"cvxpy", "scikit-learn", "scipy"}
-    assert found["fedgcr"]["scikit-learn"] == sklearn.__version__
+        versions[name] = json.loads((folder.path / "run.json").read_text())["versions"]
+    assert {*versions["fedgcr"]} - {*versions["fedavg"]} == {"cvxpy", "scikit-learn", "scipy"}
+    assert versions["fedgcr"]["scikit-learn"] == sklearn.__version__
 
 
 def test_a_run_folder_records_the_machine_of_every_session(

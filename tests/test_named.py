@@ -145,8 +145,8 @@ def test_clients_train_without_the_strategys_package(
     """With a learning-rate schedule, the run config changes and is parsed every round."""
     settings = QUICK | {"num-server-rounds": 3, "train.lr-schedule": "linear"}
     named = {"strategy.name": "mine:Mine", "strategy.power": 2.0, "output-dir": str(tmp_path)}
-    made = RunConfig.from_flat(settings | named)
-    strategy = made.strategy.factory
+    config = RunConfig.from_flat(settings | named)
+    strategy = config.strategy.factory
     begin, instances = strategy.__init__, []
     monkeypatch.setattr(
         strategy, "__init__", wraps(begin)(lambda *a, **k: (instances.append(1), begin(*a, **k))[1])
@@ -156,11 +156,11 @@ def test_clients_train_without_the_strategys_package(
         with monkeypatch.context() as site:
             site.setitem(sys.modules, "mine", None)
             with pytest.raises(ConfigError, match="Install its package where the server runs"):
-                RunConfig.from_flat(made.to_flat())
+                RunConfig.from_flat(config.to_flat())
             return client_app(message, context)
 
     grid = InlineGrid(app_with_handlers(train=train), 4, raise_errors=True)
-    folder = Session(grid, made, Console(quiet=True)).run()
+    folder = Session(grid, config, Console(quiet=True)).run()
     assert read_facts(folder)["status"] == "completed"
     assert len(instances) == 1  # the server's
 
@@ -168,14 +168,17 @@ def test_clients_train_without_the_strategys_package(
 @pytest.mark.usefixtures("example")
 @pytest.mark.parametrize("name", ["loss-power", "my_method.strategy:LossPower"])
 def test_a_strategy_of_a_package_is_configured_like_a_built_in_one(name: str) -> None:
-    made = RunConfig.from_flat({"strategy.name": name, "strategy.power": 2.5})
-    assert made.strategy.factory.__name__ == "LossPower"
-    assert made.label == f"{name}:power=2.5"
-    assert RunConfig.from_flat(made.to_flat()) == made
-    assert RunConfig.from_flat(config.flatten_tables(tomllib.loads(made.to_toml()))) == made
-    assert StrategyConfig.parse(f"fedavg,{name}:power=2.5")[1] == made.strategy
+    run_config = RunConfig.from_flat({"strategy.name": name, "strategy.power": 2.5})
+    assert run_config.strategy.factory.__name__ == "LossPower"
+    assert run_config.label == f"{name}:power=2.5"
+    assert RunConfig.from_flat(run_config.to_flat()) == run_config
+    assert (
+        RunConfig.from_flat(config.flatten_tables(tomllib.loads(run_config.to_toml())))
+        == run_config
+    )
+    assert StrategyConfig.parse(f"fedavg,{name}:power=2.5")[1] == run_config.strategy
     # `flwr run` accepts only declared keys, so arguments come with the name.
-    assert RunConfig.from_flat({"strategy.name": f"{name}:power=2.5"}) == made
+    assert RunConfig.from_flat({"strategy.name": f"{name}:power=2.5"}) == run_config
     both = {"strategy.name": f"{name}:power=2.5", "strategy.power": 3.0}
     assert RunConfig.from_flat(both).label == f"{name}:power=3.0"
     # An argument equal to its default does not change the method.
@@ -187,8 +190,8 @@ def test_a_strategy_of_a_package_is_configured_like_a_built_in_one(name: str) ->
 
 
 def test_a_module_in_the_working_directory_is_found(mine: Packages) -> None:
-    made = RunConfig.from_flat({"strategy.name": "mine:Mine:mode=slow"})
-    assert made.strategy.factory().argument_specs().keys() == {"power", "mode"}
+    config = RunConfig.from_flat({"strategy.name": "mine:Mine:mode=slow"})
+    assert config.strategy.factory().argument_specs().keys() == {"power", "mode"}
 
 
 def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> None:
@@ -312,8 +315,8 @@ def test_flower_accepts_arguments_that_come_with_a_name() -> None:
     ours = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])
     given = parse_config_args(["strategy.name='loss-power:power=3.0' client.name='smooth'"])
     for declared in (own, ours):
-        made = RunConfig.from_flat(fuse_dicts(declared, given))
-        assert made.label == "smooth+loss-power:power=3.0"
+        config = RunConfig.from_flat(fuse_dicts(declared, given))
+        assert config.label == "smooth+loss-power:power=3.0"
     with pytest.raises(ValueError, match=r"strategy\.power"):  # hence arguments come with the name
         fuse_dicts(ours, parse_config_args(["strategy.power=3.0"]))
 
@@ -444,8 +447,8 @@ def test_a_name_of_two_packages_is_refused_and_the_module_path_works(mine: Packa
 
 def test_built_in_names_take_precedence_over_packages(mine: Packages) -> None:
     mine.install("one", {"fairflower.strategies": {"fedavg": "mine:Mine"}})
-    made = RunConfig.from_flat({"strategy.name": "fedavg"})
-    assert made.strategy.factory.__module__ == "fairflower.strategies.fedavg"
+    config = RunConfig.from_flat({"strategy.name": "fedavg"})
+    assert config.strategy.factory.__module__ == "fairflower.strategies.fedavg"
     assert "mine:Mine" in call("list", "strategies")
 
 

@@ -61,12 +61,12 @@ def test_only_complete_federations_are_compared(price: ModuleType, tmp_path: Pat
             high, low = falls.get(cell[1], (0.1, 0.1))
             if number == 5 and cell[2] == "term":
                 continue  # this federation is not complete
-            made = make_run(
+            folder = make_run(
                 tmp_path / f"{price.name_of(*cell)}-federation{number}",
                 constant(5, a=high + 0.01 * number, b=low - 0.01 * (number % 2)),
                 seed=number,
             )
-            folders.append(made)
+            folders.append(folder)
     runs = price.complete([read_run(folder) for folder in folders], "digits")
     assert {run.seed for run in runs} == set(range(5))
     assert price.complete(runs, "office") == []

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def site_pages() -> dict[str, str]:
     return pages.generated_pages()
 
 
@@ -31,13 +31,13 @@ def made() -> dict[str, str]:
     [("strategies", name) for name in STRATEGIES] + [("clients", name) for name in CLIENTS],
 )
 def test_every_method_has_a_page_with_its_paper_and_arguments(
-    room: str, name: str, made: dict[str, str]
+    room: str, name: str, site_pages: dict[str, str]
 ) -> None:
     methods = {"strategies": STRATEGIES, "clients": CLIENTS}[room]
     method = methods[name]
     (text,) = [
         text
-        for path, text in made.items()
+        for path, text in site_pages.items()
         if path.startswith(f"methods/{room}/") and f"{method.__module__}.{method.__name__}`" in text
     ]
     option = {"strategies": "--strategy", "clients": "--client"}[room]
@@ -47,9 +47,9 @@ def test_every_method_has_a_page_with_its_paper_and_arguments(
 
 
 def test_a_method_page_shows_formula_arguments_and_experiments(
-    made: dict[str, str],
+    site_pages: dict[str, str],
 ) -> None:
-    text = made["methods/strategies/term.md"]
+    text = site_pages["methods/strategies/term.md"]
     assert "\n    1/t log( 1/N sum_k n_k exp(t F_k) )\n" in text
     assert "`strategy.t = 0.1`\n:   *A finite number.* Tilt; negative values favor small" in text
     assert "](../../experiments/fedgcr-digit-five-cpu.md)" in text
@@ -74,8 +74,8 @@ def test_allowed_values_of_an_argument_are_described_in_words(
 
 def test_a_pattern_in_the_nav_expands_to_pages_not_named_elsewhere() -> None:
     nav = [{"Guide": ["b.md", "*.md", "x/*.md"]}, "c.md"]
-    found = pages.expand_nav(nav, ["a.md", "b.md", "c.md", "x/d.md"], set(pages.nav_paths(nav)))
-    assert found == [{"Guide": ["b.md", "a.md", "x/d.md"]}, "c.md"]
+    actual = pages.expand_nav(nav, ["a.md", "b.md", "c.md", "x/d.md"], set(pages.nav_paths(nav)))
+    assert actual == [{"Guide": ["b.md", "a.md", "x/d.md"]}, "c.md"]
 
 
 def test_tables_of_methods_link_to_pages_and_code_blocks_lose_file_names() -> None:

@@ -88,14 +88,14 @@ def written(source: Path) -> str:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_tables_and_verdicts_match_the_summary(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    found = dict(parts(text))
-    for summary, said in found.items():
+    written_parts = dict(parts(text))
+    for summary, part in written_parts.items():
         source = path.parent / summary
-        assert said == written(source), f"run fairflower report {summary} --into {path.name}"
+        assert part == written(source), f"run fairflower report {summary} --into {path.name}"
     if path.name in MEASURED_BEFORE:
         assert OLD in " ".join(text.split())
     else:
-        assert found, f"{path.name} has no part that is generated from a summary"
+        assert written_parts, f"{path.name} has no part that is generated from a summary"
         assert "not regenerated" not in text
 
 
@@ -151,7 +151,7 @@ def judgment(one: Contrast) -> tuple[str, str]:
         return "too few seeds to tell (3 needed)", "against"
     pairs = list(zip(one.measure.metrics, one.differences, strict=True))
     judged = [(f.name, f.better * sign(d)) for f, d in pairs if f.judged]
-    better, worse = (", ".join(n for n, found in judged if found == s) for s in (1, -1))
+    better, worse = (", ".join(n for n, side in judged if side == s) for s in (1, -1))
     if better and worse:
         return f"mixed ({better} better; {worse} worse)", "compared with"
     if better or worse:
@@ -160,31 +160,31 @@ def judgment(one: Contrast) -> tuple[str, str]:
 
 
 def worth(contrasts: Mapping[str, Contrast]) -> str:
-    found: dict[tuple[str, str], list[str]] = {}
+    methods: dict[tuple[str, str], list[str]] = {}
     for name, one in contrasts.items():
-        found.setdefault(judgment(one), []).append(name)
+        methods.setdefault(judgment(one), []).append(name)
     return ", ".join(
         f"{what} {word} {(' or ' if what.startswith('not') else ' and ').join(names)}"
-        for (what, word), names in found.items()
+        for (what, word), names in methods.items()
     )
 
 
 def tables(text: str, title: str) -> Iterator[list[list[str]]]:
     """Yield the cells of the tables under lines that begin with the title, header first."""
-    for found in re.finditer(rf"^\*\*{title}[^\n]*\n\n((?:^\|.*\n)+)", text, re.MULTILINE):
-        lines = found[1].splitlines()
+    for match in re.finditer(rf"^\*\*{title}[^\n]*\n\n((?:^\|.*\n)+)", text, re.MULTILINE):
+        lines = match[1].splitlines()
         yield [[c.strip() for c in line.split("|")[1:-1]] for line in (lines[0], *lines[2:])]
 
 
 def differences(text: str) -> dict[str, dict[str, Contrast]]:
     """Return method -> baseline -> contrast from the table of differences, if there is one."""
-    found: dict[str, dict[str, Contrast]] = {}
+    contrasts: dict[str, dict[str, Contrast]] = {}
     for header, *rows in tables(text, "Difference from the baselines"):
         baselines = [title.rpartition(" ")[2] for title in header[1::3]]
         for name, *cells in rows:
             label, n = re.fullmatch(r"(\S+) \((\d+) paired\)", name).groups()  # type: ignore[union-attr]
             triples = zip(baselines, (cells[i : i + 3] for i in range(0, len(cells), 3)))  # noqa: B905
-            found[label] = {
+            contrasts[label] = {
                 baseline: Contrast(
                     FAIRNESS,
                     tuple(
@@ -195,7 +195,7 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
                 for baseline, triple in triples
                 if triple[0] != "\N{EN DASH}"
             }
-    return found
+    return contrasts
 
 
 def sentence(name: str, against: Mapping[str, Contrast]) -> str:
@@ -211,7 +211,7 @@ def sentence(name: str, against: Mapping[str, Contrast]) -> str:
 
 def what_counts(text: str) -> list[str]:
     """Return a sentence on each of FedGCR's tables."""
-    found = []
+    lines = []
     for dif in (1, 5, 10):
         ((header, *rows),) = tables(text, f"DIF {dif}:")
         words = []
@@ -224,8 +224,8 @@ def what_counts(text: str) -> list[str]:
                 names = ", ".join(name for name, marked in signs.items() if marked == way)
                 if names:
                     words.append(f"{column.partition(' vs')[0]} is {word} with {names}")
-        found.append(f"- DIF {dif}, against FedAvg: {'; '.join(words)}; nothing else counts.")
-    return found
+        lines.append(f"- DIF {dif}, against FedAvg: {'; '.join(words)}; nothing else counts.")
+    return lines
 
 
 @pytest.mark.parametrize("name", sorted(MEASURED_BEFORE))
@@ -233,16 +233,16 @@ def test_the_sentences_of_an_old_document_match_its_tables(name: str) -> None:
     text = GENERATED.sub("", (EXPERIMENTS / name).read_text(encoding="utf-8"))
     rows = differences(text)
     if "fedgcr" in name:
-        wanted = what_counts(text)
+        expected = what_counts(text)
     else:
-        wanted = [sentence(method, against) for method, against in rows.items()]
-    assert wanted
-    said = [line for line in text.splitlines() if line.startswith("- ")]
-    assert said == wanted
+        expected = [sentence(method, against) for method, against in rows.items()]
+    assert expected
+    actual = [line for line in text.splitlines() if line.startswith("- ")]
+    assert actual == expected
 
 
 @pytest.fixture(scope="module")
-def found() -> Findings:
+def findings() -> Findings:
     return Findings(Stages(Design.read(LEADERBOARD), Ledger(EXPERIMENTS / "federations.csv")))
 
 
@@ -274,10 +274,10 @@ def signed_number(value: float) -> str:
     return "+" * (value > 0) + number(value)
 
 
-def test_the_counts_in_the_readme_match_the_leaderboard(found: Findings, readme: str) -> None:
-    for row in counted(found).groups[0].rows:
+def test_the_counts_in_the_readme_match_the_leaderboard(findings: Findings, readme: str) -> None:
+    for row in counted(findings).groups[0].rows:
         assert f"| {' | '.join([row.name, *(cell.text for cell in row.cells)])} |" in readme
-    all_of_them = [one for b in found.benchmarks for one in found.judged(b).values()]
+    all_of_them = [one for b in findings.benchmarks for one in findings.judged(b).values()]
     gains = [one for one in all_of_them if one.sign > 0]
     small = sum(one.mean < 2 for one in gains)
     assert (
@@ -285,24 +285,26 @@ def test_the_counts_in_the_readme_match_the_leaderboard(found: Findings, readme:
         f"{small} of them below two points" in readme
     )
     gone = 0
-    for benchmark in found.benchmarks:
-        better = {name for name, one in found.judged(benchmark).items() if one.sign > 0}
-        families = found.other_references(benchmark).values()
+    for benchmark in findings.benchmarks:
+        better = {name for name, one in findings.judged(benchmark).items() if one.sign > 0}
+        families = findings.other_references(benchmark).values()
         gone += sum(any(family[name].sign < 1 for family in families) for name in better)
     assert f"and {gone} of them not with every setting of uniform weights" in readme
 
 
-def test_the_sweep_in_the_documents_matches_the_leaderboard(found: Findings, readme: str) -> None:
-    (sweep,) = [s for s in found.stages.sweeps if s.name == "uci-digits"]
-    differences = found.swept(sweep)
+def test_the_sweep_in_the_documents_matches_the_leaderboard(
+    findings: Findings, readme: str
+) -> None:
+    (sweep,) = [s for s in findings.stages.sweeps if s.name == "uci-digits"]
+    differences = findings.swept(sweep)
     page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
     results = " ".join(page.split())
     assert {one.n for one in differences.values()} == {len(sweep.federations)} == {16}
     assert not any(one.low > 2 for one in differences.values())
     excluded = Counter(place for (place, _), one in differences.items() if one.high <= 2)
-    told = f"for {sum(excluded.values())} of the {len(differences)} differences"
-    assert told in readme
-    assert told in results
+    phrase = f"for {sum(excluded.values())} of the {len(differences)} differences"
+    assert phrase in readme
+    assert phrase in results
     assert excluded["data.clients-per-domain=4"] == 5
     assert not excluded["data.clients-per-domain=1"] + excluded["train.local-epochs=8"]
     place, method = max(differences, key=lambda key: differences[key].high)
@@ -316,10 +318,10 @@ def test_the_sweep_in_the_documents_matches_the_leaderboard(found: Findings, rea
     assert f"is worse, by {interval(fedavg, -1)}" in results
 
 
-def test_the_results_in_the_readme_match_the_leaderboard(found: Findings, readme: str) -> None:
-    named = {benchmark.name: benchmark for benchmark in found.benchmarks}
+def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, readme: str) -> None:
+    named = {benchmark.name: benchmark for benchmark in findings.benchmarks}
     health, site, digits, hospitals, images, five = (
-        found.judged(named[name])
+        findings.judged(named[name])
         for name in (
             *("randhie", "randhie-site", "uci-digits", "heart-disease", "digits"),
             "digit-five",
@@ -332,7 +334,7 @@ def test_the_results_in_the_readme_match_the_leaderboard(found: Findings, readme
         for ends in zip(*((-one.low, one.high) for one in both), strict=True)
     )
     assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in readme
-    by_place = found.secondary(named["randhie-site"])
+    by_place = findings.secondary(named["randhie-site"])
     worst = interval(by_place["worst domain", "afl"])
     average = interval(by_place["average", "afl"], -1, "")
     assert (
@@ -347,7 +349,7 @@ def test_the_results_in_the_readme_match_the_leaderboard(found: Findings, readme
     scaffold, gsam = interval(images["scaffold+uniform"]), interval(images["gsam+fedism"], unit="")
     assert f"uniform weights gains {scaffold} and FedISM with GSAM {gsam}" in readme
     for name in ("digits", "digit-five"):
-        accuracies = found.accuracies(named[name])["fedavg"].values()
+        accuracies = findings.accuracies(named[name])["fedavg"].values()
         assert f"FedAvg averages {number(mean(map(mean, accuracies)))} %" in readme
     outcomes = [outcome(one) for one in five.values()]
     assert (outcomes.count("better"), outcomes.count("equivalent")) == (2, 9)
@@ -357,10 +359,10 @@ def test_the_results_in_the_readme_match_the_leaderboard(found: Findings, readme
 
 
 def test_the_readme_states_that_nothing_is_concluded_over_benchmarks(
-    found: Findings, readme: str
+    findings: Findings, readme: str
 ) -> None:
-    finished, sources = len(found.benchmarks), len(found.sources)
-    assert (finished, sources, len(found.design.benchmarks)) == (6, 4, 7)
+    finished, sources = len(findings.benchmarks), len(findings.sources)
+    assert (finished, sources, len(findings.design.benchmarks)) == (6, 4, 7)
     assert sources < MIN_PAIRS == 5
     assert "nothing is concluded yet" in readme
     assert "these six are four independent data sets, and five are needed" in readme
@@ -373,22 +375,22 @@ def test_the_readmes_result_with_one_learning_rate_matches_its_summary(readme: s
     assert f"FedISM's average gains {average} and its worst hospital {worst}" in readme
 
 
-def test_the_table_in_what_holds_matches_the_leaderboard(found: Findings) -> None:
+def test_the_table_in_what_holds_matches_the_leaderboard(findings: Findings) -> None:
     methods = ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr")
     rows = []
-    for benchmark in found.benchmarks:
-        judged = found.judged(benchmark)
+    for benchmark in findings.benchmarks:
+        judged = findings.judged(benchmark)
         cells = [f"{outcome(judged[m])} {signed_number(judged[m].mean)}" for m in methods]
         rows.append(f"| {' | '.join([benchmark.name, *cells])} |")
     text = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
     header, *table = [line for line in text.splitlines() if line.startswith("| ")]
     assert table[: len(rows)] == rows
     rows = [header]
-    for benchmark in found.benchmarks:
-        pairs = (found.against(benchmark, method, "fedavg") for method in methods)
+    for benchmark in findings.benchmarks:
+        pairs = (findings.against(benchmark, method, "fedavg") for method in methods)
         cells = [f"{signed_number(one.mean)} {bounds(one)}" for one in pairs if one]
         rows.append(f"| {' | '.join([benchmark.name, *cells])} |")
-    assert table[len(found.benchmarks) :] == rows
+    assert table[len(findings.benchmarks) :] == rows
 
 
 #: A mean with its interval: "1.46 points [0.89, 2.04]".
@@ -397,30 +399,30 @@ INTERVAL = re.compile(
 )
 
 
-def first_choices(found: Findings) -> Iterator[Difference]:
+def first_choices(findings: Findings) -> Iterator[Difference]:
     """Yield the differences of the first settings of methods that were tuned again."""
-    ledger = found.stages.ledger.rows.values()
-    for benchmark in found.benchmarks:
-        planned = {run.key for run in found.stages.confirmation(benchmark)}
+    ledger = findings.stages.ledger.rows.values()
+    for benchmark in findings.benchmarks:
+        planned = {run.key for run in findings.stages.confirmation(benchmark)}
         of = [r for r in ledger if (r.stage, r.benchmark) == ("confirmation", benchmark.name)]
         earlier = [row for row in of if row.key not in planned]
         kept = [
-            r for r in found.rows[benchmark.name] if r.method not in {e.method for e in earlier}
+            r for r in findings.rows[benchmark.name] if r.method not in {e.method for e in earlier}
         ]
-        yield from found.judged_rows(benchmark, [*kept, *earlier]).values()
+        yield from findings.judged_rows(benchmark, [*kept, *earlier]).values()
 
 
-def test_documented_intervals_are_among_the_computed_ones(found: Findings) -> None:
-    one = [*first_choices(found)]
-    for benchmark in found.benchmarks:
-        one += [*found.judged(benchmark).values(), *found.secondary(benchmark).values()]
+def test_documented_intervals_are_among_the_computed_ones(findings: Findings) -> None:
+    one = [*first_choices(findings)]
+    for benchmark in findings.benchmarks:
+        one += [*findings.judged(benchmark).values(), *findings.secondary(benchmark).values()]
         one += [
             difference
-            for family in found.other_references(benchmark).values()
+            for family in findings.other_references(benchmark).values()
             for difference in family.values()
         ]
-    for sweep in found.stages.sweeps:
-        one += found.swept(sweep).values()
+    for sweep in findings.stages.sweeps:
+        one += findings.swept(sweep).values()
     (chapter,) = analyze(read_summary(EXPERIMENTS / "heart-disease.csv")).chapters
     for contrasts in chapter.contrasts.against_baselines[0].values():
         one += [d for contrast in contrasts.values() for d in contrast.differences]

@@ -103,8 +103,8 @@ def quadratic_trainer(
 
 def exchanges(name: str) -> list[Any]:
     """Return the exchanges of a method of local training, as a session creates them."""
-    made = CLIENTS[name].make_exchanges({})
-    for exchange in made:
+    created = CLIENTS[name].make_exchanges({})
+    for exchange in created:
         if isinstance(exchange, SemanticAnchors):
             exchange.epochs = 20  # instead of 500: the quality of anchors does not matter here
-    return made
+    return created

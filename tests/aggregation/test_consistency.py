@@ -44,9 +44,9 @@ def test_histograms_match_sign_counts_in_every_window(window):
             bn = random.normal(size=4)
             rounds.step({k: {"w": moves[k], "bn.running_mean": bn} for k in range(2)})
             assert ("consistency_histogram" in strategy.diagnostics) == (r == window - 1)
-        found = strategy.diagnostics["consistency_histogram"]
+        actual = strategy.diagnostics["consistency_histogram"]
         for k in range(2):
-            np.testing.assert_allclose(found[k], by_hand(np.array(seen)[:, k]))
+            np.testing.assert_allclose(actual[k], by_hand(np.array(seen)[:, k]))
 
 
 def test_consistency_counts_only_rounds_with_participation():
@@ -56,12 +56,12 @@ def test_consistency_counts_only_rounds_with_participation():
     up, mixed = {"w": np.ones(2)}, {"w": np.array([1.0, -1.0])}
     for moves in ({0: up, 1: mixed}, {0: up}, {0: up, 1: up}, {0: up, 1: mixed, 2: up}):
         rounds.step(moves)
-    found = strategy.diagnostics["consistency_histogram"]
-    assert found[0][-1] == 1
+    actual = strategy.diagnostics["consistency_histogram"]
+    assert actual[0][-1] == 1
     # Client 1: one coordinate rose in 3 of 3 rounds, the other in 1 of 3.
-    assert found[1][-1] == 0.5
-    assert found[1][int((2 / 3 - 0.5) * 2 * BINS)] == 0.5
-    assert np.isnan(found[2]).all()
+    assert actual[1][-1] == 0.5
+    assert actual[1][int((2 / 3 - 0.5) * 2 * BINS)] == 0.5
+    assert np.isnan(actual[2]).all()
 
 
 @pytest.mark.slow

@@ -127,9 +127,9 @@ def test_a_policy_sees_losses_by_client_id_in_a_users_app() -> None:
     """
 
     def reply(message: Message, client: int) -> dict[str, Any]:
-        found = plain(message, client)
-        found["metrics"]["client-id"] = 100 + client
-        return found
+        answer = plain(message, client)
+        answer["metrics"]["client-id"] = 100 + client
+        return answer
 
     policy = PowerOfChoice(loss="train", d=6)
     asked = rounds(FedAvg(participation=policy, fraction_train=0.5), grid(reply), 3)
@@ -159,10 +159,10 @@ def test_the_first_round_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_list_metrics_are_averaged_elementwise() -> None:
     def reply(message: Message, client: int) -> dict[str, Any]:
-        found = plain(message, client)
-        found["metrics"]["per_class"] = [float(client), 1.0]
-        found["metrics"]["ragged"] = [0.0] * (client + 1)
-        return found
+        answer = plain(message, client)
+        answer["metrics"]["per_class"] = [float(client), 1.0]
+        answer["metrics"]["ragged"] = [0.0] * (client + 1)
+        return answer
 
     result = FedAvg().start(grid(reply, 3), record_of(MODEL), num_rounds=1)
     (metrics,) = result.train_metrics_clientapp.values()
@@ -176,9 +176,9 @@ def test_start_passes_the_number_of_rounds_unless_configured() -> None:
     strategy = FedGA()
 
     def reply(message: Message, client: int) -> dict[str, Any]:
-        found = plain(message, client)
-        found["metrics"].update({"received_loss": 1.0 + client, "trained_loss": 1.0})
-        return found
+        answer = plain(message, client)
+        answer["metrics"].update({"received_loss": 1.0 + client, "trained_loss": 1.0})
+        return answer
 
     strategy.start(grid(reply), record_of(MODEL), num_rounds=2)
     assert strategy.rounds == 2
@@ -211,9 +211,9 @@ def test_a_model_under_another_name_is_read_without_a_warning(
     strategy = FedEquilibria(buffers=["frozen"])
 
     def reply(message: Message, client: int) -> dict[str, Any]:
-        found = plain(message, client)
-        found["weights"] = found.pop("arrays")
-        return {**found, "fisher": record_of({"w": np.full(3, 1.0 + client, np.float32)})}
+        answer = plain(message, client)
+        answer["weights"] = answer.pop("arrays")
+        return {**answer, "fisher": record_of({"w": np.full(3, 1.0 + client, np.float32)})}
 
     with caplog.at_level(logging.WARNING, "flwr"):
         result = strategy.start(grid(reply), record_of(MODEL), num_rounds=1)

@@ -50,9 +50,9 @@ SMALL = {
     ],
 )
 def test_a_method_is_a_name_a_class_or_a_dict(given: Any, expected: tuple[str, Any]) -> None:
-    made = method(StrategyConfig, given)
-    assert (made.name, made.args) == expected
-    assert methods(StrategyConfig, given) == methods(StrategyConfig, [given]) == [made]
+    parsed = method(StrategyConfig, given)
+    assert (parsed.name, parsed.args) == expected
+    assert methods(StrategyConfig, given) == methods(StrategyConfig, [given]) == [parsed]
 
 
 def test_classes_are_named_so_that_any_process_can_import_them(monkeypatch) -> None:
@@ -228,10 +228,10 @@ def test_invalid_arguments_of_compare_are_refused(arguments, message, tmp_path) 
 @pytest.mark.slow
 def test_a_run_in_python_equals_the_commands(tmp_path) -> None:
     """The same settings give the same bits from Python and from the command line."""
-    told = []
+    calls = []
     run = ff.run(
         SMALL, strategy="fedheal:tau=0.4", rounds=2, seed=3, output_dir=tmp_path / "a",
-        on_round=lambda number, metrics: told.append((number, metrics["accuracy/MIN"])),
+        on_round=lambda number, metrics: calls.append((number, metrics["accuracy/MIN"])),
         progress=False,
     )  # fmt: skip
     call(
@@ -246,7 +246,7 @@ def test_a_run_in_python_equals_the_commands(tmp_path) -> None:
     assert run.config["train.local-epochs"] == 1
     assert run.accuracy == other.accuracy
     worst = read_run(run.path).accuracy.min(axis=1)
-    assert told == [(1, worst[1]), (2, worst[2])]
+    assert calls == [(1, worst[1]), (2, worst[2])]
     assert run.history.query("metric == 'accuracy' and round == 2")["value"].min() == worst[2]
 
 
@@ -361,8 +361,8 @@ TOO_FEW = (
 
 
 def test_differences_are_paired_by_seed(results) -> None:
-    found = results.differences.set_index(["method", "against", "metric"])
-    worst = found.loc["fedheal", "Uniform", "MIN"]
+    table = results.differences.set_index(["method", "against", "metric"])
+    worst = table.loc["fedheal", "Uniform", "MIN"]
     assert worst["mean"] == pytest.approx(np.mean([10, 9, 14]))
     assert worst["std"] == pytest.approx(np.std([10, 9, 14], ddof=1))
     assert (worst["seeds"], worst["verdict"]) == (3, ""), "no verdict from three"

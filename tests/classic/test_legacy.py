@@ -169,8 +169,8 @@ def test_a_classic_app_trains_the_same_model_as_a_message_app(name: str) -> None
     server(Grid(classic, 3), Context(1, 1, {}, RecordDict(), {}))
 
     assert list(seen) == [0, 1, 2]
-    for found, array in zip(seen[2], expected.arrays.values(), strict=True):
-        assert found.tobytes() == array.numpy().tobytes()
+    for actual, array in zip(seen[2], expected.arrays.values(), strict=True):
+        assert actual.tobytes() == array.numpy().tobytes()
     for key, value in modern.diagnostics.items():
         assert np.array_equal(value, legacy.strategy.diagnostics[key])
 
@@ -212,8 +212,8 @@ def test_a_classic_app_matches_a_message_app_for_every_client(name: str, rule: s
     server = ServerApp(server_fn=lambda context: components)
     server(Grid(classic, 3, raise_errors=True), Context(1, 1, {}, RecordDict(), {}))
 
-    for found, array in zip(seen[3], expected.arrays.values(), strict=True):
-        assert found.tobytes() == array.numpy().tobytes()
+    for actual, array in zip(seen[3], expected.arrays.values(), strict=True):
+        assert actual.tobytes() == array.numpy().tobytes()
     assert toy_trainers.models_equal(modern.state_dict(), legacy.strategy.state_dict())
     assert not legacy.strategy.dropped
 
@@ -350,11 +350,11 @@ def test_packed_arrays_are_unpacked_unchanged(kinds: dict[str, list[str]]) -> No
     counter = iter(range(100))
     measured = {k: {n: np.full(2, next(counter)) for n in part} for k, part in kinds.items()}
     parameters, note = pack([np.zeros(1)], measured)
-    found = unpack(note.get("measured", "{}"), parameters[1:])
-    assert found.keys() == measured.keys()
+    unpacked = unpack(note.get("measured", "{}"), parameters[1:])
+    assert unpacked.keys() == measured.keys()
     for kind, arrays in measured.items():
-        assert list(found[kind]) == list(arrays)
-        assert all(found[kind][n] is array for n, array in arrays.items())
+        assert list(unpacked[kind]) == list(arrays)
+        assert all(unpacked[kind][n] is array for n, array in arrays.items())
 
 
 @given(st.dictionaries(st.text(max_size=3), names, max_size=3), st.integers(0, 3))
@@ -365,8 +365,8 @@ def test_shared_arrays_are_split_from_the_model(
     counter = iter(range(100))
     sent = {k: {n: np.full(2, next(counter)) for n in part} for k, part in kinds.items()}
     parameters, _ = pack(model, sent)
-    found, shared = split(parameters, {"shared": json.dumps(kinds)})
-    assert all(a is b for a, b in zip(found, model, strict=True))
+    arrays, shared = split(parameters, {"shared": json.dumps(kinds)})
+    assert all(a is b for a, b in zip(arrays, model, strict=True))
     assert {k: list(arrays) for k, arrays in shared.items()} == kinds
     assert all(shared[k][n] is array for k, arrays in sent.items() for n, array in arrays.items())
 
@@ -410,8 +410,8 @@ def test_user_functions_aggregate_the_metrics_of_merged_clients(ids: Any) -> Non
     for proxy, _ in legacy.configure_fit(1, start, clients):
         k = proxy_node_id(proxy) - 1000
         sent = broken if k == 1 else start
-        told = {"client-id": ids[k]} if ids else {}
-        results.append((proxy, FitRes(OK, sent, 10 + k, {"skill": float(k), **told})))
+        reported = {"client-id": ids[k]} if ids else {}
+        results.append((proxy, FitRes(OK, sent, 10 + k, {"skill": float(k), **reported})))
     _, metrics = legacy.aggregate_fit(1, results, [])
     assert (seen.pop(), metrics) == ([10, 12], {"best": 2.0})
 

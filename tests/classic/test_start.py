@@ -64,9 +64,9 @@ def test_afl_runs_under_start_server_and_start_simulation(call: str, tmp_path: P
     (tmp_path / "app.py").write_text(PROGRAM)
     command = [sys.executable, "app.py", call, str(free_port())]
     run(command, env=environment(tmp_path), cwd=tmp_path)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["clients"] == [0, 1, 2]
+    facts = json.loads((tmp_path / "found.json").read_text())
+    assert facts["clients"] == [0, 1, 2]
     # Client k moves by k, which is also its loss. AFL's first weights are equal; then each moves by
     # lr times how much its loss is above the mean.
-    assert found["weights"] == pytest.approx([1 / 3 - 0.1, 1 / 3, 1 / 3 + 0.1])
-    assert found["losses"] == [[1, pytest.approx(1)], [2, pytest.approx(2.2)]]
+    assert facts["weights"] == pytest.approx([1 / 3 - 0.1, 1 / 3, 1 / 3 + 0.1])
+    assert facts["losses"] == [[1, pytest.approx(1)], [2, pytest.approx(2.2)]]

@@ -86,8 +86,10 @@ def test_the_setup_summary_shows_settings_that_all_runs_share():
     overlap = setup_summary(Plan(redrawn), prepare(redrawn[0].data)).splitlines()[-1]
     assert "federations 3 and 4 share 100 % of their training examples and 100 % of " in overlap
     embedded = RunConfig.from_flat({"data.dir": "/nowhere"})
-    told = setup_summary(Plan([embedded]), prepare(embedded.data))
-    assert "4 domains, not read from data.dir, because uci-digits does not use it; images" in told
+    summary = setup_summary(Plan([embedded]), prepare(embedded.data))
+    assert (
+        "4 domains, not read from data.dir, because uci-digits does not use it; images" in summary
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -99,10 +101,10 @@ def test_the_setting_that_determines_the_number_of_clients_is_named(tmp_path, mo
         "7 clients of 4 domains, set by data.imbalance-factor instead of "
         "data.clients-per-domain; images"
     ) in setup_summary(Plan(runs), prepare(runs[0].data))
-    told = "data.clients-per-domain has no effect, because data.imbalance-factor = 3"
+    message = "data.clients-per-domain has no effect, because data.imbalance-factor = 3"
     shown = ["data", "show", "uci-digits", "--set=data.imbalance-factor=3"]
-    assert told in call(*shown, "--set=data.clients-per-domain=1")
-    assert told not in call(*shown)
+    assert message in call(*shown, "--set=data.clients-per-domain=1")
+    assert message not in call(*shown)
 
 
 def test_missing_weights_are_reported_before_data_are_prepared(tmp_path):
@@ -175,7 +177,7 @@ def test_compare_continues_after_a_failed_run_and_reports_it(tmp_path):
 
 
 def test_errors_of_failed_runs_are_not_parsed_as_markup(monkeypatch):
-    said = "[/data] is gone. Run: pip install fairflower[mlflow]"
+    message = "[/data] is gone. Run: pip install fairflower[mlflow]"
 
     class Failing:
         folder = None
@@ -184,16 +186,16 @@ def test_errors_of_failed_runs_are_not_parsed_as_markup(monkeypatch):
             pass
 
         def run(self):
-            raise RunFolderError(said)
+            raise RunFolderError(message)
 
     monkeypatch.setattr("fairflower.server.session.Session", Failing)
-    told = StringIO()
+    output = StringIO()
     rule = StrategyConfig("fairfed", {"metric": "[loss]"})
     plan = Plan([RunConfig(seed=seed, strategy=rule) for seed in range(2)])
     with pytest.raises(RunFolderError):
-        plan.execute(None, Console(file=told, width=160), Event(), [])
-    assert told.getvalue().count(f"of 2) failed: {said}") == 2
-    assert told.getvalue().count("fairfed:metric=[loss], seed") == 2
+        plan.execute(None, Console(file=output, width=160), Event(), [])
+    assert output.getvalue().count(f"of 2) failed: {message}") == 2
+    assert output.getvalue().count("fairfed:metric=[loss], seed") == 2
 
 
 def test_output_paths_are_not_parsed_as_markup(tmp_path, capsys):
@@ -384,8 +386,10 @@ def test_compare_prints_its_plan_and_runs_it(own, tmp_path):
         f"  to        {folder / 'runs'}",
         "Arguments of methods that are not shown are at their defaults.",
     ]
-    made = {read_run(path).label: read_run(path).config for path in (folder / "runs").iterdir()}
-    t = {label: (config["strategy.t"], config["strategy.scale"]) for label, config in made.items()}
+    configs = {read_run(path).label: read_run(path).config for path in (folder / "runs").iterdir()}
+    t = {
+        label: (config["strategy.t"], config["strategy.scale"]) for label, config in configs.items()
+    }
     assert t == {
         "fedequilibria:t=0.8": (0.8, "default"),
         "fedequilibria:t=0.8:scale=none": (0.8, "none"),
@@ -468,12 +472,12 @@ def test_the_screen_and_callbacks_report_the_same_metrics_over_domains():
     history = History(list(accuracies))
     for domain, accuracy in accuracies.items():
         history.add(1, "domain", domain, {"accuracy": accuracy})
-    told = history.of(1)
+    metrics = history.of(1)
     line = round_line(1, 2, accuracies)
     for heading in ("AVG", "MIN", "STD ddof 1"):
-        value = told[f"accuracy/{heading.split()[0]}"]
+        value = metrics[f"accuracy/{heading.split()[0]}"]
         assert f"{heading} {100 * value:5.1f}" in line
-    assert told["accuracy/STD"] == pytest.approx(statistics.stdev(accuracies.values()))
+    assert metrics["accuracy/STD"] == pytest.approx(statistics.stdev(accuracies.values()))
 
 
 def test_on_a_terminal_the_last_round_remains():
@@ -519,16 +523,16 @@ def test_a_comparison_is_resumed_where_it_stopped(tmp_path):
 
 
 def test_an_output_folder_is_locked_and_holds_either_a_comparison_or_a_study(tmp_path):
-    def told(command: str) -> str:
+    def error_of(command: str) -> str:
         return " ".join(call(command, "--seeds=1", f"--output-dir={tmp_path}", expect=2).split())
 
     for command in ("compare", "tune"):
         with locked_folder(tmp_path):
-            assert f"Another process is using {tmp_path}." in told(command)
+            assert f"Another process is using {tmp_path}." in error_of(command)
     (tmp_path / "runs").mkdir()
-    assert f"{tmp_path} is the folder of a comparison." in told("tune")
+    assert f"{tmp_path} is the folder of a comparison." in error_of("tune")
     (tmp_path / STUDY).touch()
-    assert f"{tmp_path} is the folder of a study." in told("compare")
+    assert f"{tmp_path} is the folder of a study." in error_of("compare")
     with pytest.raises(ConfigError, match="is the folder of a study"):
         ff.compare(output_dir=tmp_path, progress=False)
 
@@ -645,8 +649,8 @@ def test_symbols_that_the_terminal_cannot_encode_are_written_in_ascii(monkeypatc
     written = BytesIO()
     stream = TextIOWrapper(written, "cp1252")  # an encoding of Windows
     monkeypatch.setattr(sys, "stdout", stream)
-    said = "\N{GREEK SMALL LETTER SIGMA} type \N{MINUS SIGN}2.41 \xb1 0.48 ▼, 1 ▲, 0 ≈"
-    monkeypatch.setattr(cli, "app", lambda: print(said, file=stream))
+    text = "\N{GREEK SMALL LETTER SIGMA} type \N{MINUS SIGN}2.41 \xb1 0.48 ▼, 1 ▲, 0 ≈"
+    monkeypatch.setattr(cli, "app", lambda: print(text, file=stream))
     cli.main()
     stream.flush()
     assert written.getvalue().split() == b"sigma type -2.41 \xb1 0.48 v, 1 ^, 0 ~".split()
@@ -688,15 +692,15 @@ def test_the_options_of_tune_set_its_protocol(options, changed, tmp_path, monkey
     class Announced(Exception):
         pass
 
-    found = []
+    calls = []
 
     def studies(folder, runs, protocol):
-        found.append((runs, protocol))
+        calls.append((runs, protocol))
         raise Announced
 
     monkeypatch.setattr("fairflower.plans.tuning.TuningStudies", studies)
     with pytest.raises(Announced):
         app(["tune", f"--output-dir={tmp_path / 'study'}", *options], standalone_mode=False)
-    ((runs, protocol),) = found
+    ((runs, protocol),) = calls
     assert protocol == replace(TuningProtocol(12, [1, 2, 3], "worst-then-average"), **changed)
     assert {run.data.validation_fraction for run in runs} == {0.2}

@@ -28,15 +28,15 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
-        pytest.param(f"{prefix} {given}", told, id=f"{name}: {given}")
+        pytest.param(f"{prefix} {given}", message, id=f"{name}: {given}")
         for name, (prefix, rows) in WRONG.items()
-        for given, told in rows
+        for given, message in rows
     ],
 )
 def test_wrong_inputs_give_a_short_error(
-    command: str, told: str, places: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, message: str, places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "width", 10_000)
     monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
@@ -51,4 +51,4 @@ def test_wrong_inputs_give_a_short_error(
     heads = ("Error", "Usage", "Skipped", "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}")
     begin = next(k for k, line in enumerate(lines) if line.startswith(heads))
     assert len(lines[begin:]) <= LINES, output
-    assert told in output
+    assert message in output

@@ -148,11 +148,11 @@ def test_all_clients_train_different_models_except_plain_ones():
     """No two clients give the same model after two rounds, except those listed as plain."""
     # Ditto's global model is trained by SGD; SiloBN's local statistics are not used in training.
     plain = ("sgd", "fedavg", "ditto", "silobn")
-    made = {name: trainer_case(name).two_rounds()[0] for name in CLIENTS}
+    trained = {name: trainer_case(name).two_rounds()[0] for name in CLIENTS}
     # The head of FedPer and FedRep is in no message.
     models = {
         name: model.get("head.weight", model.get("layer.weight")).tobytes()
-        for name, model in made.items()
+        for name, model in trained.items()
     }
     assert len({models[name] for name in plain}) == 1
     assert len(set(models.values())) == len(models) - len(plain) + 1

@@ -96,8 +96,8 @@ def test_the_loss_without_a_cluster_is_the_cross_entropy():
     client = second_round()
     x, y = next(client.train_examples.eval_batches(5))
     plain = torch.nn.functional.cross_entropy(client.model(x), y)
-    for shared, told in (({}, {"cluster": 1}), (client.shared, {})):
-        client.shared, client.round_config = shared, told
+    for shared, config in (({}, {"cluster": 1}), (client.shared, {})):
+        client.shared, client.round_config = shared, config
         client.begin(2)
         torch.testing.assert_close(client.loss(x, y), plain)
 

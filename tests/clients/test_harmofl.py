@@ -220,10 +220,12 @@ HARMONIZED = {"client.name": "harmofl", "data.augment": False, "evaluate.by": "b
 def test_the_server_averages_amplitudes_once_and_tests_like_the_clients(
     tmp_path: Any, strategy: str
 ) -> None:
-    made = config(tmp_path, **HARMONIZED, **{"strategy.name": strategy, "fraction-train": 0.5})
-    folder = run(made)
+    run_config = config(
+        tmp_path, **HARMONIZED, **{"strategy.name": strategy, "fraction-train": 0.5}
+    )
+    folder = run(run_config)
     model = load_file(folder / "model.safetensors")
-    federation = prepare(made.data)
+    federation = prepare(run_config.data)
     rows = history(folder)
     (first, second) = (
         [int(r["name"]) for r in rows if (r["round"], r["metric"]) == (n, "train_loss")]
@@ -232,10 +234,10 @@ def test_the_server_averages_amplitudes_once_and_tests_like_the_clients(
     assert first != second  # so a client trains that did not contribute to the amplitude
     halves = [mean_amplitude(federation.train(k))[:, :, :9] for k in first]
     low, high = np.min(halves, axis=0), np.max(halves, axis=0)
-    found = model[AMPLITUDE]
-    assert np.all((found >= low * 0.9999) & (found <= high * 1.0001))
+    actual = model[AMPLITUDE]
+    assert np.all((actual >= low * 0.9999) & (actual <= high * 1.0001))
     if strategy == "uniform":
-        np.testing.assert_allclose(found, np.mean(halves, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(actual, np.mean(halves, axis=0), rtol=1e-4)
     accuracy = {
         level: [float(r["value"]) for r in rows if (r["level"], r["metric"]) == (level, "accuracy")]
         for level in ("domain", "client")
@@ -246,8 +248,8 @@ def test_the_server_averages_amplitudes_once_and_tests_like_the_clients(
 
 
 def test_the_run_config_sets_the_band() -> None:
-    made = RunConfig.from_flat({"client.name": "harmofl", "client.band": 0.0})
-    trainer = client(**made.client.args)
+    config = RunConfig.from_flat({"client.name": "harmofl", "client.band": 0.0})
+    trainer = client(**config.client.args)
     assert trainer.model.amplitude_norm.normalized.sum() == 1  # type: ignore[union-attr]
 
 

@@ -145,15 +145,15 @@ def test_a_network_without_head_or_body_is_refused(kind, part):
 
 def test_local_heads_start_from_the_runs_seed(tmp_path):
     """With lr 0, personal models equal the server's model."""
-    made = {"client.name": "fedper", "evaluate.by": "both", "train.lr": 0.0, "seed": 3}
-    read = read_run(resuming.session(resuming.config(tmp_path, **made)).run())
+    settings = {"client.name": "fedper", "evaluate.by": "both", "train.lr": 0.0, "seed": 3}
+    read = read_run(resuming.session(resuming.config(tmp_path, **settings)).run())
     assert len(set(read.accuracy.ravel())) > 1
     np.testing.assert_array_equal(read.personal.accuracy[-1], read.accuracy[-1])
 
 
 def test_a_report_shows_the_spread_of_personal_models_in_a_domain(tmp_path):
-    made = {"client.name": "fedbn", "evaluate.by": "both", "data.clients-per-domain": 2}
-    folder = run(config(tmp_path, **made), nodes=8)
+    settings = {"client.name": "fedbn", "evaluate.by": "both", "data.clients-per-domain": 2}
+    folder = run(config(tmp_path, **settings), nodes=8)
     read = read_run(folder)
     (chapter,) = analyze([read]).chapters
     (table,) = [t for t in chapter.tables if t.title.startswith("Spread of personal models")]
@@ -239,19 +239,19 @@ class NeedsTheHead(FedAvg):
 
 
 def test_a_strategy_that_needs_a_local_array_gets_an_error_with_its_name(tmp_path):
-    made = {"client.name": "fedper", "strategy.name": f"{__name__}:NeedsTheHead"}
+    settings = {"client.name": "fedper", "strategy.name": f"{__name__}:NeedsTheHead"}
     with pytest.raises(StrategyError, match=r"'head\.weight' stays with the clients .*'fedper'"):
-        run(config(tmp_path, **made))
-    made["client.name"] = "sgd"
-    run(config(tmp_path, **made))
+        run(config(tmp_path, **settings))
+    settings["client.name"] = "sgd"
+    run(config(tmp_path, **settings))
 
 
 def test_missing_normalization_and_missing_personal_tests_are_logged_once(tmp_path):
-    made = {"client.name": "silobn", "strategy.name": "uniform", "num-server-rounds": 1}
-    log = (run(config(tmp_path, **made)) / "log.txt").read_text()
+    settings = {"client.name": "silobn", "strategy.name": "uniform", "num-server-rounds": 1}
+    log = (run(config(tmp_path, **settings)) / "log.txt").read_text()
     assert log.count("no arrays that could stay with the clients") == 1
-    made["client.name"] = "fedbn"
-    log = (run(config(tmp_path, **made)) / "log.txt").read_text()
+    settings["client.name"] = "fedbn"
+    log = (run(config(tmp_path, **settings)) / "log.txt").read_text()
     assert log.count("Set evaluate.by") == 1
 
 

@@ -106,11 +106,11 @@ def test_clients_that_lost_their_state_get_their_arrays_from_the_server(tmp_path
 @pytest.mark.slow
 def test_silobn_without_running_statistics_equals_sgd(tmp_path):
     chosen = {"model.name": "cnn", "strategy.name": "uniform"}  # without running statistics
-    made = [
+    folders = [
         resuming.session(resuming.config(tmp_path / name, **chosen, **{"client.name": name})).run()
         for name in ("silobn:keep=server", "sgd")
     ]
-    assert resuming.outcome(made[0])["model"] == resuming.outcome(made[1])["model"]
+    assert resuming.outcome(folders[0])["model"] == resuming.outcome(folders[1])["model"]
 
 
 # --- checks of returned arrays --------------------------------------------------------------
@@ -136,12 +136,12 @@ def test_a_client_with_bad_arrays_is_dropped_and_keeps_its_last_good_ones(what):
         asked = rounds.ask()
         sent = [m.content.array_records.get("personal") for m in asked]
         assert all(record is None for record in sent) == (number == 1)
-        told = {"num-examples": 3, "train_loss": 0.5}
+        metrics = {"num-examples": 3, "train_loss": 0.5}
         rounds.finish(
             reply(
                 message,
                 MODEL,
-                {**told, "client-id": k},
+                {**metrics, "client-id": k},
                 {"personal": liar if k == 1 else {n: a * (k + number) for n, a in OWN.items()}},
             )
             for k, message in enumerate(asked)
@@ -155,9 +155,9 @@ def test_a_client_with_bad_arrays_is_dropped_and_keeps_its_last_good_ones(what):
 
 def test_a_client_that_sends_no_personal_arrays_is_dropped():
     rounds = Rounds(FedAvg(exchanges=[PersonalArrays()]), MODEL, range(3))
-    told = {"num-examples": 3, "train_loss": 0.5}
+    metrics = {"num-examples": 3, "train_loss": 0.5}
     rounds.finish(
-        reply(m, MODEL, {**told, "client-id": k}, {"personal": OWN} if k else {})
+        reply(m, MODEL, {**metrics, "client-id": k}, {"personal": OWN} if k else {})
         for k, m in enumerate(rounds.ask())
     )
     assert "no ArrayRecord 'personal'" in rounds.strategy.dropped[0]

@@ -103,9 +103,9 @@ def test_the_gradient_matches_gsams_closed_form_through_batch_norm(
     loss().backward()
     plain = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     apply_sam_gradient(model, loss, RHO, alpha)
-    for p, wanted, before in zip(model.parameters(), expected, plain, strict=True):
+    for p, reference, before in zip(model.parameters(), expected, plain, strict=True):
         assert p.grad is not None
-        torch.testing.assert_close(p.grad.double(), wanted, rtol=0, atol=close)
+        torch.testing.assert_close(p.grad.double(), reference, rtol=0, atol=close)
         if p.dim() > 1:  # the second pass moved it by far more than that
             assert (p.grad - before).abs().max() > 1e-4
 
@@ -241,10 +241,10 @@ def test_salt_matches_adam_with_new_moments_every_round() -> None:
             m, v = 0.1 * g / (1 - 0.9), 0.001 * g**2 / (1 - 0.999)  # moments of a first step
             w[i] = p - 3e-4 * m / (v.sqrt() + 1e-8)
         client.train(server_round)
-        for p, wanted in zip(client.model.parameters(), w, strict=True):
+        for p, expected in zip(client.model.parameters(), w, strict=True):
             # The bias before batch norm has a gradient of rounding alone; Adam steps by it.
             if p is not client.model[0].bias:  # type: ignore[index]
-                torch.testing.assert_close(p.detach().double(), wanted, rtol=0, atol=2e-6)
+                torch.testing.assert_close(p.detach().double(), expected, rtol=0, atol=2e-6)
         client.model[0].bias.data.copy_(w[1])  # type: ignore[index]
 
 
@@ -263,8 +263,8 @@ def test_fedprox_adds_its_gradient_to_that_of_gsam() -> None:
         gradient = closed_form(w, lambda w: loss_of(w, x, y), 0.05, 0.1)
         w = [p - 0.1 * (g + 0.5 * (p - q)) for p, g, q in zip(w, gradient, received, strict=True)]
     client.train(1)
-    for p, wanted in zip(client.model.parameters(), w, strict=True):
-        torch.testing.assert_close(p.detach().double(), wanted, rtol=0, atol=2e-6)
+    for p, expected in zip(client.model.parameters(), w, strict=True):
+        torch.testing.assert_close(p.detach().double(), expected, rtol=0, atol=2e-6)
 
 
 # --- logit adjustment --------------------------------------------------------------------
@@ -289,8 +289,8 @@ def test_logit_adjustment_matches_the_softmax_with_prior_odds(labels: list[int])
     chances = odds / odds.sum(1, keepdim=True)
     expected = -chances[torch.arange(8), y].log().mean()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
-    wanted = (chances - F.one_hot(y, 4)) / 8
-    torch.testing.assert_close(logits.grad, wanted.float(), rtol=0, atol=1e-6)
+    gradient = (chances - F.one_hot(y, 4)) / 8
+    torch.testing.assert_close(logits.grad, gradient.float(), rtol=0, atol=1e-6)
 
 
 def test_an_absent_class_gives_no_nan_and_its_logit_is_unchanged() -> None:

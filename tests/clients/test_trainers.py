@@ -201,8 +201,8 @@ def test_feddyn_matches_algorithm_1_with_exact_local_solutions():
             g[k] -= alpha * (local[k] - theta)
         h = h - alpha * sum(local[k] - theta for k in chosen) / clients
         theta = np.mean([local[k] for k in chosen], axis=0) - h / alpha
-    found = on_bowls(FedDyn, rule, 6, replace(THOROUGH, local_epochs=60), alpha=alpha)
-    np.testing.assert_allclose(found, theta, rtol=1e-4, atol=1e-4)
+    actual = on_bowls(FedDyn, rule, 6, replace(THOROUGH, local_epochs=60), alpha=alpha)
+    np.testing.assert_allclose(actual, theta, rtol=1e-4, atol=1e-4)
 
 
 # --- MOON --------------------------------------------------------------------------------
@@ -296,13 +296,13 @@ def test_class_means_match_a_loop_over_the_images():
     client.train(1)
     returned = client.returns["prototypes"]
     model, split = client.model.eval(), client.data.train
-    found: dict[int, list[np.ndarray]] = {}
+    features: dict[int, list[np.ndarray]] = {}
     for image, label in zip(split.x, split.y, strict=True):
         x = torch.tensor((image[None] / 255 - 0.5) / 0.5, dtype=torch.float32)
         with torch.no_grad():
-            found.setdefault(int(label), []).append(model.features(x)[0].numpy())
+            features.setdefault(int(label), []).append(model.features(x)[0].numpy())
     for label in range(CLASSES):
-        members = found.get(label, [])
+        members = features.get(label, [])
         assert returned["count"][label] == len(members)
         mean = np.mean(members, axis=0) if members else np.zeros(6)
         np.testing.assert_allclose(returned["mean"][label], mean, rtol=1e-4, atol=1e-6)

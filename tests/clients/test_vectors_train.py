@@ -75,9 +75,9 @@ def test_tested_loss_and_accuracy_match_a_hand_computation(kind: str) -> None:
     logits = one.model(scaled).detach().double()
     loss = -logits.log_softmax(1)[torch.arange(len(y)), torch.tensor(y)].mean()
     right = (logits.argmax(1).numpy() == y).mean()
-    found = one.test()
-    assert found["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(right)
+    actual = one.test()
+    assert actual["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert actual["accuracy"] == pytest.approx(right)
 
 
 def test_mlp_and_embedding_bag_pass_check_model() -> None:
@@ -94,11 +94,11 @@ def test_mlp_and_embedding_bag_pass_check_model() -> None:
 def test_an_embedding_bag_ignores_order_and_padding() -> None:
     bag = MODELS["tokens"]()
     x = torch.tensor([[3, 5, 9, 0, 0], [9, 3, 5, 0, 0], [3, 5, 9, 3, 5], [0, 0, 0, 0, 0]])
-    found = bag.features(x)
-    torch.testing.assert_close(found[0], found[1])
-    torch.testing.assert_close(found[0], bag.tokens.weight[[3, 5, 9]].mean(0))
-    assert not torch.allclose(found[0], found[2])
-    assert not found[3].any()
+    features = bag.features(x)
+    torch.testing.assert_close(features[0], features[1])
+    torch.testing.assert_close(features[0], bag.tokens.weight[[3, 5, 9]].mean(0))
+    assert not torch.allclose(features[0], features[2])
+    assert not features[3].any()
 
 
 # --- compatible settings --------------------------------------------------------------------

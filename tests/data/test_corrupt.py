@@ -120,8 +120,8 @@ def test_blur_depends_on_the_size_of_the_image() -> None:
     }
     small, middle, large = "radius 6, sigma 2", "radius 10, sigma 2", "radius 15, sigma 8"
     for side, streak in streaks.items():
-        wanted = small if side <= 32 else middle if side <= 96 else large
-        assert streak == f"motion blur, {wanted}"
+        expected = small if side <= 32 else middle if side <= 96 else large
+        assert streak == f"motion blur, {expected}"
 
 
 @pytest.mark.parametrize("kind", KINDS)

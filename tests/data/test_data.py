@@ -456,9 +456,11 @@ def test_concurrent_preparation_gives_the_same_data(
 
     monkeypatch.setattr(cache, "_divide", at_once)
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(prepare, [small] * 3))
-    assert [numbers(federation) for federation in found] == [elsewhere] * 3
-    assert [path.name for path in (tmp_path / "cache" / "data").iterdir()] == [found[0].folder.name]
+        federations = list(pool.map(prepare, [small] * 3))
+    assert [numbers(federation) for federation in federations] == [elsewhere] * 3
+    assert [path.name for path in (tmp_path / "cache" / "data").iterdir()] == [
+        federations[0].folder.name
+    ]
 
 
 def test_opening_a_federation_imports_no_heavy_library(uci: Federation) -> None:

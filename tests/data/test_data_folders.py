@@ -249,11 +249,13 @@ def test_office_caltech_splits_by_index_in_torchvisions_order(tmp_path: Path) ->
     ours = OfficeCaltech(config)
     theirs = datasets.ImageFolder(str(tmp_path / "dslr"), transforms.Resize((8, 8)))
     for split, rest in (("train", range(8)), ("test", (8, 9))):
-        wanted = [theirs[i] for i in range(50) if i % 10 in rest]
+        expected = [theirs[i] for i in range(50) if i % 10 in rest]
         labels = ours.labels("dslr", split)
-        assert labels.tolist() == [label for _, label in wanted]
+        assert labels.tolist() == [label for _, label in expected]
         pixels = ours.images("dslr", split, np.arange(len(labels)))
-        np.testing.assert_array_equal(pixels, np.stack([np.asarray(image) for image, _ in wanted]))
+        np.testing.assert_array_equal(
+            pixels, np.stack([np.asarray(image) for image, _ in expected])
+        )
 
 
 def test_pacs_test_sets_have_the_papers_sizes() -> None:

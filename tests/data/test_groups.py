@@ -130,8 +130,8 @@ def test_images_sorted_by_hospital_are_distributed_randomly_over_both_groups(see
         for place in range(3):
             share = (own & (hospital == place)).sum() / size
             spread = np.sqrt(kept * share * (1 - share) * (size - kept) / (size - 1))
-            found = (own & clean & (hospital == place)).sum()
-            assert abs(found - kept * share) < 4 * spread
+            actual = (own & clean & (hospital == place)).sum()
+            assert abs(actual - kept * share) < 4 * spread
 
 
 def test_every_image_is_equally_likely_to_be_clean() -> None:

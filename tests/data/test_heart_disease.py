@@ -18,8 +18,8 @@ def test_heart_disease_passes_check_data() -> None:
 
 def test_the_numbers_of_patients_match_flamby() -> None:
     """FLamby's README: 199 + 104, 172 + 89, 30 + 16 and 85 + 45 patients."""
-    found = [sum(len(DATA.labels(d, s)) for s in ("train", "test")) for d in DATA.domains]
-    assert found == [303, 261, 46, 130]
+    actual = [sum(len(DATA.labels(d, s)) for s in ("train", "test")) for d in DATA.domains]
+    assert actual == [303, 261, 46, 130]
 
 
 def test_the_first_patients_match_the_uci_files() -> None:

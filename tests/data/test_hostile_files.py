@@ -98,8 +98,8 @@ def test_unsupported_formats_are_refused_regardless_of_the_file_name(
 def test_supported_formats_are_read_regardless_of_the_file_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(name))
     expected = np.asarray(Pictures.open(io.BytesIO(encoded(name))).convert("RGB"))
-    found = eight_bit(read_picture(tmp_path / "a.png"), "a")
-    np.testing.assert_array_equal(found, expected)
+    actual = eight_bit(read_picture(tmp_path / "a.png"), "a")
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
@@ -208,9 +208,9 @@ def test_animated_images_are_refused(name: str, tmp_path: Path) -> None:
 def test_the_first_photo_of_a_multi_picture_jpeg_is_read(tmp_path: Path) -> None:
     others = [Pictures.fromarray(255 - PIXELS)]
     (tmp_path / "a.jpg").write_bytes(encoded("MPO", save_all=True, append_images=others))
-    found = read_picture(tmp_path / "a.jpg")
-    assert found.format == "MPO"
-    assert abs(np.asarray(found).astype(int) - PIXELS).mean() < 64
+    image = read_picture(tmp_path / "a.jpg")
+    assert image.format == "MPO"
+    assert abs(np.asarray(image).astype(int) - PIXELS).mean() < 64
 
 
 def pipe(path: Path) -> None:
@@ -329,12 +329,12 @@ def test_images_are_decoded_as_by_the_datasets_library(
         exif[0x0112] = orientation
     value = {"bytes": encoded("JPEG", exif=exif), "path": None}
     expected = Image(mode=mode).decode_example(value)
-    found = picture_in(value, "row 0", mode)
-    assert found.mode == expected.mode
-    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+    image = picture_in(value, "row 0", mode)
+    assert image.mode == expected.mode
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
     (tmp_path / "1.jpg").write_bytes(value["bytes"])
     if mode is None:  # photos in folders are rotated alike
-        np.testing.assert_array_equal(np.asarray(read_picture(tmp_path / "1.jpg")), found)
+        np.testing.assert_array_equal(np.asarray(read_picture(tmp_path / "1.jpg")), image)
 
 
 def test_damaged_exif_data_do_not_change_an_image(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def claiming(path: Path, key: str, shape: str, dtype: str = "|u1") -> None:
 
 @pytest.mark.parametrize("key", ["x_train", "y_train", "x_test", "y_test"])
 @pytest.mark.parametrize(
-    ("shape", "found"),
+    ("shape", "message"),
     [
         (f"({10**6}, {10**6}, {10**6})", r"data for uint8 \[1000000, .* 1000000000000000000 bytes"),
         (f"({2**62}, 4, 4)", "found 96 bytes of data for .*; expected"),
@@ -378,10 +378,10 @@ def claiming(path: Path, key: str, shape: str, dtype: str = "|u1") -> None:
     ],
 )
 def test_arrays_with_a_false_shape_in_their_header_are_refused(
-    key: str, shape: str, found: str, tmp_path: Path
+    key: str, shape: str, message: str, tmp_path: Path
 ) -> None:
     claiming(tmp_path / "a.npz", key, shape)
-    with pytest.raises(DataError, match=rf"a\.npz: {key}:? .*({found})"):
+    with pytest.raises(DataError, match=rf"a\.npz: {key}:? .*({message})"):
         prepare(npz(tmp_path))
 
 
@@ -468,9 +468,9 @@ def test_dicom_files_with_false_headers_are_refused(
 
 def test_deflated_dicom_files_are_refused(tmp_path: Path) -> None:
     pydicom = pytest.importorskip("pydicom")
-    made = pydicom.dcmread(dicom(tmp_path / "a.dcm"))
-    made.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
-    made.save_as(tmp_path / "b.dcm")
+    data_set = pydicom.dcmread(dicom(tmp_path / "a.dcm"))
+    data_set.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    data_set.save_as(tmp_path / "b.dcm")
     with pytest.raises(DataError, match=r"b\.dcm is a deflated DICOM file, which is not supported"):
         read_picture(tmp_path / "b.dcm")
 

@@ -120,8 +120,8 @@ def test_the_hub_is_read_by_flwr_datasets(monkeypatch: pytest.MonkeyPatch) -> No
             return femnist()[split]
 
     monkeypatch.setattr("flwr_datasets.FederatedDataset", Reached)
-    found = hugging_face.load_hub("flwrlabs/femnist", None, "", ("train",))
-    assert set(found) == {"train"}
+    splits = hugging_face.load_hub("flwrlabs/femnist", None, "", ("train",))
+    assert set(splits) == {"train"}
 
 
 class Shards(CIFAR10):
@@ -135,8 +135,8 @@ def test_clients_hold_the_partitions_of_a_flwr_datasets_partitioner(config: Data
     own = Shards(config).partitioner()
     own.dataset = cifar()["train"]
     for client in range(4):
-        wanted = [int(np.asarray(row["img"])[0, 0, 0]) for row in own.load_partition(client)]
-        assert sorted(numbers(federation, client)) == sorted(wanted)
+        expected = [int(np.asarray(row["img"])[0, 0, 0]) for row in own.load_partition(client)]
+        assert sorted(numbers(federation, client)) == sorted(expected)
     assert sorted(i for k in range(4) for i in numbers(federation, k, "test")) == list(range(20))
 
 
@@ -146,9 +146,9 @@ def test_clients_are_drawn_from_a_larger_number_of_partitions(config: DataConfig
     draws = set()
     for seed in range(8):
         two = prepare(changed(config, name="test_hub:Shards", seed=seed))
-        found = [all_of.index(sorted(numbers(two, client))) for client in range(2)]
-        assert found == sorted(found)
-        draws.add(tuple(found))
+        drawn = [all_of.index(sorted(numbers(two, client))) for client in range(2)]
+        assert drawn == sorted(drawn)
+        draws.add(tuple(drawn))
     assert len(draws) > 1
     with pytest.raises(
         DataError, match=r"has only 4 partitions .* expected 5. Lower data.clients-per-"
@@ -217,7 +217,7 @@ def test_a_run_on_femnist_has_the_accuracy_of_each_writer(
         "evaluate.by": "clients",
         "output-dir": str(tmp_path),
     }
-    found = read_run(
+    result = read_run(
         run(
             RunConfig.from_flat(
                 SMALL | flat | {"data.examples-per-client": 0, "data.test-examples": 0}
@@ -225,9 +225,9 @@ def test_a_run_on_femnist_has_the_accuracy_of_each_writer(
             nodes=3,
         )
     )
-    assert found.by_client.final().shape == (3,)
+    assert result.by_client.final().shape == (3,)
     weights = np.array([3, 2, 4]) / 9
-    assert found.final() == pytest.approx([weights @ found.by_client.final()])
+    assert result.final() == pytest.approx([weights @ result.by_client.final()])
 
 
 def test_a_writer_with_too_few_images_is_not_a_client(config: DataConfig) -> None:
@@ -282,8 +282,8 @@ def test_a_client_is_tested_on_the_examples_of_its_writer(config: DataConfig) ->
 
 class OneSided(Writers):
     def columns(self, domain: str, split: str) -> dict[str, np.ndarray]:
-        found = super().columns(domain, split)
-        return found if split == "train" else {"author": found["writer"]}
+        table = super().columns(domain, split)
+        return table if split == "train" else {"author": table["writer"]}
 
 
 def test_a_column_that_only_one_split_has_is_named(config: DataConfig) -> None:

@@ -68,10 +68,10 @@ def test_images_of_any_bit_depth_are_scaled_to_8_bits(
     values: NDArray[Any], name: str, shown: NDArray[Any], tmp_path: Path
 ) -> None:
     Image.fromarray(values).save(tmp_path / name)
-    found = eight_bit(read_picture(tmp_path / name), name)
-    assert (found.dtype, found.shape) == (np.uint8, (2, 3, 3))
-    np.testing.assert_allclose(found[..., 0], shown, atol=0.51)
-    assert (found == found[..., :1]).all()
+    actual = eight_bit(read_picture(tmp_path / name), name)
+    assert (actual.dtype, actual.shape) == (np.uint8, (2, 3, 3))
+    np.testing.assert_allclose(actual[..., 0], shown, atol=0.51)
+    assert (actual == actual[..., :1]).all()
 
 
 @pytest.mark.parametrize(
@@ -128,15 +128,15 @@ def test_16_bit_images_that_use_fewer_bits_are_warned_of_once(
 def test_the_bit_depth_of_images_can_be_set(
     bits: int, white: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = config(deep(tmp_path, 4095), image_size=2, name=f"images:bits={bits}")
-    assert {pixel for pixel, *_ in pixels(prepare(made), 1)} == {white}
+    data_config = config(deep(tmp_path, 4095), image_size=2, name=f"images:bits={bits}")
+    assert {pixel for pixel, *_ in pixels(prepare(data_config), 1)} == {white}
     assert not caplog.messages
 
 
 def test_pixels_above_the_set_bit_depth_are_refused(tmp_path: Path) -> None:
-    made = config(deep(tmp_path, 4095, 5000), image_size=2, name="images:bits=12")
+    data_config = config(deep(tmp_path, 4095, 5000), image_size=2, name="images:bits=12")
     with pytest.raises(DataError, match=r"b/.*png: found whole numbers from 0 to 5000; .* 4095"):
-        prepare(made)
+        prepare(data_config)
 
 
 def dicom(path: Path, values: NDArray[Any], **header: Any) -> Path:
@@ -144,24 +144,24 @@ def dicom(path: Path, values: NDArray[Any], **header: Any) -> Path:
     pydicom = pytest.importorskip("pydicom")
     from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
-    made = pydicom.Dataset()
-    made.file_meta = pydicom.dataset.FileMetaDataset()
-    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = CTImageStorage
-    made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = generate_uid()
-    made.Rows, made.Columns = values.shape[:2]
+    data_set = pydicom.Dataset()
+    data_set.file_meta = pydicom.dataset.FileMetaDataset()
+    data_set.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    data_set.file_meta.MediaStorageSOPClassUID = data_set.SOPClassUID = CTImageStorage
+    data_set.file_meta.MediaStorageSOPInstanceUID = data_set.SOPInstanceUID = generate_uid()
+    data_set.Rows, data_set.Columns = values.shape[:2]
     bits = 8 * values.dtype.itemsize
-    made.BitsAllocated, made.BitsStored, made.HighBit = bits, bits, bits - 1
-    made.PixelRepresentation = int(values.dtype.kind == "i")
-    made.SamplesPerPixel = 3 if values.shape[-1] == 3 and values.ndim == 3 else 1
-    made.PhotometricInterpretation = "RGB" if made.SamplesPerPixel == 3 else "MONOCHROME2"
-    if made.SamplesPerPixel == 3:
-        made.PlanarConfiguration = 0
-    made.PixelData = values.tobytes()
+    data_set.BitsAllocated, data_set.BitsStored, data_set.HighBit = bits, bits, bits - 1
+    data_set.PixelRepresentation = int(values.dtype.kind == "i")
+    data_set.SamplesPerPixel = 3 if values.shape[-1] == 3 and values.ndim == 3 else 1
+    data_set.PhotometricInterpretation = "RGB" if data_set.SamplesPerPixel == 3 else "MONOCHROME2"
+    if data_set.SamplesPerPixel == 3:
+        data_set.PlanarConfiguration = 0
+    data_set.PixelData = values.tobytes()
     for name, value in header.items():
-        setattr(made, name, value)
-    made.HighBit = made.BitsStored - 1
-    made.save_as(path, enforce_file_format=True)
+        setattr(data_set, name, value)
+    data_set.HighBit = data_set.BitsStored - 1
+    data_set.save_as(path, enforce_file_format=True)
     return path
 
 
@@ -222,8 +222,8 @@ def test_dicom_is_rescaled_and_windowed(
     header: dict[str, Any], shown: NDArray[Any], tmp_path: Path
 ) -> None:
     path = dicom(tmp_path / "a.dcm", STORED, **header)
-    found = eight_bit(read_picture(path), "a")
-    np.testing.assert_allclose(found[0, :, 1], shown, atol=0.51)
+    actual = eight_bit(read_picture(path), "a")
+    np.testing.assert_allclose(actual[0, :, 1], shown, atol=0.51)
 
 
 def test_signed_and_color_dicom_files_are_read_and_several_frames_refused(tmp_path: Path) -> None:
@@ -279,11 +279,11 @@ def test_class_names_that_differ_only_in_case_or_spaces_are_refused(
     root = folder(tmp_path, {"a": "x dot", "b": "x dot"})
     (root / "a" / "x").rename(root / "a" / one)
     (root / "b" / "x").rename(root / "b" / two)
-    found = (
+    message = (
         f"the classes {one!r} (in a), {two!r} (in b) differ only in case, spaces or code points. "
         "Rename"
     )
-    with pytest.raises(DataError, match=re.escape(found)):
+    with pytest.raises(DataError, match=re.escape(message)):
         prepare(config(root))
     (root / "b" / two).rename(root / "b" / one)
     assert prepare(config(root)).classes == tuple(sorted(("dot", one)))
@@ -311,9 +311,9 @@ def test_hidden_files_and_files_of_macos_are_ignored(tmp_path: Path) -> None:
         folder(root / "b" / "cat", {stray: "small"})
     (root / "a" / "cat" / "._0.png").write_bytes(b"resource fork")
     (root / "notes.txt").write_text("ours")
-    found = prepare(config(root))
-    assert (found.domains, found.classes) == (("a", "b"), ("cat", "dog"))
-    assert found.clients == clean.clients
+    federation = prepare(config(root))
+    assert (federation.domains, federation.classes) == (("a", "b"), ("cat", "dog"))
+    assert federation.clients == clean.clients
 
 
 def test_images_of_every_extension_are_read_and_other_files_are_warned_of(
@@ -391,8 +391,8 @@ def test_a_domain_without_images_is_named(tmp_path: Path) -> None:
 def test_names_that_are_not_utf8_are_refused(place: str, tmp_path: Path) -> None:
     odd = os.fsdecode(b"caf\xe9")
     root = folder(tmp_path, {"a": "cat dog"})
-    made = {"domain": root / odd / "cat", "class": root / "a" / odd, "npz": root / f"{odd}.npz"}
-    made[place].mkdir(parents=True)
+    paths = {"domain": root / odd / "cat", "class": root / "a" / odd, "npz": root / f"{odd}.npz"}
+    paths[place].mkdir(parents=True)
     name = "npz" if place == "npz" else "images"
     with pytest.raises(DataError, match=r"caf\\udce9.*Rename it"):
         prepare(DataConfig(name=name, dir=str(root), image_size=4))

@@ -114,8 +114,8 @@ def variants(path: Path) -> dict[str, dict[str, Any]]:
         return {"": {}}
     text = " ".join(re.findall(r"^# ?(.*)$", path.read_text(), re.MULTILINE))
     found: dict[str, dict[str, Any]] = {str(own["data.imbalance-factor"]): {}}
-    for dif, said in re.findall(r"DIF (\d+): (.*?)(?:\.|$)", text.replace("data.", "")):
-        settings = re.findall(r"([a-z-]+) ?= ?(\d+)", said)
+    for dif, description in re.findall(r"DIF (\d+): (.*?)(?:\.|$)", text.replace("data.", "")):
+        settings = re.findall(r"([a-z-]+) ?= ?(\d+)", description)
         found.setdefault(dif, {}).update({f"data.{k}": int(v) for k, v in settings})
     return found
 
@@ -201,7 +201,7 @@ def test_client_sizes_match_fedgcrs_logs_within_two_images(name: str, dif: str) 
 def test_examples_shared_by_two_federations_are_counted_by_rows() -> None:
     """Compared with the examples themselves, of which few are duplicates."""
     configs = [DataConfig(fraction=0.08, test_examples=50, seed=seed) for seed in (0, 1)]
-    found = shared_examples(*configs)
+    shared = shared_examples(*configs)
     for split in ("train", "test"):
         first, second = (
             {
@@ -211,6 +211,6 @@ def test_examples_shared_by_two_federations_are_counted_by_rows() -> None:
             }
             for federation in map(prepare, configs)
         )
-        assert found[split] == pytest.approx(len(first & second) / len(first), abs=0.01)
-    assert 0 < found["train"] < 1
+        assert shared[split] == pytest.approx(len(first & second) / len(first), abs=0.01)
+    assert 0 < shared["train"] < 1
     assert shared_examples(configs[0], configs[0]) == {"train": 1.0, "test": 1.0}

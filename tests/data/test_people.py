@@ -139,9 +139,9 @@ def test_groups_are_read_from_a_column_of_a_csv_file(tmp_path: Path) -> None:
     config = DataConfig(name="texts", dir=str(tmp_path), groups="age group", clients_per_domain=2)
     federation = prepare(config)
     assert federation.group_names == ("old", "young")
-    found = sum(np.bincount(federation.groups_of(k, "train"), minlength=2) for k in range(4))
+    counts = sum(np.bincount(federation.groups_of(k, "train"), minlength=2) for k in range(4))
     tested = sum(np.bincount(federation.groups_of(k), minlength=2) for k in range(4))
-    assert (found + tested).tolist() == [30, 30]
+    assert (counts + tested).tolist() == [30, 30]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_sites_with_different_groups_use_common_group_numbers(tmp_path: Path) ->
         (tmp_path / name).mkdir()
         (tmp_path / "all" / f"{name}.npz").rename(tmp_path / name / f"{name}.npz")
     nodes = [{"domain": name, "data-dir": tmp_path / name} for name in "ba"]
-    found = read_run(at_sites(tmp_path, nodes))
+    actual = read_run(at_sites(tmp_path, nodes))
     (tmp_path / "both").mkdir()
     for name in "ab":
         (tmp_path / name / f"{name}.npz").rename(tmp_path / "both" / f"{name}.npz")
@@ -232,11 +232,11 @@ def test_sites_with_different_groups_use_common_group_numbers(tmp_path: Path) ->
         "output-dir": str(tmp_path / "runs"),
     }
     expected = read_run(run(RunConfig.from_flat(settings), nodes=2))
-    assert found.info["groups"] == expected.info["groups"] == {"sex": ["female", "male"]}
-    for metric, tests in found.group_metrics.items():
+    assert actual.info["groups"] == expected.info["groups"] == {"sex": ["female", "male"]}
+    for metric, tests in actual.group_metrics.items():
         whole = expected.group_metrics[metric].accuracy[1:]  # sites do not test round 0
         np.testing.assert_allclose(tests.accuracy, whole, equal_nan=True)
-    assert "client 0 of a" in found.info["undefined_metrics"]
+    assert "client 0 of a" in actual.info["undefined_metrics"]
 
 
 def test_a_site_without_groups_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,10 +49,10 @@ def npz(path: Path, classes: int = 3, side: int = 8, colour: bool = False, train
 
 
 def grid(nodes: list[dict[str, Any]]) -> InlineGrid:
-    made = InlineGrid(app, len(nodes))
-    for context, node in zip(made.contexts.values(), nodes, strict=True):
+    inline_grid = InlineGrid(app, len(nodes))
+    for context, node in zip(inline_grid.contexts.values(), nodes, strict=True):
         context.node_config = {k: str(v) if isinstance(v, Path) else v for k, v in node.items()}
-    return made
+    return inline_grid
 
 
 def run(tmp_path: Path, nodes: InlineGrid, **changes: Any) -> Path:
@@ -74,11 +74,11 @@ def test_sites_with_own_folders_train_the_same_model_as_clients_of_one_folder(
         folder.mkdir()
         shutil.copy(tmp_path / "all" / f"{domain}.npz", folder)
         sites.append({"domain": domain, "data-dir": folder})
-    found = run(tmp_path, grid(sites), **{"evaluate.by": "clients"})
+    actual = run(tmp_path, grid(sites), **{"evaluate.by": "clients"})
 
-    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, found))
+    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, actual))
     assert model == same
-    facts, of_sites = (json.loads((path / "run.json").read_text()) for path in (expected, found))
+    facts, of_sites = (json.loads((path / "run.json").read_text()) for path in (expected, actual))
     for key in ("clients", "domains", "num_classes", "shape"):
         assert facts[key] == of_sites[key]
     assert str(tmp_path / "site") not in json.dumps(of_sites["sources"])
@@ -111,10 +111,10 @@ def test_local_arrays_of_sites_give_the_same_results_as_those_of_clients(
     divided = {"data.dir": str(tmp_path / "all"), "data.clients-per-domain": 1}
     expected = run(tmp_path, InlineGrid(app, 3), **divided, **chosen)
     sites = grid([{"domain": d, "data-dir": tmp_path / f"site {d}"} for d in "bca"])
-    found = run(tmp_path, sites, **chosen)
-    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, found))
+    actual = run(tmp_path, sites, **chosen)
+    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, actual))
     assert model == same
-    personal = [read_run(path).personal for path in (expected, found)]
+    personal = [read_run(path).personal for path in (expected, actual)]
     assert personal[0].rounds.tolist() == [1, 2, 3]
     np.testing.assert_array_equal(personal[0].accuracy, personal[1].accuracy)
 
@@ -126,10 +126,10 @@ def test_sites_with_tables_or_texts_train_the_same_model_as_clients(
     data = {"data.name": name, "data.clients-per-domain": 1}
     expected = run(tmp_path, InlineGrid(app, 2), **data)
     sites = grid([{"domain": "b"}, {"domain": "a"}])  # the server numbers them by domain
-    found = run(tmp_path, sites, **data, **{"evaluate.by": "clients"})
-    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, found))
+    actual = run(tmp_path, sites, **data, **{"evaluate.by": "clients"})
+    model, same = ((path / "model.safetensors").read_bytes() for path in (expected, actual))
     assert model == same
-    assert read_run(found).final() == pytest.approx(read_run(expected).final())
+    assert read_run(actual).final() == pytest.approx(read_run(expected).final())
 
 
 def image_site(folder: Path, classes: dict[str, int]) -> Path:
@@ -214,12 +214,12 @@ class Away(InlineGrid):
 
 def domains_tested(folder: Path) -> dict[int, dict[str, float]]:
     """Return round -> domain -> accuracy from the history."""
-    found: dict[int, dict[str, float]] = {}
+    accuracies: dict[int, dict[str, float]] = {}
     with (folder / "history.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             if (row["level"], row["metric"]) == ("domain", "accuracy"):
-                found.setdefault(int(row["round"]), {})[row["name"]] = float(row["value"])
-    return found
+                accuracies.setdefault(int(row["round"]), {})[row["name"]] = float(row["value"])
+    return accuracies
 
 
 def reported(folder: Path, out: Path) -> str:
@@ -246,8 +246,8 @@ def test_a_site_that_stops_answering_does_not_affect_the_others_in_the_report(
     folders: list[Path], tmp_path: Path, terminal: bool
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
-    said = io.StringIO()
-    console = Console(file=said, force_terminal=terminal, width=150)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=150)
     config = RunConfig.from_flat(SMALL | AWAY | {"output-dir": str(tmp_path / "runs")})
     folder = Session(Away(nodes, 1001, 1, "train", "evaluate"), config, console).run()
 
@@ -257,7 +257,7 @@ def test_a_site_that_stops_answering_does_not_affect_the_others_in_the_report(
     gone = {"1": "no reply before the timeout"}
     assert [record.get("dropped") for record in records] == [None, gone, gone]
     assert [record.get("dropped_in_test") for record in records] == [None, gone, gone]
-    assert ("b     \N{EN DASH}" if not terminal else "\N{EN DASH}") in said.getvalue()
+    assert ("b     \N{EN DASH}" if not terminal else "\N{EN DASH}") in output.getvalue()
 
     tables = reported(folder, tmp_path / "out")
     means = {d: 100 * np.mean([tested[r][d] for r in tested if d in tested[r]]) for d in "abc"}
@@ -607,9 +607,9 @@ class Describing(InlineGrid):
     def _deliver(self, message: Message) -> Message:
         reply = super()._deliver(message)
         if message.metadata.dst_node_id == 1001:
-            told = json.loads(reply.content["node"][self.key])
-            self.change(told)
-            reply.content["node"][self.key] = json.dumps(told)
+            answer = json.loads(reply.content["node"][self.key])
+            self.change(answer)
+            reply.content["node"][self.key] = json.dumps(answer)
         return reply
 
 
@@ -655,9 +655,11 @@ WRONG: dict[str, Any] = {
 
 
 def changed(changes: dict[str, Any]) -> Callable[[Any], None]:
-    def change(told: Any) -> None:
+    def change(answer: Any) -> None:
         for field, value in changes.items():
-            told["clients"][0].update(value) if field == "client" else told.update({field: value})
+            answer["clients"][0].update(value) if field == "client" else answer.update(
+                {field: value}
+            )
 
     return change
 
@@ -676,8 +678,8 @@ def test_a_site_with_an_invalid_description_is_named_and_left_out(
 def test_a_site_with_several_clients_is_left_out(
     folders: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def double(told: Any) -> None:
-        told["clients"].append(told["clients"][0] | {"client_id": 1})
+    def double(answer: Any) -> None:
+        answer["clients"].append(answer["clients"][0] | {"client_id": 1})
 
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
@@ -729,10 +731,10 @@ def test_a_client_with_an_invalid_description_is_named(tmp_path: Path) -> None:
 def test_missing_sites_are_reported_with_the_remedy_for_sites(
     folders: list[Path],
 ) -> None:
-    with pytest.raises(ConfigError, match=r"0 of 2 clients answered\. .*domain=") as said:
+    with pytest.raises(ConfigError, match=r"0 of 2 clients answered\. .*domain=") as caught:
         register([], sites=2, timeout=0.1)
-    assert "partition-id" not in str(said.value)
-    assert "round-timeout" not in str(said.value)
+    assert "partition-id" not in str(caught.value)
+    assert "round-timeout" not in str(caught.value)
 
     class Silent(InlineGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -161,9 +161,9 @@ def test_a_tokenizer_without_a_padding_token_is_refused(folder: Path, tmp_path: 
     pytest.importorskip("peft", reason="needs fairflower[hf]")
     from tokenizers import Tokenizer, models
 
-    made = Tokenizer(models.WordLevel({"!": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({"!": 0, "[UNK]": 1}, unk_token="[UNK]"))
     kind = transformers.PreTrainedTokenizerFast
-    kind(tokenizer_object=made, unk_token="[UNK]").save_pretrained(tmp_path)
+    kind(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
     with pytest.raises(DataError, match=r"has no padding token\. .*set pad_token in its tokeni"):
         opened(folder, tokenizer=str(tmp_path)).tokens("books", "test", np.array([0]))
 
@@ -175,10 +175,10 @@ def network_with_tokenizer(place: Path, padding: int) -> dict[str, int]:
 
     words = sorted({w for text in WORDS.values() for w in text.split()} | {"bad", "good"})
     ids = {word: k for k, word in enumerate(["[UNK]", "[PAD]", *words])}
-    made = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]"
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
     ).save_pretrained(place)
     transformers.BertForSequenceClassification(
         transformers.BertConfig(

@@ -45,14 +45,14 @@ def test_every_client_holds_out_a_share_of_every_class_or_is_refused(
     labels = np.array([label for client in found for label in client])
     ends = np.cumsum([len(client) for client in found])
     rows = np.split(np.random.default_rng(seed).permutation(len(labels)), ends[:-1])
-    wanted = [max(1, int(share * len(own) + 1e-9)) for own in rows]
+    expected = [max(1, int(share * len(own) + 1e-9)) for own in rows]
     spare = [len(own) - len(np.unique(labels[own])) for own in rows]
-    if any(w > s for w, s in zip(wanted, spare, strict=True)):
+    if any(w > s for w, s in zip(expected, spare, strict=True)):
         with pytest.raises(DataError, match=r"data.validation-fraction = .*: client \d \(a\) has"):
             hold_out({"a": rows}, {"a": labels}, share, seed)
         return
     train, validation = hold_out({"a": rows}, {"a": labels}, share, seed)["a"]
-    for own, kept, out, count in zip(rows, train, validation, wanted, strict=True):
+    for own, kept, out, count in zip(rows, train, validation, expected, strict=True):
         assert sorted([*kept, *out]) == sorted(own)
         assert len(out) == count
         assert kept.tolist() == [row for row in own if row in set(kept)], "the order is kept"
@@ -134,8 +134,8 @@ def test_validation_is_taken_from_training_and_tests_are_unchanged() -> None:
 
 def test_the_validation_draw_depends_on_the_seed_but_not_on_other_domains() -> None:
     def out(client: int, **changes: Any) -> bytes:
-        found = data(validation_fraction=0.25, **changes)
-        return found.client_test(client, "validation").x.tobytes()
+        federation = data(validation_fraction=0.25, **changes)
+        return federation.client_test(client, "validation").x.tobytes()
 
     assert out(0) == out(0, domains="plain")
     assert out(0) != out(0, seed=1)
@@ -281,9 +281,9 @@ def test_clients_do_not_train_on_validation_images(tmp_path: Path) -> None:
     saved = path.read_bytes()
     try:
         with np.load(path) as arrays_of:
-            found = dict(arrays_of)
-        found["x_validation"][:] = 0
-        np.savez(path, **found)
+            changed = dict(arrays_of)
+        changed["x_validation"][:] = 0
+        np.savez(path, **changed)
         client_app._read_small.cache_clear()
         assert update() == before
     finally:

@@ -29,14 +29,14 @@ TEXTS = DataConfig(name="tiny_data_sets:Texts", clients_per_domain=2)
 
 def rows(federation: Federation, split: str = "train") -> list[list[int]]:
     """Return the rows of `Table` or `Texts` that each client holds."""
-    found = []
+    numbers = []
     for client in federation.clients:
         x = federation.train(client.client_id).x
         if split != "train":
             x = federation.client_test(client.client_id, split).x
         first = x[:, 0].astype(int) % 1000
-        found.append((first // 10 if federation.kind == "features" else first - 1).tolist())
-    return found
+        numbers.append((first // 10 if federation.kind == "features" else first - 1).tolist())
+    return numbers
 
 
 # --- federations ----------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def test_batches_are_standardized_by_the_declared_scale() -> None:
     split = federation.train(0)
     examples = examples_of(split, federation.mean, federation.std)
     (x, _), *_ = examples.eval_batches(50)
-    wanted = (split.x - np.array([100, 101, 0])) / np.array([10, 1, 1])
-    np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-6)
+    expected = (split.x - np.array([100, 101, 0])) / np.array([10, 1, 1])
+    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-6)
     batches = [x for x, _ in examples.epoch_batches(8, torch.Generator().manual_seed(0))]
     assert [len(x) for x in batches] == [8, 8, 4]
     drawn = torch.cat(batches)
@@ -230,9 +230,9 @@ def test_splits_with_different_numbers_of_features_are_refused(
         return np.zeros((len(rows), 4 if (domain, split) == ("b", "test") else 3), np.float32)
 
     monkeypatch.setattr(Table, "features", features)
-    told = r"\(a 3, b 3 in train and 4 in test\)"
+    message = r"\(a 3, b 3 in train and 4 in test\)"
     for held_out in (0, 0.2):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             prepare(replace(TABLE, seed=71, validation_fraction=held_out))
 
 
@@ -281,8 +281,8 @@ def shown(federation: Federation, names: tuple[str, ...] = ()) -> str:
 
 
 def test_features_are_shown_by_their_means_and_deviations() -> None:
-    said = shown(prepare(TABLE), Table.feature_names)
-    (line,) = (line for line in said.splitlines() if "tens and one" in line)
+    output = shown(prepare(TABLE), Table.feature_names)
+    (line,) = (line for line in output.splitlines() if "tens and one" in line)
     # Rows 0 to 39: the mean of 10 n + 1; domain b has a thousand more.
     assert line.split()[3:] == ["196", "±115", "1.2e+03", "±115"]
     assert "feature 2" in shown(prepare(TABLE))
@@ -306,7 +306,7 @@ def test_randhie_passes_check_data() -> None:
 
 def test_randhie_has_the_means_of_the_original_data() -> None:
     """Means before rounding, in statsmodels 0.15.0."""
-    wanted = {
+    expected = {
         "mdvis": 2.860426,
         "logc": 2.383341,
         "idp": 0.259980,
@@ -321,11 +321,11 @@ def test_randhie_has_the_means_of_the_original_data() -> None:
         "child": 0.401337,
         "fchild": 0.193710,
     }
-    found = _table()
-    assert {len(column) for column in found.values()} == {20190}
-    for name, mean in wanted.items():
-        assert found[name].mean() == pytest.approx(mean, rel=2e-4), name
-    shares = [(found["health"] == number).mean() for number in (1, 2, 3)]
+    table = _table()
+    assert {len(column) for column in table.values()} == {20190}
+    for name, mean in expected.items():
+        assert table[name].mean() == pytest.approx(mean, rel=2e-4), name
+    shares = [(table["health"] == number).mean() for number in (1, 2, 3)]
     assert shares == pytest.approx([0.362, 0.077, 0.015], abs=5e-4)
 
 
@@ -359,18 +359,18 @@ def test_the_embedding_script_gives_the_columns_and_values_of_randhie(tmp_path: 
     columns = {name: [0.0, 1.0, 2.0] for name in embed_randhie.ROUNDED}
     years = {"zper": [7, 7, 9], "site": [1, 1, 2], "mdvis": [3, 0, 1]}
     health = {"hlthg": [0, 0, 0], "hlthf": [1, 1, 0], "hlthp": [0, 0, 1]}
-    made = pd.DataFrame({**columns, **years, **health, "educdec": [12.0, None, 9.04]})
-    made.to_csv(tmp_path / "randhie.csv")
+    frame = pd.DataFrame({**columns, **years, **health, "educdec": [12.0, None, 9.04]})
+    frame.to_csv(tmp_path / "randhie.csv")
     packed = json.loads(embed_randhie.packed(tmp_path / "randhie.csv"))
     assert packed["columns"] == json.loads(embed_randhie.OUTPUT.read_text())["columns"]
     import base64
     import zlib
 
     text = zlib.decompress(base64.b85decode(packed["values"])).decode()
-    found = dict(zip(packed["columns"], text.split(";"), strict=True))
-    assert found["person"] == "0,0,1"
-    assert found["health"] == "2,2,3"
-    assert found["educdec"] == "12,12,9"
+    row = dict(zip(packed["columns"], text.split(";"), strict=True))
+    assert row["person"] == "0,0,1"
+    assert row["health"] == "2,2,3"
+    assert row["educdec"] == "12,12,9"
 
 
 def test_the_kind_of_examples_follows_from_the_length_of_their_shape() -> None:

@@ -86,28 +86,32 @@ def own_folders(place: Path) -> dict[str, Path]:
 
 
 def test_a_certificate_is_valid_only_for_its_hosts_and_its_authority(tmp_path: Path) -> None:
-    made = make_certificates(tmp_path / "a", ["fl.example.org", "10.1.2.3"], days=30)
+    certificates = make_certificates(tmp_path / "a", ["fl.example.org", "10.1.2.3"], days=30)
     other = make_certificates(tmp_path / "b", ["fl.example.org"])
-    certificate = x509.load_pem_x509_certificate(made.certificate.read_bytes())
+    certificate = x509.load_pem_x509_certificate(certificates.certificate.read_bytes())
 
     def verify(authority: Path, host: str) -> None:
         store = Store([x509.load_pem_x509_certificate(authority.read_bytes())])
         builder = PolicyBuilder().store(store).time(datetime.now(UTC))
         builder.build_server_verifier(x509.DNSName(host)).verify(certificate, [])
 
-    verify(made.authority, "fl.example.org")
-    for authority, host in ((other.authority, "fl.example.org"), (made.authority, "example.org")):
+    verify(certificates.authority, "fl.example.org")
+    for authority, host in (
+        (other.authority, "fl.example.org"),
+        (certificates.authority, "example.org"),
+    ):
         with pytest.raises(VerificationError):
             verify(authority, host)
     assert 29 <= (certificate.not_valid_after_utc - datetime.now(UTC)).days <= 30
-    assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(certificates.key.stat().st_mode) == 0o600
 
 
 def test_a_certificate_supports_host_names_longer_than_a_common_name(tmp_path: Path) -> None:
     host = ".".join(["a-load-balancer-of-a-cloud"] * 3)
-    made = make_certificates(tmp_path, [host])
+    certificates = make_certificates(tmp_path, [host])
     certificate, authority = map(
-        x509.load_pem_x509_certificate, (made.certificate.read_bytes(), made.authority.read_bytes())
+        x509.load_pem_x509_certificate,
+        (certificates.certificate.read_bytes(), certificates.authority.read_bytes()),
     )
     builder = PolicyBuilder().store(Store([authority])).time(datetime.now(UTC))
     builder.build_server_verifier(x509.DNSName(host)).verify(certificate, [])
@@ -207,8 +211,8 @@ def test_a_superexec_that_ended_before_the_run_started_is_reported(
     endless = tmp_path / "flwr"
     endless.write_text(f"#!{sys.executable}\nimport time\nprint('waiting')\ntime.sleep(600)\n")
     endless.chmod(0o755)
-    said: list[str] = []
-    trial = LocalDeployment(tmp_path / "trial", [], said.append)
+    messages: list[str] = []
+    trial = LocalDeployment(tmp_path / "trial", [], messages.append)
     monkeypatch.setattr("fairflower.deploy.local.script", lambda name: str(endless))
     monkeypatch.setattr(trial, "_answers", lambda: True)
     pending = {"runs": [{"status": "pending"}]}
@@ -218,7 +222,7 @@ def test_a_superexec_that_ended_before_the_run_started_is_reported(
     trial._executor.start()
     with pytest.raises(TrialError, match=r"The SuperExec ended with exit code 3:\nno secret"):
         trial._follow("1")
-    assert said == ["waiting"]
+    assert messages == ["waiting"]
 
 
 def test_a_number_of_sites_that_is_not_a_multiple_of_the_domains_is_refused(tmp_path: Path) -> None:
@@ -250,13 +254,13 @@ def test_connections_to_this_machine_bypass_proxies(
 ) -> None:
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # no one listens there
-    made = make_certificates(tmp_path, [HOST])
+    certificates = make_certificates(tmp_path, [HOST])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(made.certificate, made.key)
+    context.load_cert_chain(certificates.certificate, certificates.key)
     with HTTPServer((HOST, 0), Healthy) as server:
         server.timeout = 10
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        trial = SimpleNamespace(certificates=made, port=server.server_port)
+        trial = SimpleNamespace(certificates=certificates, port=server.server_port)
         with ThreadPoolExecutor() as pool:
             pool.submit(server.handle_request)
             assert LocalDeployment._answers(cast(LocalDeployment, trial))
@@ -264,10 +268,10 @@ def test_connections_to_this_machine_bypass_proxies(
     monkeypatch.setenv("no_grpc_proxy", "b.org")
     for given, expected in (("", HOST), ("a.org", f"a.org,{HOST}"), ("*", "*")):
         monkeypatch.setenv("NO_PROXY", given)
-        found = environment(tmp_path)
-        assert found["no_proxy"] == found["NO_PROXY"] == expected
+        variables = environment(tmp_path)
+        assert variables["no_proxy"] == variables["NO_PROXY"] == expected
         others = {"*": ""}.get(expected, f"{expected},")
-        assert found["no_grpc_proxy"] == f"b.org,{others}{HOST}"
+        assert variables["no_grpc_proxy"] == f"b.org,{others}{HOST}"
 
 
 def test_the_command_line_creates_certificates_and_keys(tmp_path: Path) -> None:
@@ -285,7 +289,7 @@ def test_the_command_line_creates_certificates_and_keys(tmp_path: Path) -> None:
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collect nodes and configs of trials, without starting a process."""
-    found: list[Any] = []
+    calls: list[Any] = []
 
     class NoTrial:
         def __init__(self, folder: Path, nodes: Any, say: Any) -> None:
@@ -297,12 +301,12 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def __exit__(self, *_: object) -> None: ...
 
         def run(self, config: RunConfig) -> Path:
-            found.append((self.nodes, config))
+            calls.append((self.nodes, config))
             raise TrialError("There is none.")
 
     monkeypatch.setattr("fairflower.deploy.local.LocalDeployment", NoTrial)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    return found
+    return calls
 
 
 def try_sites(place: Path, *arguments: str) -> Result:
@@ -467,7 +471,7 @@ def trainings(site: Process) -> int:
     return site.log.read_text().count("Receiving: train message")
 
 
-def outage(trial: LocalDeployment, said: list[str]) -> None:
+def outage(trial: LocalDeployment, messages: list[str]) -> None:
     """Kill a site while it trains, start it again, and stop the run when the site is back."""
     site = trial.sites[DOMAINS.index(DROPPED)]
 
@@ -482,7 +486,7 @@ def outage(trial: LocalDeployment, said: list[str]) -> None:
         wait_for(lambda: trainings(site) > before, "the site to be asked to train")
         site.kill()
         wait_for(
-            lambda: any(f"continues without client {NUMBER}" in line for line in said),
+            lambda: any(f"continues without client {NUMBER}" in line for line in messages),
             "the server to notice",
         )
         after = trainings(site)
@@ -519,13 +523,13 @@ def resumed(trial: LocalDeployment, folder: Path, rounds: int) -> Path:
         return trial.run(config)
 
 
-def simulated(sites: Sequence[Mapping[str, Scalar]], folder: Path, made: RunConfig) -> Run:
+def simulated(sites: Sequence[Mapping[str, Scalar]], folder: Path, run_config: RunConfig) -> Run:
     """The same run in this process."""
     grid = InlineGrid(app, len(sites))
     for context, site in zip(grid.contexts.values(), sites, strict=True):
         context.node_config = dict(site)
-    made = replace(made, output_dir=str(folder / "simulated"))
-    return read_run(Session(grid, made, Console(quiet=True)).run())
+    run_config = replace(run_config, output_dir=str(folder / "simulated"))
+    return read_run(Session(grid, run_config, Console(quiet=True)).run())
 
 
 @pytest.mark.slow
@@ -533,7 +537,7 @@ def simulated(sites: Sequence[Mapping[str, Scalar]], folder: Path, made: RunConf
 def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     folders = own_folders(tmp_path)
     for number, domain in enumerate(DOMAINS):
         tiny_data_sets.write_site_table(folders[domain], number)
@@ -542,7 +546,7 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
     nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
     with (
         ThreadPoolExecutor() as pool,
-        LocalDeployment(tmp_path / "trial", nodes, said.append) as trial,
+        LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial,
     ):
         refused = intruders(trial, tmp_path)
         for supernode in refused.values():
@@ -566,13 +570,13 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
         # More rounds than will be done: the run is stopped as soon as the site is back, and then
         # resumed.
         endless = config("fedheal", rounds=100)
-        happening = pool.submit(outage, trial, said)
+        happening = pool.submit(outage, trial, messages)
         with pytest.raises(TrialError, match="The run is finished:stopped"):
             trial.run(endless)
         happening.result()
         (heal,) = (trial.folder / "runs" / "5").iterdir()
         wait_for(lambda: read_facts(heal)["status"] == "stopped", "the ServerApp to end")
-        assert "Traceback" not in "\n".join(said)
+        assert "Traceback" not in "\n".join(messages)
         assert not {p.name for p in heal.glob(".*")} - {LOCK}, "a temporary file is left"
         done = int(read_facts(heal)["rounds"])
         happening = pool.submit(restart, trial)
@@ -583,15 +587,15 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
     # Models and accuracies equal those of a simulation.
     runs = [read_run(equilibria), read_run(heal)]
     of_images = config("fedequilibria", rounds=1)
-    for run, made in (
+    for run, run_config in (
         (runs[0], of_images),
         (read_run(tables), of_tables),
         (read_run(heads), of_heads),
         (read_run(norms), of_norms),
     ):
-        same = simulated(nodes, tmp_path, made)
+        same = simulated(nodes, tmp_path, run_config)
         model, expected = (run.path / "model.safetensors" for run in (run, same))
-        assert model.read_bytes() == expected.read_bytes(), made.data.name
+        assert model.read_bytes() == expected.read_bytes(), run_config.data.name
         np.testing.assert_array_equal(run.accuracy, same.accuracy)
         np.testing.assert_array_equal(run.personal.accuracy, same.personal.accuracy)
     for run in runs:  # one site per domain, in the same order

@@ -291,8 +291,11 @@ def test_parts_of_an_installed_package_give_the_same_model_with_all_commands(
     models = {}
     for facts in own.rglob("run.json"):
         if "uniform" not in facts.parent.name:
-            told = json.loads(facts.read_text())
-            assert (told["status"], told["label"]) == ("completed", f"smooth+{STRATEGY}"), facts
+            run_facts = json.loads(facts.read_text())
+            assert (run_facts["status"], run_facts["label"]) == (
+                "completed",
+                f"smooth+{STRATEGY}",
+            ), facts
             assert "power = 2.0" in (facts.parent / "config.toml").read_text()
             where = facts.relative_to(own).parts[0]
             models[where] = (facts.parent / "model.safetensors").read_bytes()

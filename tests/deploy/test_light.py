@@ -76,8 +76,8 @@ for name, strategy in STRATEGIES.items():
     except ImportError as error:
         print("lacks:", name, error)
 """
-    told = python(light, code, tmp_path).splitlines()  # warnings, too
-    lines = [line.removeprefix("lacks: ") for line in told if line.startswith("lacks: ")]
+    output = python(light, code, tmp_path).splitlines()  # warnings, too
+    lines = [line.removeprefix("lacks: ") for line in output if line.startswith("lacks: ")]
     assert [line.split()[0] for line in lines] == [n for n, s in STRATEGIES.items() if s.extra]
     assert all('Run: pip install "fairflower[solvers]"' in line for line in lines)
 

@@ -101,11 +101,11 @@ def plain_model(name: str) -> Mapping[str, Any]:
 def test_a_large_clipping_norm_does_not_change_the_model(name: str, wrapper: str) -> None:
     wrap, mods = WRAPPERS[wrapper]
     expected = plain_model(name)
-    found = train(wrap(make(name), LARGE_NORM), mods, rounds=2)
+    actual = train(wrap(make(name), LARGE_NORM), mods, rounds=2)
     for key, array in expected.items():
         # The wrappers subtract and add models again.
-        np.testing.assert_allclose(found[key], array, atol=1e-5)
-        assert found[key].dtype == array.dtype
+        np.testing.assert_allclose(actual[key], array, atol=1e-5)
+        assert actual[key].dtype == array.dtype
 
 
 def distance(arrays: Mapping[str, Any]) -> float:

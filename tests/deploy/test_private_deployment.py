@@ -33,12 +33,12 @@ def inline(folder: Path) -> Path:
     return ff.run(PRIVATE, output_dir=folder, progress=False).path
 
 
-def assert_same(found: Path, expected: Path) -> None:
+def assert_same(actual: Path, expected: Path) -> None:
     """Check that model, noised numbers and epsilon are the same."""
-    models = [(run / "model.safetensors").read_bytes() for run in (found, expected)]
+    models = [(run / "model.safetensors").read_bytes() for run in (actual, expected)]
     assert models[0] == models[1]
     privacy, losses = [], []
-    for run in (found, expected):
+    for run in (actual, expected):
         facts = json.loads((run / "run.json").read_text())
         assert facts["status"] == "completed"
         privacy.append(facts["privacy"])
@@ -58,11 +58,11 @@ def test_a_private_deployment_equals_an_inline_run(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     data, nodes = nodes_with_shares(RunConfig.from_flat(PRIVATE).data)
     settings = {**PRIVATE, "data.dir": data.dir}
-    said: list[str] = []
-    with LocalDeployment(tmp_path / "trial", nodes, said.append) as trial:
-        found = trial.run(RunConfig.from_flat(settings))
-    assert_same(found, inline(tmp_path / "inline"))
-    assert "epsilon" in "\n".join(said)
+    messages: list[str] = []
+    with LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial:
+        actual = trial.run(RunConfig.from_flat(settings))
+    assert_same(actual, inline(tmp_path / "inline"))
+    assert "epsilon" in "\n".join(messages)
 
 
 def test_privacy_is_refused_for_sites_with_their_own_folders(tmp_path: Path) -> None:

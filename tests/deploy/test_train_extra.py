@@ -37,14 +37,14 @@ def test_compare_and_run_work_without_the_sim_extra(scripts: Path, tmp_path: Pat
         "compare", "--engine=inline", "--federations=0-1", *SMALL, "--output-dir=compared"
     )
     assert "Accuracy per domain" in compared
-    made = [json.loads(path.read_text()) for path in tmp_path.glob("compared/**/run.json")]
-    assert sorted(facts["label"] for facts in made) == [
+    all_facts = [json.loads(path.read_text()) for path in tmp_path.glob("compared/**/run.json")]
+    assert sorted(facts["label"] for facts in all_facts) == [
         *("fedavg", "fedavg", "fedheal", "fedheal", "uniform", "uniform")
     ]
-    assert {facts["status"] for facts in made} == {"completed"}
+    assert {facts["status"] for facts in all_facts} == {"completed"}
     assert "</html>" in (tmp_path / "compared/report/index.html").read_text("utf-8")
 
-    told = fairflower("run", "--strategy=fedheal", *SMALL, "--output-dir=made")
-    assert "engine    inline, one client at a time, because Ray is not installed" in told
+    output = fairflower("run", "--strategy=fedheal", *SMALL, "--output-dir=made")
+    assert "engine    inline, one client at a time, because Ray is not installed" in output
     refused = fairflower("run", "--engine=ray", expect=1)
     assert 'Run: pip install "fairflower[sim]"' in refused

@@ -130,9 +130,9 @@ class Ray:
             return SimpleNamespace(__ray_ready__=sign, node=node)
 
         def options(scheduling_strategy: Any, **_: Any) -> Any:
-            return SimpleNamespace(remote=lambda *_: made(scheduling_strategy.node_id[0]))
+            return SimpleNamespace(remote=lambda *_: function(scheduling_strategy.node_id[0]))
 
-        made = call if resources["num_cpus"] else str
+        function = call if resources["num_cpus"] else str
         return lambda thing: SimpleNamespace(options=options)
 
     def wait(self, names: list[str], **_: Any) -> tuple[list[str], list[str]]:

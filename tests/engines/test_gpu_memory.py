@@ -57,8 +57,8 @@ def test_clients_without_gpu_memory_are_retried_with_fewer_workers(caplog):
     assert [reply["n"] for reply in second] == [2] * 6
     assert {reply["share"] for reply in first + second} == {1.0}
     assert len({reply["pid"] for reply in first + second}) == 1
-    said = f"A client ran out of GPU memory ({REASON}). It is retried once, and from now on 1"
-    assert said in caplog.text
+    message = f"A client ran out of GPU memory ({REASON}). It is retried once, and from now on 1"
+    assert message in caplog.text
 
 
 @pytest.mark.nightly

@@ -171,15 +171,15 @@ def test_client_states_may_change_size_and_share_arrays_with_messages():
         return Message(RecordDict(content), reply_to=message)
 
     def rounds(grid: InlineGrid) -> list[list[dict[str, list[float]]]]:
-        found = []
+        each_round = []
         for number, part in enumerate(["large", "large", "small", "", "small", "large", "large"]):
             arrays = {"large": Array(WEIGHTS + number), "small": Array(np.array([number + 0.5]))}
             content = RecordDict({"arrays": ArrayRecord(arrays)})
             content["config"] = ConfigRecord({"keep": part})
             messages = [Message(content, node, "train") for node in grid.get_node_ids()]
             replies = [reply.content["arrays"] for reply in grid.send_and_receive(messages)]
-            found.append([{n: a.numpy().tolist() for n, a in r.items()} for r in replies])
-        return found
+            each_round.append([{n: a.numpy().tolist() for n, a in r.items()} for r in replies])
+        return each_round
 
     with closing(RayGrid(app, 3, workers=2)) as grid:
         assert rounds(grid) == rounds(InlineGrid(app, 3))
@@ -291,11 +291,11 @@ def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_
     @app.train()
     def train(message: Message, context: Context) -> Message:
         seen = context.state.config_records.setdefault("seen", ConfigRecord({"rounds": []}))
-        told = message.content.config_records["config"]
-        if told["round"] == 1 and context.node_config["partition-id"] == 0:
+        config = message.content.config_records["config"]
+        if config["round"] == 1 and context.node_config["partition-id"] == 0:
             while not (tmp_path / "second").exists():
                 time.sleep(0.01)
-        seen["rounds"] = [*seen["rounds"], told["round"]]
+        seen["rounds"] = [*seen["rounds"], config["round"]]
         metrics = MetricRecord({"rounds": list(seen["rounds"])})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -308,12 +308,12 @@ def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_
         assert ask(grid, timeout=20, round=2).keys() == {0, 1}  # by the other worker
         (tmp_path / "second").touch()
         time.sleep(1)
-        found = ask(grid, round=3)[0].content["metrics"]["rounds"]
-    assert found == [0, 2, 3]
+        actual = ask(grid, round=3)[0].content["metrics"]["rounds"]
+    assert actual == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"engine": "Inline"}, "engine = 'Inline': expected ray, flower or inline"),
         ({"client_cpus": 0}, "client_cpus = 0: expected a number >= 1"),
@@ -322,6 +322,6 @@ def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_
         ({"num_supernodes": 0}, "num_supernodes = 0: expected a number >= 1"),
     ],
 )
-def test_invalid_arguments_of_simulate_are_refused(options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_arguments_of_simulate_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
         simulate(ServerApp(), ClientApp(), **{"num_supernodes": 2, **options})

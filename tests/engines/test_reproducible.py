@@ -162,19 +162,19 @@ def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pyte
         script = [sys.executable, "-c", IN_TURN, json.dumps(given)]
         run(script, env=environment(tmp_path), cwd=ROOT / "tests")
         for kind in kinds:
-            made, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
-            assert made == same, f"{kind} on {engine}"
+            on_engine, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
+            assert on_engine == same, f"{kind} on {engine}"
             runs = [read_run(tmp_path / f"{kind}-{by}") for by in (engine, "inline")]
             np.testing.assert_array_equal(*(read.personal.accuracy for read in runs))
-            found, expected = (read.group_metrics for read in runs)
-            assert found.keys() == expected.keys(), f"{kind} on {engine}"
+            actual, expected = (read.group_metrics for read in runs)
+            assert actual.keys() == expected.keys(), f"{kind} on {engine}"
             for metric, history in expected.items():
-                np.testing.assert_array_equal(found[metric].accuracy, history.accuracy)
+                np.testing.assert_array_equal(actual[metric].accuracy, history.accuracy)
             assert bool(expected) == (kind == "groups")
-            made, same = (read_facts(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
-            for told in ("privacy", "secure_aggregation"):
-                assert made.get(told) == same.get(told), f"{kind} on {engine}"
-                assert (told in made) == (told == kind), f"{kind} on {engine}"
+            on_engine, same = (read_facts(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
+            for field in ("privacy", "secure_aggregation"):
+                assert on_engine.get(field) == same.get(field), f"{kind} on {engine}"
+                assert (field in on_engine) == (field == kind), f"{kind} on {engine}"
 
 
 @pytest.mark.nightly

@@ -90,11 +90,11 @@ def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Pop
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(theirs)
-    said = b""
+    output = b""
     while len(list(home.rglob("checkpoints/round-*1.safetensors"))) < count:
-        assert process.poll() is None, said
+        assert process.poll() is None, output
         if select.select([ours], [], [], 0.1)[0]:
-            said += os.read(ours, 65536)
+            output += os.read(ours, 65536)
     return process, ours
 
 

@@ -129,7 +129,7 @@ def test_prototypes_are_means_over_all_images_and_stay_for_absent_classes():
 def test_prototypes_do_not_depend_on_the_partition_of_images(seed):
     random = np.random.default_rng(seed)
     z, y = random.normal(size=(20, 2)), random.integers(0, 3, 20)
-    found = []
+    means = []
     for clients in (1, 4):
         owner = random.integers(0, clients, 20)
         shared = {}
@@ -139,8 +139,8 @@ def test_prototypes_do_not_depend_on_the_partition_of_images(seed):
             shared[k] = returned(mean, [m.sum() for m in mine])
         exchange = Prototypes()
         one_round(Uniform(exchanges=[exchange]), shared, range(clients))
-        found.append(exchange.mean)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
+        means.append(exchange.mean)
+    np.testing.assert_allclose(means[0], means[1], rtol=1e-4, atol=1e-5)
 
 
 GOOD = np.ones((3, 2), np.float32)

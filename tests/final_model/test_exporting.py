@@ -65,8 +65,8 @@ class Undecided(Own):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the features or their negative."""
-        found = super().features(x)
-        return found if int(x.sum()) % 2 else -found
+        h = super().features(x)
+        return h if int(x.sum()) % 2 else -h
 
 
 def wrapped(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Network:
@@ -79,12 +79,12 @@ def wrapped(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Netwo
 def built(name: str) -> Network:
     """A network with initial weights, whose BatchNorm layers have seen images."""
     shape: tuple[int, ...] = {"embedding-bag": (50, 12), "mlp": (13,)}.get(name, (3, 32, 32))
-    made = wrapped(build(name, 3, shape, seed=0), shape)
-    model = made.model.train()
+    network = wrapped(build(name, 3, shape, seed=0), shape)
+    model = network.model.train()
     with torch.no_grad():
-        model(torch.randn(8, *shape) if len(shape) != 2 else made.examples(8))
+        model(torch.randn(8, *shape) if len(shape) != 2 else network.examples(8))
     model.eval()
-    return made
+    return network
 
 
 def onnx_logits(path: Path, x: Tensor) -> np.ndarray:
@@ -94,14 +94,14 @@ def onnx_logits(path: Path, x: Tensor) -> np.ndarray:
     return logits
 
 
-def check(made: Network, tmp_path: Path, atol: float = 1e-5) -> None:
+def check(network: Network, tmp_path: Path, atol: float = 1e-5) -> None:
     """Assert that files of both kinds give the same logits, for any number of examples."""
-    exporting._onnx(made, tmp_path / "a.onnx", made.facts())
-    exporting._torchscript(made, tmp_path / "a.pt", made.facts())
+    exporting._onnx(network, tmp_path / "a.onnx", network.facts())
+    exporting._torchscript(network, tmp_path / "a.pt", network.facts())
     script = torch.jit.load(tmp_path / "a.pt")
     for count in (1, 2, 7):
-        x = made.examples(count)
-        expected = made(x).numpy()
+        x = network.examples(count)
+        expected = network(x).numpy()
         np.testing.assert_allclose(onnx_logits(tmp_path / "a.onnx", x), expected, atol=atol)
         np.testing.assert_allclose(script(x).numpy(), expected, atol=atol)
 
@@ -158,19 +158,19 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def raw_tests(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
     """Raw test images of each domain, their labels and the accuracy that the run measured."""
     rows = [row for row in history(folder) if row["level"] == "domain" and row["round"] == "2"]
-    found = {row["name"]: float(row["value"]) for row in rows if row["metric"] == "accuracy"}
+    accuracies = {row["name"]: float(row["value"]) for row in rows if row["metric"] == "accuracy"}
     federation = prepare(config(folder).data)
-    return {domain: (*federation.test(domain), found[domain]) for domain in federation.domains}
+    return {domain: (*federation.test(domain), accuracies[domain]) for domain in federation.domains}
 
 
 @pytest.mark.slow
 def test_exports_of_a_run_reproduce_its_test_accuracy_and_logits(
     folder: Path, tmp_path: Path
 ) -> None:
-    found = read_run(folder)
-    whole = network(found)
-    onnx = export(found, "onnx", tmp_path / "deep" / "a.onnx")
-    script = torch.jit.load(export(found, "torchscript", tmp_path / "a.pt"))
+    run = read_run(folder)
+    whole = network(run)
+    onnx = export(run, "onnx", tmp_path / "deep" / "a.onnx")
+    script = torch.jit.load(export(run, "torchscript", tmp_path / "a.pt"))
     for domain, (x, y, accuracy) in raw_tests(folder).items():
         federation = prepare(config(folder).data)
         data = examples_of(federation.test(domain), federation.mean, federation.std)
@@ -190,18 +190,18 @@ def test_exports_of_a_run_reproduce_its_test_accuracy_and_logits(
 def test_a_state_dict_has_the_whole_model_including_frozen_weights(
     folder: Path, tmp_path: Path
 ) -> None:
-    found = read_run(folder)
-    path = export(found, "state-dict")
+    run = read_run(folder)
+    path = export(run, "state-dict")
     assert path == folder / "state-dict.safetensors"
     arrays = load_file(path)
     sent = load_file(folder / "model.safetensors")
     assert sent
     assert all(torch.equal(arrays[name], array) for name, array in sent.items())
     federation = prepare(config(folder).data)
-    fresh = build(found.config["model.name"], federation.num_classes, federation.shape, seed=5)
+    fresh = build(run.config["model.name"], federation.num_classes, federation.shape, seed=5)
     fresh.load_state_dict(arrays)
-    x = network(found).examples(3)
-    torch.testing.assert_close(with_data_of(fresh, folder)(x), network(found)(x))
+    x = network(run).examples(3)
+    torch.testing.assert_close(with_data_of(fresh, folder)(x), network(run)(x))
     with safe_open(path, "numpy") as file:
         facts = {name: json.loads(value) for name, value in file.metadata().items()}
     assert facts == {
@@ -237,8 +237,8 @@ def test_the_network_of_a_result_takes_raw_images(plain: Path) -> None:
 def test_the_export_command_writes_to_the_run_folder_or_a_given_file(
     plain: Path, tmp_path: Path
 ) -> None:
-    said = call("export", str(plain), "--format", "torchscript")
-    assert f"model: {plain / 'model.pt'}" in said
+    output = call("export", str(plain), "--format", "torchscript")
+    assert f"model: {plain / 'model.pt'}" in output
     facts = dict.fromkeys(("kind", "classes"), "")
     script = torch.jit.load(plain / "model.pt", _extra_files=facts)
     assert json.loads(facts["kind"]) == "images"
@@ -272,22 +272,22 @@ def test_exporting_a_run_of_sites_needs_no_data(
 def test_impossible_exports_are_refused(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = read_run(plain)
+    run = read_run(plain)
     with pytest.raises(ConfigError, match=r"Unknown format 'onxx'. Did you mean 'onnx'"):
-        export(found, "onxx")
+        export(run, "onxx")
     for kind, format_ in ((Fixed, "torchscript"), (Undecided, "torchscript")):
-        made = wrapped(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
-        monkeypatch.setattr(exporting, "network", lambda run, data_dir, made=made: made)
+        exported = wrapped(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
+        monkeypatch.setattr(exporting, "network", lambda run, data_dir, exported=exported: exported)
         with pytest.raises(
             RunFolderError, match=rf"cnn cannot be exported as {format_} .*state-dict"
         ):
-            export(found, format_, tmp_path / "a")
+            export(run, format_, tmp_path / "a")
     assert not list(tmp_path.iterdir())
     (plain / "model.safetensors").rename(tmp_path / "away")
     monkeypatch.undo()
     try:
         with pytest.raises(RunFolderError, match=r"has no model\.safetensors"):
-            export(found, "state-dict")
+            export(run, "state-dict")
     finally:
         (tmp_path / "away").rename(plain / "model.safetensors")
 
@@ -296,8 +296,8 @@ def test_impossible_exports_are_refused(
 def test_a_model_without_a_static_graph_is_not_exported_as_onnx(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = wrapped(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
-    monkeypatch.setattr(exporting, "network", lambda run, data_dir: made)
+    exported = wrapped(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
+    monkeypatch.setattr(exporting, "network", lambda run, data_dir: exported)
     with pytest.raises(RunFolderError, match=r"cnn cannot be exported as onnx .*state-dict"):
         export(read_run(plain), "onnx", tmp_path / "a")
     assert not list(tmp_path.iterdir())

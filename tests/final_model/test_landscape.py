@@ -98,13 +98,13 @@ def explored(directions: list[list[torch.Tensor]], **options: Any) -> np.ndarray
 def test_a_surface_matches_the_loss_at_every_point_by_brute_force() -> None:
     model = linear()
     directions = [filter_normalized(model, seed) for seed in (0, 1)]
-    found = explored(directions, batch_size=7)
-    assert found.shape == (2, 5, 5)
+    actual = explored(directions, batch_size=7)
+    assert actual.shape == (2, 5, 5)
     w, d, e = (
         np.c_[weight.detach().numpy(), bias.detach().numpy()].astype(float)
         for weight, bias in (list(model.parameters()), *directions)
     )
-    for losses, data in zip(found, (random_images(20, 0), random_images(11, 1)), strict=True):
+    for losses, data in zip(actual, (random_images(20, 0), random_images(11, 1)), strict=True):
         regression = NumPySoftmaxRegression(data)
         expected = [[regression.loss(w + x * d + y * e) for x in STEPS] for y in STEPS]
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
@@ -115,10 +115,10 @@ def test_a_surface_matches_the_loss_at_every_point_by_brute_force() -> None:
 
 def test_swapping_or_negating_directions_transposes_or_flips_the_surface() -> None:
     d, e = (filter_normalized(linear(), seed) for seed in (0, 1))
-    found = explored([d, e])
-    assert np.array_equal(explored([e, d])[:, 2], found[:, :, 2])  # one axis, exactly
-    np.testing.assert_allclose(explored([e, d]), found.transpose(0, 2, 1), rtol=1e-5)
-    assert np.array_equal(explored([[-p for p in d], e]), found[:, :, ::-1])
+    actual = explored([d, e])
+    assert np.array_equal(explored([e, d])[:, 2], actual[:, :, 2])  # one axis, exactly
+    np.testing.assert_allclose(explored([e, d]), actual.transpose(0, 2, 1), rtol=1e-5)
+    assert np.array_equal(explored([[-p for p in d], e]), actual[:, :, ::-1])
     still = [torch.zeros_like(p) for p in d]
     flat = explored([still, still])
     assert np.array_equal(flat, np.broadcast_to(flat[:, :1, :1], flat.shape))
@@ -130,18 +130,20 @@ def test_the_number_of_cores_changes_neither_the_surface_nor_the_model(
     model = net().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     directions = [filter_normalized(model, seed) for seed in (0, 1)]
-    found = []
+    results = []
     for cores in (1, 3):
         monkeypatch.setattr("fairflower.final_model.landscape.cpus", lambda cores=cores: cores)
-        found.append(surfaces(model, directions, STEPS, [images(20, 0)], batch_size=8))
-    assert np.array_equal(*found)
+        results.append(surfaces(model, directions, STEPS, [images(20, 0)], batch_size=8))
+    assert np.array_equal(*results)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_progress_is_reported_for_every_point() -> None:
-    told: list[int] = []
-    explored([filter_normalized(linear(), seed) for seed in (0, 1)], advance=lambda: told.append(1))
-    assert len(told) == 25
+    calls: list[int] = []
+    explored(
+        [filter_normalized(linear(), seed) for seed in (0, 1)], advance=lambda: calls.append(1)
+    )
+    assert len(calls) == 25
 
 
 def test_an_error_at_a_point_is_raised() -> None:
@@ -156,39 +158,39 @@ def test_an_error_at_a_point_is_raised() -> None:
 
 @pytest.mark.parametrize("client", ["sgd", "harmofl"])
 def test_the_center_is_the_loss_that_the_run_measured(tmp_path: Path, client: str) -> None:
-    made = config(tmp_path, **{"client.name": client, "model.name": "cnn"})
-    folder = run(made)
-    told = {
+    run_config = config(tmp_path, **{"client.name": client, "model.name": "cnn"})
+    folder = run(run_config)
+    losses = {
         r["name"]: float(r["value"])
         for r in history(folder)
         if (r["round"], r["level"], r["metric"]) == ("2", "domain", "loss")
     }
-    found = landscape(read_run(folder), grid=3, images=0)
-    assert [(s.domain, s.split, s.num_images) for s in found.surfaces] == [
-        (domain, split, 20) for split in ("train", "test") for domain in told
+    actual = landscape(read_run(folder), grid=3, images=0)
+    assert [(s.domain, s.split, s.num_images) for s in actual.surfaces] == [
+        (domain, split, 20) for split in ("train", "test") for domain in losses
     ]
-    for surface in found.surfaces[4:]:
-        assert surface.center == pytest.approx(told[surface.domain], rel=1e-6)
+    for surface in actual.surfaces[4:]:
+        assert surface.center == pytest.approx(losses[surface.domain], rel=1e-6)
         assert surface.loss[1, 1] == surface.center
-    assert len({surface.center for surface in found.surfaces}) == 8
+    assert len({surface.center for surface in actual.surfaces}) == 8
 
 
 @pytest.mark.parametrize("client", ["lg-fedavg", "fedper"])
 def test_a_loaded_model_has_the_initial_local_arrays(tmp_path: Path, client: str) -> None:
     settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
     folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))
-    made = read_run(folder)
-    found = RunConfig.from_flat(made.config)
-    model = load_model(made, found, prepare(found.data))
-    like = build_model(found.model, found.client, prepare(found.data), seed=3)
+    result = read_run(folder)
+    run_config = RunConfig.from_flat(result.config)
+    model = load_model(result, run_config, prepare(run_config.data))
+    like = build_model(run_config.model, run_config.client, prepare(run_config.data), seed=3)
     assert initial_local_arrays(like)
     for name, array in initial_local_arrays(like).items():
         assert torch.equal(model.state_dict()[name], array)
 
 
 def test_the_seed_determines_directions_and_images(tmp_path: Path) -> None:
-    made = read_run(run(config(tmp_path, **{"num-server-rounds": 1})))
-    first, again, other = (landscape(made, grid=3, images=8, seed=s) for s in (0, 0, 1))
+    result = read_run(run(config(tmp_path, **{"num-server-rounds": 1})))
+    first, again, other = (landscape(result, grid=3, images=8, seed=s) for s in (0, 0, 1))
     for one, two, three in zip(first.surfaces, again.surfaces, other.surfaces, strict=True):
         assert one.num_images == 8
         assert np.array_equal(one.loss, two.loss)
@@ -209,9 +211,9 @@ def test_the_seed_determines_directions_and_images(tmp_path: Path) -> None:
 def test_invalid_options_of_landscapes_are_named(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    made = read_run(run(config(tmp_path, **{"num-server-rounds": 0})))
+    result = read_run(run(config(tmp_path, **{"num-server-rounds": 0})))
     with pytest.raises(ConfigError, match=message):
-        landscape(made, **options)
+        landscape(result, **options)
 
 
 def test_a_run_without_a_model_or_with_a_wrong_model_is_refused(tmp_path: Path) -> None:
@@ -303,9 +305,9 @@ def test_zero_infinite_and_nan_losses_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_a_model_is_not_measured_on_examples_that_changed(tmp_path: Path) -> None:
-    made = read_run(run(config(tmp_path)))
-    load_run_model(made, "", "cpu")
-    made.info["digest"] = "of other examples"
+    result = read_run(run(config(tmp_path)))
+    load_run_model(result, "", "cpu")
+    result.info["digest"] = "of other examples"
     for use in (landscape, client_sharpness, network):
         with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
-            use(made)
+            use(result)

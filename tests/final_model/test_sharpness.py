@@ -46,17 +46,17 @@ def test_every_client_is_measured_on_its_own_images(folder: Path) -> None:
     config = RunConfig.from_flat(run.config)
     federation = prepare(config.data)
     model = load_model(run, config, federation)
-    found = client_sharpness(run, rho=0.1)
-    assert list(found.values) == list(federation.domains)
+    actual = client_sharpness(run, rho=0.1)
+    assert list(actual.values) == list(federation.domains)
     every = []
     for client in federation.clients:
         split = federation.train(client.client_id)
         images = Images(split, federation.mean, federation.std, Augment())
         every.append(sharpness(model, images, rho=0.1))
-    assert np.concatenate(list(found.values.values())).tolist() == every
-    assert found.over_clients == (pytest.approx(np.mean(every)), pytest.approx(np.std(every)))
+    assert np.concatenate(list(actual.values.values())).tolist() == every
+    assert actual.over_clients == (pytest.approx(np.mean(every)), pytest.approx(np.std(every)))
     assert min(every) > 0
-    assert client_sharpness(run).over_clients[0] < found.over_clients[0]
+    assert client_sharpness(run).over_clients[0] < actual.over_clients[0]
 
 
 def test_the_sharpness_command_prints_domains_and_writes_every_client(

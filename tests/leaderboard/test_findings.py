@@ -62,17 +62,17 @@ def row_of(run: Planned, validation: str, test: str, outcome: str = "completed")
     )
 
 
-def key(made: Findings, benchmark: str, method: str, federation: int) -> str:
-    (of,) = [b for b in made.design.benchmarks if b.name == benchmark]
-    runs = made.stages.confirmation(of)
+def key(results: Findings, benchmark: str, method: str, federation: int) -> str:
+    (of,) = [b for b in results.design.benchmarks if b.name == benchmark]
+    runs = results.stages.confirmation(of)
     return next(r.key for r in runs if (r.method, r.federation) == (method, federation))
 
 
 def test_a_gain_is_found_with_scipys_bonferroni_interval(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    plain, noisy = made.design.benchmarks
-    judged = made.judged(plain)
-    accuracies = made.accuracies(plain)
+    results = findings(tmp_path)
+    plain, noisy = results.design.benchmarks
+    judged = results.judged(plain)
+    accuracies = results.accuracies(plain)
     pairs = {
         method: [accuracies[method][f][0] - accuracies["uniform"][f][0] for f in range(24)]
         for method in ("fedheal", "gsam+fedism")
@@ -89,75 +89,76 @@ def test_a_gain_is_found_with_scipys_bonferroni_interval(tmp_path: Path) -> None
         width = stats.t.ppf(1 - 0.05 / 4, one.df) * one.error
         assert (one.low, one.high) == pytest.approx((one.mean - width, one.mean + width))
     # The federations of the other benchmark overlap: its variance factor is 1/n + 0.5.
-    other = made.judged(noisy)["fedheal"]
-    alone = made._alone(made.accuracies(noisy), [primary_of(made)], 0.0, "uniform")
+    other = results.judged(noisy)["fedheal"]
+    alone = results._alone(results.accuracies(noisy), [primary_of(results)], 0.0, "uniform")
     once = alone["worst half", "fedheal"]
     assert other.error == pytest.approx(once.error * math.sqrt((1 / 24 + 0.5) * 24))
 
 
-def primary_of(made: Findings) -> object:
+def primary_of(results: Findings) -> object:
     from fairflower.leaderboard.analysis import primary
 
-    return primary(made.design)
+    return primary(results.design)
 
 
 def test_sentences_report_counts_and_the_largest_detectable_difference(tmp_path: Path) -> None:
-    said = sentences(findings(tmp_path / "few", federations=4))
-    assert said[0] == "plain: fewer than 5 federations so far, so there is no conclusion."
-    made = findings(tmp_path / "many", spread=0.5)
-    said = sentences(made)
-    assert said[0].startswith(
+    lines = sentences(findings(tmp_path / "few", federations=4))
+    assert lines[0] == "plain: fewer than 5 federations so far, so there is no conclusion."
+    results = findings(tmp_path / "many", spread=0.5)
+    lines = sentences(results)
+    assert lines[0].startswith(
         "plain: 2 methods were compared with uniform on the worst half of the domains in 24 "
         "federations: 1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided; "
         "the largest difference that is detectable with 80 % power is 0."
     )
-    least = float(said[0].split(" power is ")[1].split(" ")[0])
+    least = float(lines[0].split(" power is ")[1].split(" ")[0])
     assert least == pytest.approx(
-        max(one.detectable for one in made.judged(made.design.benchmarks[0]).values()), abs=0.005
+        max(one.detectable for one in results.judged(results.design.benchmarks[0]).values()),
+        abs=0.005,
     )
     assert (
         "2 of 2 benchmarks are finished, with 2 independent data sets. Conclusions over "
         "benchmarks need all of them, their runs with uniform's other finalists, and 5 data sets."
-        in said
+        in lines
     )
-    (counts, _) = tables(made)[0].groups[0].rows
+    (counts, _) = tables(results)[0].groups[0].rows
     assert counts.name == "plain (2 domains)"
     *numbers, largest = (cell.text for cell in counts.cells)
     assert numbers == ["1 (1)", "1 (1)", "0", "0"]
     assert largest.startswith(f"{least:.2f} (")
-    assert not any("none" in line.split() for line in said)
+    assert not any("none" in line.split() for line in lines)
 
 
 def test_conclusions_that_hold_for_other_finalists_of_the_reference_are_counted(
     tmp_path: Path,
 ) -> None:
     """If the reference's other finalists are as good as fedheal, fedheal is no longer better."""
-    made = findings(tmp_path)
-    plain, rows = made.design.benchmarks[0], made.stages.ledger.rows
-    fedheal = {r.federation: r.test for r in made.rows["plain"] if r.method == "fedheal"}
-    runs = [*made.stages.references(plain)]
-    assert len(runs) == 24 * (made.design.again - 1)
-    assert not {run.settings for run in runs} & {r.settings for r in made.rows["plain"][:1]}
+    results = findings(tmp_path)
+    plain, rows = results.design.benchmarks[0], results.stages.ledger.rows
+    fedheal = {r.federation: r.test for r in results.rows["plain"] if r.method == "fedheal"}
+    runs = [*results.stages.references(plain)]
+    assert len(runs) == 24 * (results.design.again - 1)
+    assert not {run.settings for run in runs} & {r.settings for r in results.rows["plain"][:1]}
     for run in runs:
         rows[run.key] = dataclasses.replace(rows[run.key], test=fedheal[run.federation])
-    again = Findings(made.stages)
+    again = Findings(results.stages)
     first = again.judged(plain)
     for family in again.other_references(plain).values():
         assert family["fedheal"].mean == 0
         shift = first["fedheal"].mean
         assert family["gsam+fedism"].mean == pytest.approx(first["gsam+fedism"].mean - shift)
-    said = " ".join(sentences(again))
-    assert "these conclusions stay: 0 of 1 better, 0 of 1 equivalent." in said
+    text = " ".join(sentences(again))
+    assert "these conclusions stay: 0 of 1 better, 0 of 1 equivalent." in text
     *numbers, _ = (cell.text for cell in tables(again)[0].groups[0].rows[0].cells)
     assert numbers == ["1 (0)", "1 (0)", "0", "0"]
     del rows[runs[0].key]
-    *numbers, _ = (c.text for c in tables(Findings(made.stages))[0].groups[0].rows[0].cells)
+    *numbers, _ = (c.text for c in tables(Findings(results.stages))[0].groups[0].rows[0].cells)
     assert numbers == ["1", "1", "0", "0"], "a run is missing"
 
 
 def test_a_choice_of_the_largest_learning_rate_is_reported(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    plain, stages = made.design.benchmarks[0], made.stages
+    results = findings(tmp_path)
+    plain, stages = results.design.benchmarks[0], results.stages
     rates = [point["train.lr"] for point in stages.points(plain, "fedheal")]
     best = stages.screened(plain, "fedheal", rates.index(max(rates)))
     for run in [best, *stages.trials(plain, "fedheal", rates.index(max(rates)))]:
@@ -172,18 +173,20 @@ def test_a_choice_of_the_largest_learning_rate_is_reported(tmp_path: Path) -> No
 def test_methods_tuned_to_the_same_values_are_both_judged(tmp_path: Path) -> None:
     """Methods that are tuned to the same values share their runs."""
     twins = FILE.replace("fedheal,gsam+fedism", "fedheal,fedheal:tau=0.3")
-    made = findings(tmp_path, {"uniform": 0.0, "fedheal": 5.0, "fedheal:tau=0.3": 5.0}, file=twins)
-    judged = made.judged(made.design.benchmarks[0])
+    results = findings(
+        tmp_path, {"uniform": 0.0, "fedheal": 5.0, "fedheal:tau=0.3": 5.0}, file=twins
+    )
+    judged = results.judged(results.design.benchmarks[0])
     assert {"fedheal", "fedheal:tau=0.3"} <= judged.keys()
 
 
 def test_a_benchmark_is_judged_when_all_its_runs_are_finished(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    del made.stages.ledger.rows[key(made, "plain", "fedheal", 23)]
-    assert [benchmark.name for benchmark in made.benchmarks] == ["noisy"]
-    assert not any(line.startswith("plain") for line in sentences(made))
-    assert [table.title for table in tables(made)] == ["Summary", "noisy, confirmed"]
-    assert left(made).startswith("Remaining runs of the confirmation: plain 1.")
+    results = findings(tmp_path)
+    del results.stages.ledger.rows[key(results, "plain", "fedheal", 23)]
+    assert [benchmark.name for benchmark in results.benchmarks] == ["noisy"]
+    assert not any(line.startswith("plain") for line in sentences(results))
+    assert [table.title for table in tables(results)] == ["Summary", "noisy, confirmed"]
+    assert left(results).startswith("Remaining runs of the confirmation: plain 1.")
     assert not left(findings(tmp_path / "all"))
 
 
@@ -191,15 +194,15 @@ def test_rows_that_the_design_no_longer_plans_do_not_count(tmp_path: Path) -> No
     whole = findings(tmp_path)
     fewer = dataclasses.replace(whole.design.benchmarks[0], federations=tuple(range(8)))
     design = dataclasses.replace(whole.design, benchmarks=(fewer,))
-    made = Findings(Stages(design, whole.stages.ledger))
-    assert made.left(fewer) == 0
-    assert {difference.n for difference in made.judged(fewer).values()} == {8}
+    results = Findings(Stages(design, whole.stages.ledger))
+    assert results.left(fewer) == 0
+    assert {difference.n for difference in results.judged(fewer).values()} == {8}
 
 
 def test_a_lower_std_is_marked_as_better(tmp_path: Path) -> None:
     """Domain "b" has 90 % and "a" about 50 %, so a gain on "a" lowers the spread."""
-    made = findings(tmp_path)
-    (_, plain, _) = tables(made)
+    results = findings(tmp_path)
+    (_, plain, _) = tables(results)
     (row,) = [row for row in plain.groups[0].rows if row.name == "fedheal"]
     cells = dict(zip(plain.columns, row.cells, strict=True))
     assert cells["against uniform"].text.endswith("▲")
@@ -209,47 +212,47 @@ def test_a_lower_std_is_marked_as_better(tmp_path: Path) -> None:
 
 
 def swept(folder: Path) -> Findings:
-    made = findings(folder, federations=8)
-    (sweep,) = made.stages.sweeps
+    results = findings(folder, federations=8)
+    (sweep,) = results.stages.sweeps
     wide = dataclasses.replace(sweep, federations=tuple(range(50, 58)))
-    made.stages.sweeps = [wide]
+    results.stages.sweeps = [wide]
     rng = np.random.default_rng(3)
-    for _, run in made.stages.swept(wide):
+    for _, run in results.stages.swept(wide):
         value = 0.5 + 0.05 * (run.method == "fedheal") + rng.normal(0, 0.004)
-        made.stages.ledger.add(row_of(run, "", f"{value} 0.9"))
-    return made
+        results.stages.ledger.add(row_of(run, "", f"{value} 0.9"))
+    return results
 
 
 def test_a_sweep_names_gains_and_lost_runs(tmp_path: Path) -> None:
-    made = swept(tmp_path)
-    (sweep,) = made.stages.sweeps
+    results = swept(tmp_path)
+    (sweep,) = results.stages.sweeps
     assert list(sweep.places) == [
         "train.local-epochs=1",
         "train.local-epochs=2",
         "data.clients-per-domain=2",
     ]
-    said = [line for line in sentences(made) if line.startswith("Sweep")]
-    assert len(said) == 3
-    assert all(": fedheal beats uniform by at least " in line for line in said)
-    for place, run in made.stages.swept(sweep):
+    lines = [line for line in sentences(results) if line.startswith("Sweep")]
+    assert len(lines) == 3
+    assert all(": fedheal beats uniform by at least " in line for line in lines)
+    for place, run in results.stages.swept(sweep):
         if place == "train.local-epochs=2" and run.federation == 50 and run.method == "fedheal":
-            made.stages.ledger.add(row_of(run, "", "", "lost"))
+            results.stages.ledger.add(row_of(run, "", "", "lost"))
     text = "Sweep skew, train.local-epochs=2: fedheal is lost in 1 of 8 federations; the others"
-    assert any(line.startswith(text) for line in sentences(Findings(made.stages)))
+    assert any(line.startswith(text) for line in sentences(Findings(results.stages)))
 
 
 def test_a_sweep_over_overlapping_federations_has_wider_intervals(tmp_path: Path) -> None:
-    made = swept(tmp_path)
-    (sweep,) = made.stages.sweeps
-    alone = made.swept(sweep)
+    results = swept(tmp_path)
+    (sweep,) = results.stages.sweeps
+    alone = results.swept(sweep)
     overlapping = dataclasses.replace(sweep.benchmark, overlap=0.5)
-    wider = made.swept(dataclasses.replace(sweep, benchmark=overlapping))
+    wider = results.swept(dataclasses.replace(sweep, benchmark=overlapping))
     for place, difference in alone.items():
         assert wider[place].error == pytest.approx(difference.error * math.sqrt(1 + 8 * 0.5))
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({}, "better by at least 1.50 points"),
         ({"mean": -3.0, "low": -4.5, "high": -1.5}, "worse by at least 1.50 points"),
@@ -259,10 +262,10 @@ def test_a_sweep_over_overlapping_federations_has_wider_intervals(tmp_path: Path
     ],
 )
 def test_a_difference_is_better_worse_equivalent_or_undecided(
-    changes: dict[str, float], told: str
+    changes: dict[str, float], expected: str
 ) -> None:
     one = Difference(3.0, 1.0, 24, 1.5, 4.5, 0.001)
-    assert conclusion(dataclasses.replace(one, **changes)) == told  # type: ignore[arg-type]
+    assert conclusion(dataclasses.replace(one, **changes)) == expected  # type: ignore[arg-type]
     undecided = dataclasses.replace(one, p=0.3, error=0.5, df=23, p_same=0.4)
     assert (
         conclusion(undecided)
@@ -272,52 +275,52 @@ def test_a_difference_is_better_worse_equivalent_or_undecided(
 
 
 def test_lost_runs_are_named_and_excluded_from_comparisons(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    rows = made.stages.ledger.rows
-    at = key(made, "plain", "fedheal", 3)
+    results = findings(tmp_path)
+    rows = results.stages.ledger.rows
+    at = key(results, "plain", "fedheal", 3)
     rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
-    assert made.judged(made.design.benchmarks[0])["fedheal"].n == 23
-    (_, plain, _) = tables(made)
+    assert results.judged(results.design.benchmarks[0])["fedheal"].n == 23
+    (_, plain, _) = tables(results)
     assert plain.footers == ["fedheal, federation 3, is lost: NaN"]
     assert "plain: fedheal is lost in 1 of 24 federations; the others are compared." in sentences(
-        made
+        results
     )
     for federation in range(24):
-        at = key(made, "plain", "fedheal", federation)
+        at = key(results, "plain", "fedheal", federation)
         rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
-    again = Findings(made.stages)
+    again = Findings(results.stages)
     assert "plain: fedheal is lost in all federations, so it is not compared." in sentences(again)
 
 
 def test_a_method_without_completed_trials_is_named_and_the_others_are_judged(
     tmp_path: Path,
 ) -> None:
-    made = findings(tmp_path, {"uniform": 0.0, "gsam+fedism": 0.0})
-    plain = made.design.benchmarks[0]
-    assert made.left(plain) == 24
-    for number in range(made.design.points):
-        trial = made.stages.screened(plain, "fedheal", number)
-        made.stages.ledger.add(row_of(trial, "", "", "lost"))
-    assert made.stages.chosen(plain, "fedheal") == -1
-    assert made.left(plain) == 0
-    assert list(made.judged(plain)) == ["gsam+fedism"]
+    results = findings(tmp_path, {"uniform": 0.0, "gsam+fedism": 0.0})
+    plain = results.design.benchmarks[0]
+    assert results.left(plain) == 24
+    for number in range(results.design.points):
+        trial = results.stages.screened(plain, "fedheal", number)
+        results.stages.ledger.add(row_of(trial, "", "", "lost"))
+    assert results.stages.chosen(plain, "fedheal") == -1
+    assert results.left(plain) == 0
+    assert list(results.judged(plain)) == ["gsam+fedism"]
     assert (
         "plain: fedheal is not compared, because no finalist completed all its trials."
-        in sentences(made)
+        in sentences(results)
     )
-    counts = made.stages.counts()
+    counts = results.stages.counts()
     assert counts[CONFIRMATION, "plain"] == 2 * 24
     assert counts[SWEEP, "plain"] == 3 * 1 * 2, "the sweep's other method is never tuned"
 
 
 def test_margins_changed_after_the_runs_are_reported(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    rows = made.stages.ledger.rows
+    results = findings(tmp_path)
+    rows = results.stages.ledger.rows
     for key, row in rows.items():
         rows[key] = dataclasses.replace(row, margins="3 1 1")
-    assert not any("margins" in line for line in sentences(made))
-    changed = dataclasses.replace(made.design, margins=Margins(worst=5.0))
-    again = Findings(Stages(changed, made.stages.ledger))
+    assert not any("margins" in line for line in sentences(results))
+    changed = dataclasses.replace(results.design, margins=Margins(worst=5.0))
+    again = Findings(Stages(changed, results.stages.ledger))
     assert sentences(again)[0] == (
         "plain: the margins are 5 1 1 points and were 3 1 1 when runs were confirmed, so its "
         "equivalences are by margins set afterwards."
@@ -335,39 +338,39 @@ def six(same_data: str = "") -> str:
 
 
 def test_six_data_sets_give_conclusions_and_ranks_over_benchmarks(tmp_path: Path) -> None:
-    made = findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six())
+    results = findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six())
     over = "Over 6 benchmarks with 6 independent data sets, "
-    said = [line.removeprefix(over) for line in sentences(made) if "ver 6 benchmarks" in line]
+    lines = [line.removeprefix(over) for line in sentences(results) if "ver 6 benchmarks" in line]
     counted = "1 better (fedheal), 1 equivalent (gsam+fedism), 0 worse, 0 undecided"
-    assert said[0].startswith(f"the mean gain over uniform on the worst half: {counted}; the larg")
+    assert lines[0].startswith(f"the mean gain over uniform on the worst half: {counted}; the larg")
     stay = "compared with each of uniform's other finalists on one benchmark at a time, these con"
-    assert said[1].startswith(stay)
-    assert said[1].endswith(f"stay: {counted}.")
-    assert said[2].endswith(f"depend equally much on the benchmark: {counted}.")
-    assert said[3].startswith("By ranks over 6 benchmarks with 6 independent data sets: Friedman'")
-    (table,) = [table for table in tables(made) if table.title == "Over the benchmarks"]
+    assert lines[1].startswith(stay)
+    assert lines[1].endswith(f"stay: {counted}.")
+    assert lines[2].endswith(f"depend equally much on the benchmark: {counted}.")
+    assert lines[3].startswith("By ranks over 6 benchmarks with 6 independent data sets: Friedman'")
+    (table,) = [table for table in tables(results) if table.title == "Over the benchmarks"]
     rows = {row.name: [cell.text for cell in row.cells] for row in table.groups[0].rows}
     assert list(rows) == ["fedheal", "gsam+fedism"]
     assert rows["fedheal"][-2] == "the same"
-    gains = [made.judged(b)["fedheal"].mean for b in made.benchmarks]
+    gains = [results.judged(b)["fedheal"].mean for b in results.benchmarks]
     assert rows["fedheal"][:6] == [f"+{gain:.2f}" for gain in gains]
     assert rows["fedheal"][6] == f"+{sum(gains) / 6:.2f} ▲"
 
 
 def test_conclusions_over_benchmarks_that_other_finalists_change_are_named(tmp_path: Path) -> None:
     """With another setting, uniform weights are 60 points better on one benchmark."""
-    made = findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six())
-    plain = made.design.benchmarks[0]
-    rows = made.stages.ledger.rows
-    run, *_ = made.stages.references(plain)
-    for other in made.stages.references(plain):
+    results = findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six())
+    plain = results.design.benchmarks[0]
+    rows = results.stages.ledger.rows
+    run, *_ = results.stages.references(plain)
+    for other in results.stages.references(plain):
         if other.settings == run.settings:
             low, high = map(float, rows[other.key].test.split())
             rows[other.key] = dataclasses.replace(rows[other.key], test=f"{low + 0.3} {high}")
-    made = Findings(made.stages)
-    (stay,) = [line for line in sentences(made) if "on one benchmark at a time" in line]
+    results = Findings(results.stages)
+    (stay,) = [line for line in sentences(results) if "on one benchmark at a time" in line]
     assert "0 better, " in stay
-    (table,) = [table for table in tables(made) if table.title == "Over the benchmarks"]
+    (table,) = [table for table in tables(results) if table.title == "Over the benchmarks"]
     rows_of = {row.name: [cell.text for cell in row.cells] for row in table.groups[0].rows}
     assert rows_of["fedheal"][-2] == f"undecided (plain, {run.settings})"
 
@@ -375,114 +378,115 @@ def test_conclusions_over_benchmarks_that_other_finalists_change_are_named(tmp_p
 def test_conclusions_over_benchmarks_wait_for_the_references_other_finalists(
     tmp_path: Path,
 ) -> None:
-    made = findings(tmp_path, file=six())
-    run = next(iter(made.stages.references(made.design.benchmarks[0])))
-    del made.stages.ledger.rows[run.key]
-    assert made.references_left() == 1
-    assert not any(line.startswith("Over 6") for line in sentences(Findings(made.stages)))
+    results = findings(tmp_path, file=six())
+    run = next(iter(results.stages.references(results.design.benchmarks[0])))
+    del results.stages.ledger.rows[run.key]
+    assert results.references_left() == 1
+    assert not any(line.startswith("Over 6") for line in sentences(Findings(results.stages)))
 
 
 def test_benchmarks_with_the_same_data_count_once(tmp_path: Path) -> None:
-    made = findings(tmp_path, file=six('same-data = "plain"'))
-    assert [b.name for b in made.sources["plain"]] == ["plain", "more8"]
-    gains = [made.judged(b)["fedheal"].mean for b in made.benchmarks]
+    results = findings(tmp_path, file=six('same-data = "plain"'))
+    assert [b.name for b in results.sources["plain"]] == ["plain", "more8"]
+    gains = [results.judged(b)["fedheal"].mean for b in results.benchmarks]
     first, *others, last = gains
-    assert made.over_sources()["fedheal"] == pytest.approx([(first + last) / 2, *others])
+    assert results.over_sources()["fedheal"] == pytest.approx([(first + last) / 2, *others])
     start = "Over 6 benchmarks with 5 independent data sets, the mean gain over uniform"
-    assert any(line.startswith(start) for line in sentences(made))
+    assert any(line.startswith(start) for line in sentences(results))
 
 
 def test_unfinished_benchmarks_prevent_conclusions_over_benchmarks(tmp_path: Path) -> None:
-    made = findings(tmp_path, file=six())
-    del made.stages.ledger.rows[key(made, "noisy", "uniform", 0)]
-    said = sentences(Findings(made.stages))
-    assert not any(line.startswith(("Over ", "By ranks")) for line in said)
-    assert any(line.startswith("5 of 6 benchmarks are finished, with 5 indep") for line in said)
-    made = findings(tmp_path / "two")
-    del made.stages.ledger.rows[key(made, "noisy", "uniform", 0)]
+    results = findings(tmp_path, file=six())
+    del results.stages.ledger.rows[key(results, "noisy", "uniform", 0)]
+    lines = sentences(Findings(results.stages))
+    assert not any(line.startswith(("Over ", "By ranks")) for line in lines)
+    assert any(line.startswith("5 of 6 benchmarks are finished, with 5 indep") for line in lines)
+    results = findings(tmp_path / "two")
+    del results.stages.ledger.rows[key(results, "noisy", "uniform", 0)]
     start = "1 of 2 benchmarks is finished, with 1 independent data set. "
-    assert any(line.startswith(start) for line in sentences(Findings(made.stages)))
+    assert any(line.startswith(start) for line in sentences(Findings(results.stages)))
 
 
 def test_a_method_that_is_not_judged_on_every_benchmark_is_named(tmp_path: Path) -> None:
-    made = findings(tmp_path, file=six())
-    rows = made.stages.ledger.rows
+    results = findings(tmp_path, file=six())
+    rows = results.stages.ledger.rows
     for federation in range(20):  # four are left
-        at = key(made, "plain", "fedheal", federation)
+        at = key(results, "plain", "fedheal", federation)
         rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
-    said = sentences(Findings(made.stages))
-    assert any("fedheal is not compared, because a benchmark does not judge" in s for s in said)
-    assert any("on the worst half: 0 better, 1 equivalent (gsam+fedism), 0 w" in s for s in said)
+    lines = sentences(Findings(results.stages))
+    assert any("fedheal is not compared, because a benchmark does not judge" in s for s in lines)
+    assert any("on the worst half: 0 better, 1 equivalent (gsam+fedism), 0 w" in s for s in lines)
 
 
 def test_methods_with_too_few_pairs_do_not_set_the_largest_detectable_difference(
     tmp_path: Path,
 ) -> None:
-    made = findings(tmp_path)
-    rows = made.stages.ledger.rows
+    results = findings(tmp_path)
+    rows = results.stages.ledger.rows
     for federation in range(20):  # four are left
-        at = key(made, "plain", "fedheal", federation)
+        at = key(results, "plain", "fedheal", federation)
         rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
-    made = Findings(made.stages)
-    judged = made.judged(made.design.benchmarks[0])
+    results = Findings(results.stages)
+    judged = results.judged(results.design.benchmarks[0])
     assert judged["fedheal"].detectable > judged["gsam+fedism"].detectable
-    (counts, _) = tables(made)[0].groups[0].rows
+    (counts, _) = tables(results)[0].groups[0].rows
     assert counts.cells[-1].text == f"{judged['gsam+fedism'].detectable:.2f} (gsam+fedism)"
     assert any(
-        f" power is {counts.cells[-1].text.replace(' ', ' points ')}" in s for s in sentences(made)
+        f" power is {counts.cells[-1].text.replace(' ', ' points ')}" in s
+        for s in sentences(results)
     )
 
 
 def test_a_single_method_and_the_reference_have_no_ranks(tmp_path: Path) -> None:
-    said = sentences(findings(tmp_path, {"uniform": 0.0, "fedheal": 9.0}, file=six()))
-    assert not any("By ranks" in line for line in said)
+    lines = sentences(findings(tmp_path, {"uniform": 0.0, "fedheal": 9.0}, file=six()))
+    assert not any("By ranks" in line for line in lines)
 
 
 def test_a_benchmark_without_runs_of_the_reference_is_named(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    rows = made.stages.ledger.rows
+    results = findings(tmp_path)
+    rows = results.stages.ledger.rows
     for federation in range(24):
-        at = key(made, "plain", "uniform", federation)
+        at = key(results, "plain", "uniform", federation)
         rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
-    assert sentences(Findings(made.stages))[0] == (
+    assert sentences(Findings(results.stages))[0] == (
         "plain: nothing is compared, because no run of uniform or of the other methods completed."
     )
 
 
 def test_a_sweep_waits_for_all_its_methods_to_be_tuned(tmp_path: Path) -> None:
-    made = swept(tmp_path)
-    (sweep,) = made.stages.sweeps
-    assert made.swept(sweep)
+    results = swept(tmp_path)
+    (sweep,) = results.stages.sweeps
+    assert results.swept(sweep)
     wider = dataclasses.replace(sweep, methods=(*sweep.methods, "afl"))
-    assert not made.stages.tuned(wider)
-    assert made.swept(wider) == {}
+    assert not results.stages.tuned(wider)
+    assert results.swept(wider) == {}
 
 
 def test_hours_count_planned_runs_and_other_processors_are_reported(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    plain = made.design.benchmarks[0]
+    results = findings(tmp_path)
+    plain = results.design.benchmarks[0]
     planned = sum(
         run.benchmark == "plain" and run.stage not in (REFERENCE, SWEEP)
-        for run in made.stages.planned()
+        for run in results.stages.planned()
     )
-    others = [m for m in made.design.screened if m not in plain.confirmed]
-    planned -= len([*made.stages.screening(plain, others), *made.stages.again(plain, others)])
-    rows = made.stages.ledger.rows
+    others = [m for m in results.design.screened if m not in plain.confirmed]
+    planned -= len([*results.stages.screening(plain, others), *results.stages.again(plain, others)])
+    rows = results.stages.ledger.rows
     first = next(iter(rows.values()))
     rows["old"] = dataclasses.replace(first, key="old", seconds=3.6e6)  # of an earlier design
-    assert made.hours(plain) == pytest.approx(planned / 3600)
-    assert not made.elsewhere(plain)
+    assert results.hours(plain) == pytest.approx(planned / 3600)
+    assert not results.elsewhere(plain)
     for federation in range(3):
-        at = key(made, "plain", "fedheal", federation)
+        at = key(results, "plain", "fedheal", federation)
         rows[at] = dataclasses.replace(rows[at], processor="two")
-    again = Findings(made.stages)
+    again = Findings(results.stages)
     assert again.elsewhere(plain) == {"fedheal": 3}
     assert "the uniform run of the same federation: fedheal 3." in tables(again)[1].caption
     lost = {"outcome": "lost", "processor": ""}
     for method, federation in (("uniform", 3), ("fedheal", 4)):
-        at = key(made, "plain", method, federation)
+        at = key(results, "plain", method, federation)
         rows[at] = dataclasses.replace(rows[at], **lost)
-    assert Findings(made.stages).elsewhere(plain) == {"fedheal": 3}
+    assert Findings(results.stages).elsewhere(plain) == {"fedheal": 3}
 
 
 def test_the_number_of_test_examples_is_inferred_from_accuracies() -> None:
@@ -505,42 +509,42 @@ def test_the_number_of_test_examples_is_inferred_from_accuracies() -> None:
 
 @pytest.mark.slow
 def test_the_document_has_tables_sentences_and_figures(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    document = write(made)
+    results = findings(tmp_path)
+    document = write(results)
     text = document.read_text(encoding="utf-8")
     assert "**plain, confirmed**" in text
     assert "Nadeau and Bengio's factor, 1/n + 0.5" in text
-    assert all(line in text for line in sentences(made))
+    assert all(line in text for line in sentences(results))
     assert (tmp_path / "figures" / "rows-differences.png").exists()
     before = text
-    assert write(made).read_text(encoding="utf-8") == before
+    assert write(results).read_text(encoding="utf-8") == before
 
 
 def test_the_tuning_table_has_the_chosen_points_mean_on_validation_examples(
     tmp_path: Path,
 ) -> None:
-    made = findings(tmp_path)
-    plain = made.design.benchmarks[0]
-    number = made.stages.chosen(plain, "fedheal")
+    results = findings(tmp_path)
+    plain = results.design.benchmarks[0]
+    number = results.stages.chosen(plain, "fedheal")
     assert number is not None
-    trials = made.stages.trials(plain, "fedheal", number)
-    rows = made.stages.ledger.rows
+    trials = results.stages.trials(plain, "fedheal", number)
+    rows = results.stages.ledger.rows
     for trial, worst in zip(trials, (0.7, 0.6, 0.8), strict=False):
         rows[trial.key] = dataclasses.replace(rows[trial.key], validation=f"{worst} 0.9")
     values = [0.7, 0.6, 0.8][: len(trials)]
-    (table,) = [one for one in tables(Findings(made.stages)) if one.title == "Tuning"]
+    (table,) = [one for one in tables(Findings(results.stages)) if one.title == "Tuning"]
     cells = {row.name: [cell.text for cell in row.cells] for row in table.groups[0].rows}
     assert cells["fedheal"][0] == f"{100 * sum(values) / len(values):.2f}"
     assert cells["uniform"] == ["50.00", "50.00"]
 
 
 def test_all_recorded_runs_are_counted_with_their_hours(tmp_path: Path) -> None:
-    made = findings(tmp_path)
-    rows = made.stages.ledger.rows
+    results = findings(tmp_path)
+    rows = results.stages.ledger.rows
     some = next(iter(rows.values()))
     rows["earlier"] = dataclasses.replace(some, key="earlier", seconds=7200.0)
     hours = 2 + (len(rows) - 1) / 3600
-    assert recorded(made) == (
+    assert recorded(results) == (
         f"All {len(rows):,} recorded runs took {hours:.1f} core-hours. 1 of them are with settings "
         "that are not planned any more."
     )

@@ -122,7 +122,7 @@ def test_a_design_is_read_from_its_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("points = 4", "poins = 4", "Unknown key 'poins'. Did you mean 'points'"),
         ("points = 4", "points = 0", "points = 0: expected a number in"),
@@ -197,10 +197,10 @@ def test_a_design_is_read_from_its_file(file: Path) -> None:
         ),
     ],
 )
-def test_an_invalid_design_is_refused(file: Path, old: str, new: str, said: str) -> None:
+def test_an_invalid_design_is_refused(file: Path, old: str, new: str, message: str) -> None:
     assert old in FILE
     file.write_text(FILE.replace(old, new))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Design.read(file)
 
 
@@ -246,11 +246,11 @@ def test_methods_try_the_same_learning_rates_and_the_papers_values_first(file: P
     design = Design.read(file)
     tried = {}
     for method in ("fedavg", "fedheal", "scaffold+fedism"):
-        found = ranges(design.config(design.benchmarks[0], method, 0))
-        first, *others = points(found, 9, design.scrambling)
-        assert first == {key: one.default for key, one in found.items()}
+        searched = ranges(design.config(design.benchmarks[0], method, 0))
+        first, *others = points(searched, 9, design.scrambling)
+        assert first == {key: one.default for key, one in searched.items()}
         tried[method] = [one[LR] for one in others]
-        for key, one in found.items():
+        for key, one in searched.items():
             places = [
                 (
                     np.log(point[key] / one.search.low) / np.log(one.search.high / one.search.low)
@@ -268,8 +268,8 @@ def test_methods_try_the_same_learning_rates_and_the_papers_values_first(file: P
 
 def test_more_than_16_tuned_settings_are_refused(file: Path) -> None:
     design = Design.read(file)
-    found = ranges(design.config(design.benchmarks[0], "fedavg", 0))
-    many = {f"strategy.x{k}": found[LR] for k in range(17)}
+    searched = ranges(design.config(design.benchmarks[0], "fedavg", 0))
+    many = {f"strategy.x{k}": searched[LR] for k in range(17)}
     with pytest.raises(ConfigError, match=r"17 settings to tune \(strategy.x0, .*at most 16"):
         points(many, 9, design.scrambling)
 
@@ -327,8 +327,8 @@ def test_a_later_session_runs_only_what_the_ledger_lacks(file: Path, tmp_path: P
     (whole / "board.toml").write_text(FILE)
     make(whole / "board.toml")
     names = []
-    while made := make(file, most=17):
-        names += [config.run_name for config in made]
+    while configs := make(file, most=17):
+        names += [config.run_name for config in configs]
     assert len(set(names)) == len(names)
 
     def without_order(path: Path) -> list[str]:
@@ -496,11 +496,11 @@ FEW = (
 def test_the_command_completes_all_runs_and_repeats_none(tmp_path: Path) -> None:
     file = tmp_path / "board.toml"
     file.write_text(FEW[: FEW.index("[sweeps")])
-    told = call("leaderboard", str(file), "--plan")
-    assert "2 of     2 runs left, unknown core-hours" in told
+    plan = call("leaderboard", str(file), "--plan")
+    assert "2 of     2 runs left, unknown core-hours" in plan
     work = f"--output-dir={tmp_path / 'work'}"
-    said = call("leaderboard", str(file), "--benchmarks=plain", "--jobs=2", work)
-    assert "4 runs are left" in said
+    output = call("leaderboard", str(file), "--benchmarks=plain", "--jobs=2", work)
+    assert "4 runs are left" in output
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + 4
     assert not [*(tmp_path / "work" / "at-work").iterdir()]
     again = call("leaderboard", str(file), "--benchmarks=plain", work)
@@ -567,12 +567,14 @@ def test_the_shipped_rows_match_the_configs_of_their_runs() -> None:
     design = Design.read(LEADERBOARD)
     stages = Stages(design, Ledger(design.results))
     rows = stages.ledger.rows
-    made = [(planned, rows[planned.key]) for planned in stages.planned() if planned.key in rows]
-    assert len(made) > 3000
-    for planned, row in made:
+    completed = [
+        (planned, rows[planned.key]) for planned in stages.planned() if planned.key in rows
+    ]
+    assert len(completed) > 3000
+    for planned, row in completed:
         assert (row.method, row.settings) == (planned.method, planned.settings)
-        told = dict(text.split("=") for text in row.settings.split())
-        arguments = {k for k in told if k.startswith("strategy.")}
+        settings = dict(text.split("=") for text in row.settings.split())
+        arguments = {k for k in settings if k.startswith("strategy.")}
         rule = parse_method(planned.method)[1]
         own = planned.config.strategy.args.keys() - rule.args
         assert arguments == {f"strategy.{argument_to_key(name)}" for name in own}

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     import transformers
 
-    def made(kind: str, **options: Any) -> Path:
+    def create(kind: str, **options: Any) -> Path:
         path = tmp_path_factory.mktemp(kind)
         images = kind in IMAGE_SIZES
         sizes = IMAGE_SIZES[kind] if images else WIDTHS[kind] | SMALL
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
             auto.from_config(config).save_pretrained(path)
         return path
 
-    return made
+    return create
 
 
 def build(name: str, shape: tuple[int, ...] = COLOR, **options: Any) -> Any:
@@ -79,11 +79,11 @@ def batch(shape: tuple[int, ...], count: int = 4) -> tuple[torch.Tensor, torch.T
 
 
 def check(name: str, shape: tuple[int, ...], **options: Any) -> None:
-    def made(_: int, shape: tuple[int, ...]) -> Any:
+    def factory(_: int, shape: tuple[int, ...]) -> Any:
         return build(name, shape, seed=torch.initial_seed(), **options)
 
-    made.kinds = ("images", "tokens")  # type: ignore[attr-defined]
-    check_model(made, shape)
+    factory.kinds = ("images", "tokens")  # type: ignore[attr-defined]
+    check_model(factory, shape)
 
 
 def check_adapted(name: str, shape: tuple[int, ...], adapter: str, **options: Any) -> Any:
@@ -408,6 +408,6 @@ def test_the_fisher_of_a_text_classifier_matches_single_samples(folder: Any, kin
         fisher = fisher_diagonal(model, [(x, y)])
         single = [mean_gradient(model, [(x[k : k + 1], y[k : k + 1])]) for k in range(5)]
         for key, value in fisher.items():
-            wanted = torch.stack([gradient[key].square() for gradient in single]).mean(0)
-            atol = 1e-4 * wanted.max().item() + 1e-12
-            torch.testing.assert_close(value, wanted, rtol=1e-3, atol=atol)
+            expected = torch.stack([gradient[key].square() for gradient in single]).mean(0)
+            atol = 1e-4 * expected.max().item() + 1e-12
+            torch.testing.assert_close(value, expected, rtol=1e-3, atol=atol)

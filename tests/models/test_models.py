@@ -328,11 +328,11 @@ def test_receivers_of_all_arrays_load_no_weights() -> None:
 
 
 def test_the_docstring_names_the_data_sets_with_imagenet_normalization() -> None:
-    wanted = ResNet18_Weights.IMAGENET1K_V1.transforms()
+    expected = ResNet18_Weights.IMAGENET1K_V1.transforms()
     suited = {
         name
         for name, data_set in DATA_SETS.items()
-        if (list(data_set.mean), list(data_set.std)) == (wanted.mean, wanted.std)
+        if (list(data_set.mean), list(data_set.std)) == (expected.mean, expected.std)
     }
     text = " ".join((resnet.resnet18.__doc__ or "").split())
     (named,) = re.findall(r"built-in data sets, (.*) are normalized in this way", text)

@@ -416,8 +416,8 @@ def test_the_shipped_weights_classify_printed_digits() -> None:
 
     (known, labels), (x, y) = features("train"), features("test")
     means = torch.stack([known[labels == c].mean(0) for c in range(10)])
-    found = (x @ F.normalize(means).T).argmax(1)
-    assert (found == y).float().mean() > 0.8
+    predicted = (x @ F.normalize(means).T).argmax(1)
+    assert (predicted == y).float().mean() > 0.8
 
 
 def test_json_weights_keep_shapes_integers_and_three_digits() -> None:

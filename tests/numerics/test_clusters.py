@@ -42,8 +42,8 @@ def test_separable_types_are_found_exactly(federation, known):
     counts = FEDERATIONS[federation]
     for seed in range(3):
         h, types = representations(counts, distance=5, seed=seed)
-        found = cluster(h, range(len(h)), len(counts) if known else None, seed=seed)
-        assert adjusted_rand_score(types, found.ids) == 1
+        clusters = cluster(h, range(len(h)), len(counts) if known else None, seed=seed)
+        assert adjusted_rand_score(types, clusters.ids) == 1
 
 
 @pytest.mark.parametrize("number", [6, 7])
@@ -65,8 +65,8 @@ def test_clients_are_weighted_by_their_number_of_images():
     off = random.normal(size=(20, 2)) * 20 / np.sqrt(sizes)[:, None]
     h = centers[types] + np.pad(off, ((0, 0), (62, 0)))
     many = sizes >= 300
-    found = cluster(h, range(20), 4, sizes=sizes).ids
-    assert adjusted_rand_score(types[many], found[many]) == 1
+    ids = cluster(h, range(20), 4, sizes=sizes).ids
+    assert adjusted_rand_score(types[many], ids[many]) == 1
     alike = cluster(h, range(20), 4).ids
     assert adjusted_rand_score(types[many], alike[many]) < 1
 
@@ -101,8 +101,8 @@ def test_clusters_do_not_depend_on_scale_and_offset_of_the_vectors():
     h, _ = representations(FEDERATIONS["DIF 5"], distance=2)
     expected = cluster(h, range(len(h)), None)
     for other in (1e-6 * h, 1e6 * h, h - 1000):
-        found = cluster(other, range(len(h)), None)
-        assert found.ids.tolist() == expected.ids.tolist()
+        clusters = cluster(other, range(len(h)), None)
+        assert clusters.ids.tolist() == expected.ids.tolist()
 
 
 # --- Gaussian mixture --------------------------------------------------------------------
@@ -120,12 +120,12 @@ def test_the_mixture_matches_scikit_learns_defaults(d, seeds):
         h = 10 + random.normal(size=(T, d))[random.integers(T, size=K)] * 0.7
         h = h + random.normal(size=(K, d)) / np.sqrt(d)
         expected = GaussianMixture(T, random_state=seed).fit_predict(h)
-        found = cluster(h, range(K), T, clustering="gmm", seed=seed).ids
-        assert adjusted_rand_score(expected, found) == 1
+        ids = cluster(h, range(K), T, clustering="gmm", seed=seed).ids
+        assert adjusted_rand_score(expected, ids) == 1
         weighed = cluster(
             h, range(K), T, clustering="gmm", seed=seed, sizes=10.0 ** random.random(K)
         )
-        assert weighed.ids.tolist() == found.tolist()
+        assert weighed.ids.tolist() == ids.tolist()
 
 
 def test_the_mixture_is_fitted_by_one_thread(monkeypatch):
@@ -147,8 +147,8 @@ def test_the_mixture_is_fitted_by_one_thread(monkeypatch):
 def test_a_covariance_spoiled_by_rounding_raises_no_error(scale):
     """With long vectors, the 1e-6 on the diagonal is lost by rounding."""
     h, types = representations(FEDERATIONS["DIF 5"], distance=9)
-    found = cluster(scale * h, range(len(h)), 5, clustering="gmm")
-    assert scale < 1 or adjusted_rand_score(types, found.ids) == 1
+    clusters = cluster(scale * h, range(len(h)), 5, clustering="gmm")
+    assert scale < 1 or adjusted_rand_score(types, clusters.ids) == 1
 
 
 # --- few clients, equal clients -----------------------------------------------------------
@@ -157,33 +157,33 @@ def test_a_covariance_spoiled_by_rounding_raises_no_error(scale):
 @every_clustering
 @pytest.mark.parametrize("number", [None, 1, 5])
 def test_a_single_client_forms_a_cluster(number, clustering):
-    found = cluster(np.ones((1, 8)), [17], number, clustering=clustering)
-    assert found.ids.tolist() == [0]
-    assert found.members == {17: 0}
-    assert found.centers[0].tolist() == [1.0] * 8
+    clusters = cluster(np.ones((1, 8)), [17], number, clustering=clustering)
+    assert clusters.ids.tolist() == [0]
+    assert clusters.members == {17: 0}
+    assert clusters.centers[0].tolist() == [1.0] * 8
 
 
 @every_clustering
 @pytest.mark.parametrize("clients", [2, 3])
 def test_fewer_clients_than_clusters_form_a_cluster_each(clients, clustering):
     h = np.random.default_rng(0).normal(size=(clients, 768))
-    found = cluster(h, range(clients), 5, clustering=clustering)
-    assert found.ids.tolist() == list(range(clients))
+    clusters = cluster(h, range(clients), 5, clustering=clustering)
+    assert clusters.ids.tolist() == list(range(clients))
 
 
 @every_clustering
 @pytest.mark.parametrize("number", [None, 1, 3])
 def test_identical_vectors_form_one_cluster(number, clustering):
-    found = cluster(np.full((6, 8), 0.1), range(6), number, clustering=clustering)
-    assert found.ids.tolist() == [0] * 6
+    clusters = cluster(np.full((6, 8), 0.1), range(6), number, clustering=clustering)
+    assert clusters.ids.tolist() == [0] * 6
 
 
 @every_clustering
 def test_the_number_of_distinct_vectors_limits_the_clusters(recwarn, clustering):
     h = np.repeat(np.random.default_rng(0).normal(size=(3, 8)), (4, 2, 1), axis=0)
     for number in (3, 5, None):
-        found = cluster(h, range(7), number, clustering=clustering)
-        assert found.ids.tolist() == [0, 0, 0, 0, 1, 1, 2]
+        clusters = cluster(h, range(7), number, clustering=clustering)
+        assert clusters.ids.tolist() == [0, 0, 0, 0, 1, 1, 2]
     assert not recwarn.list
 
 
@@ -198,13 +198,13 @@ def test_every_client_has_a_cluster_for_any_vectors(clients, different, number, 
     random = np.random.default_rng(seed)
     h = random.normal(size=(different, 5))[random.integers(different, size=clients)]
     ids = [int(i) for i in 3 + random.permutation(20)[:clients]]
-    found = cluster(h, sorted(ids), number, seed=seed, clustering=clustering)
-    assert found.members == dict(zip(sorted(ids), found.ids.tolist(), strict=True))
-    used = np.unique(found.ids)
+    clusters = cluster(h, sorted(ids), number, seed=seed, clustering=clustering)
+    assert clusters.members == dict(zip(sorted(ids), clusters.ids.tolist(), strict=True))
+    used = np.unique(clusters.ids)
     assert used.tolist() == list(range(len(used)))
     assert len(used) <= (number or clients)
     for c in used:
-        np.testing.assert_allclose(found.centers[c], h[found.ids == c].mean(axis=0))
+        np.testing.assert_allclose(clusters.centers[c], h[clusters.ids == c].mean(axis=0))
 
 
 # --- names over several rounds -------------------------------------------------------------
@@ -232,13 +232,13 @@ def test_cluster_names_persist_under_rotations():
     for _ in range(6):
         h = h @ np.linalg.qr(random.normal(size=(d, d)))[0]  # all centers move
         plan.append((range(len(h)), h))
-    for found in rounds(plan, 5):
-        assert found.ids.tolist() == types.tolist()
+    for clusters in rounds(plan, 5):
+        assert clusters.ids.tolist() == types.tolist()
 
 
 def test_first_names_follow_the_order_of_the_clients():
-    (found,) = rounds([(range(6), line(9, 0, 5, 9, 5, 0))])
-    assert found.ids.tolist() == [0, 1, 2, 0, 2, 1]
+    (clusters,) = rounds([(range(6), line(9, 0, 5, 9, 5, 0))])
+    assert clusters.ids.tolist() == [0, 1, 2, 0, 2, 1]
 
 
 def test_only_a_client_that_changes_its_type_changes_its_cluster():
@@ -264,41 +264,43 @@ def test_a_cluster_without_present_clients_keeps_its_members():
 
 
 def test_new_clients_are_named_by_the_nearest_centers():
-    _, found = rounds([(range(6), line(0, 0, 5, 5, 9, 9)), (range(10, 16), line(9, 9, 0, 0, 5, 5))])
-    assert found.ids.tolist() == [2, 2, 0, 0, 1, 1]
+    _, clusters = rounds(
+        [(range(6), line(0, 0, 5, 5, 9, 9)), (range(10, 16), line(9, 9, 0, 0, 5, 5))]
+    )
+    assert clusters.ids.tolist() == [2, 2, 0, 0, 1, 1]
     h = line(0, 0, 5, 5, 9, 9)  # also for vectors equal to a center's members
-    _, found = rounds([(range(6), h), (range(10, 16), h[[4, 5, 0, 1, 2, 3]])])
-    assert found.ids.tolist() == [2, 2, 0, 0, 1, 1]
+    _, clusters = rounds([(range(6), h), (range(10, 16), h[[4, 5, 0, 1, 2, 3]])])
+    assert clusters.ids.tolist() == [2, 2, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("number", "name"), [(None, 3), (4, 3), (3, 2)])
 def test_new_clients_far_from_all_centers_get_a_free_name(number, name):
     plan = [(range(6), line(0, 0, 5, 5, 9, 9)), ([0, 1, 10, 11], line(0, 0, 30, 30))]
     first = cluster(plan[0][1], plan[0][0], 3)
-    found = cluster(plan[1][1], plan[1][0], number, members=first.members, centers=first.centers)
-    new_clients = found.ids[2:]
-    assert found.ids[:2].min() == 0
+    clusters = cluster(plan[1][1], plan[1][0], number, members=first.members, centers=first.centers)
+    new_clients = clusters.ids[2:]
+    assert clusters.ids[:2].min() == 0
     assert (new_clients == name).any() if number else (new_clients == name).all()
-    assert number is None or found.ids.max() < number
+    assert number is None or clusters.ids.max() < number
 
 
 def test_a_new_client_gets_a_free_name_with_few_clients_present():
     first = cluster(line(0, 0, 5, 5, 9, 9), range(6), 3)
-    found = cluster(line(0, 30), [0, 10], 4, members=first.members, centers=first.centers)
-    assert found.ids.tolist() == [0, 3]
+    clusters = cluster(line(0, 30), [0, 10], 4, members=first.members, centers=first.centers)
+    assert clusters.ids.tolist() == [0, 3]
 
 
 def test_members_decide_names_before_centers():
     """The two clusters swap places."""
-    _, found = rounds([(range(4), line(0, 0, 9, 9)), (range(4), line(9, 9, 0, 0))], number=2)
-    assert found.ids.tolist() == [0, 0, 1, 1]
+    _, clusters = rounds([(range(4), line(0, 0, 9, 9)), (range(4), line(9, 9, 0, 0))], number=2)
+    assert clusters.ids.tolist() == [0, 0, 1, 1]
 
 
 def test_an_additional_cluster_gets_a_new_name():
-    (_, found) = rounds(
+    (_, clusters) = rounds(
         [(range(4), line(0, 0, 9, 9)), (range(6), line(0, 0, 9, 9, 50, 50))], number=None
     )
-    assert found.ids.tolist() == [0, 0, 1, 1, 2, 2]
+    assert clusters.ids.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_cluster_without_members_is_forgotten():
@@ -306,15 +308,15 @@ def test_a_cluster_without_members_is_forgotten():
     for clients, left in ((range(6), 2), (range(4), 2)):  # members are absent ones, too
         h = line(0, 0, 0, 0, 90, 90)[: len(clients)]
         number = len(clients) // 2 - 1
-        found = cluster(h, clients, number, members=before.members, centers=before.centers)
-        assert set(found.centers) == set(found.members.values())
-        assert len(found.centers) == left
+        clusters = cluster(h, clients, number, members=before.members, centers=before.centers)
+        assert set(clusters.centers) == set(clusters.members.values())
+        assert len(clusters.centers) == left
 
 
 def test_names_persist_if_vectors_change_their_length():
     h = np.random.default_rng(0).normal(size=(4, 9)) * 0.01 + np.repeat([[0.0], [9.0]], 2, axis=0)
-    _, found = rounds([(range(4), line(0, 0, 9, 9)), (range(4), h)], number=2)
-    assert found.ids.tolist() == [0, 0, 1, 1]
+    _, clusters = rounds([(range(4), line(0, 0, 9, 9)), (range(4), h)], number=2)
+    assert clusters.ids.tolist() == [0, 0, 1, 1]
 
 
 # --- BIC and principal coordinates ---------------------------------------------------------

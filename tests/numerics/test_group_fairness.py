@@ -27,7 +27,7 @@ def test_rates_differences_and_ratios_match_fairlearn():
     np.testing.assert_allclose(rates.selection, (0.6, 0.285714), atol=1e-6)
     np.testing.assert_allclose(rates.true_positive, (0.666667, 0.5), atol=1e-6)
     np.testing.assert_allclose(rates.false_positive, (0.5, 0.2), atol=1e-6)
-    for found, expected in (
+    for actual, expected in (
         (fairness.demographic_parity(counts), 0.314286),
         (fairness.equal_opportunity(counts), 0.166667),
         (fairness.equalized_odds(counts), 0.3),
@@ -35,7 +35,7 @@ def test_rates_differences_and_ratios_match_fairlearn():
         (fairness.equal_opportunity_ratio(counts), 0.75),
         (fairness.equalized_odds_ratio(counts), 0.4),
     ):
-        assert found == pytest.approx(expected, abs=1e-6)
+        assert actual == pytest.approx(expected, abs=1e-6)
 
 
 @given(people)
@@ -52,12 +52,12 @@ def test_differences_match_a_loop_over_people(people):
         differences.append(max(rates) - min(rates) if known else math.nan)
     parity, opportunity, false = differences
     odds = math.nan if math.isnan(opportunity + false) else max(opportunity, false)
-    for found, expected in (
+    for actual, expected in (
         (fairness.demographic_parity(counts), parity),
         (fairness.equal_opportunity(counts), opportunity),
         (fairness.equalized_odds(counts), odds),
     ):
-        assert found == pytest.approx(expected, nan_ok=True)
+        assert actual == pytest.approx(expected, nan_ok=True)
 
 
 def test_without_positives_in_a_group_parity_is_defined_and_opportunity_is_not():

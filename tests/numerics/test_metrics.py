@@ -222,8 +222,8 @@ def test_balanced_accuracy_matches_scikit_learn(case: tuple[int, list[int]]) -> 
     labels, p = predictions(*case, classes=6)
     predicted = p.argmax(axis=1)
     with warnings.catch_warnings(action="ignore"):  # predicted classes without a test image
-        wanted = balanced_accuracy_score(labels, predicted)
-    assert metrics.balanced_accuracy(labels, predicted) == close(wanted)
+        expected = balanced_accuracy_score(labels, predicted)
+    assert metrics.balanced_accuracy(labels, predicted) == close(expected)
     brute = [np.mean(predicted[labels == c] == c) for c in set(labels)]
     assert metrics.balanced_accuracy(labels, predicted) == close(np.mean(brute))
 
@@ -245,8 +245,8 @@ def test_auc_is_the_probability_of_the_right_order_over_all_pairs(
 def test_auc_matches_scikit_learn_if_all_classes_are_present() -> None:
     for classes in (3, 7):
         labels, p = predictions(1, list(range(classes)), classes)
-        wanted = roc_auc_score(labels, p, multi_class="ovo", average="macro")
-        assert metrics.auc_ovo(labels, p) == close(wanted)
+        expected = roc_auc_score(labels, p, multi_class="ovo", average="macro")
+        assert metrics.auc_ovo(labels, p) == close(expected)
     labels, p = predictions(1, [0, 1], 2)
     assert metrics.auc_ovo(labels, p) == close(roc_auc_score(labels, p[:, 1]))
 

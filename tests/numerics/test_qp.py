@@ -117,15 +117,15 @@ def test_the_residual_with_bounds_matches_a_linear_program(seed, epsilon):
     gram = rows @ rows.T
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qp, "_solve", lambda *_: None)
-        found = min_norm_weights(gram, prior - epsilon, prior + epsilon)
+        solution = min_norm_weights(gram, prior - epsilon, prior + epsilon)
     bounds = np.stack([prior - epsilon, prior + epsilon], axis=1).clip(0, 1)
-    assert found.weights.sum() == pytest.approx(1)
-    assert (bounds[:, 0] <= found.weights + 1e-12).all()
-    assert (found.weights <= bounds[:, 1] + 1e-12).all()
-    assert found.norm**2 == pytest.approx(objective(gram, found.weights))
-    slope = gram @ found.weights / found.norm**2
+    assert solution.weights.sum() == pytest.approx(1)
+    assert (bounds[:, 0] <= solution.weights + 1e-12).all()
+    assert (solution.weights <= bounds[:, 1] + 1e-12).all()
+    assert solution.norm**2 == pytest.approx(objective(gram, solution.weights))
+    slope = gram @ solution.weights / solution.norm**2
     best = linprog(slope, A_eq=np.ones((1, 5)), b_eq=[1], bounds=bounds).fun
-    assert found.residual == pytest.approx(max(slope @ found.weights - best, 0), abs=1e-7)
+    assert solution.residual == pytest.approx(max(slope @ solution.weights - best, 0), abs=1e-7)
 
 
 def test_solutions_match_closed_forms():
@@ -218,18 +218,18 @@ def test_quadratic_weights_match_a_general_solver(seed, size, slope):
     def value(w):
         return w @ A @ w / 2 + b @ w
 
-    found = qp.quadratic_weights(A, b)
-    assert found.min() >= 0
-    assert found.sum() == pytest.approx(1)
+    weights = qp.quadratic_weights(A, b)
+    assert weights.min() >= 0
+    assert weights.sum() == pytest.approx(1)
     # At a minimum no corner is downhill.
-    assert ((A @ found + b) @ (np.eye(size) - found).T).min() > -1e-4 * (1 + slope)
+    assert ((A @ weights + b) @ (np.eye(size) - weights).T).min() > -1e-4 * (1 + slope)
     general = minimize(
         value,
         np.full(size, 1 / size),
         bounds=[(0, 1)] * size,
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
     )
-    assert value(found) <= general.fun + 1e-6 * (1 + slope)
+    assert value(weights) <= general.fun + 1e-6 * (1 + slope)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))

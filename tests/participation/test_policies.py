@@ -55,12 +55,12 @@ def test_power_of_choice_has_the_probabilities_of_its_algorithm() -> None:
     """Enumerated: two candidates are drawn in turn by size; the one with the larger loss trains."""
     sizes, losses = {0: 100, 1: 200, 2: 300, 3: 400}, {0: 2.0, 1: 1.5, 2: 0.5, 3: 1.0}
     shares = {k: n / 1000 for k, n in sizes.items()}
-    wanted = dict.fromkeys(sizes, 0.0)
+    expected = dict.fromkeys(sizes, 0.0)
     for first, p in shares.items():
         for second, q in shares.items():
             if second != first:
-                wanted[max((first, second), key=losses.__getitem__)] += p * q / (1 - p)
-    assert list(wanted.values()) == pytest.approx([0.234524, 0.394048, 0, 0.371429], abs=1e-6)
+                expected[max((first, second), key=losses.__getitem__)] += p * q / (1 - p)
+    assert list(expected.values()) == pytest.approx([0.234524, 0.394048, 0, 0.371429], abs=1e-6)
     policy = PowerOfChoice(d=2)
     rounds = 20_000
     chosen = Counter()
@@ -68,7 +68,7 @@ def test_power_of_choice_has_the_probabilities_of_its_algorithm() -> None:
         draw = Draw(r, (0, 1, 2, 3), 1, seed=5, sizes=sizes)
         asked = policy.candidates(draw)
         chosen.update(policy.choose(draw, {k: losses[k] for k in asked}))
-    for client, p in wanted.items():
+    for client, p in expected.items():
         assert chosen[client] / rounds == pytest.approx(p, abs=4 * (0.25 / rounds) ** 0.5)
 
 
@@ -113,14 +113,14 @@ def test_a_candidate_that_fails_is_named_and_not_chosen(
         return client_app(message, context)
 
     settings = {"participation.policy": "power-of-choice:d=4", "fraction-train": 0.5}
-    made = session(config(tmp_path, **settings), app_with_handlers(evaluate=test))
+    new_session = session(config(tmp_path, **settings), app_with_handlers(evaluate=test))
     if answers == 1:  # fewer than half of four
         with pytest.raises(
             RoundFailed, match=r"(?s)1 of 4 clients.*clients 1, 2, 3: the disk is gone"
         ):
-            made.run()
+            new_session.run()
         return
-    folder = made.run()
+    folder = new_session.run()
     assert "client 3" in caplog.text
     assert "the disk is gone" in caplog.text
     assert all(3 not in clients for clients in trained(folder).values())
@@ -166,17 +166,17 @@ def test_power_of_choice_trains_the_clients_with_the_largest_losses(
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "message"),
     [
         (TooFew(), "TooFew selected 1 clients in round 1; expected 2"),
         (Stranger(), "Stranger selected client 99 in round 1"),
     ],
 )
 def test_invalid_choices_of_a_policy_are_refused_by_its_name(
-    policy: Participation, said: str
+    policy: Participation, message: str
 ) -> None:
     draw = Draw(1, (0, 1, 2, 3), 2)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         checked_choice(policy, draw, {})
 
 
@@ -208,7 +208,7 @@ class AsksAStranger(Uniform):
 
 
 @pytest.mark.parametrize(
-    ("policy", "error", "said"),
+    ("policy", "error", "message"),
     [
         (Fails, StrategyError, r"Fails failed with ValueError: no idea \(test_pol.*in candidates"),
         (FailsToChoose, StrategyError, r"FailsToChoose failed with Quits: tired .*in choose"),
@@ -221,17 +221,17 @@ class AsksAStranger(Uniform):
     ],
 )
 def test_a_policy_that_fails_is_named(
-    tmp_path: Path, policy: type[Participation], error: type[Exception], said: str
+    tmp_path: Path, policy: type[Participation], error: type[Exception], message: str
 ) -> None:
     chosen = {"participation.policy": f"{__name__}:{policy.__name__}"}
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         session(config(tmp_path, **chosen)).run()
     (folder,) = tmp_path.iterdir()
     assert read_facts(folder)["status"] == "failed"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("policy", "poc", "participation policy"),
         ("policy", "power-of-choice:d=-1", "participation.policy = 'power-of-choice': d"),
@@ -246,8 +246,8 @@ def test_a_policy_that_fails_is_named(
         ("availability", "markov:0.1", "expected markov:leave=P:back=Q.*got '0.1'"),
     ],
 )
-def test_invalid_settings_are_named(tmp_path: Path, key: str, value: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_settings_are_named(tmp_path: Path, key: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         session(config(tmp_path, **{f"participation.{key}": value})).run()
 
 
@@ -301,16 +301,16 @@ def test_a_comparison_does_not_keep_runs_with_another_trace(tmp_path: Path) -> N
     file, other = tmp_path / "trace.csv", tmp_path / "other.csv"
     file.write_text("round,client\n1,0\n1,1\n2,2\n")
     other.write_text("round,client\n1,3\n")
-    made = config(tmp_path / "run", **{"participation.availability": str(file)})
-    run = read_run(session(made).run())
-    assert not Plan([made]).without([run]).runs
+    run_config = config(tmp_path / "run", **{"participation.availability": str(file)})
+    run = read_run(session(run_config).run())
+    assert not Plan([run_config]).without([run]).runs
     file.write_text("round,client\n1,0\n1,1\n2,3\n")
     with pytest.raises(ConfigError, match=r"trace.csv .*has changed since .*run.* was created"):
-        Plan([made]).without([run])
+        Plan([run_config]).without([run])
     elsewhere = config(tmp_path / "run", **{"participation.availability": str(other)})
     assert Plan([elsewhere]).without([run]).runs == [elsewhere]  # this run keeps its own file
     file.unlink()
-    assert not Plan([made]).without([run]).runs
+    assert not Plan([run_config]).without([run]).runs
 
 
 def test_unknown_clients_of_a_trace_are_warned_of_and_negative_ids_refused(
@@ -318,8 +318,10 @@ def test_unknown_clients_of_a_trace_are_warned_of_and_negative_ids_refused(
 ) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,1\n1,4\n")
-    made = config(tmp_path, **{"participation.availability": str(file), "num-server-rounds": 1})
-    session(made).run()
+    run_config = config(
+        tmp_path, **{"participation.availability": str(file), "num-server-rounds": 1}
+    )
+    session(run_config).run()
     assert "names client 4, but the federation has only clients 0 to 3" in caplog.text
     file.write_text("round,client\n1,1\n1,-1\n")
     with pytest.raises(ConfigError, match="clients from 0"):
@@ -338,9 +340,9 @@ def test_an_invalid_line_of_a_trace_is_named(tmp_path: Path, text: str) -> None:
 def test_a_round_without_available_clients_ends_the_run(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,0\n3,0\n")
-    made = config(tmp_path, **{"participation.availability": str(file)})
+    run_config = config(tmp_path, **{"participation.availability": str(file)})
     with pytest.raises(RoundFailed, match="Round 2: no client is available"):
-        session(made).run()
+        session(run_config).run()
 
 
 def test_markov_availability_has_its_stationary_share() -> None:

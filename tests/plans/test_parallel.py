@@ -78,12 +78,12 @@ def killing(*moments: tuple[Path, Callable[[Path], bool]]) -> Iterator[list[int]
 
 def at_work_on(folder: Path) -> list[int]:
     """Return the child processes that have a run folder open."""
-    found = []
+    pids = []
     for process in multiprocessing.active_children():
         with suppress(OSError):
             places = [os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
-            found += [process.pid] * (str(folder) in places)
-    return [pid for pid in found if pid]
+            pids += [process.pid] * (str(folder) in places)
+    return [pid for pid in pids if pid]
 
 
 def after(server_round: int) -> Callable[[Path], bool]:
@@ -98,8 +98,8 @@ def at_once(folder: Path) -> bool:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
+    run_facts: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return run_facts
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +117,13 @@ def test_a_run_whose_process_is_killed_is_retried_and_other_runs_are_unaffected(
     moment: Callable[[Path], bool], whole: Path, tmp_path: Path
 ) -> None:
     with killing((tmp_path / "uniform-seed0", moment)) as killed:
-        said, error = make(plan(tmp_path))
+        output, error = make(plan(tmp_path))
     assert len(killed) == 1
     assert error is None
-    assert "uniform, seed 0: its process died. The run is retried." in said
-    found = [path.parent for path in tmp_path.glob("*/run.json")]
-    assert len(found) == len(NAMES)
-    for folder in found:
+    assert "uniform, seed 0: its process died. The run is retried." in output
+    folders = [path.parent for path in tmp_path.glob("*/run.json")]
+    assert len(folders) == len(NAMES)
+    for folder in folders:
         name = folder.name.removesuffix("-2")  # of a retry whose first folder has no run.json
         assert outcome(folder) == outcome(whole / name)
         assert bool(facts(folder).get("resumed")) == (name == "uniform-seed0" == folder.name)
@@ -134,11 +134,11 @@ def test_a_run_whose_process_dies_twice_fails_and_other_runs_complete(
 ) -> None:
     folder = tmp_path / "uniform-seed0"
     with killing((folder, after(1)), (folder, after(3))) as killed:
-        said, error = make(plan(tmp_path))
+        output, error = make(plan(tmp_path))
     assert len(killed) == 2
     assert str(error).startswith("The process of uniform, seed 0 died twice")
-    assert said.count(" died") == 2
-    assert "uniform, seed 0 failed: The process of" in said
+    assert output.count(" died") == 2
+    assert "uniform, seed 0 failed: The process of" in output
     for name in {*NAMES} - {folder.name}:
         assert outcome(tmp_path / name) == outcome(whole / name)
     resume(folder)
@@ -176,10 +176,10 @@ def test_a_study_with_killed_processes_equals_an_uninterrupted_study(tmp_path: P
         (first / "fedheal-trial1", after(4)),
         (last / "fedheal-seed1", after(2)),
     ) as killed:
-        said, error = make(study.plan, study)
+        output, error = make(study.plan, study)
     assert len(killed) == 3
     assert error is None
-    assert said.count(" died") == 3
+    assert output.count(" died") == 3
     assert study.tuned() == alone.tuned()
     assert tuned_of(study, "fedheal").count("completed") == 2
     for path in (tmp_path / "alone").rglob("run.json"):
@@ -205,14 +205,14 @@ def out_of_memory_plan(
 def test_a_run_without_gpu_memory_is_retried_with_fewer_parallel_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said, error = make(out_of_memory_plan(tmp_path, monkeypatch, failures=1))
+    output, error = make(out_of_memory_plan(tmp_path, monkeypatch, failures=1))
     assert error is None
     assert (
-        "ran out of GPU memory. The run is retried; the number of parallel runs is now 1." in said
+        "ran out of GPU memory. The run is retried; the number of parallel runs is now 1." in output
     )
-    made = [facts(path.parent) for path in tmp_path.glob("*/run.json")]
-    assert [told["status"] for told in made] == ["completed"] * 2
-    assert [bool(told.get("resumed")) for told in made].count(True) == 1
+    all_facts = [facts(path.parent) for path in tmp_path.glob("*/run.json")]
+    assert [run_facts["status"] for run_facts in all_facts] == ["completed"] * 2
+    assert [bool(run_facts.get("resumed")) for run_facts in all_facts].count(True) == 1
 
 
 @pytest.mark.nightly
@@ -221,11 +221,11 @@ def test_a_run_that_always_lacks_gpu_memory_fails_and_can_be_resumed(
     errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     todo = out_of_memory_plan(tmp_path, monkeypatch, 99, **{"gpu-memory-errors": errors})
-    said, error = make(todo)
+    output, error = make(todo)
     assert isinstance(error, GpuMemoryError)
     assert f"({REASON}). Resume the run with fewer" in str(error)
-    assert said.count("The run is retried") == (errors == "retry")
-    assert said.count(" failed: ") == 2
+    assert output.count("The run is retried") == (errors == "retry")
+    assert output.count(" failed: ") == 2
     for folder in (path.parent for path in tmp_path.glob("*/run.json")):
         assert facts(folder)["status"] == "failed"
         monkeypatch.setenv("OUT_OF_MEMORY", f"0:{tmp_path}")

@@ -19,20 +19,22 @@ from fairflower.report import read_run
 
 
 def test_a_completed_run_with_other_examples_is_refused(tmp_path: Path) -> None:
-    made = config(tmp_path)
-    run = read_run(session(made).run())
+    run_config = config(tmp_path)
+    run = read_run(session(run_config).run())
     other = config(tmp_path, seed=1)
-    assert Plan([made, other]).without([run]).runs == [other]
+    assert Plan([run_config, other]).without([run]).runs == [other]
     run.info["digest"] = "of other examples"
     with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
-        Plan([made, other]).without([run])
-    assert not Plan([made]).without([run]).runs, "no run is left that could be compared with it"
+        Plan([run_config, other]).without([run])
+    assert not Plan([run_config]).without([run]).runs, (
+        "no run is left that could be compared with it"
+    )
     for earlier in ({"strategy.name": "uniform"}, {"num-server-rounds": 99}, {"train.lr": 0.5}):
         beside = dataclasses.replace(run, config={**run.config, **earlier})
         with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
-            Plan([made, other]).without([beside])  # the report would compare it
+            Plan([run_config, other]).without([beside])  # the report would compare it
     elsewhere = dataclasses.replace(run, config={**run.config, "data.seed": 9})
-    assert len(Plan([made, other]).without([elsewhere]).runs) == 2
+    assert len(Plan([run_config, other]).without([elsewhere]).runs) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_settings_of_parallel_clients_are_refused_with_parallel_runs(
         resolve_jobs({**keys(), **settings}, 2)
     assert resolve_jobs({**keys(), **settings}, 1) == 1
     assigned = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
-    said = call("tune", "--strategies", "fedavg", "--output-dir", tmp_path, *assigned, expect=2)
-    assert f"{key} = {settings[key]!r}: the runs of a study use the inline engine" in said
+    output = call("tune", "--strategies", "fedavg", "--output-dir", tmp_path, *assigned, expect=2)
+    assert f"{key} = {settings[key]!r}: the runs of a study use the inline engine" in output
 
 
 def test_arguments_without_a_name_apply_to_all_methods_that_have_them() -> None:

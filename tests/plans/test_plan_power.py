@@ -33,25 +33,25 @@ def pilot(tmp_path: Path) -> Path:
 
 
 def test_spreads_are_standard_deviations_of_differences_paired_by_seed(pilot: Path) -> None:
-    found = {one.metric: one for one in spreads(list(find_readable_runs(pilot)))}
+    by_metric = {one.metric: one for one in spreads(list(find_readable_runs(pilot)))}
     worst = [
         np.var(100 * np.subtract(accuracies, UNIFORM), ddof=1) for accuracies in OTHERS.values()
     ]
-    assert found["worst domain"].sd == pytest.approx(math.sqrt(np.mean(worst)))
-    assert found["average"].sd == pytest.approx(found["worst domain"].sd / 2)
-    assert found["STD"].sd == pytest.approx(found["worst domain"].sd / math.sqrt(2))
-    assert {one.methods for one in found.values()} == {2}
+    assert by_metric["worst domain"].sd == pytest.approx(math.sqrt(np.mean(worst)))
+    assert by_metric["average"].sd == pytest.approx(by_metric["worst domain"].sd / 2)
+    assert by_metric["STD"].sd == pytest.approx(by_metric["worst domain"].sd / math.sqrt(2))
+    assert {one.methods for one in by_metric.values()} == {2}
 
 
 @pytest.mark.parametrize(("sd", "methods"), [(1.0, 1), (2.4, 5), (3.3, 40)])
 def test_design_power_equals_the_power_of_paired_t_tests(sd: float, methods: int) -> None:
-    (found,) = design_power([Spread("worst domain", sd, 2.0, methods, "federation")], methods, 10)
+    (design,) = design_power([Spread("worst domain", sd, 2.0, methods, "federation")], methods, 10)
     test, level = TTestPower(), level_of(methods, 1)
     needed = test.solve_power(effect_size=2 / sd, alpha=level, power=0.8)
-    assert found.for_difference == math.ceil(needed)
-    power = test.power(effect_size=found.detectable / sd, nobs=10, alpha=level)
+    assert design.for_difference == math.ceil(needed)
+    power = test.power(effect_size=design.detectable / sd, nobs=10, alpha=level)
     assert power == pytest.approx(0.8, abs=1e-4)
-    assert found.for_equivalence >= 2
+    assert design.for_equivalence >= 2
 
 
 def test_comparisons_are_counted_within_each_client() -> None:

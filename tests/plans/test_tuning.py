@@ -52,17 +52,17 @@ from fairflower.server.session import Session
 def test_all_methods_have_the_same_budget_and_try_the_papers_values_first(
     tmp_path: Path,
 ) -> None:
-    made = tuning(tmp_path, "fedheal,qffl", training=True, seeds=[1])
-    runs = run_study(made)
+    studies = tuning(tmp_path, "fedheal,qffl", training=True, seeds=[1])
+    runs = run_study(studies)
     trials = [config for config in runs if not config.evaluate.test]
     tests = [config for config in runs if config.evaluate.test]
     assert {config.tuned for config in trials} == {""}
     assert {config.tuned for config in tests} == {"train.lr,train.local-epochs"}
-    assert [len(one.trials) for one in made.tuned()] == [5, 5, 5]  # and Uniform
-    assert len(trials) == len({made.title(config) for config in trials}) == 15
-    assert made.title(trials[0]).endswith(" train.lr=0.05 train.local-epochs=5")
+    assert [len(one.trials) for one in studies.tuned()] == [5, 5, 5]  # and Uniform
+    assert len(trials) == len({studies.title(config) for config in trials}) == 15
+    assert studies.title(trials[0]).endswith(" train.lr=0.05 train.local-epochs=5")
     assert all(config.seed == 0 for config in trials)
-    for one in made.tuned():
+    for one in studies.tuned():
         defaults = {"strategy.tau": 0.3, "strategy.beta": 0.4, "strategy.q": 1.0}
         defaults |= {"train.lr": 0.05, "train.local-epochs": 5}
         assert one.trials[0].values == {key: defaults[key] for key in one.ranges}
@@ -70,7 +70,7 @@ def test_all_methods_have_the_same_budget_and_try_the_papers_values_first(
         for trial in one.trials:
             for key, search in one.ranges.items():
                 assert search.low <= trial.values[key] <= search.high
-    rates = [[t.values["train.lr"] for t in one.trials] for one in made.tuned()]
+    rates = [[t.values["train.lr"] for t in one.trials] for one in studies.tuned()]
     assert all(of_one == rates[0] for of_one in rates), (
         "methods share the values of shared settings"
     )
@@ -80,33 +80,35 @@ def test_all_methods_have_the_same_budget_and_try_the_papers_values_first(
 def test_given_values_are_not_tuned_and_methods_without_ranges_have_one_trial(
     tmp_path: Path,
 ) -> None:
-    made = tuning(tmp_path, "fedheal:tau=0.4,fedavg")
-    of_method = {one.method: one for one in made.tuned()}
+    studies = tuning(tmp_path, "fedheal:tau=0.4,fedavg")
+    of_method = {one.method: one for one in studies.tuned()}
     assert list(of_method["fedheal:tau=0.4"].ranges) == ["strategy.beta"]
     assert len(of_method["fedavg"].trials) == len(of_method["uniform"].trials) == 1
 
 
 @pytest.mark.slow
 def test_chosen_values_are_tested_with_other_seeds_than_the_trials(tmp_path: Path) -> None:
-    made = tuning(tmp_path)
-    tests = [config for config in run_study(made) if config.evaluate.test]
+    studies = tuning(tmp_path)
+    tests = [config for config in run_study(studies) if config.evaluate.test]
     assert sorted(config.seed for config in tests) == [1, 1, 1, 2, 2, 2]
-    best = min(tuned_of(made, "fedheal").trials, key=lambda t: abs(t.values["strategy.tau"] - 0.5))
+    best = min(
+        tuned_of(studies, "fedheal").trials, key=lambda t: abs(t.values["strategy.tau"] - 0.5)
+    )
     fedheal = [config for config in tests if config.strategy.name == "fedheal"]
     for config in fedheal:
         assert config.strategy.args == {
             "tau": best.values["strategy.tau"],
             "beta": best.values["strategy.beta"],
         }
-    assert made.total == 7 + 6
+    assert studies.total == 7 + 6
     with pytest.raises(ConfigError, match=r"--seeds: the trials have seed 0"):
         tuning(tmp_path / "other", seeds=[0, 1])
 
 
 @pytest.mark.slow
 def test_chosen_values_are_tested_on_other_federations_than_the_trials(tmp_path: Path) -> None:
-    made = tuning(tmp_path, federations=True)
-    runs = run_study(made)
+    studies = tuning(tmp_path, federations=True)
+    runs = run_study(studies)
     trials = [config for config in runs if not config.evaluate.test]
     tests = [config for config in runs if config.evaluate.test]
     assert {(c.seed, c.data.seed) for c in trials} == {(0, 0)}
@@ -150,9 +152,9 @@ def test_search_values_are_in_their_range(
 
 def test_ranges_of_training_settings_are_around_the_values_of_the_config() -> None:
     config = RunConfig.from_flat({"train.lr": 0.001, "train.optimizer": "adam"})
-    found = search_space(config, training=True)
-    assert found["train.lr"].search == Search(0.0002, 0.005, log=True)
-    assert found["train.local-epochs"].search == Search(1, 10)
+    space = search_space(config, training=True)
+    assert space["train.lr"].search == Search(0.0002, 0.005, log=True)
+    assert space["train.local-epochs"].search == Search(1, 10)
     none = RunConfig.from_flat({"train.lr": 0.0, "train.local-epochs": 0})
     assert not {"train.lr", "train.local-epochs"} & set(search_space(none, training=True))
 
@@ -185,9 +187,9 @@ def test_the_chosen_trial_is_the_best_by_the_criterion(
 @pytest.mark.slow
 def test_trials_can_be_chosen_by_balanced_accuracy(tmp_path: Path) -> None:
     """Here balanced accuracy is best where accuracy is worst."""
-    made = tuning(tmp_path, metric="balanced_accuracy", budget=12)
-    run_study(made, lambda config: (1.5 * by_tau(config)[0] - 0.45, 0.1))
-    one = tuned_of(made, "fedheal")
+    studies = tuning(tmp_path, metric="balanced_accuracy", budget=12)
+    run_study(studies, lambda config: (1.5 * by_tau(config)[0] - 0.45, 0.1))
+    one = tuned_of(studies, "fedheal")
     assert one.chosen
     assert min(one.chosen.accuracies) == max(min(trial.accuracies) for trial in one.completed)
     far = {trial.number: abs(trial.values["strategy.tau"] - 0.5) for trial in one.trials}
@@ -204,10 +206,10 @@ def test_balanced_accuracy_is_refused_if_clients_evaluate(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_papers_values_are_tested_beside_the_chosen_values(tmp_path: Path) -> None:
-    made = tuning(tmp_path, defaults=True)
-    done = [config for config in run_study(made) if config.evaluate.test]
+    studies = tuning(tmp_path, defaults=True)
+    done = [config for config in run_study(studies) if config.evaluate.test]
     values = [(c.strategy.name, c.strategy.args.get("tau"), c.seed) for c in done]
-    best = tuned_of(made, "fedheal").chosen
+    best = tuned_of(studies, "fedheal").chosen
     assert best
     assert best.number  # trial 0 has the paper's values
     tau = best.values["strategy.tau"]
@@ -222,9 +224,9 @@ def test_the_papers_values_are_tested_beside_the_chosen_values(tmp_path: Path) -
 @pytest.mark.slow
 def test_only_completed_trials_are_chosen(tmp_path: Path) -> None:
     assert chosen([], "worst") is None
-    made = tuning(tmp_path)
-    run_study(made, most=4)
-    one = tuned_of(made, "fedheal")
+    studies = tuning(tmp_path)
+    run_study(studies, most=4)
+    one = tuned_of(studies, "fedheal")
     assert {trial.outcome for trial in one.trials} == {"completed", "unfinished"}
     assert one.chosen in one.completed
 
@@ -235,12 +237,12 @@ def test_the_tune_command_offers_every_criterion() -> None:
 
 @pytest.mark.slow
 def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
-    made = tuning(tmp_path)
-    run_study(made, diverging(above=0.9, otherwise=far_behind))
+    studies = tuning(tmp_path)
+    run_study(studies, diverging(above=0.9, otherwise=far_behind))
     runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
-    page = write_report(analyze(runs, made.tuned()), tmp_path / "report")
+    page = write_report(analyze(runs, studies.tuned()), tmp_path / "report")
     tables = Page(page.read_text(encoding="utf-8"))
-    one = tuned_of(made, "fedheal")
+    one = tuned_of(studies, "fedheal")
     best = one.chosen
     assert best
     row = tables.table("Tuning")["fedheal"]
@@ -248,21 +250,21 @@ def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     assert [row[name] for name in ("trials", "pruned", "lost")] == list(map(str, counts))
     assert counts[1] > 0 < counts[2]
     assert row["chosen MIN"] == f"{100 * min(best.accuracies):.2f}"
-    (found,) = (
+    (cells,) = (
         row for row in tables.tables["Ranges and chosen values"] if row[0] == "strategy.tau"
     )
-    assert found[1:] == ["0 to 1", "0.3", str(best.values["strategy.tau"])]
+    assert cells[1:] == ["0 to 1", "0.3", str(best.values["strategy.tau"])]
     drawn = (tmp_path / "report" / "figures" / "tuning-1.svg").read_text()
     for key in one.ranges:
         assert key in drawn
     assert "is lost: Round 2: 0 of 2 clients" in (tmp_path / "report" / "tables.md").read_text()
-    assert "Ranges and chosen" in terminal(made)
+    assert "Ranges and chosen" in terminal(studies)
 
 
-def terminal(made: TuningStudies) -> str:
+def terminal(studies: TuningStudies) -> str:
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(terminal_table(analyze([], made.tuned())))
+        console.print(terminal_table(analyze([], studies.tuned())))
     return capture.get()
 
 
@@ -282,9 +284,9 @@ def diverging(above: float, otherwise: Quality) -> Quality:
 
 @pytest.mark.slow
 def test_a_trial_that_diverges_is_lost_and_other_trials_continue(tmp_path: Path) -> None:
-    made = tuning(tmp_path)
-    run_study(made, diverging(above=0.5, otherwise=by_tau))
-    one = tuned_of(made, "fedheal")
+    studies = tuning(tmp_path)
+    run_study(studies, diverging(above=0.5, otherwise=by_tau))
+    one = tuned_of(studies, "fedheal")
     lost = [trial for trial in one.trials if trial.outcome == "lost"]
     assert lost
     assert all(trial.values["strategy.tau"] > 0.5 for trial in lost)
@@ -302,10 +304,10 @@ def test_a_method_without_completed_trials_is_not_tested(tmp_path: Path) -> None
             raise Diverged("nan")
         return by_tau(config)
 
-    made = tuning(tmp_path)
-    done = run_study(made, failing)
+    studies = tuning(tmp_path)
+    done = run_study(studies, failing)
     assert {c.strategy.name for c in done if c.evaluate.test} == {"fedavg", "uniform"}
-    one = tuned_of(made, "fedheal")
+    one = tuned_of(studies, "fedheal")
     assert one.chosen is None
 
 
@@ -318,9 +320,11 @@ def test_the_papers_values_are_not_tested_if_their_trial_diverged(
             raise Diverged("nan")
         return by_tau(config)
 
-    made = tuning(tmp_path, "fedheal", defaults=True)
-    done = [c for c in run_study(made, failing) if c.evaluate.test and c.strategy.name == "fedheal"]
-    best = tuned_of(made, "fedheal").chosen
+    studies = tuning(tmp_path, "fedheal", defaults=True)
+    done = [
+        c for c in run_study(studies, failing) if c.evaluate.test and c.strategy.name == "fedheal"
+    ]
+    best = tuned_of(studies, "fedheal").chosen
     assert best
     assert best.number
     assert [(c.strategy.args["tau"], c.seed) for c in done] == [
@@ -330,14 +334,14 @@ def test_the_papers_values_are_not_tested_if_their_trial_diverged(
 
 @pytest.mark.slow
 def test_a_trial_without_a_result_for_every_domain_is_lost(tmp_path: Path) -> None:
-    made = tuning(tmp_path, "fedheal")
-    (config,) = (c for c in made.plan.runs if c.strategy.name == "fedheal")
+    studies = tuning(tmp_path, "fedheal")
+    (config,) = (c for c in studies.plan.runs if c.strategy.name == "fedheal")
     write_run(config, (0.9, 0.8), None)
     history = tmp_path / "trials" / config.run_name / "history.csv"
     lines = history.read_text().splitlines(keepends=True)
     history.write_text("".join(x for x in lines if not x.startswith("4,validation,rotated")))
-    made.ended(config, None)
-    one = tuned_of(made, "fedheal")
+    studies.ended(config, None)
+    one = tuned_of(studies, "fedheal")
     assert one.trials[0].outcome == "lost"
     assert one.trials[0].reason == "some domains were not tested in every round"
     assert one.chosen is None
@@ -350,8 +354,8 @@ def test_a_test_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
             raise Diverged("Round 2: the merged model holds NaN")
         return by_tau(config)
 
-    made = tuning(tmp_path)
-    run_study(made, failing)
+    studies = tuning(tmp_path)
+    run_study(studies, failing)
     again = tuning(tmp_path)
     assert again.total == 0
     (method,) = (one for one in again.methods if one.name == "fedheal")
@@ -368,8 +372,8 @@ def test_a_test_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_completed_test_run_beside_an_empty_folder_counts(tmp_path: Path) -> None:
     """A run killed before it writes run.json leaves such a folder; its repetition uses another."""
-    made = tuning(tmp_path, "fedavg")
-    run_study(made)
+    studies = tuning(tmp_path, "fedavg")
+    run_study(studies)
     folder = tmp_path / "runs" / "fedavg-seed1"
     folder.rename(tmp_path / "runs" / "fedavg-seed1-2")
     folder.mkdir()
@@ -390,9 +394,9 @@ def test_a_trial_that_fails_without_divergence_is_repeated(
     def full(config: RunConfig) -> tuple[float, float]:
         raise problem
 
-    made = tuning(tmp_path, "fedheal")
-    run_study(made, full, most=2)
-    assert {t.outcome for one in made.tuned() for t in one.trials} == {"unfinished"}
+    studies = tuning(tmp_path, "fedheal")
+    run_study(studies, full, most=2)
+    assert {t.outcome for one in studies.tuned() for t in one.trials} == {"unfinished"}
     again = tuning(tmp_path, "fedheal")
     run_study(again)
     assert {t.outcome for one in again.tuned() for t in one.trials} == {"completed"}
@@ -407,13 +411,13 @@ def far_behind(config: RunConfig) -> tuple[float, float]:
 def test_pruning_of_trials_behind_the_papers_values_does_not_depend_on_the_order(
     tmp_path: Path,
 ) -> None:
-    found = []
+    tuned = []
     for last_first in (False, True):
-        made = tuning(tmp_path / str(last_first))
-        run_study(made, far_behind, last_first=last_first)
-        found.append(made.tuned())
-    assert found[0] == found[1]
-    (one,) = (one for one in found[0] if one.method == "fedheal")
+        studies = tuning(tmp_path / str(last_first))
+        run_study(studies, far_behind, last_first=last_first)
+        tuned.append(studies.tuned())
+    assert tuned[0] == tuned[1]
+    (one,) = (one for one in tuned[0] if one.method == "fedheal")
     for trial in one.trials:
         expected = "pruned" if trial.values["strategy.tau"] >= 0.6 else "completed"
         assert trial.outcome == expected
@@ -620,7 +624,7 @@ def images(folder: Path, side: int = 8, test: Iterable[int] = (0, 1, 2)) -> None
 @pytest.mark.slow
 def test_labels_of_test_images_do_not_influence_trials_or_choices(tmp_path: Path) -> None:
     """Trials are identical whatever the labels of the test images are."""
-    found, tested = [], []
+    tuned, tested = [], []
     for place, labels in enumerate([(0, 1, 2), (2, 0, 1)]):
         images(tmp_path / f"images-{place}", test=labels)
         settings = {
@@ -629,16 +633,16 @@ def test_labels_of_test_images_do_not_influence_trials_or_choices(tmp_path: Path
             **{"data.validation-fraction": 0.25, "num-server-rounds": 3, "train.local-epochs": 1},
         }
         protocol = {"select": "average", "budget": 3, "seeds": [1]}
-        made = tuning(tmp_path / f"study-{place}", "fedheal", settings, **protocol)
-        todo = list(made.plan.runs)
+        studies = tuning(tmp_path / f"study-{place}", "fedheal", settings, **protocol)
+        todo = list(studies.plan.runs)
         for config in todo:  # the list grows
             grid = InlineGrid(app, len(prepare(config.data).clients))
-            path = Session(grid, config, Console(quiet=True), on_round=made.watch(config)).run()
+            path = Session(grid, config, Console(quiet=True), on_round=studies.watch(config)).run()
             if config.evaluate.test:
                 tested.append((path / "history.csv").read_text())
-            todo += made.ended(config, None)[0]
-        found.append(made.tuned())
-    assert found[0] == found[1]
+            todo += studies.ended(config, None)[0]
+        tuned.append(studies.tuned())
+    assert tuned[0] == tuned[1]
     accuracies = [line for text in tested for line in text.splitlines() if ",domain," in line]
     half = len(accuracies) // 2
     assert accuracies[:half] != accuracies[half:], "test results do depend on the labels"

@@ -68,27 +68,27 @@ def test_all_formats_use_contrasts_that_are_computed_once(
     tmp_path: Path, calls: Counter[str], undrawn: None
 ) -> None:
     runs = grid(tmp_path / "runs")
-    made = analyze(runs)
+    analysis = analyze(runs)
     with Console(file=(tmp_path / "screen.txt").open("w")) as console:
-        console.print(terminal_table(made))
+        console.print(terminal_table(analysis))
     first = Counter(calls)
     assert first["group_runs"] == first["contrasts_of"] == 1
     # Families: against FedAvg and against Uniform for each of the two clients, and moon against
     # sgd.
     assert first["judge_family"] == 5
-    write_report(made, tmp_path / "report")
+    write_report(analysis, tmp_path / "report")
     for draw in (markdown_tables, latex, csv_table, differences_frame):
-        assert len(draw(made)) > 0
-    assert analyze(made) is made
+        assert len(draw(analysis)) > 0
+    assert analyze(analysis) is analysis
     assert calls.pop("read_cluster_history") == len(runs)
     assert calls == {name: first[name] for name in calls}
 
 
 def test_formats_give_the_same_text_for_runs_and_for_their_analysis(tmp_path: Path) -> None:
     runs = grid(tmp_path)
-    made = analyze(runs)
+    analysis = analyze(runs)
     for draw in (markdown_tables, latex, csv_table):
-        assert draw(runs) == draw(made)
+        assert draw(runs) == draw(analysis)
 
 
 def test_an_analysis_without_runs_is_refused() -> None:

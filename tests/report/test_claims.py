@@ -140,9 +140,9 @@ def test_significant_differences_are_those_that_scipys_paired_test_rejects(
     signs = [s * int(np.sign(d.mean())) * r for (d, s, _), r in zip(tested, rejected, strict=True)]
     assert [counted for _, _, counted in tested] == signs
     words = {1: "better", -1: "worse"}
-    found = {word for word in ("better", "worse") if word in one.judgment[0]}
-    assert found == {words[s] for s in signs if s}
-    if not found:
+    actual = {word for word in ("better", "worse") if word in one.judgment[0]}
+    assert actual == {words[s] for s in signs if s}
+    if not actual:
         assert one.judgment[0].startswith(("equivalent", "undecided"))
 
 
@@ -179,11 +179,11 @@ def test_p_values_are_corrected_over_the_methods_of_a_table(tmp_path: Path) -> N
     }
     p = stats.ttest_1samp(gains["fedism"], 0).pvalue
 
-    def found(*labels: str) -> Contrast:
+    def contrast(*labels: str) -> Contrast:
         (comparison,) = group_runs(read_run(path) for label in labels for path in runs[label])
         return against_baselines(comparison, measures(comparison)[1])["fedism"]["FedAvg"]
 
-    alone, beside = found("fedavg", "fedism"), found("fedavg", *gains)
+    alone, beside = contrast("fedavg", "fedism"), contrast("fedavg", *gains)
     (one, counts), (other, _) = alone["corrupted ACC"], beside["corrupted ACC"]
     assert counts == 1
     assert other.p > 3 * one.p
@@ -211,10 +211,10 @@ def test_p_values_are_corrected_over_methods_with_enough_seeds_and_the_same_base
         for seed, gain in enumerate(more)
     ]
     (comparison,) = group_runs(map(read_run, folders))
-    found = against_baselines(comparison, measures(comparison)[1])
-    assert found["term"]["FedAvg"].n == 2
+    contrasts = against_baselines(comparison, measures(comparison)[1])
+    assert contrasts["term"]["FedAvg"].n == 2
     for name, of in (("fedism", gains), ("moon+fedism", wild)):
-        p = found[name]["FedAvg"].differences[1].p
+        p = contrasts[name]["FedAvg"].differences[1].p
         assert p == pytest.approx(min(1.0, 4 * stats.ttest_1samp(of, 0).pvalue))
 
 
@@ -281,12 +281,12 @@ def test_a_grid_is_judged_within_each_client_and_within_each_strategy(
         for (client, strategy), a in steady.items()
         for folder in trained(tmp_path, client, strategy, lambda s, a=a: a + 0.01 * s)  # type: ignore[misc]
     ]
-    found = sections(folders)
-    assert found["Strategies by local training, accuracy over domains"] == [
+    actual = sections(folders)
+    assert actual["Strategies by local training, accuracy over domains"] == [
         "fedheal against FedAvg: fairer (worst domain, STD) with sgd; equivalent (worst domain "
         "within 2, STD within 1) with moon; less fair (worst domain, STD) with fedprox."
     ]
-    assert found[
+    assert actual[
         "Variants of local training compared with plain local training, accuracy over domains"
     ] == [
         "moon against sgd: fairer (worst domain, STD) with fedavg, fedheal.",
@@ -360,16 +360,16 @@ def test_methods_are_judged_against_plain_fedavg_of_another_model(tmp_path: Path
         for folder in trained(tmp_path / model, client, "fedavg", lambda s, a=a: a + 0.01 * s):  # type: ignore[misc]
             edit("config.toml", "[train]", f'[model]\nname = "{model}"\n[train]')(folder)
             folders.append(folder)
-    found = sections(folders)["Comparison of models, accuracy over domains"]
-    assert [text.partition(":")[0] for text in found] == [  # fedgc+fedavg is never a baseline
+    sentences = sections(folders)["Comparison of models, accuracy over domains"]
+    assert [text.partition(":")[0] for text in sentences] == [  # fedgc+fedavg is never a baseline
         "FedAvg of vpt, fedavg (model.name=prompt)",
         "FedAvg of vpt, fedgc+fedavg",
         "FedAvg of prompt, fedavg (model.name=vpt)",
     ]
-    assert found[1].startswith("FedAvg of vpt, fedgc+fedavg: worst domain +10.00 ±")
-    assert found[1].endswith("fairer (worst domain, STD) than fedavg (model.name=vpt).")
-    assert found[0].startswith("FedAvg of vpt, fedavg (model.name=prompt): worst domain +0.00")
-    assert "equivalent" in found[0]
+    assert sentences[1].startswith("FedAvg of vpt, fedgc+fedavg: worst domain +10.00 ±")
+    assert sentences[1].endswith("fairer (worst domain, STD) than fedavg (model.name=vpt).")
+    assert sentences[0].startswith("FedAvg of vpt, fedavg (model.name=prompt): worst domain +0.00")
+    assert "equivalent" in sentences[0]
 
 
 @pytest.mark.parametrize("other", ["nothing", "train.lr", "round"])
@@ -410,11 +410,11 @@ def test_a_method_is_compared_with_the_baseline_that_has_the_same_weight_bound(
         for name in names
         for seed in range(5)
     ]
-    said = {text.partition(" points")[0] for text in sections(folders)[""]}
+    texts = {text.partition(" points")[0] for text in sections(folders)[""]}
     assert {
         "fedheal (bound.max-client-weight=0.3): worst domain +40.00 ± 0.00",
         "fedheal (bound.max-client-weight=1.0): worst domain +10.00 ± 0.00",
-    } <= said
+    } <= texts
 
 
 # --- processors --------------------------------------------------------------------------------
@@ -500,11 +500,11 @@ def everything(root: Path) -> list[Path]:
 
 def grouped_clients(root: Path) -> list[Path]:
     rows = [[0, 0, 1, 1], [None, 0, 1, 0], [5, None, 9, None], [0, 1, 2, 3], *[[0, 0, 1, 1]] * 2]
-    found = clustered(root / "r", rows)
-    order = json.loads((found / "run.json").read_text())
+    folder = clustered(root / "r", rows)
+    order = json.loads((folder / "run.json").read_text())
     order["clients"] = order["clients"][2:] + order["clients"][:2]  # clients of b come first
-    (found / "run.json").write_text(json.dumps(order))
-    return [found, make_run(root / "f", rising(0.5), label="fedavg")]
+    (folder / "run.json").write_text(json.dumps(order))
+    return [folder, make_run(root / "f", rising(0.5), label="fedavg")]
 
 
 def hospitals(root: Path) -> list[Path]:
@@ -719,8 +719,8 @@ def test_a_document_has_one_block_for_each_summary(tmp_path: Path) -> None:
         if not folder.exists():
             write_summary([read_run(make_run(folder, rising(0.5)))], tmp_path / f"{name}.csv")
         call(tmp_path / f"{name}.csv", "--into", document)
-    found = [part["summary"] for part in GENERATED.finditer(document.read_text())]
-    assert found == ["../a.csv", "../b.csv"]
+    summaries = [part["summary"] for part in GENERATED.finditer(document.read_text())]
+    assert summaries == ["../a.csv", "../b.csv"]
 
 
 def test_invalid_uses_of_the_report_command_are_refused(tmp_path: Path) -> None:
@@ -748,15 +748,15 @@ def test_invalid_uses_of_the_report_command_are_refused(tmp_path: Path) -> None:
 def test_the_report_page_is_written_to_the_given_folder_and_not_read_as_a_run(
     tmp_path: Path,
 ) -> None:
-    made = [make_run(tmp_path / "runs" / name, rising(0.5), label=name) for name in "ab"]
+    folders = [make_run(tmp_path / "runs" / name, rising(0.5), label=name) for name in "ab"]
     call(tmp_path)
     assert (tmp_path / "report" / "index.html").exists()
     for _ in range(2):
         call(*(tmp_path / "runs").glob("*"))
         assert (tmp_path / "runs" / "report" / "index.html").exists()
-    call(made[0])
-    assert (made[0] / "report" / "index.html").exists()
-    assert "newer run" not in call(tmp_path, *made), "a run that is given twice is read once"
+    call(folders[0])
+    assert (folders[0] / "report" / "index.html").exists()
+    assert "newer run" not in call(tmp_path, *folders), "a run that is given twice is read once"
 
 
 def test_report_refuses_a_study(tmp_path: Path) -> None:

@@ -58,16 +58,16 @@ ROUNDS = [
 
 
 def test_cluster_metrics_match_hand_computed_values_with_absent_clients(tmp_path: Path) -> None:
-    found = read_run(clustered(tmp_path / "r", ROUNDS)).clusters
-    assert found is not None
-    assert found.types.tolist() == ["a", "a", "b", "b"]
+    clusters = read_run(clustered(tmp_path / "r", ROUNDS)).clusters
+    assert clusters is not None
+    assert clusters.types.tolist() == ["a", "a", "b", "b"]
     expected = [[np.nan if c is None else c for c in row] for row in ROUNDS]
-    np.testing.assert_array_equal(found.ids, np.array(expected, float))
-    np.testing.assert_array_equal(found.map[3], [[np.nan, np.nan], [1, 4.5], [2, 4.5], [3, 4.5]])
-    assert found.metric("number").tolist() == [1, 2, 2, 2, 2, 4]
-    np.testing.assert_allclose(found.metric("accuracy"), [0.5, 1, 0.75, 2 / 3, 1, 1])
+    np.testing.assert_array_equal(clusters.ids, np.array(expected, float))
+    np.testing.assert_array_equal(clusters.map[3], [[np.nan, np.nan], [1, 4.5], [2, 4.5], [3, 4.5]])
+    assert clusters.metric("number").tolist() == [1, 2, 2, 2, 2, 4]
+    np.testing.assert_allclose(clusters.metric("accuracy"), [0.5, 1, 0.75, 2 / 3, 1, 1])
     # By Hubert and Arabie's formula over pairs, computed by hand where it is not 0 or 1.
-    np.testing.assert_allclose(found.metric("rand"), [0, 1, 0, -0.5, 1, 0], atol=1e-12)
+    np.testing.assert_allclose(clusters.metric("rand"), [0, 1, 0, -0.5, 1, 0], atol=1e-12)
 
 
 def test_cluster_tables_match_hand_computed_values(tmp_path: Path) -> None:

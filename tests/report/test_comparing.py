@@ -121,9 +121,9 @@ def test_a_note_that_all_runs_of_a_method_share_appears_once(tmp_path: Path) -> 
     runs = [make_run(tmp_path / f"{s}", constant(a=0.5, b=0.9), seed=s) for s in range(3)]
     for run, dropped in zip(runs, ((), (), ("1",)), strict=True):
         facts = json.loads((run / "run.json").read_text())
-        told = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.5, "clip": 1.0}
-        told["number_noise_multiplier"] = 0.0
-        facts["privacy"] = {**told, "numbers": 0, "noise": "secret", "rounds": 1}
+        privacy = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.5, "clip": 1.0}
+        privacy["number_noise_multiplier"] = 0.0
+        facts["privacy"] = {**privacy, "numbers": 0, "noise": "secret", "rounds": 1}
         facts["halted_rounds"] = dict.fromkeys(dropped, "its disk is full")
         (run / "run.json").write_text(json.dumps(facts))
     (chapter,) = analyze([read_run(run) for run in runs]).chapters
@@ -206,14 +206,14 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
     text = printed_tables(*folders)
     assert "same data settings had different data or clients" in text
     assert "several versions of flwr: " in text
-    said = "same data settings had different data or clients"
+    message = "same data settings had different data or clients"
     moved = [
         make_run(tmp_path / label, constant(a=0.5, b=0.9), label=label, sources=[source])
         for label, source in (("fedavg", "/here/digits"), ("term", "/there/digits"))
     ]
-    assert said not in printed_tables(*moved), "the same file in another folder"
+    assert message not in printed_tables(*moved), "the same file in another folder"
     give_clients(moved[0], a=2, b=2)
-    assert said in printed_tables(*moved), "other examples of the clients"
+    assert message in printed_tables(*moved), "other examples of the clients"
 
 
 def test_a_report_without_uniform_averaging_says_so(tmp_path: Path) -> None:
@@ -252,10 +252,10 @@ def test_runs_on_different_examples_are_named_and_not_compared(tmp_path: Path) -
 
 def test_one_run_with_other_examples_does_not_split_the_other_methods(tmp_path: Path) -> None:
     def drawn(label: str, seed: int, digest: str) -> Path:
-        made = make_run(tmp_path / f"{label}{seed}{digest}", constant(a=0.5, b=0.9), label=label,
+        folder = make_run(tmp_path / f"{label}{seed}{digest}", constant(a=0.5, b=0.9), label=label,
                         seed=seed, digest=digest)  # fmt: skip
-        edit("config.toml", "[data]\n", f"[data]\nseed = {seed}\n")(made)
-        return made
+        edit("config.toml", "[data]\n", f"[data]\nseed = {seed}\n")(folder)
+        return folder
 
     folders = [drawn(label, f, f"of {f}") for label in ("uniform", "term") for f in range(3)]
     folders.append(drawn("x", 1, "of another folder"))
@@ -275,9 +275,9 @@ def test_extra_seeds_on_one_federation_do_not_split_runs_on_several_federations(
     tmp_path: Path,
 ) -> None:
     def drawn(name: str, seed: int, federation: int) -> Path:
-        made = make_run(tmp_path / name, constant(a=0.5, b=0.9), label="uniform", seed=seed)
-        edit("config.toml", "[data]\n", f"[data]\nseed = {federation}\n")(made)
-        return made
+        folder = make_run(tmp_path / name, constant(a=0.5, b=0.9), label="uniform", seed=seed)
+        edit("config.toml", "[data]\n", f"[data]\nseed = {federation}\n")(folder)
+        return folder
 
     folders = [drawn(f"f{number}", number, number) for number in range(3)]
     folders += [drawn("s3", 3, 0), drawn("s4", 4, 0)]
@@ -292,9 +292,9 @@ def test_several_seeds_per_federation_are_one_method_per_federation(tmp_path: Pa
     folders = []
     for federation in range(2):
         for seed in range(3):
-            made = make_run(tmp_path / f"{federation}-{seed}", constant(a=0.5, b=0.9), seed=seed)
-            edit("config.toml", "[data]\n", f"[data]\nseed = {federation}\n")(made)
-            folders.append(made)
+            folder = make_run(tmp_path / f"{federation}-{seed}", constant(a=0.5, b=0.9), seed=seed)
+            edit("config.toml", "[data]\n", f"[data]\nseed = {federation}\n")(folder)
+            folders.append(folder)
     (comparison,) = group_runs(map(read_run, folders))
     assert [(m.federations, len(m.runs)) for m in comparison.methods] == [(False, 3)] * 2
 
@@ -333,5 +333,5 @@ def test_a_tuned_baseline_is_used_for_untuned_methods_with_the_same_settings(
     (comparison,) = group_runs(map(read_run, folders))
     uniform, *others = comparison.methods
     assert [m.config["train.lr"] for m in others] == [0.2, 0.1, 0.3]
-    found = [comparison.baseline(method, "uniform") for method in others]
-    assert found == [uniform, uniform, None]
+    baselines = [comparison.baseline(method, "uniform") for method in others]
+    assert baselines == [uniform, uniform, None]

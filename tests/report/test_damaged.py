@@ -50,7 +50,7 @@ RECORDS = [
 ]
 
 
-def made(folder: Path) -> Path:
+def write_run_folder(folder: Path) -> Path:
     return make_run(
         folder,
         rising(0.5, rounds=3),
@@ -141,7 +141,7 @@ def replaced(whole: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return made(tmp_path / "run")
+    return write_run_folder(tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_invalid_settings_in_config_toml_are_accepted_or_reported_with_their_fil
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "said"),
+    ("column", "value", "message"),
     [
         ("rounds", "", "rounds = '': expected ascending rounds"),
         ("rounds", "3 3 3 3 3", "rounds = '3 3 3 3 3': expected ascending rounds"),
@@ -257,7 +257,7 @@ def test_invalid_settings_in_config_toml_are_accepted_or_reported_with_their_fil
     ],
 )
 def test_an_invalid_cell_of_a_summary_is_refused(
-    column: str, value: str, said: str, tmp_path: Path
+    column: str, value: str, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "x.csv"
     write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], file)
@@ -266,7 +266,7 @@ def test_an_invalid_cell_of_a_summary_is_refused(
         writer = csv.DictWriter(out, rows[0])
         writer.writeheader()
         writer.writerow(rows[0] | {column: value})
-    assert said in refused(read_summary, file)
+    assert message in refused(read_summary, file)
 
 
 @pytest.mark.slow

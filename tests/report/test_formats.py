@@ -132,12 +132,12 @@ def test_special_characters_of_latex_are_escaped() -> None:
 
 def test_csv_has_a_row_for_each_method(runs: list[Path], tmp_path: Path) -> None:
     text = call("report", str(tmp_path), "--format", "csv")
-    found = {row["method"]: row for row in csv.DictReader(io.StringIO(text))}
-    assert list(found) == ["fedavg", "uniform", "fedheal"]
-    assert float(found["fedheal"]["a mean"]) == pytest.approx(65)
-    assert float(found["fedheal"]["a std"]) == pytest.approx(1)
-    assert float(found["fedavg"]["MIN mean"]) == pytest.approx(45)
-    assert found["uniform"]["seeds"] == "3"
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(text))}
+    assert list(rows) == ["fedavg", "uniform", "fedheal"]
+    assert float(rows["fedheal"]["a mean"]) == pytest.approx(65)
+    assert float(rows["fedheal"]["a std"]) == pytest.approx(1)
+    assert float(rows["fedavg"]["MIN mean"]) == pytest.approx(45)
+    assert rows["uniform"]["seeds"] == "3"
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = config(tmp_path_factory.mktemp("held"), **{"data.held-out": DOMAINS[0]})
-    return run(made, nodes=len(DOMAINS) - 1)
+    run_config = config(tmp_path_factory.mktemp("held"), **{"data.held-out": DOMAINS[0]})
+    return run(run_config, nodes=len(DOMAINS) - 1)
 
 
 def test_the_held_out_domain_is_tested_in_every_round_but_is_not_among_the_domains(folder):
@@ -77,11 +77,11 @@ def test_tables_mark_the_held_out_domain_and_exclude_it_from_avg(folder, tmp_pat
 
 
 def test_a_run_with_validation_only_does_not_test_the_held_out_domain(tmp_path):
-    made = config(
+    run_config = config(
         tmp_path,
         **{"data.held-out": DOMAINS[0], "evaluate.test": False, "data.validation-fraction": 0.2},
     )
-    assert not [row for row in history(run(made, nodes=3)) if row["level"] == "held-out"]
+    assert not [row for row in history(run(run_config, nodes=3)) if row["level"] == "held-out"]
 
 
 def test_a_resumed_run_has_the_same_held_out_accuracies(folder, tmp_path):
@@ -102,8 +102,8 @@ def test_compare_holds_out_each_domain_in_turn(tmp_path, undrawn):
     assert {run.held_out_domain for run in runs} == set(DOMAINS)
     (table,) = analyze(runs).held_out_tables
     assert table.columns == [*sorted(DOMAINS), "mean", "minimum"]
-    found = {run.held_out_domain: 100 * run.held_out.final()[0] for run in runs}
-    values = [found[name] for name in sorted(DOMAINS)]
+    accuracies = {run.held_out_domain: 100 * run.held_out.final()[0] for run in runs}
+    values = [accuracies[name] for name in sorted(DOMAINS)]
     (row,) = table.groups[0].rows
     expected = [*values, np.mean(values), min(values)]
     assert [cell.text for cell in row.cells] == [f"{value:.2f}" for value in expected]
@@ -135,18 +135,18 @@ def test_a_plan_with_adabn_holds_out_each_domain_under_unique_run_names():
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory):
     chosen = {"data.held-out": DOMAINS[0], "evaluate.adabn": True, "model.name": "cnn:norm=batch"}
-    made = [
+    configs = [
         config(tmp_path_factory.mktemp("adapted"), **chosen, **{"client.name": client})
         for client in ("sgd", "silobn")
     ]
-    return [run(one, nodes=3) for one in made]
+    return [run(one, nodes=3) for one in configs]
 
 
 def test_the_held_out_domain_is_tested_with_its_own_batchnorm_statistics(adapted):
     """The accuracy equals that of a plain loop over its test examples with the merged model."""
     for folder in adapted:
-        made = RunConfig.from_flat(read_run(folder).config)
-        tests = CentralizedEvaluator(made, prepare(made.data))
+        config = RunConfig.from_flat(read_run(folder).config)
+        tests = CentralizedEvaluator(config, prepare(config.data))
         tests.adabn = False
         tests(load_file(folder / "model.safetensors"))
         network, norms = (
@@ -204,16 +204,16 @@ def test_leave_one_domain_out_with_adabn_has_a_second_table(adapted, tmp_path):
     assert "AdaBN" not in plain.title
     assert "with AdaBN" in second.title
     (row,) = second.groups[0].rows
-    found = {run.held_out_domain: 100 * run.adapted.final()[0] for run in runs}
-    expected = [found[name] for name in second.columns[:2]]
+    accuracies = {run.held_out_domain: 100 * run.adapted.final()[0] for run in runs}
+    expected = [accuracies[name] for name in second.columns[:2]]
     assert [cell.text for cell in row.cells][:2] == [f"{value:.2f}" for value in expected]
 
 
 def test_adabn_needs_a_held_out_domain_and_warns_without_batchnorm(tmp_path):
     with pytest.raises(ConfigError, match=r"evaluate\.adabn = true: .*data\.held-out is empty"):
         RunConfig.from_flat({"evaluate.adabn": True})
-    made = config(tmp_path, **{"data.held-out": DOMAINS[0], "evaluate.adabn": True})
-    folder = run(made, nodes=3)
+    run_config = config(tmp_path, **{"data.held-out": DOMAINS[0], "evaluate.adabn": True})
+    folder = run(run_config, nodes=3)
     assert (folder / "log.txt").read_text().count(
         "no BatchNorm layers with running statistics"
     ) == 1

@@ -87,10 +87,10 @@ def test_ids_are_unique_and_links_to_them_resolve(hostile: Path) -> None:
     page = Page(text)
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
-    wanted = re.findall(r"url\(#([^)]+)\)", text)
-    wanted += [href[1:] for href in page.attributes("href") if href.startswith("#")]
-    assert wanted
-    assert set(wanted) <= set(ids)
+    targets = re.findall(r"url\(#([^)]+)\)", text)
+    targets += [href[1:] for href in page.attributes("href") if href.startswith("#")]
+    assert targets
+    assert set(targets) <= set(ids)
 
 
 @pytest.mark.slow
@@ -216,8 +216,8 @@ def _printed(folders: list[Path], width: int) -> str:
 @pytest.mark.slow
 def test_importing_reports_imports_neither_matplotlib_nor_torch() -> None:
     code = "import sys, fairflower.report; print({'matplotlib', 'torch'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.usefixtures("undrawn")

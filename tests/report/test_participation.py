@@ -19,8 +19,8 @@ def test_the_participation_table_matches_the_availability_trace(tmp_path: Path) 
     assert [row[key] for key in row if key.endswith(": rounds")] == [
         *("100.00", "33.33", "33.33", "0.00")
     ]
-    found = [f"{100 * value:.2f}" for value in read_run(folder).final()]
-    assert [row[key] for key in row if key.endswith(": accuracy")] == found
+    actual = [f"{100 * value:.2f}" for value in read_run(folder).final()]
+    assert [row[key] for key in row if key.endswith(": accuracy")] == actual
 
 
 def test_a_run_without_absences_has_no_participation_table(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_the_quality_table_matches_hand_computed_values(tmp_path: Path) -> None:
     row = tables_of(*folders).table(title)["fedheal 2 seeds"]
     for name, values in (("ACC", acc), ("AUC", auc)):
         last = 100 * values[:, 2:]
-        wanted = {"clean": last[..., 0], "corrupted": last[..., 1], "average": last.mean(axis=2)}
-        for group, cells in wanted.items():
+        expected = {"clean": last[..., 0], "corrupted": last[..., 1], "average": last.mean(axis=2)}
+        for group, cells in expected.items():
             assert row[f"{group} {name}"] == f"{cells.mean():.2f} ± {np.std(cells, ddof=0):.2f}"
     assert title in printed_tables(*folders)
     assert title in markdown_tables([read_run(folder) for folder in folders])
@@ -112,9 +112,9 @@ def test_the_quality_table_matches_hand_computed_values(tmp_path: Path) -> None:
 def test_quality_table_marks_the_best_of_comparable_methods(tmp_path: Path) -> None:
     folders = []
     for label, clean in (("fedavg", 0.9), ("fedism", 0.6)):
-        made = make_run(tmp_path / label, constant(clean=0.5, corrupted=0.5), label=label)
+        folder = make_run(tmp_path / label, constant(clean=0.5, corrupted=0.5), label=label)
         values = constant(clean=clean, corrupted=1 - clean)
-        folders.append(with_scores(made, balanced_accuracy=values))
+        folders.append(with_scores(folder, balanced_accuracy=values))
     page = tables_of(*folders)
     rows = page.table("Class-balanced accuracy, the last 5")
     assert list(rows["fedavg seed 0"]) == [
@@ -179,9 +179,9 @@ def test_types_table_needs_domains_of_unequal_weight(tmp_path: Path) -> None:
 def test_runs_with_clusters_have_a_types_table_even_with_domains_of_equal_weight(
     tmp_path: Path,
 ) -> None:
-    found = clustered(tmp_path / "r", [[0, 0, 1, 1]] * 6)
+    folder = clustered(tmp_path / "r", [[0, 0, 1, 1]] * 6)
     plain = make_run(tmp_path / "f", rising(0.5), label="fedavg")
-    rows = tables_of(found, plain).table("Client types and clients, mean of")
+    rows = tables_of(folder, plain).table("Client types and clients, mean of")
     assert set(rows) == {"fedgcr seed 0", "fedavg seed 0"}
     for row in rows.values():
         assert row["Avg over domains"] == row["Avg over clients"] == "72.00"
@@ -244,8 +244,8 @@ def test_verdicts_need_five_seeds_and_clear_differences(tmp_path: Path) -> None:
         *runs_with(tmp_path / "2", "uniform", [0.5, 0.5]),
         *runs_with(tmp_path / "2", "x", [0.6, 0.6]),
     ]
-    said = "(2 seeds of federation 0): too few pairs for a verdict (5 needed) against Uniform"
-    assert said in printed_tables(*two)
+    message = "(2 seeds of federation 0): too few pairs for a verdict (5 needed) against Uniform"
+    assert message in printed_tables(*two)
     table = tables_of(*two).table("Difference from the baselines")
     assert table["x 2 seeds of federation 0"]["MIN vs Uniform"] == "+10.00 ± 0.00", "no mark"
     noisy = [
@@ -263,10 +263,12 @@ def test_one_sentence_says_that_all_methods_have_too_few_seeds(tmp_path: Path) -
         for label in labels
         for seed in (0, 1)
     ]
-    said = "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); see the tables for"
+    message = (
+        "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); see the tables for"
+    )
     text = " ".join(printed_tables(*runs).split())
     assert text.count("too few pairs") == 1
-    assert said in text
+    assert message in text
 
 
 def test_a_baseline_with_too_few_runs_does_not_prevent_verdicts_against_another(
@@ -295,9 +297,9 @@ def test_clients_of_a_domain_get_distinct_shades_of_its_color() -> None:
 
     assert len(shades(DOMAIN_COLORS[0], 1)) == 1
     for color in DOMAIN_COLORS:
-        found = np.array(shades(color, 5))
-        assert ((found >= 0) & (found <= 1)).all()
-        assert (np.diff(found.sum(axis=1)) > 0.1).all()  # dark to light
+        colors = np.array(shades(color, 5))
+        assert ((colors >= 0) & (colors <= 1)).all()
+        assert (np.diff(colors.sum(axis=1)) > 0.1).all()  # dark to light
 
 
 def test_less_spread_with_lower_accuracy_is_not_fairer(tmp_path: Path) -> None:
@@ -351,8 +353,8 @@ def test_the_fairer_method_is_marked_best_in_every_metric(tmp_path: Path) -> Non
         for label, rows in (("one", [[0, 0, 0, 0]] * 6), ("own", [[0, 0, 1, 1]] * 6))
     ]
     (comparison,) = group_runs(map(read_run, folders))
-    found = clusters_table(comparison, 5)
-    tones = [[cell.tone for cell in row.cells] for row in found.groups[0].rows]
+    clusters = clusters_table(comparison, 5)
+    tones = [[cell.tone for cell in row.cells] for row in clusters.groups[0].rows]
     assert tones == [["", "", ""], ["", "better", "better"]]
 
 
@@ -375,10 +377,10 @@ def test_metrics_that_some_seed_lacks_are_in_no_table(tmp_path: Path) -> None:
             "clients": {r: [0.5] * 4 for r in range(7)},
         }
         for seed, (own, scores) in enumerate([(more, {"auc": balanced}), ({}, {})]):
-            made = make_run(
+            folder = make_run(
                 tmp_path / f"{label}-{seed}", rising(0.5), label=label, seed=seed, **own
             )
-            folders.append(with_scores(made, balanced_accuracy=balanced, **scores))
+            folders.append(with_scores(folder, balanced_accuracy=balanced, **scores))
     page = tables_of(*folders)
     captions = " ".join(table.title for table in page.all)
     assert "Accuracy per domain" in captions
@@ -406,8 +408,8 @@ def test_no_method_is_best_in_a_metric_that_is_undefined_for_one(tmp_path: Path)
     folders = []
     for label, last in (("fedavg", 0.5), ("uniform", math.nan)):
         values = [*constant(6, a=0.5, b=0.5), {"a": last, "b": 0.5}]
-        made = make_run(tmp_path / label, constant(a=0.5, b=0.5), label=label)
-        folders.append(with_scores(made, auc=values, balanced_accuracy=constant(a=0.5, b=0.5)))
+        folder = make_run(tmp_path / label, constant(a=0.5, b=0.5), label=label)
+        folders.append(with_scores(folder, auc=values, balanced_accuracy=constant(a=0.5, b=0.5)))
     table = quality_table(group_runs(map(read_run, folders))[0])
     at = table.columns.index("a AUC")
     assert [row.cells[at].tone for row in table.groups[0].rows] == ["", ""]

@@ -351,11 +351,11 @@ def test_tables_average_over_tested_rounds_and_domains_for_any_gaps(
     )
     run = read_run(folder)
     last = [[values[r, d] for r in range(shape[0])[-5:] if tested[r, d]] for d in range(shape[1])]
-    wanted = [100 * sum(column) / len(column) if column else None for column in last]
+    expected = [100 * sum(column) / len(column) if column else None for column in last]
     (row,) = accuracy_table(group_runs([run])[0], 5).groups[0].rows
     cells = [cell.text for cell in row.cells]
-    assert cells[: shape[1]] == [DASH if w is None else f"{w:.2f}" for w in wanted]
-    there = [w for w in wanted if w is not None]
+    assert cells[: shape[1]] == [DASH if w is None else f"{w:.2f}" for w in expected]
+    there = [w for w in expected if w is not None]
     mark = "" if tested[-5:].all() else "†"
     assert cells[shape[1]].endswith(mark)
     assert float(cells[shape[1]].rstrip("†")) == pytest.approx(sum(there) / len(there), abs=0.006)

@@ -109,8 +109,8 @@ def test_sums_of_squared_norms_are_accurate_at_any_size(factors: list[float], si
     expected = sum(w * f * s for w, f, s in zip(total.weights, factors, squares, strict=True))
     assert total.squares == pytest.approx(expected, rel=1e-5)
     cohort = SumCohort(1, (0, 1, 2), np.ones(3), MODEL, (), total=total)
-    found = total.weights @ (np.array(factors) * cohort.squared_norms())
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual = total.weights @ (np.array(factors) * cohort.squared_norms())
+    assert actual == pytest.approx(expected, rel=1e-5)
 
 
 def test_integer_counters_equal_those_of_the_plain_mean() -> None:

@@ -36,9 +36,9 @@ REFUSED = [name for name, strategy in STRATEGIES.items() if not strategy().sums_
 
 def app(train: Any) -> ClientApp:
     """Return fairflower's app with ``train`` as the handler of both kinds of train messages."""
-    made = app_with_handlers(train=train)
-    made.train("measure")(train)
-    return made
+    secure_app = app_with_handlers(train=train)
+    secure_app.train("measure")(train)
+    return secure_app
 
 
 # --- before a run --------------------------------------------------------------------------
@@ -79,9 +79,9 @@ def test_settings_that_need_single_updates_are_refused(
 
 
 def test_two_clients_per_round_are_refused(tmp_path: Path) -> None:
-    made = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
+    config = runs.config(tmp_path, **{"secure-aggregation": True, "fraction-train": 0.5}, **UNIFORM)
     with pytest.raises(ConfigError, match=r"per round is 2, .* needs at least 3"):
-        runs.run(made)
+        runs.run(config)
 
 
 UNIFORM = {"strategy.name": "uniform"}
@@ -98,9 +98,9 @@ def test_a_halted_round_is_recorded_and_the_run_continues(
             raise RuntimeError("its disk is full")
         return client_app(message, context)
 
-    made = config(tmp_path, **SECURE, **{"strategy.name": "fedism"})
+    run_config = config(tmp_path, **SECURE, **{"strategy.name": "fedism"})
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        folder = session(made, app(train)).run()
+        folder = session(run_config, app(train)).run()
     facts = json.loads((folder / "run.json").read_text())
     assert facts["status"] == "completed"
     assert list(facts["halted_rounds"]) == ["2"]
@@ -109,8 +109,8 @@ def test_a_halted_round_is_recorded_and_the_run_continues(
     lines = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
     assert [line["client_ids"] for line in lines] == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
     assert set(lines[1]["dropped"].values()) == {"its disk is full"}
-    said = " ".join(call("report", str(folder), "--out", str(tmp_path / "page")).split())
-    assert "round 2 did not change the model: 2 of 2 clients have a weight above 0" in said
+    output = " ".join(call("report", str(folder), "--out", str(tmp_path / "page")).split())
+    assert "round 2 did not change the model: 2 of 2 clients have a weight above 0" in output
 
 
 def test_a_run_whose_rounds_all_halt_fails_and_can_be_resumed(tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ def test_a_run_whose_rounds_all_halt_fails_and_can_be_resumed(tmp_path: Path) ->
             raise RuntimeError("its disk is full")
         return client_app(message, context)
 
-    made = session(config(tmp_path, **SECURE, **UNIFORM), app(train))
+    new_session = session(config(tmp_path, **SECURE, **UNIFORM), app(train))
     with pytest.raises(
         RoundFailed, match=r"every round \(1 to 3\).*: 2 of 2 clients have a weight"
     ):
-        made.run()
-    assert made.folder is not None
-    path = made.folder.path
+        new_session.run()
+    assert new_session.folder is not None
+    path = new_session.folder.path
     facts = json.loads((path / "run.json").read_text())
     assert (facts["status"], list(facts["halted_rounds"])) == ("failed", ["1", "2", "3"])
     assert "its disk is full" in (path / "log.txt").read_text()
@@ -166,10 +166,10 @@ def test_masked_and_plain_runs_with_personal_layers_give_the_same_model(tmp_path
     settings = {"client.name": "fedbn", "model.name": "cnn:norm=batch", **UNIFORM}
     models = []
     for secure in (True, False):
-        made = config(
+        run_config = config(
             tmp_path / str(secure), **{**SECURE, "secure-aggregation": secure}, **settings
         )
-        models.append(load_file(session(made).run() / "model.safetensors"))
+        models.append(load_file(session(run_config).run() / "model.safetensors"))
     for name, array in models[1].items():
         np.testing.assert_allclose(models[0][name], array, atol=1e-5)
 
@@ -186,11 +186,16 @@ def test_clients_send_only_numbers_keys_shares_and_masked_vectors(tmp_path: Path
             names |= {key for key, value in values.items() if kind_of(value) is bytes}
         return reply
 
-    made = ClientApp()
-    for register in (made.train(), made.train("measure"), made.evaluate(), made.query()):
+    recording_app = ClientApp()
+    for register in (
+        recording_app.train(),
+        recording_app.train("measure"),
+        recording_app.evaluate(),
+        recording_app.query(),
+    ):
         register(record)
     settings = {**SECURE, "strategy.name": "qffl", "evaluate.by": "clients"}
-    session(config(tmp_path, **settings), made).run()
+    session(config(tmp_path, **settings), recording_app).run()
     assert received == {
         "query": set(),
         "measure": set(),
@@ -230,8 +235,8 @@ def test_a_deployment_with_secure_aggregation_equals_simulated_runs(tmp_path: Pa
         "sites": 3,
         "train.local-epochs": 1,
     }
-    said: list[str] = []
-    with LocalDeployment(tmp_path / "trial", nodes, said.append) as trial:
+    messages: list[str] = []
+    with LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial:
         masked = trial.run(RunConfig.from_flat(settings))
     facts = json.loads((masked / "run.json").read_text())
     assert facts["status"] == "completed"
@@ -246,11 +251,11 @@ def test_a_deployment_with_secure_aggregation_equals_simulated_runs(tmp_path: Pa
         grid = InlineGrid(client_app, 3)
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             context.node_config = {**node, "secure-aggregation": secure}
-        made = RunConfig.from_flat(
+        config = RunConfig.from_flat(
             {**settings, "secure-aggregation": secure, "output-dir": str(tmp_path / str(secure))}
         )
         models.append(
-            load_file(Session(grid, made, Console(quiet=True)).run() / "model.safetensors")
+            load_file(Session(grid, config, Console(quiet=True)).run() / "model.safetensors")
         )
     for name, array in models[0].items():
         assert array.tobytes() == models[1][name].tobytes()

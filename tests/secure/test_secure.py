@@ -34,25 +34,25 @@ from fairflower.strategies import (
 ARGUMENTS: dict[str, dict[str, Any]] = {"fedeba+": {"alpha": 0.0}, "propfair": {"M": 5.0}}
 
 
-def made(name: str) -> FairStrategy:
+def make_strategy(name: str) -> FairStrategy:
     return STRATEGIES[name](**ARGUMENTS.get(name, {}))
 
 
-SUMS = [name for name in STRATEGIES if made(name).sums_suffice]
+SUMS = [name for name in STRATEGIES if make_strategy(name).sums_suffice]
 
 
 def flat(arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([a.reshape(-1).astype(np.float64) for a in arrays.values()])
 
 
-def assert_close(found: Any, expected: Any, received: Any, error: float) -> None:
+def assert_close(actual: Any, expected: Any, received: Any, error: float) -> None:
     """Equal up to the quantization error of one round, and single precision."""
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype
+        assert actual[name].dtype == array.dtype
         allowed = error * scale_of(received[name]) + 1e-6 * max(1, np.abs(array).max())
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=allowed, err_msg=name)
+        np.testing.assert_allclose(actual[name], array, rtol=0, atol=allowed, err_msg=name)
         if array.dtype.kind != "f":
-            np.testing.assert_array_equal(found[name], array)
+            np.testing.assert_array_equal(actual[name], array)
 
 
 def test_sums_suffice_for_the_listed_strategies() -> None:
@@ -67,17 +67,17 @@ def test_sums_suffice_for_the_listed_strategies() -> None:
 @pytest.mark.parametrize("name", [*SUMS, "qffl weights"])
 def test_the_model_equals_that_of_plain_rounds(name: str) -> None:
     def federation(secure: bool) -> SecureFederation:
-        strategy = QFFL(rule="weights") if name == "qffl weights" else made(name)
+        strategy = QFFL(rule="weights") if name == "qffl weights" else make_strategy(name)
         return SecureFederation(strategy, net=batch_normed, secure=secure)
 
     masked, plain = federation(True), federation(False)
     for _ in range(2):
         received = arrays_of(plain.model)
         masked.model = plain.model  # so that the error is that of a single round
-        expected, found = plain.train(), masked.train()
+        expected, actual = plain.train(), masked.train()
         error = masked.strategy.diagnostics.pop("quantization_error")
         assert error < 1e-6
-        assert_close(found, expected, received, error)
+        assert_close(actual, expected, received, error)
         assert masked.strategy.client_ids == plain.strategy.client_ids == (0, 1, 2, 3, 4)
         assert masked.strategy.diagnostics.keys() == plain.strategy.diagnostics.keys()
         for key, values in plain.strategy.diagnostics.items():
@@ -100,9 +100,9 @@ def test_many_clients_share_keys_with_a_subset_and_give_the_plain_model(
     masked.disturb = raise_at("collect_masked_vectors", 7, 8, 13)
     plain.disturb = raise_at("", 7, 8, 13)
     received = arrays_of(plain.model)
-    found, expected = masked.train(), plain.train()
+    actual, expected = masked.train(), plain.train()
     assert len(masked.strategy.client_ids) == clients - 3
-    assert_close(found, expected, received, masked.strategy.diagnostics["quantization_error"])
+    assert_close(actual, expected, received, masked.strategy.diagnostics["quantization_error"])
 
 
 def test_secure_rounds_are_reproducible_bit_for_bit() -> None:
@@ -132,18 +132,18 @@ def largest_correlation(federation: SecureFederation, received: dict[str, np.nda
     """Return the largest correlation of an array of `seen` with a client's model or update."""
     secrets = [flat(model) for model in federation.trained.values()]
     secrets += [secret - flat(received) for secret in secrets]
-    found = [0.0]
+    correlations = [0.0]
     for array in seen(federation):
         for secret in secrets:
             n = min(len(array), len(secret))
             if n > 1:
-                found.append(abs(np.corrcoef(array[:n], secret[:n])[0, 1]))
-    return max(found)
+                correlations.append(abs(np.corrcoef(array[:n], secret[:n])[0, 1]))
+    return max(correlations)
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_no_message_correlates_with_a_clients_model_or_update(name: str) -> None:
-    federation = SecureFederation(made(name))
+    federation = SecureFederation(make_strategy(name))
     received = arrays_of(federation.model)
     federation.train()
     assert len(federation.trained) == 5
@@ -179,8 +179,8 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
     if stage == "unmask":  # it has sent its masked update, which the others can unmask
         plain.disturb = raise_at("")
     received = arrays_of(plain.model)
-    found, expected = masked.train(), plain.train()
-    assert_close(found, expected, received, masked.strategy.diagnostics["quantization_error"])
+    actual, expected = masked.train(), plain.train()
+    assert_close(actual, expected, received, masked.strategy.diagnostics["quantization_error"])
     if stage == "unmask":
         assert masked.strategy.client_ids == (0, 1, 2, 3, 4)
     else:
@@ -195,11 +195,11 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
 def test_every_strategy_continues_without_a_failing_client(name: str, stage: str) -> None:
     """Before training, in training and after it."""
     clients = 9 if name == "superquantile" else 5  # most of its weights are 0
-    masked = SecureFederation(made(name), clients)
-    plain = SecureFederation(made(name), clients, secure=False)
+    masked = SecureFederation(make_strategy(name), clients)
+    plain = SecureFederation(make_strategy(name), clients, secure=False)
     masked.disturb, plain.disturb = raise_at(stage, 2), raise_at("", *(2,) * (stage != "unmask"))
     received = arrays_of(plain.model)
-    found, expected = masked.train(), plain.train()
+    actual, expected = masked.train(), plain.train()
     there = tuple(k for k in range(clients) if k != 2 or stage == "unmask")
     assert masked.strategy.client_ids == there
     diagnostics = masked.strategy.diagnostics
@@ -208,9 +208,9 @@ def test_every_strategy_continues_without_a_failing_client(name: str, stage: str
         weights = np.array(diagnostics["weights"])
         assert weights.sum() == pytest.approx(1)
         updates = np.array([flat(masked.trained[k]) - flat(received) for k in there])
-        np.testing.assert_allclose(flat(found), flat(received) + weights @ updates, atol=1e-6)
+        np.testing.assert_allclose(flat(actual), flat(received) + weights @ updates, atol=1e-6)
     else:
-        assert_close(found, expected, received, diagnostics["quantization_error"])
+        assert_close(actual, expected, received, diagnostics["quantization_error"])
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -218,27 +218,27 @@ def test_a_client_that_does_not_answer_in_time_is_left_out(stage: str) -> None:
     federation = SecureFederation(Uniform())
     federation.silent = (stage, 4)
     received = flat(arrays_of(federation.model))
-    found = flat(federation.train())
+    actual = flat(federation.train())
     there = range(5 if stage == "unmask" else 4)
     assert federation.strategy.client_ids == tuple(there)
     if stage != "unmask":
         assert federation.strategy.dropped == {4: "no reply before the timeout"}
     updates = [flat(federation.trained[k]) - received for k in there]
-    np.testing.assert_allclose(found, received + np.mean(updates, axis=0), atol=1e-6)
+    np.testing.assert_allclose(actual, received + np.mean(updates, axis=0), atol=1e-6)
 
 
 def test_the_weight_of_a_client_that_fails_after_measuring_goes_to_the_others() -> None:
     federation = SecureFederation(FedISM())
     federation.disturb = raise_at("collect_masked_vectors", 1)
     received = flat(arrays_of(federation.model))
-    found = flat(federation.train())
+    actual = flat(federation.train())
     S = federation.strategy.diagnostics["sharpness"]
     weights = S**2 / (S**2).sum()
     assert federation.strategy.client_ids == (0, 2, 3, 4)
     assert len(S) == 4
     np.testing.assert_allclose(federation.strategy.diagnostics["weights"], weights, atol=1e-6)
     updates = [flat(federation.trained[k]) - received for k in (0, 2, 3, 4)]
-    np.testing.assert_allclose(found, received + weights @ np.array(updates), atol=1e-6)
+    np.testing.assert_allclose(actual, received + weights @ np.array(updates), atol=1e-6)
     assert 1 not in federation.strategy.merged_rounds
 
 
@@ -271,9 +271,9 @@ def test_weights_stay_below_the_cap_when_a_client_fails() -> None:
     federation = SecureFederation(Uniform(max_client_weight=0.2))
     federation.disturb = raise_at("collect_masked_vectors", 4)
     received = flat(arrays_of(federation.model))
-    found = flat(federation.train())
+    actual = flat(federation.train())
     updates = [flat(federation.trained[k]) - received for k in range(4)]
-    np.testing.assert_allclose(found, received + 0.2 * np.sum(updates, axis=0), atol=1e-6)
+    np.testing.assert_allclose(actual, received + 0.2 * np.sum(updates, axis=0), atol=1e-6)
 
 
 # --- weights -------------------------------------------------------------------------------
@@ -291,10 +291,10 @@ class WithWeights(Uniform):
 def test_clients_with_weight_0_do_not_change_the_model() -> None:
     federation = SecureFederation(WithWeights())
     received = flat(arrays_of(federation.model))
-    found = flat(federation.train())
+    actual = flat(federation.train())
     updates = [flat(federation.trained[k]) - received for k in range(5)]
     expected = received + np.array(WithWeights.weights) @ np.array(updates)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_a_sum_of_two_clients_halts_the_round() -> None:
@@ -415,11 +415,11 @@ def test_a_client_refuses_to_send_an_update_out_of_range() -> None:
     original = federation._trainer
 
     def exploding(context: Any, config: Any) -> Any:
-        made = original(context, config)
+        trainer = original(context, config)
         if "explode" in config:
-            send = made.send
-            made.send = lambda: {n: a + 100 for n, a in send().items()}
-        return made
+            send = trainer.send
+            trainer.send = lambda: {n: a + 100 for n, a in send().items()}
+        return trainer
 
     federation.app = make_client_app(exploding, mods=[secure_mod])
     federation.disturb = explode

@@ -49,13 +49,13 @@ arrays = dtypes.flatmap(
 def test_arrays_are_read_back_with_their_dtype_shape_order_and_bits(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "arrays.safetensors"
     write_arrays(path, content, {"round": 3, "sizes": {"a": 1}})
-    found, facts = read_arrays(path)
+    actual, facts = read_arrays(path)
     assert facts == {"round": 3, "sizes": {"a": 1}}
-    assert list(found) == list(content)
+    assert list(actual) == list(content)
     for name, array in content.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert found[name].tobytes() == array.tobytes()
-        assert found[name].flags.writeable
+        assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape)
+        assert actual[name].tobytes() == array.tobytes()
+        assert actual[name].flags.writeable
 
 
 def test_strided_and_transposed_views_are_read_back_unchanged(tmp_path):
@@ -264,24 +264,24 @@ def test_a_run_whose_end_cannot_be_written_names_the_resume_command(tmp_path, mo
     whole = session(config(tmp_path / "whole")).run()
     with monkeypatch.context() as full:
         full.setattr("fairflower.server.session._close", lambda *_: os.listdir(tmp_path / "gone"))
-        made = session(config(tmp_path))
+        new_session = session(config(tmp_path))
         with pytest.raises(WriteError, match="fairflower run --resume"):
-            made.run()
-    facts = json.loads((made.folder.path / "run.json").read_text())
+            new_session.run()
+    facts = json.loads((new_session.folder.path / "run.json").read_text())
     assert (facts["status"], facts["rounds"]) == ("failed", 3)
-    assert outcome(resume(made.folder.path)) == outcome(whole)
+    assert outcome(resume(new_session.folder.path)) == outcome(whole)
 
 
 def test_an_os_error_in_a_callback_is_logged_and_advises_a_new_run_without_checkpoints(
     tmp_path,
 ):
-    made = session(
+    new_session = session(
         config(tmp_path, **{"checkpoint.every": 0}),
         on_round=lambda *_: os.listdir(tmp_path / "gone"),
     )
     with pytest.raises(WriteError, match=r"gone: No such file .* start a new run, because check"):
-        made.run()
-    assert "os.listdir(" in (made.folder.path / "log.txt").read_text()
+        new_session.run()
+    assert "os.listdir(" in (new_session.folder.path / "log.txt").read_text()
 
 
 def test_a_run_resumed_with_fewer_rounds_tests_the_last_round_and_completes(tmp_path):
@@ -316,7 +316,7 @@ WRITES = ["append_metrics", "append_diagnostics", "write_model", "_write_facts",
 @pytest.mark.parametrize("where", WRITES)
 def test_a_run_interrupted_at_any_write_can_be_resumed(where, tmp_path, monkeypatch):
     whole = session(config(tmp_path)).run()
-    made = session(config(tmp_path))
+    new_session = session(config(tmp_path))
     write = getattr(RunFolder, where)
 
     def die(self, *args, **options):
@@ -329,13 +329,13 @@ def test_a_run_interrupted_at_any_write_can_be_resumed(where, tmp_path, monkeypa
 
     monkeypatch.setattr(RunFolder, where, die)
     with pytest.raises(KeyboardInterrupt):
-        made.run()
-    assert outcome(resume(made.folder.path)) == outcome(whole)
+        new_session.run()
+    assert outcome(resume(new_session.folder.path)) == outcome(whole)
 
 
 def test_a_run_killed_before_its_first_checkpoint_restarts_in_its_folder(tmp_path, monkeypatch):
     whole = session(config(tmp_path)).run()
-    made = session(config(tmp_path))
+    new_session = session(config(tmp_path))
 
     save = checkpoint.save
 
@@ -345,8 +345,8 @@ def test_a_run_killed_before_its_first_checkpoint_restarts_in_its_folder(tmp_pat
 
     monkeypatch.setattr(checkpoint, "save", die)
     with pytest.raises(KeyboardInterrupt):
-        made.run()
-    assert outcome(resume(made.folder.path)) == outcome(whole)
+        new_session.run()
+    assert outcome(resume(new_session.folder.path)) == outcome(whole)
 
 
 @pytest.mark.posix
@@ -399,8 +399,8 @@ def test_resuming_accepts_other_engine_settings_and_refuses_other_training_setti
         resumed_config(folder, {"train.lr": 0.2})
     with pytest.raises(ConfigError, match=r"Did you mean 'train\.lr'"):
         resumed_config(folder, {"train.learning-rate": 0.2})
-    made = resumed_config(folder, {"train.lr": 0.01, "workers": 1, "engine": "inline"})
-    assert (made.train.lr, made.workers, made.resume) == (0.01, 1, str(folder))
+    run_config = resumed_config(folder, {"train.lr": 0.01, "workers": 1, "engine": "inline"})
+    assert (run_config.train.lr, run_config.workers, run_config.resume) == (0.01, 1, str(folder))
     with pytest.raises(ConfigError, match=r"not a run folder"):
         resumed_config(tmp_path, {})
 
@@ -460,9 +460,11 @@ def test_resuming_compares_data_by_content_and_not_by_path(tmp_path):
 
     for place, shade in (("before", 7), ("after", 7), ("others", 8)):
         images(tmp_path / place, shade)
-    made = config(tmp_path, **{"data.name": "npz", "data.dir": str(tmp_path / "before")})
-    made = replace(made, data=replace(made.data, examples_per_client=8, clients_per_domain=2))
-    folder = stopped(made, 2)
+    run_config = config(tmp_path, **{"data.name": "npz", "data.dir": str(tmp_path / "before")})
+    run_config = replace(
+        run_config, data=replace(run_config.data, examples_per_client=8, clients_per_domain=2)
+    )
+    folder = stopped(run_config, 2)
     shutil.rmtree(tmp_path / "before")
     with pytest.raises(ConfigError, match="its examples changed"):
         resume(folder, **{"data.dir": str(tmp_path / "others")})
@@ -525,17 +527,17 @@ def test_a_run_of_an_earlier_version_with_the_same_images_can_be_resumed(tmp_pat
 
 
 def test_a_run_of_an_earlier_version_with_other_images_is_refused(tmp_path):
-    made = config(tmp_path, **QUALITY)
-    folder = stopped(made, 2)
-    assert [found.resume for found in resumable_configs(tmp_path)] == [str(folder)]
-    assert load_model(read_run(folder), made, prepare(made.data))
+    run_config = config(tmp_path, **QUALITY)
+    folder = stopped(run_config, 2)
+    assert [run_config.resume for run_config in resumable_configs(tmp_path)] == [str(folder)]
+    assert load_model(read_run(folder), run_config, prepare(run_config.data))
     remove_image_digest(folder)
     assert not list(resumable_configs(tmp_path))
     run = read_run(folder)
     for use in (
         lambda: resume(folder),
-        lambda: Plan([made]).without([run]),
-        lambda: load_model(run, made, prepare(made.data)),
+        lambda: Plan([run_config]).without([run]),
+        lambda: load_model(run, run_config, prepare(run_config.data)),
         lambda: check_same_data(folder, {}, {"data.name": "pacs", "data.corrupted-clients": 0}),
     ):
         with pytest.raises(
@@ -568,8 +570,8 @@ def test_resumable_runs_are_sorted_by_completed_rounds(tmp_path):
     stopped(config(tmp_path, **{"run-name": "c-lost", "checkpoint.every": 0}), 3)
     (tmp_path / "no-run").mkdir()
     (tmp_path / "no-run" / "run.json").write_text("{")
-    found = [made.resume for made in resumable_configs(tmp_path)]
-    assert found == [str(tmp_path / "b-near"), str(tmp_path / "a-far")]
+    actual = [run_config.resume for run_config in resumable_configs(tmp_path)]
+    assert actual == [str(tmp_path / "b-near"), str(tmp_path / "a-far")]
 
 
 def test_the_server_app_resumes_although_flower_sends_all_keys_with_defaults(tmp_path, monkeypatch):

@@ -24,10 +24,10 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_earlier_run_folders_are_read_and_compared(runs: Path) -> None:
-    found = [read_run(runs / name) for name in ("completed", "stopped")]
-    assert [run.status for run in found] == ["completed", "stopped"]
-    assert [run.last_round for run in found] == [4, 2]
-    (comparison,) = group_runs(found)
+    runs_read = [read_run(runs / name) for name in ("completed", "stopped")]
+    assert [run.status for run in runs_read] == ["completed", "stopped"]
+    assert [run.last_round for run in runs_read] == [4, 2]
+    (comparison,) = group_runs(runs_read)
     assert [method.name for method in comparison.methods] == ["fedavg", "fedism"]
 
 

@@ -37,12 +37,14 @@ def evaluator(tmp_path: Path) -> Any:
 
 
 def test_metrics_equal_those_of_scikit_learn(evaluator: Any) -> None:
-    made = evaluator(**{"evaluate.auc": True})
-    results = made(made.arrays())
+    server_evaluator = evaluator(**{"evaluate.auc": True})
+    results = server_evaluator(server_evaluator.arrays())
     for domain, values in results.items():
-        x, y = made.federation.test(domain)
+        x, y = server_evaluator.federation.test(domain)
         with torch.inference_mode():
-            logits = made.model(torch.tensor((x / 255 - 0.5) / 0.5, dtype=torch.float32))
+            logits = server_evaluator.model(
+                torch.tensor((x / 255 - 0.5) / 0.5, dtype=torch.float32)
+            )
         p = logits.double().softmax(1).numpy()
         predicted = p.argmax(axis=1)
         assert values["accuracy"] == pytest.approx((predicted == y).mean())
@@ -50,8 +52,8 @@ def test_metrics_equal_those_of_scikit_learn(evaluator: Any) -> None:
         with warnings.catch_warnings(action="ignore"):  # classes without a test image
             balanced = balanced_accuracy_score(y, predicted)
         assert values["balanced_accuracy"] == pytest.approx(balanced)
-        wanted = roc_auc_score(y, p, multi_class="ovo", labels=range(5))
-        assert values["auc"] == pytest.approx(wanted, abs=1e-3)
+        expected = roc_auc_score(y, p, multi_class="ovo", labels=range(5))
+        assert values["auc"] == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_batch_size_does_not_change_the_metrics(evaluator: Any) -> None:
@@ -62,14 +64,20 @@ def test_the_batch_size_does_not_change_the_metrics(evaluator: Any) -> None:
 
 
 def test_auc_is_computed_only_if_enabled(evaluator: Any) -> None:
-    made = evaluator()
-    assert set(made(made.arrays())["a"]) == {"accuracy", "balanced_accuracy", "loss"}
+    server_evaluator = evaluator()
+    assert set(server_evaluator(server_evaluator.arrays())["a"]) == {
+        "accuracy",
+        "balanced_accuracy",
+        "loss",
+    }
 
 
 def test_the_auc_of_a_model_with_nan_is_nan(evaluator: Any) -> None:
-    made = evaluator(**{"evaluate.auc": True})
-    broken = {name: np.full_like(array, np.nan) for name, array in made.arrays().items()}
-    values = made(broken)["a"]
+    server_evaluator = evaluator(**{"evaluate.auc": True})
+    broken = {
+        name: np.full_like(array, np.nan) for name, array in server_evaluator.arrays().items()
+    }
+    values = server_evaluator(broken)["a"]
     assert np.isnan(values["auc"])
     assert 0 <= values["balanced_accuracy"] <= 1
 
@@ -81,15 +89,15 @@ def test_running_out_of_gpu_memory_in_the_servers_test_advises_a_smaller_batch(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(CentralizedEvaluator, "_test", full)
-    wanted = r"server's test ran out of GPU memory \(CUDA out .* 2.00 GiB\).*evaluate.batch-size"
-    with pytest.raises(GpuMemoryError, match=wanted):
+    message = r"server's test ran out of GPU memory \(CUDA out .* 2.00 GiB\).*evaluate.batch-size"
+    with pytest.raises(GpuMemoryError, match=message):
         run(config(tmp_path))
 
 
 def test_frozen_parameters_are_treated_as_buffers(evaluator: Any, tmp_path: Path) -> None:
     """Strategies therefore neither expect measurements of them nor count them."""
-    made = evaluator()
-    first = next(iter(made.arrays()))
-    assert first not in made.buffers
-    made.model.get_parameter(first).requires_grad_(False)
-    assert first in made.buffers
+    server_evaluator = evaluator()
+    first = next(iter(server_evaluator.arrays()))
+    assert first not in server_evaluator.buffers
+    server_evaluator.model.get_parameter(first).requires_grad_(False)
+    assert first in server_evaluator.buffers

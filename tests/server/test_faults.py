@@ -63,9 +63,9 @@ def test_a_reply_that_arrives_a_round_late_is_not_merged(caplog):
                 reply(first[k], {n: 9 * a for n, a in MODEL.items()}, {"num-examples": 7})
                 for k in (1, 2)
             ]
-        found = rounds.finish(replies)
+        merged = rounds.finish(replies)
         assert rounds.strategy.dropped == {2: "no reply before the timeout"}
-        return found
+        return merged
 
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         on_time, late = model(False), model(True)
@@ -640,16 +640,16 @@ class Answering(InlineGrid):
 )
 def test_registration_names_nodes_with_missing_or_invalid_answers(answer, reason):
     expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
-    with pytest.raises(ConfigError, match=expected) as said:
+    with pytest.raises(ConfigError, match=expected) as caught:
         register_clients(Answering(answer), 3, timeout=0.3, stop=threading.Event())
-    assert ("increase round-timeout" in str(said.value)) == (answer is None)
+    assert ("increase round-timeout" in str(caught.value)) == (answer is None)
 
 
 def test_a_long_list_of_missing_clients_is_abbreviated():
     discovery = NodeDiscovery(InlineGrid(client_app, 1), 0.1, threading.Event(), None)
-    said = str(discovery.missing_clients_error(2**31 - 1, range(2**31 - 1)))
-    assert said.startswith("0 of 2147483647 clients answered; missing: [0, 1, 2, ")
-    assert "98, 99], and more. Start" in said
+    message = str(discovery.missing_clients_error(2**31 - 1, range(2**31 - 1)))
+    assert message.startswith("0 of 2147483647 clients answered; missing: [0, 1, 2, ")
+    assert "98, 99], and more. Start" in message
 
 
 def test_registration_refuses_two_nodes_with_the_same_partition_id():

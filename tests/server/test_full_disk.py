@@ -50,11 +50,11 @@ def test_a_full_disk_ends_the_run_with_advice_and_the_run_can_be_resumed(
             patched.setattr(files, "save_file", fail_to_serialize)
         else:
             fail_from_second_round(RunFolder, what, patched)
-        made = session(config(tmp_path / "cut"))
+        new_session = session(config(tmp_path / "cut"))
         with pytest.raises(WriteError) as caught:
-            made.run()
-    assert made.folder is not None
-    folder = made.folder.path
+            new_session.run()
+    assert new_session.folder is not None
+    folder = new_session.folder.path
     text = str(caught.value)
     assert "No space left on device. Free some disk space" in text
     assert f"fairflower run --resume {folder}" in text
@@ -67,9 +67,9 @@ def test_a_full_disk_ends_the_run_with_advice_and_the_run_can_be_resumed(
 def test_an_unwritable_log_prints_no_logging_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = session(config(tmp_path, **{"num-server-rounds": 1}))
+    new_session = session(config(tmp_path, **{"num-server-rounds": 1}))
     monkeypatch.setattr("logging.StreamHandler.flush", full)
-    made.run()
+    new_session.run()
     assert "Logging error" not in capfd.readouterr().err
 
 

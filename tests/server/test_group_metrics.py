@@ -50,20 +50,22 @@ def rows(folder: Path, level: str, name: str) -> dict[str, float]:
     }
 
 
-def people(made: RunConfig, folder: Path) -> list[tuple[Any, Any, Any]]:
+def people(run_config: RunConfig, folder: Path) -> list[tuple[Any, Any, Any]]:
     """Return each client's labels, predictions of the final model, and groups, on test data."""
-    data = prepare(made.data)
-    model = CentralizedEvaluator(made, data).model
+    data = prepare(run_config.data)
+    model = CentralizedEvaluator(run_config, data).model
     arrays = load_file(folder / "model.safetensors")
     model.load_state_dict({name: torch.tensor(a) for name, a in arrays.items()})
     model.eval()
-    found = []
+    predictions = []
     for client in data.clients:
         x, y = data.client_test(client.client_id)
         scaled = (torch.tensor(x) - torch.tensor(data.mean)) / torch.tensor(data.std)
         with torch.inference_mode():
-            found.append((y, model(scaled).argmax(1).numpy(), data.groups_of(client.client_id)))
-    return found
+            predictions.append(
+                (y, model(scaled).argmax(1).numpy(), data.groups_of(client.client_id))
+            )
+    return predictions
 
 
 def expected(y: Any, p: Any, g: Any) -> dict[str, float]:
@@ -90,9 +92,9 @@ def expected(y: Any, p: Any, g: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("by", ["server", "clients", "both"])
 def test_group_metrics_in_the_history_equal_a_loop_over_groups(tmp_path: Path, by: str) -> None:
-    made = hearts(tmp_path, **{"evaluate.by": by})
-    folder = run(made)
-    each = people(made, folder)
+    config = hearts(tmp_path, **{"evaluate.by": by})
+    folder = run(config)
+    each = people(config, folder)
     whole = expected(*map(np.concatenate, zip(*each, strict=True)))
     assert rows(folder, "all", "global") == pytest.approx(whole)
     assert list(whole) == NAMES
@@ -100,7 +102,7 @@ def test_group_metrics_in_the_history_equal_a_loop_over_groups(tmp_path: Path, b
     for k, values in enumerate(local):
         assert rows(folder, "client", str(k)) == pytest.approx(values)
         # A domain has a single client here.
-        domain = prepare(made.data).clients[k].domain
+        domain = prepare(config.data).clients[k].domain
         assert rows(folder, "domain", domain) == pytest.approx(values)
     worst = {
         m.name: (min if m.better > 0 else max)(v[m.name] for v in local if m.name in v)
@@ -130,9 +132,9 @@ def test_undefined_metrics_are_named_with_their_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = run(hearts(tmp_path))
-    found = json.loads((folder / "run.json").read_text())["undefined_metrics"]
+    reasons = json.loads((folder / "run.json").read_text())["undefined_metrics"]
     text = "equalized odds (every label is disease among female)"
-    assert found["domain switzerland"] == found["client 2 of switzerland"] == text
+    assert reasons["domain switzerland"] == reasons["client 2 of switzerland"] == text
     assert f"Undefined for domain switzerland: {text}." in caplog.messages
     assert len([m for m in caplog.messages if m.startswith("Undefined for")]) == 4
     (chapter,) = analyze([read_run(folder)]).chapters
@@ -144,8 +146,8 @@ def test_undefined_metrics_are_named_with_their_reason(
 def test_a_report_shows_undefined_for_domains_with_one_group(tmp_path: Path) -> None:
     """Each domain has people of a single group, so that no client has a defined metric."""
     settings = {"data.name": "randhie", "data.groups": "health", "data.clients-per-domain": 1}
-    made = hearts(tmp_path, **{**settings, "data.examples-per-client": 20})
-    (chapter,) = analyze([read_run(run(made))]).chapters
+    config = hearts(tmp_path, **{**settings, "data.examples-per-client": 20})
+    (chapter,) = analyze([read_run(run(config))]).chapters
     tables = [t for t in chapter.tables if "between groups" in t.title]
     assert tables
     by_domain = [
@@ -188,10 +190,10 @@ def test_callbacks_and_the_terminal_get_the_global_group_metrics(
     from fairflower.server.session import Session
 
     seen: dict[str, float] = {}
-    made = hearts(tmp_path)
+    config = hearts(tmp_path)
     console = Console(width=200)
     Session(
-        InlineGrid(client_app, 4), made, console, on_round=lambda _, metrics: seen.update(metrics)
+        InlineGrid(client_app, 4), config, console, on_round=lambda _, metrics: seen.update(metrics)
     ).run()
     (folder,) = tmp_path.iterdir()
     for name, value in rows(folder, "all", "global").items():

@@ -76,21 +76,21 @@ def make(home: str, folder: Path, settings: dict[str, Any]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     if not (folder / "run.json").exists():  # killed before the run began
         shutil.rmtree(folder, ignore_errors=True)
-        made = config(folder.parent, **settings, **{"run-name": folder.name})
+        run_config = config(folder.parent, **settings, **{"run-name": folder.name})
     elif read_facts(folder)["status"] == "completed":  # killed after it had ended
         return
     else:
-        made = resumed_config(folder, {})
-    session(made).run()
+        run_config = resumed_config(folder, {})
+    session(run_config).run()
 
 
 def test_the_list_of_trainers_with_state_is_complete():
-    found = []
+    names = []
     for name in CLIENTS:
         trainer = toy_trainers.trainer(name)
         trainer.train(1)
-        found += [name] if trainer.state else []
-    assert found == STATEFUL
+        names += [name] if trainer.state else []
+    assert names == STATEFUL
 
 
 @pytest.mark.parametrize(

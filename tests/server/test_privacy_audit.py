@@ -103,8 +103,8 @@ def lower_bound(there: NDArray[np.bool_], score: NDArray[np.float64], delta: flo
 def test_the_lower_bound_of_the_audit_does_not_exceed_the_stated_epsilon(rounds: int) -> None:
     privacy = PrivacyConfig(noise_multiplier=1.0, number_noise_multiplier=1.0)
     stated = epsilon(privacy, 1, rounds)
-    found = lower_bound(*evidence(privacy, rounds, Leak(), seed=11), privacy.delta)
-    assert 0.5 < found <= stated  # above 0.5: the attack works, so the check is not empty
+    actual = lower_bound(*evidence(privacy, rounds, Leak(), seed=11), privacy.delta)
+    assert 0.5 < actual <= stated  # above 0.5: the attack works, so the check is not empty
 
 
 @pytest.mark.slow
@@ -112,5 +112,5 @@ def test_the_lower_bound_of_the_audit_does_not_exceed_the_stated_epsilon(rounds:
 def test_the_audit_detects_too_little_noise(leak: Leak) -> None:
     privacy = PrivacyConfig(noise_multiplier=3.0, number_noise_multiplier=3.0)
     stated = epsilon(privacy, 1, 1)
-    found = lower_bound(*evidence(privacy, 1, leak, seed=11), privacy.delta)
-    assert found > stated
+    actual = lower_bound(*evidence(privacy, 1, leak, seed=11), privacy.delta)
+    assert actual > stated

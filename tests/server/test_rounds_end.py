@@ -59,12 +59,12 @@ def test_callbacks_get_the_metrics_of_the_history(tmp_path) -> None:
 
 
 def test_metrics_over_domains_need_an_accuracy_of_every_domain() -> None:
-    found = History(["a", "b"])
-    found.add(1, "domain", "a", {"accuracy": 0.5})
-    assert found.of(1) == {"accuracy/a": 0.5}
-    found.add(1, "domain", "b", {"accuracy": math.nan})
-    assert "accuracy/AVG" not in found.of(1)
-    assert found.final() == {"accuracy/a": 0.5}
+    history = History(["a", "b"])
+    history.add(1, "domain", "a", {"accuracy": 0.5})
+    assert history.of(1) == {"accuracy/a": 0.5}
+    history.add(1, "domain", "b", {"accuracy": math.nan})
+    assert "accuracy/AVG" not in history.of(1)
+    assert history.final() == {"accuracy/a": 0.5}
 
 
 WITH_VALIDATION = {"data.validation-fraction": 0.25, "data.examples-per-client": 30}
@@ -73,8 +73,8 @@ WITH_VALIDATION = {"data.validation-fraction": 0.25, "data.examples-per-client":
 def test_callbacks_get_validation_metrics_beside_test_metrics(tmp_path) -> None:
     received = {}
     changes = {**WITH_VALIDATION, "num-server-rounds": 1}
-    made = resuming.config(tmp_path, **changes)
-    folder = session(made, on_round=lambda r, metrics: received.update(metrics)).run()
+    config = resuming.config(tmp_path, **changes)
+    folder = session(config, on_round=lambda r, metrics: received.update(metrics)).run()
     for level, prefix in (("domain", ""), ("validation", "validation_")):
         rows = [row for row in history(folder) if (row["round"], row["level"]) == ("1", level)]
         assert len(rows) >= 8, "accuracy and loss of four domains"
@@ -140,10 +140,12 @@ def test_resuming_repeats_an_interrupted_callback_which_may_prune_the_run(tmp_pa
 
 
 def test_an_exception_in_a_callback_fails_the_run(tmp_path) -> None:
-    made = session(resuming.config(tmp_path), on_round=lambda r, metrics: metrics["accuracy/mars"])
+    new_session = session(
+        resuming.config(tmp_path), on_round=lambda r, metrics: metrics["accuracy/mars"]
+    )
     with pytest.raises(KeyError, match="mars"):
-        made.run()
-    assert json.loads((made.folder.path / "run.json").read_text())["status"] == "failed"
+        new_session.run()
+    assert json.loads((new_session.folder.path / "run.json").read_text())["status"] == "failed"
 
 
 # --- early stopping ---------------------------------------------------------------------------
@@ -163,11 +165,11 @@ def test_settled_returns_the_best_round_after_patience_rounds_without_improvemen
 
 @pytest.mark.parametrize("lost", [math.inf, math.nan])
 def test_a_nan_or_infinite_loss_is_no_improvement(lost) -> None:
-    found = History(["a", "b"])
+    history = History(["a", "b"])
     for server_round, loss in ((1, 2.0), (2, 1.0), (3, lost), (4, lost)):
-        found.add(server_round, "validation", "a", {"loss": loss})
-        found.add(server_round, "validation", "b", {"loss": 1.0})
-    assert early_stop_round(found.validation_losses, patience=2) == 2
+        history.add(server_round, "validation", "a", {"loss": loss})
+        history.add(server_round, "validation", "b", {"loss": 1.0})
+    assert early_stop_round(history.validation_losses, patience=2) == 2
 
 
 #: No loss decreases by 9, so these runs stop after round 3.
@@ -389,7 +391,7 @@ def test_divergence_is_recorded_whether_the_server_or_clients_evaluate(tmp_path,
 @pytest.mark.parametrize("name", ["round", "client_ids", "dropped", "dropped_in_test"])
 def test_a_diagnostic_with_the_name_of_a_field_is_refused(tmp_path, name, monkeypatch) -> None:
     """Otherwise the run would complete, and its folder could never be read."""
-    made = session(resuming.config(tmp_path))
+    new_session = session(resuming.config(tmp_path))
     merge = FedHEAL.merge
 
     def noting(self, cohort):
@@ -398,14 +400,14 @@ def test_a_diagnostic_with_the_name_of_a_field_is_refused(tmp_path, name, monkey
 
     monkeypatch.setattr(FedHEAL, "merge", noting)
     with pytest.raises(StrategyError, match=f"diagnostic '{name}' has the name of a field"):
-        made.run()
+        new_session.run()
 
 
 def test_a_session_does_not_restart_a_run_that_another_process_completed(
     tmp_path, monkeypatch
 ) -> None:
-    made = resuming.config(tmp_path)
-    folder = resuming.stopped(made, 1)
+    config = resuming.config(tmp_path)
+    folder = resuming.stopped(config, 1)
     late = session(resumed_config(folder, {}))
     resume(folder)  # another process, in the meantime
     before = outcome(folder)

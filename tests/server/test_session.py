@@ -42,15 +42,15 @@ from fairflower.strategies import FedAvg
 
 def test_a_completed_run_writes_all_files_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bin/fairflower", "run", "--output-dir", "my runs"])
-    made = config(tmp_path)
-    folder = run(made)
+    run_config = config(tmp_path)
+    folder = run(run_config)
     facts = json.loads((folder / "run.json").read_text())
     assert facts["command"] == "fairflower run --output-dir 'my runs'"
     assert facts["status"] == "completed"
     assert facts["rounds"] == 2
     assert facts["versions"]["flwr"]
     assert [client["client_id"] for client in facts["clients"]] == [0, 1, 2, 3]
-    assert RunConfig.from_flat(flatten_tables(read_toml(folder / "config.toml"))) == made
+    assert RunConfig.from_flat(flatten_tables(read_toml(folder / "config.toml"))) == run_config
     rows = history(folder)
     accuracies = [r for r in rows if r["level"] == "domain" and r["metric"] == "accuracy"]
     assert len(accuracies) == 3 * 4  # rounds 0, 1, 2 of four domains
@@ -136,9 +136,9 @@ def test_only_trainable_parameters_of_prompt_models_are_sent(tmp_path, strategy,
             return reply
 
     few = {"num-server-rounds": 1, "data.examples-per-client": 8, "data.test-examples": 4}
-    made = config(tmp_path, **few, **{"strategy.name": strategy, "model.name": network})
+    run_config = config(tmp_path, **few, **{"strategy.name": strategy, "model.name": network})
     console = Console(file=io.StringIO())
-    folder = Session(CountsBytes(client_app, 4), made, console).run()
+    folder = Session(CountsBytes(client_app, 4), run_config, console).run()
     facts = json.loads((folder / "run.json").read_text())
     trained, parts = PROMPTED[network]
     assert facts["num_parameters"] == trained
@@ -162,8 +162,8 @@ def test_only_trainable_parameters_of_prompt_models_are_sent(tmp_path, strategy,
     ],
 )
 def test_imbalanced_and_corrupted_federations_are_trained_and_evaluated(tmp_path, shape, domains):
-    made = config(tmp_path, **shape, **{"evaluate.by": "both", "evaluate.auc": True})
-    folder = run(made, nodes=sum(domains))
+    run_config = config(tmp_path, **shape, **{"evaluate.by": "both", "evaluate.auc": True})
+    folder = run(run_config, nodes=sum(domains))
     facts = json.loads((folder / "run.json").read_text())
     names = [client["domain"] for client in facts["clients"]]
     assert [names.count(name) for name in facts["domains"]] == domains
@@ -341,17 +341,17 @@ class Breaks(FedAvg):
 
 
 def test_an_error_in_a_strategy_is_short_and_the_log_has_the_traceback(tmp_path):
-    made = config(tmp_path, **{"strategy.name": f"{__name__}:Breaks"})
+    run_config = config(tmp_path, **{"strategy.name": f"{__name__}:Breaks"})
     short = r"Breaks failed with KeyError: 'nothing' \(test_session.py, line \d+, in weigh\)"
-    with pytest.raises(StrategyError, match=short) as told:
-        run(made)
+    with pytest.raises(StrategyError, match=short) as caught:
+        run(run_config)
     (folder,) = tmp_path.iterdir()
-    assert str(told.value).endswith(f"The traceback is in {folder / 'log.txt'}.")
+    assert str(caught.value).endswith(f"The traceback is in {folder / 'log.txt'}.")
     log = (folder / "log.txt").read_text()
     assert 'cohort.gram("nothing")' in log
     assert log.count("KeyError: 'nothing'\n") == 1
     facts = json.loads((folder / "run.json").read_text())
-    assert (facts["status"], facts["error"]) == ("failed", f"StrategyError: {told.value}")
+    assert (facts["status"], facts["error"]) == ("failed", f"StrategyError: {caught.value}")
 
 
 class TooMuch(FedAvg):
@@ -373,9 +373,9 @@ def test_diagnostics_with_too_many_numbers_are_not_stored(tmp_path):
 
 
 def test_invalid_weights_name_the_strategy_and_the_round(tmp_path):
-    made = config(tmp_path, **{"strategy.name": f"{__name__}:TooMuch"})
+    run_config = config(tmp_path, **{"strategy.name": f"{__name__}:TooMuch"})
     with pytest.raises(ConfigError, match=r"Round 1, .*TooMuch: Weights \[.* with sum 1"):
-        run(made)
+        run(run_config)
 
 
 def test_an_exploding_loss_fails_the_run_and_advises_a_lower_learning_rate(tmp_path):
@@ -418,12 +418,12 @@ def test_a_diverged_model_is_warned_of_and_noted_in_reports(
 )
 def test_settings_advised_after_divergence_are_valid(settings, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("fairflower.server.rounds.DIVERGED", 1e-3)
-    run(made := config(tmp_path, **settings))
+    run(run_config := config(tmp_path, **settings))
     advice = caplog.text.partition("has diverged.")[2].partition("\n")[0]
-    keys = [key for key in made.to_flat() if key in advice]
+    keys = [key for key in run_config.to_flat() if key in advice]
     assert ("privacy.clip" in keys) is ("privacy.clip" in settings)
     for key in keys:
-        RunConfig.from_flat(made.to_flat() | {key: 0.001})
+        RunConfig.from_flat(run_config.to_flat() | {key: 0.001})
 
 
 def test_a_nan_loss_counts_as_divergence(tmp_path, caplog, monkeypatch):
@@ -431,8 +431,10 @@ def test_a_nan_loss_counts_as_divergence(tmp_path, caplog, monkeypatch):
     test = CentralizedEvaluator.__call__
 
     def lost(self, *args):
-        found = test(self, *args)
-        return found | {domain: found[domain] | {"loss": math.nan} for domain in list(found)[1:2]}
+        metrics = test(self, *args)
+        return metrics | {
+            domain: metrics[domain] | {"loss": math.nan} for domain in list(metrics)[1:2]
+        }
 
     monkeypatch.setattr(CentralizedEvaluator, "__call__", lost)
     folder = run(config(tmp_path))
@@ -503,24 +505,24 @@ def test_more_nodes_than_clients_are_accepted(tmp_path):
 
 
 def test_runs_of_the_same_name_get_different_folders(tmp_path):
-    made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
-    assert {run(made).name, run(made).name} == {"mine", "mine-2"}
+    run_config = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
+    assert {run(run_config).name, run(run_config).name} == {"mine", "mine-2"}
 
 
 @pytest.mark.parametrize("left", [(), (".lock",)])
 def test_an_empty_folder_of_a_killed_run_is_reused(tmp_path, left):
-    made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
+    run_config = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
     (tmp_path / "mine").mkdir()
     for name in left:
         (tmp_path / "mine" / name).touch()
-    assert run(made).name == "mine"
+    assert run(run_config).name == "mine"
 
 
 def test_a_folder_locked_by_another_process_is_not_used(tmp_path):
-    made = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
+    run_config = config(tmp_path, **{"run-name": "mine", "num-server-rounds": 0})
     (tmp_path / "mine").mkdir()
     held = lock_folder(tmp_path / "mine")
-    assert run(made).name == "mine-2"
+    assert run(run_config).name == "mine-2"
     held.release()
 
 

@@ -28,9 +28,9 @@ BOTH = "user_metrics:macro_f1, user_metrics:roc"
 ALL = f"{BOTH}, user_metrics:confidence_gap"
 
 
-def wanted(made: RunConfig, folder: Path, x: Any, y: Any) -> dict[str, float]:
+def expected_metrics(run_config: RunConfig, folder: Path, x: Any, y: Any) -> dict[str, float]:
     """Return the metrics of a run's final model, computed by scikit-learn."""
-    evaluator = CentralizedEvaluator(made, prepare(made.data))
+    evaluator = CentralizedEvaluator(run_config, prepare(run_config.data))
     model = evaluator.model
     arrays = load_file(folder / "model.safetensors")
     model.load_state_dict({name: torch.tensor(a) for name, a in arrays.items()}, strict=False)
@@ -52,14 +52,14 @@ def last(folder: Path, level: str, metric: str) -> dict[str, float]:
 
 
 def test_user_metrics_of_the_server_equal_scikit_learn(tmp_path: Path) -> None:
-    made = config(tmp_path, **{"evaluate.metrics": BOTH, "data.test-examples": 60})
-    folder = run(made)
-    data = prepare(made.data)
+    run_config = config(tmp_path, **{"evaluate.metrics": BOTH, "data.test-examples": 60})
+    folder = run(run_config)
+    data = prepare(run_config.data)
     for metric in ("macro_f1", "roc"):
-        found = last(folder, "domain", metric)
-        assert list(found) == list(data.domains)
-        for domain, value in found.items():
-            expected = wanted(made, folder, *data.test(domain))[metric]
+        actual = last(folder, "domain", metric)
+        assert list(actual) == list(data.domains)
+        for domain, value in actual.items():
+            expected = expected_metrics(run_config, folder, *data.test(domain))[metric]
             assert value == pytest.approx(expected, abs=1e-6)
 
 
@@ -68,15 +68,15 @@ def test_user_metrics_of_clients_equal_scikit_learn_and_domains_have_weighted_me
     tmp_path: Path,
 ) -> None:
     changes = {"evaluate.metrics": BOTH, "evaluate.by": "clients", "data.test-examples": 60}
-    made = config(tmp_path, **changes, **{"data.clients-per-domain": 2})
-    folder = run(made, nodes=8)
-    data = prepare(made.data)
+    run_config = config(tmp_path, **changes, **{"data.clients-per-domain": 2})
+    folder = run(run_config, nodes=8)
+    data = prepare(run_config.data)
     for metric in ("macro_f1", "roc"):
         values, sums, sizes = last(folder, "client", metric), {}, {}
         assert len(values) == 8
         for k, client in enumerate(data.clients):
             test = _data(data, k).test
-            expected = wanted(made, folder, test.x, test.y)[metric]
+            expected = expected_metrics(run_config, folder, test.x, test.y)[metric]
             assert values[str(k)] == pytest.approx(expected, abs=1e-6)
             sums[client.domain] = sums.get(client.domain, 0) + expected * len(test.y)
             sizes[client.domain] = sizes.get(client.domain, 0) + len(test.y)
@@ -97,9 +97,9 @@ def test_user_metrics_change_neither_the_model_nor_other_metrics(tmp_path: Path)
 @pytest.mark.slow
 def test_a_resumed_run_has_the_user_metrics_of_an_uninterrupted_run(tmp_path: Path) -> None:
     whole = run(config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "whole"}))
-    made = config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "stopped"})
+    run_config = config(tmp_path, **{"evaluate.metrics": ALL, "run-name": "stopped"})
     with pytest.raises(KeyboardInterrupt):
-        run(made, on_round=interrupt_first)
+        run(run_config, on_round=interrupt_first)
     folder = run(resumed_config(tmp_path / "stopped", {}))
     for metric in ("macro_f1", "confidence_gap"):
         assert last(folder, "domain", metric) == last(whole, "domain", metric)
@@ -175,12 +175,12 @@ def test_a_summary_file_keeps_the_user_metrics(compared: list[Path], tmp_path: P
 def test_a_failing_metric_is_named_with_the_domain_or_client_and_ends_the_run(
     tmp_path: Path, metric: str, words: str
 ) -> None:
-    made = config(tmp_path, **{"evaluate.metrics": f"user_metrics:{metric}"})
-    first = prepare(made.data).domains[0]
+    run_config = config(tmp_path, **{"evaluate.metrics": f"user_metrics:{metric}"})
+    first = prepare(run_config.data).domains[0]
     with pytest.raises(
         MetricError, match=f"{metric} failed on domain {first} in round 0: .*{words}"
     ):
-        run(made)
+        run(run_config)
     by_clients = config(
         tmp_path, **{"evaluate.metrics": f"user_metrics:{metric}", "evaluate.by": "clients"}
     )
@@ -202,11 +202,11 @@ def test_a_run_skips_failing_metrics_if_configured(
     )
     assert len(last(folder, "domain", "macro_f1")) == 4
     assert not last(folder, "domain", "nan")
-    found = [r for r in caplog.messages if "nan failed on" in r]
-    assert len(found) == 4  # each domain or client once
-    made = read_run(folder)
-    assert len(made.info["skipped_metrics"]) == 4
-    (chapter,) = analyze([made]).chapters
+    messages = [r for r in caplog.messages if "nan failed on" in r]
+    assert len(messages) == 4  # each domain or client once
+    result = read_run(folder)
+    assert len(result.info["skipped_metrics"]) == 4
+    (chapter,) = analyze([result]).chapters
     assert [table.title.split()[0] for table in user_tables(chapter.comparison)] == ["macro_f1"]
 
 
@@ -216,7 +216,9 @@ def test_a_client_without_the_module_of_a_metric_is_named(
     """The module is deleted after the server has imported it, as at a site without it."""
     (tmp_path / "only_here.py").write_text("def share(logits, labels):\n    return 0.5\n")
     monkeypatch.syspath_prepend(tmp_path)
-    made = config(tmp_path, **{"evaluate.metrics": "only_here:share", "evaluate.by": "clients"})
+    run_config = config(
+        tmp_path, **{"evaluate.metrics": "only_here:share", "evaluate.by": "clients"}
+    )
 
     def leave(server_round: int, _: Any) -> None:
         (tmp_path / "only_here.py").unlink()
@@ -224,7 +226,7 @@ def test_a_client_without_the_module_of_a_metric_is_named(
         user_metrics.load_function.cache_clear()
 
     with pytest.raises(MetricError, match=r"share failed on client 0 of .*cannot be imported"):
-        run(made, on_round=leave)
+        run(run_config, on_round=leave)
 
 
 @pytest.mark.parametrize(

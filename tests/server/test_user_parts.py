@@ -103,7 +103,7 @@ def test_a_model_that_changes_its_input_sees_the_same_examples_in_every_round(
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("Pair", r"Pair maps two examples of shape .* to tuple, expected logits of shape \(2, 2"),
         ("Classes", r"Classes maps two examples .* to \(2, 5\), expected"),
@@ -113,9 +113,9 @@ def test_a_model_that_changes_its_input_sees_the_same_examples_in_every_round(
     ],
 )
 def test_an_invalid_model_is_named_before_the_run_starts(
-    tmp_path: Path, model: str, said: str
+    tmp_path: Path, model: str, message: str
 ) -> None:
-    with pytest.raises(UserError, match=rf"model.name = .*{HERE}:{model}.*{said}"):
+    with pytest.raises(UserError, match=rf"model.name = .*{HERE}:{model}.*{message}"):
         run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:{model}"}))
     with pytest.raises(AssertionError, match=model):
         check_model(globals()[model], shape=(5,))
@@ -166,7 +166,7 @@ class KeepsTexts(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"),
+    ("strategy", "message"),
     [
         (DropsOptions, r"DropsOptions does not pass on the run's settings. Accept \*\*options"),
         (Doubles, r"Doubles.merge: array '.*' has dtype float64, expected float32\. Return a dict"),
@@ -180,10 +180,10 @@ class KeepsTexts(FedAvg):
     ],
 )
 def test_an_invalid_strategy_fails_the_run_with_advice(
-    tmp_path: Path, strategy: type[FedAvg], said: str
+    tmp_path: Path, strategy: type[FedAvg], message: str
 ) -> None:
     name = strategy.__name__
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run(config(tmp_path, **{"strategy.name": f"{HERE}:{name}"}))
     with pytest.raises(AssertionError, match=name):
         check_strategy(strategy)
@@ -200,7 +200,7 @@ def test_a_subclass_keeps_the_state_of_its_base() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "attribute", "value", "said"),
+    ("base", "attribute", "value", "message"),
     [
         (FairStrategy, "STATE", "losses", r"X.STATE = 'losses': write a tuple, \('losses',\)"),
         (FairStrategy, "needs", "received_loss", "X.needs = 'received_loss'"),
@@ -209,9 +209,9 @@ def test_a_subclass_keeps_the_state_of_its_base() -> None:
     ],
 )
 def test_a_class_attribute_that_should_be_a_tuple_is_refused(
-    base: type, attribute: str, value: Any, said: str
+    base: type, attribute: str, value: Any, message: str
 ) -> None:
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=message):
         type("X", (base,), {attribute: value})
 
 
@@ -330,7 +330,7 @@ class Few(Tables):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         (Nowhere, r"source\('here'\) returned None. Return a text"),
         (Constant, "For a constant column declare std = 1"),
@@ -338,11 +338,11 @@ class Few(Tables):
     ],
 )
 def test_an_invalid_data_set_is_refused_before_the_run_starts(
-    tmp_path: Path, kind: type[Tables], said: str
+    tmp_path: Path, kind: type[Tables], message: str
 ) -> None:
     check_data(Tables)
     settings = {"data.name": f"{HERE}:{kind.__name__}", "model.name": "mlp"}
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         run(config(tmp_path, **settings))
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         check_data(kind)

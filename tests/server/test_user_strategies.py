@@ -81,9 +81,9 @@ class NoText(Exception):
     ],
 )
 def test_errors_in_a_strategy_fail_the_run_and_name_the_strategy(strategy, words, tmp_path):
-    made = config(tmp_path, **{"strategy.name": f"{__name__}:{strategy.__name__}"})
+    run_config = config(tmp_path, **{"strategy.name": f"{__name__}:{strategy.__name__}"})
     with pytest.raises(StrategyError, match=words):
-        run(made)
+        run(run_config)
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
@@ -91,9 +91,9 @@ def test_errors_in_a_strategy_fail_the_run_and_name_the_strategy(strategy, words
 def test_a_base_exception_is_named_before_the_run_and_at_clients(tmp_path):
     with pytest.raises(UserError, match=r"RaisesABareOneAtOnce': it failed with Quits: tired"):
         config(tmp_path, **{"strategy.name": f"{__name__}:RaisesABareOneAtOnce"})
-    made = config(tmp_path, **{"client.name": f"{__name__}:RaisesABareOneAtAClient"})
+    run_config = config(tmp_path, **{"client.name": f"{__name__}:RaisesABareOneAtAClient"})
     with pytest.raises(RoundFailed, match=r"Quits: tired \(test_user_strategies.py, line"):
-        run(made)
+        run(run_config)
 
 
 def test_ctrl_c_in_a_strategy_stops_the_run_without_failing_it(tmp_path, monkeypatch):
@@ -112,8 +112,8 @@ def test_a_system_exit_raised_by_flower_during_a_merge_stops_the_run(tmp_path, m
     source = "def leave(*_):\n    raise SystemExit(0)"
     exec(compile(source, str(Path(flwr.__file__).parent / "exit.py"), "exec"), by_flower)
     monkeypatch.setattr(Exits, "weigh", by_flower["leave"])
-    made = config(tmp_path, **{"strategy.name": f"{__name__}:Exits"})
+    run_config = config(tmp_path, **{"strategy.name": f"{__name__}:Exits"})
     with pytest.raises(SystemExit):
-        run(made)
+        run(run_config)
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "run.json").read_text())["status"] == "stopped"

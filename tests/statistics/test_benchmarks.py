@@ -33,10 +33,10 @@ def gains(means: NDArray[np.float64]) -> dict[int, list[float]]:
 
 def test_over_benchmarks_is_a_t_test_with_holm_correction_and_bonferroni_intervals():
     values = gains(drawn(np.random.default_rng(1), 6))
-    found = over_benchmarks(values, 2.0)
+    differences = over_benchmarks(values, 2.0)
     by_scipy = holm({m: stats.ttest_1samp(row, 0.0).pvalue for m, row in values.items()})
     for m, row in values.items():
-        one = found[m]
+        one = differences[m]
         assert (one.mean, one.n, one.margin) == (pytest.approx(np.mean(row)), 6, 2.0)
         assert one.p == pytest.approx(by_scipy[m])
         width = stats.t.ppf(1 - 0.05 / 24, 5) * np.std(row, ddof=1) / math.sqrt(6)
@@ -154,18 +154,18 @@ def test_the_critical_difference_matches_demsar_2006() -> None:
         (0.972, 0.981, 0.9751, 0.975), (0.957, 0.978, 0.946, 0.970),
     ]  # fmt: skip
     names = ["C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf"]
-    found = ranks(dict(zip(names, np.array(table).T.tolist(), strict=True)))
-    assert found.mean == pytest.approx(
+    result = ranks(dict(zip(names, np.array(table).T.tolist(), strict=True)))
+    assert result.mean == pytest.approx(
         {"C4.5": 3.143, "C4.5+m": 2.000, "C4.5+cf": 2.893, "C4.5+m+cf": 1.964}, abs=5e-4
     )
-    assert found.critical == pytest.approx(1.25, abs=0.005)
-    assert found.p < 0.05
+    assert result.critical == pytest.approx(1.25, abs=0.005)
+    assert result.p < 0.05
 
 
 def test_ranks_of_methods_that_tie_everywhere_have_p_value_1() -> None:
-    found = ranks({name: [1.0, 2.0, 3.0] for name in "abc"})
-    assert found.mean == {"a": 2.0, "b": 2.0, "c": 2.0}
-    assert found.p == 1.0
+    result = ranks({name: [1.0, 2.0, 3.0] for name in "abc"})
+    assert result.mean == {"a": 2.0, "b": 2.0, "c": 2.0}
+    assert result.p == 1.0
 
 
 def test_ranks_need_at_least_three_methods() -> None:

@@ -28,9 +28,9 @@ def test_a_single_difference_is_a_t_test_and_equivalence_is_two_one_sided_tests(
     values: list[int], margin: float
 ) -> None:
     one = differences({"a": values}, margin)["a"]
-    wanted = stats.ttest_1samp(values, 0)
-    interval = wanted.confidence_interval(0.95)
-    assert one.p == pytest.approx(wanted.pvalue)
+    expected = stats.ttest_1samp(values, 0)
+    interval = expected.confidence_interval(0.95)
+    assert one.p == pytest.approx(expected.pvalue)
     assert (one.low, one.high) == pytest.approx((interval.low, interval.high))
     below = stats.ttest_1samp(values, margin, alternative="less").pvalue
     above = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
@@ -51,10 +51,10 @@ def test_moderated_variances_match_limmas_model() -> None:
 
 
 def test_variances_that_differ_only_by_chance_are_pooled() -> None:
-    found = moderated_variances([1.0, 1.1, 0.9, 1.05], [9, 9, 9, 9])
-    assert {round(variance, 12) for variance, _ in found} == {1.0125}
+    variances = moderated_variances([1.0, 1.1, 0.9, 1.05], [9, 9, 9, 9])
+    assert {round(variance, 12) for variance, _ in variances} == {1.0125}
     # Fewer than 36 degrees of freedom, because the differences share the reference's noise.
-    assert all(9 < df < 36 for _, df in found)
+    assert all(9 < df < 36 for _, df in variances)
 
 
 def test_fewer_than_three_variances_are_not_moderated() -> None:
@@ -112,10 +112,10 @@ def test_equal_differences_have_no_p_value_and_no_interval() -> None:
 
 
 def test_methods_that_agree_in_every_pair_are_equivalent() -> None:
-    found = judged_as_family(
+    judged = judged_as_family(
         differences({"a": [1e-13, 0.0, -1e-13, 0, 0], "b": [1, 2, 3, 1, 2]}, 2.0)
     )
-    one = found["a"]
+    one = judged["a"]
     assert (one.low, one.high, one.p, one.detectable) == (0, 0, 1, 0)
     assert one.equivalent
     assert not one.sign
@@ -203,8 +203,8 @@ def test_a_difference_significant_only_by_holm_has_an_interval_ending_at_zero() 
     values = {"clear": [8, 9, 7, 8, 9, 8], "small": [1.0, 1.3, 0.9, 0.2, 1.1, 0.8]}
     alone = {name: stats.ttest_1samp(pairs, 0) for name, pairs in values.items()}
     wider = {n: test.confidence_interval(1 - 0.05 / 2) for n, test in alone.items()}
-    found = judged_as_family(differences(values))
-    assert found["clear"].low == pytest.approx(wider["clear"].low)
+    judged = judged_as_family(differences(values))
+    assert judged["clear"].low == pytest.approx(wider["clear"].low)
     # Shifted so that p lies between 0.025 and 0.05, where only Holm's second step rejects.
     shifted = {**values, "small": [v - 0.48 for v in values["small"]]}
     assert 0.025 < stats.ttest_1samp(shifted["small"], 0).pvalue < 0.05
@@ -217,7 +217,7 @@ def test_a_difference_significant_only_by_holm_has_an_interval_ending_at_zero() 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_matches_the_step_down_procedure(p: dict[str, float]) -> None:
     """Rejects from the smallest on, as long as p_(i) < level / (m - i + 1)."""
-    found = holm(p)
+    adjusted = holm(p)
     for level in (0.01, 0.05, 0.2):
         rejected: set[str] = set()
         for i, (name, value) in enumerate(sorted(p.items(), key=lambda item: item[1])):
@@ -227,13 +227,13 @@ def test_holm_matches_the_step_down_procedure(p: dict[str, float]) -> None:
         close = any(
             abs(value * (len(p) - i) - level) < 1e-12 for i in range(len(p)) for value in p.values()
         )
-        assert close or {name for name, one in found.items() if one < level} == rejected
+        assert close or {name for name, one in adjusted.items() if one < level} == rejected
 
 
 def test_a_missing_p_value_is_not_part_of_the_family() -> None:
-    found = holm({"a": 0.02, "b": math.nan, "c": 0.5})
-    assert found["a"] == pytest.approx(0.04)
-    assert math.isnan(found["b"])
+    adjusted = holm({"a": 0.02, "b": math.nan, "c": 0.5})
+    assert adjusted["a"] == pytest.approx(0.04)
+    assert math.isnan(adjusted["b"])
 
 
 def false_claims(methods: int, n: int, sims: int, shared: float = 0.0) -> float:
@@ -244,8 +244,8 @@ def false_claims(methods: int, n: int, sims: int, shared: float = 0.0) -> float:
         spreads = np.exp(0.3 * rng.normal(size=(methods + 1, 1)))
         values = rng.normal(size=(methods + 1, n)) * spreads
         values += shared * rng.normal(size=(methods + 1, 1))
-        found = judged_as_family(differences(dict(enumerate(values[1:] - values[0]))))
-        tables += any(one.sign for one in found.values())
+        judged = judged_as_family(differences(dict(enumerate(values[1:] - values[0]))))
+        tables += any(one.sign for one in judged.values())
     return tables / sims
 
 

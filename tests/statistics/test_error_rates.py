@@ -19,8 +19,8 @@ def test_rows_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert all(0 <= float(cell) <= 100 for row in rows for cell in row[2:])
     few = error_rates.share(error_rates.any_claim, 200, 0, 10, 10)
-    found = error_rates.share(error_rates.called_better, 200, 0, 10, 24, effect=4.0)
-    assert few < 12 < 95 < found
+    actual = error_rates.share(error_rates.called_better, 200, 0, 10, 24, effect=4.0)
+    assert few < 12 < 95 < actual
 
 
 def test_rows_over_benchmarks_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,13 @@ from fairflower.statistics.power import (
 @pytest.mark.parametrize("level", [0.05, 0.05 / 40])
 def test_power_matches_the_noncentral_t_distribution(df: int, effect: float, level: float) -> None:
     bound = stats.t.ppf(1 - level / 2, df)
-    wanted = stats.nct.sf(bound, df, 2 * effect) + stats.nct.cdf(-bound, df, 2 * effect)
-    assert power(effect, 0.5, df, level) == pytest.approx(wanted, abs=1e-6)
+    expected = stats.nct.sf(bound, df, 2 * effect) + stats.nct.cdf(-bound, df, 2 * effect)
+    assert power(effect, 0.5, df, level) == pytest.approx(expected, abs=1e-6)
 
 
 def test_power_with_a_known_error_matches_the_normal_distribution() -> None:
-    wanted = stats.norm.sf(1.959964 - 1.5) + stats.norm.cdf(-1.959964 - 1.5)
-    assert power(1.5, 1.0, math.inf) == pytest.approx(wanted, abs=1e-6)
+    expected = stats.norm.sf(1.959964 - 1.5) + stats.norm.cdf(-1.959964 - 1.5)
+    assert power(1.5, 1.0, math.inf) == pytest.approx(expected, abs=1e-6)
     assert critical(math.inf) == pytest.approx(1.959964, abs=1e-6)
 
 

@@ -72,10 +72,10 @@ def test_silo_treats_late_clients_like_absent_ones(variant) -> None:
 def test_silo_uses_the_mean_response_for_absent_clients():
     rounds = start()
     weights(rounds, LOSSES[0])
-    found = weights(rounds, {0: 1.0, 2: 3.0})
+    actual = weights(rounds, {0: 1.0, 2: 3.0})
     pair = weibull((1.0, 3.0)) / 3
     p = play([weibull(LOSSES[0]) / 3, np.array([pair[0], pair.mean(), pair[1]])])[-1]
-    np.testing.assert_allclose(found, p[[0, 2]] / p[[0, 2]].sum(), atol=2e-5)
+    np.testing.assert_allclose(actual, p[[0, 2]] / p[[0, 2]].sum(), atol=2e-5)
 
 
 def test_silo_treats_a_new_client_as_absent_in_earlier_rounds():

@@ -21,13 +21,15 @@ def step(moves: np.ndarray, losses, **arguments) -> np.ndarray:
 
 def by_gram_schmidt(moves: np.ndarray, power: np.ndarray) -> np.ndarray:
     """Eq. 5-6 and 11-14 of the paper."""
-    made: list[np.ndarray] = []
+    directions: list[np.ndarray] = []
     for g, f in zip(moves, power, strict=True):
-        c = [g @ other / (other @ other) for other in made]
-        rest = g - sum((a * other for a, other in zip(c, made, strict=True)), np.zeros(len(g)))
-        made.append(rest / (f - sum(c)))
-    lambdas = np.array([1 / (g @ g) for g in made])
-    return lambdas / lambdas.sum() @ np.array(made)
+        c = [g @ other / (other @ other) for other in directions]
+        rest = g - sum(
+            (a * other for a, other in zip(c, directions, strict=True)), np.zeros(len(g))
+        )
+        directions.append(rest / (f - sum(c)))
+    lambdas = np.array([1 / (g @ g) for g in directions])
+    return lambdas / lambdas.sum() @ np.array(directions)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 3.0])
@@ -36,10 +38,10 @@ def test_the_direction_matches_gram_schmidt_in_any_client_order(gamma, seed):
     random = np.random.default_rng(seed)
     moves, losses = random.normal(size=(5, 9)) + 0.3, random.uniform(0.1, 3, 5)
     power = losses**gamma / (losses**gamma).mean()
-    found = step(moves, losses, gamma=gamma)
-    np.testing.assert_allclose(found, by_gram_schmidt(moves, power), rtol=1e-6)
+    actual = step(moves, losses, gamma=gamma)
+    np.testing.assert_allclose(actual, by_gram_schmidt(moves, power), rtol=1e-6)
     order = random.permutation(5)
-    np.testing.assert_allclose(found, by_gram_schmidt(moves[order], power[order]), rtol=1e-6)
+    np.testing.assert_allclose(actual, by_gram_schmidt(moves[order], power[order]), rtol=1e-6)
 
 
 def test_losses_fall_in_proportion_to_loss_to_the_power_gamma():

@@ -32,9 +32,9 @@ def weights(counts: list[list[float]], domains: int) -> tuple[np.ndarray, np.nda
     ],
 )
 def test_weights_match_golden_values(counts, distance, expected):
-    found, d = weights(counts, 2)
+    actual, d = weights(counts, 2)
     np.testing.assert_allclose(d, distance, atol=1e-6)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_weights_match_golden_values(counts, distance, expected):
 )
 def test_the_papers_federations_have_nearly_uniform_weights(classes, sizes, expected):
     each = [n for n, count in sizes.items() for _ in range(count)]
-    found, _ = weights([[n / classes] * classes for n in each], 4)
-    np.testing.assert_allclose(found, [expected[n] for n in each], atol=1e-6)
-    assert found.max() / found.min() < 1.06
+    actual, _ = weights([[n / classes] * classes for n in each], 4)
+    np.testing.assert_allclose(actual, [expected[n] for n in each], atol=1e-6)
+    assert actual.max() / actual.min() < 1.06
 
 
 def test_clients_send_their_class_counts():

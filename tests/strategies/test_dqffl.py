@@ -57,11 +57,13 @@ def made_up_rounds():
 
 
 def run(strategy, rounds) -> tuple[np.ndarray, dict]:
-    made = None
+    simulated = None
     for updates, losses in rounds:
-        made = made or Rounds(strategy, {"x": np.zeros(updates.shape[1])}, range(len(updates)))
+        simulated = simulated or Rounds(
+            strategy, {"x": np.zeros(updates.shape[1])}, range(len(updates))
+        )
         metrics = {k: {"received_loss": float(loss)} for k, loss in enumerate(losses)}
-        model = made.step({k: {"x": row} for k, row in enumerate(updates)}, metrics=metrics)
+        model = simulated.step({k: {"x": row} for k, row in enumerate(updates)}, metrics=metrics)
     return model["x"], strategy.diagnostics
 
 
@@ -70,10 +72,10 @@ def run(strategy, rounds) -> tuple[np.ndarray, dict]:
 @pytest.mark.parametrize("q", [0.5, 1.0])
 def test_steps_match_a_plain_loop(variant, recovery, q):
     rounds = list(made_up_rounds())
-    model, found = run(DqFFL(q=q, variant=variant, recovery=recovery), rounds)
+    model, diagnostics = run(DqFFL(q=q, variant=variant, recovery=recovery), rounds)
     expected = loop(np.zeros(5), rounds, variant, q, recovery == "downscale")
     np.testing.assert_allclose(model, expected, rtol=1e-9)
-    assert found["kept"][2] < 0.5
+    assert diagnostics["kept"][2] < 0.5
 
 
 def test_the_variants_have_inverse_powers():
@@ -90,8 +92,8 @@ def test_q_0_equals_fairrfl():
 def test_the_first_round_without_selfish_clients_equals_qffl():
     (first, *_) = made_up_rounds()
     for rule in ("qfedavg", "weights"):
-        made = [run(kind, [first])[0] for kind in (DqFFL(tau=1e9, rule=rule), QFFL(rule=rule))]
-        np.testing.assert_allclose(*made, rtol=1e-12)
+        models = [run(kind, [first])[0] for kind in (DqFFL(tau=1e9, rule=rule), QFFL(rule=rule))]
+        np.testing.assert_allclose(*models, rtol=1e-12)
 
 
 def test_new_clients_get_the_default_power_and_absent_clients_keep_their_loss():

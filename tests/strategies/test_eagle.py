@@ -60,8 +60,8 @@ def test_weights_are_the_gradient_of_the_objective(
         (objective(received + h * e) - objective(received - h * e)) / (2 * h)
         for e in np.eye(len(losses))
     ]
-    found = weights(EAGLE(lambda_=lambda_), received.tolist(), local.tolist())
-    assert found == pytest.approx(slope, abs=1e-6)
+    actual = weights(EAGLE(lambda_=lambda_), received.tolist(), local.tolist())
+    assert actual == pytest.approx(slope, abs=1e-6)
 
 
 def test_a_negative_lambda_is_refused() -> None:

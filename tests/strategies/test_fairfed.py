@@ -54,9 +54,9 @@ def test_a_weight_cap_does_not_change_the_global_metric():
 def test_gaps_are_absolute_differences_from_the_mean_over_clients():
     """Without the sum, the gap would be m_k (1 - n_k / n): the best client would lose most."""
     rounds = start(beta=0.1)
-    found = weights(rounds, (0.9, 0.5, 0.1), examples=dict.fromkeys(range(3), 1))
-    np.testing.assert_allclose(found[0], found[2])
-    assert found[1] > found[0]
+    actual = weights(rounds, (0.9, 0.5, 0.1), examples=dict.fromkeys(range(3), 1))
+    np.testing.assert_allclose(actual[0], actual[2])
+    assert actual[1] > actual[0]
     assert weights(start(beta=0.1), (0.9, 0.8, 0.8))[0] > 0.49
 
 
@@ -67,9 +67,9 @@ def test_beta_0_equals_fedavg_under_partial_participation(seed):
     for _ in range(4):
         present = sorted(random.choice(4, random.integers(1, 5), replace=False).tolist())
         n = {k: int(random.integers(1, 500)) for k in present}
-        found = weights(rounds, {k: float(random.random()) for k in present}, examples=n)
+        actual = weights(rounds, {k: float(random.random()) for k in present}, examples=n)
         expected = np.array(list(n.values())) / sum(n.values())
-        np.testing.assert_allclose(found, expected)
+        np.testing.assert_allclose(actual, expected)
 
 
 def test_equal_metrics_give_fedavg_weights():
@@ -85,17 +85,17 @@ def test_weights_stay_on_the_simplex_for_any_beta(seed, beta):
     for _ in range(5):
         present = sorted(random.choice(4, random.integers(1, 5), replace=False).tolist())
         n = {k: int(random.integers(1, 500)) for k in present}
-        found = weights(rounds, {k: float(random.random()) for k in present}, examples=n)
-        assert found.min() >= 0
-        assert found.sum() == pytest.approx(1)
+        actual = weights(rounds, {k: float(random.random()) for k in present}, examples=n)
+        assert actual.min() >= 0
+        assert actual.sum() == pytest.approx(1)
 
 
 def test_a_client_with_weight_0_can_regain_weight_in_the_next_round():
     """Clipped weights are stored, so negative values do not accumulate."""
     rounds = start(beta=1.0)
     for _ in range(20):
-        found = weights(rounds, (0.9, 0.85, 0.2))
-    assert found[2] == 0
+        actual = weights(rounds, (0.9, 0.85, 0.2))
+    assert actual[2] == 0
     assert weights(rounds, (0.9, 0.1, 0.7))[2] > 0
 
 
@@ -103,8 +103,8 @@ def test_any_reported_metric_can_be_used():
     strategy = FairFed(metric="calibration_error", min_clients=1)
     assert strategy.needs == ("calibration_error",)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
-    found = weights_by("calibration_error", rounds, (0.0, 0.0, 0.3), EXAMPLES)
-    assert found[2] < 0.2
+    actual = weights_by("calibration_error", rounds, (0.0, 0.0, 0.3), EXAMPLES)
+    assert actual[2] < 0.2
 
 
 # --- fairness between groups of people -------------------------------------------------------
@@ -185,11 +185,11 @@ def test_accuracy_is_used_if_the_global_difference_is_undefined():
 
 def test_equal_gaps_of_two_or_three_groups_give_equal_weights():
     counts = [[10, k, 0, 0, 10, k, *[10, 5, 0, 0, 10, 5], *[10, 5, 0, 0, 10, 5]] for k in (2, 8)]
-    found = by_counts(counts, "demographic_parity_difference", beta=1.0)
-    np.testing.assert_allclose(found, (0.5, 0.5))  # both have a gap of .3
+    actual = by_counts(counts, "demographic_parity_difference", beta=1.0)
+    np.testing.assert_allclose(actual, (0.5, 0.5))  # both have a gap of .3
     two = [row[:12] for row in counts]
-    found = by_counts(two, "demographic_parity_difference", beta=1.0)
-    np.testing.assert_allclose(found, (0.5, 0.5))
+    actual = by_counts(two, "demographic_parity_difference", beta=1.0)
+    np.testing.assert_allclose(actual, (0.5, 0.5))
     assert FairFed(metric="equalized_odds_difference").needs == (NEED,)
 
 

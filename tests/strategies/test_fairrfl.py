@@ -34,18 +34,18 @@ def recovered(updates: np.ndarray, k: int) -> np.ndarray:
 
 
 def test_results_match_the_papers_example():
-    model, found = step(UPDATES)
-    np.testing.assert_allclose(found["score"], SCORES, atol=1e-6)
-    np.testing.assert_allclose(found["kept"], (1, 1, 1, 1, 0.454077), atol=1e-6)
+    model, diagnostics = step(UPDATES)
+    np.testing.assert_allclose(diagnostics["score"], SCORES, atol=1e-6)
+    np.testing.assert_allclose(diagnostics["kept"], (1, 1, 1, 1, 0.454077), atol=1e-6)
     np.testing.assert_allclose(model, (-0.104695, 0.612642), atol=1e-6)
     last = 5 * model - UPDATES[:4].sum(axis=0)
     np.testing.assert_allclose(last, (0.526523, 0.963210), atol=3e-6)
 
 
 def test_recovery_downscale_only_shortens_updates():
-    model, found = step(UPDATES, recovery="downscale")
+    model, diagnostics = step(UPDATES, recovery="downscale")
     factor = 1.097725 / 2.022770
-    np.testing.assert_allclose(found["kept"], (1, 1, 1, 1, factor), atol=1e-6)
+    np.testing.assert_allclose(diagnostics["kept"], (1, 1, 1, 1, factor), atol=1e-6)
     np.testing.assert_allclose(model, (UPDATES[:4].sum(0) + factor * UPDATES[4]) / 5, atol=1e-6)
 
 
@@ -54,9 +54,9 @@ def test_recovery_matches_a_plain_bisection(seed, clients, size):
     random = np.random.default_rng(seed)
     updates = random.normal(size=(clients, size))
     updates[0] *= 30
-    model, found = step(updates)
+    model, diagnostics = step(updates)
     norm = np.median(np.linalg.norm(updates, axis=1))
-    selfish = np.flatnonzero(found["score"] > 2.5)
+    selfish = np.flatnonzero(diagnostics["score"] > 2.5)
     expected = updates.copy()
     for k in selfish:
         if np.linalg.norm(np.median(updates, axis=0)) > norm:
@@ -69,21 +69,21 @@ def test_recovery_matches_a_plain_bisection(seed, clients, size):
 def test_updates_are_downscaled_if_the_median_update_is_too_long():
     """The coordinate-wise median is (3, 3); the median norm is 3."""
     updates = [(3, 0), (0, 3), (3, 3), (0, 3), (3, 0), (3, 3), (300, 300)]
-    model, found = step(updates)
+    model, diagnostics = step(updates)
     expected = np.array(updates, float)
-    for k in np.flatnonzero(found["score"] > 2.5):
+    for k in np.flatnonzero(diagnostics["score"] > 2.5):
         expected[k] *= 3 / np.linalg.norm(expected[k])
-    assert found["score"][6] > 2.5
+    assert diagnostics["score"][6] > 2.5
     np.testing.assert_allclose(model, expected.mean(0), rtol=1e-9)
 
 
 def test_short_and_equal_updates_are_kept():
     updates = np.array([(1, 0), (0, 1), (-1, 0), (0.6, 0.8), (0, 0.001)])
-    model, found = step(updates)
-    np.testing.assert_array_equal(found["kept"], 1)
+    model, diagnostics = step(updates)
+    np.testing.assert_array_equal(diagnostics["kept"], 1)
     np.testing.assert_allclose(model, updates.mean(0))
-    _, found = step(np.zeros((3, 2)))
-    np.testing.assert_array_equal(found["score"], 0)
+    _, diagnostics = step(np.zeros((3, 2)))
+    np.testing.assert_array_equal(diagnostics["score"], 0)
 
 
 def test_tau_is_the_threshold_of_the_score():

@@ -56,18 +56,18 @@ def test_weights_from_the_gram_matrix_match_those_from_vectors(seed, mode):
     rounds = start(4, mode=mode)
     for t, (updates, accuracies) in enumerate(history, start=1):
         before = rounds.model["x"]
-        found = weights(rounds, dict(enumerate(updates)), accuracies)
+        actual = weights(rounds, dict(enumerate(updates)), accuracies)
         expected = by_vectors(history[:t], mode)
-        np.testing.assert_allclose(found, expected, atol=1e-9)
+        np.testing.assert_allclose(actual, expected, atol=1e-9)
         np.testing.assert_allclose(rounds.model["x"] - before, expected @ updates, atol=1e-9)
 
 
 def test_a_distinct_direction_and_a_low_minus_accuracy_raise_the_weight():
     same, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    found = weights(start(size=2), {0: same, 1: same, 2: other}, (0.5, 0.5, 0.5))
-    assert found[2] > found[0] == pytest.approx(found[1])
-    found = weights(start(size=2), {0: same, 1: same, 2: same}, (0.9, 0.9, 0.1))
-    np.testing.assert_allclose(found, np.array([0.1, 0.1, 0.9]) / 1.1)
+    actual = weights(start(size=2), {0: same, 1: same, 2: other}, (0.5, 0.5, 0.5))
+    assert actual[2] > actual[0] == pytest.approx(actual[1])
+    actual = weights(start(size=2), {0: same, 1: same, 2: same}, (0.9, 0.9, 0.1))
+    np.testing.assert_allclose(actual, np.array([0.1, 0.1, 0.9]) / 1.1)
 
 
 def test_equal_clients_get_equal_weights_despite_rounding():
@@ -84,8 +84,8 @@ def test_the_accuracies_of_round_1_enter_the_mean():
     update = np.eye(2)
     rounds = start(2, 2)
     for _ in range(2):
-        found = weights(rounds, dict(enumerate(update)), (0.8, 0.6))
-    np.testing.assert_allclose(found, [1 / 3, 2 / 3])
+        actual = weights(rounds, dict(enumerate(update)), (0.8, 0.6))
+    np.testing.assert_allclose(actual, [1 / 3, 2 / 3])
 
 
 def test_a_new_client_starts_with_the_mean_coefficient():

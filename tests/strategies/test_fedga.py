@@ -34,8 +34,8 @@ def test_weights_match_known_values(common):
     rounds = start()
     np.testing.assert_allclose(weights(rounds, (9.0, 9.0, 9.0), (0.2, 0.4, 0.6)), 1 / 3)
     gaps = np.array([0.3, -0.1, -0.2]) + common
-    found = weights(rounds, np.array([0.2, 0.4, 0.6]) + gaps, (0.1, 0.1, 0.1))
-    np.testing.assert_allclose(found, (0.35, 0.327778, 0.322222), atol=1e-6)
+    actual = weights(rounds, np.array([0.2, 0.4, 0.6]) + gaps, (0.1, 0.1, 0.1))
+    np.testing.assert_allclose(actual, (0.35, 0.327778, 0.322222), atol=1e-6)
     np.testing.assert_allclose(rounds.strategy.diagnostics["gap"], (0.3, -0.1, -0.2))
 
 
@@ -83,9 +83,9 @@ def test_step_0_and_equal_gaps_give_uniform_weights():
 def test_a_new_client_has_the_mean_gap():
     rounds = start(4)
     weights(rounds, {0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.5})
-    found = weights(rounds, {0: 0.9, 1: 0.5, 2: 7.0}, {0: 0.5, 1: 0.5, 2: 0.5})
+    actual = weights(rounds, {0: 0.9, 1: 0.5, 2: 7.0}, {0: 0.5, 1: 0.5, 2: 0.5})
     np.testing.assert_allclose(rounds.strategy.diagnostics["gap"], (0.2, -0.2, 0))
-    np.testing.assert_allclose(found, np.array([1, 1, 1]) / 3 + 0.05 / 3 * np.array([1, -1, 0]))
+    np.testing.assert_allclose(actual, np.array([1, 1, 1]) / 3 + 0.05 / 3 * np.array([1, -1, 0]))
 
 
 @given(st.integers(0, 10_000), st.floats(0, 50))
@@ -95,6 +95,6 @@ def test_weights_stay_on_the_simplex_under_partial_participation(seed, step):
     for _ in range(5):
         present = sorted(random.choice(5, random.integers(1, 6), replace=False).tolist())
         losses = [{k: float(random.exponential()) for k in present} for _ in range(2)]
-        found = weights(rounds, *losses)
-        assert found.min() >= 0
-        assert found.sum() == pytest.approx(1)
+        actual = weights(rounds, *losses)
+        assert actual.min() >= 0
+        assert actual.sum() == pytest.approx(1)

@@ -167,9 +167,9 @@ def test_huge_losses_do_not_overflow():
 
 
 def test_variants_have_the_documented_settings():
-    made = {v: FedGCR(num_clusters=5, variant=v) for v in ("adapted", "paper", "released")}
+    strategies = {v: FedGCR(num_clusters=5, variant=v) for v in ("adapted", "paper", "released")}
     assert FedGCR().variant == "adapted"
-    assert {v: (m.gamma, m.clustering, *m.needs, *m.reads) for v, m in made.items()} == {
+    assert {v: (m.gamma, m.clustering, *m.needs, *m.reads) for v, m in strategies.items()} == {
         "adapted": (0.5, "kmeans", "received_representation", "train_loss"),
         "paper": (0.5, "gmm", "representation", "train_loss"),
         "released": (0.9, "gmm", "received_representation", "received_loss"),
@@ -204,8 +204,8 @@ def test_a_resumed_strategy_continues_identically(variant):
     again.strategy.load_state_dict(rounds.strategy.state_dict())
     again.round = rounds.round
     present = {k: losses[k] for k in (0, 2, 3, 5)}
-    found = [step(r, present, {k: types[k] for k in present}) for r in (rounds, again)]
-    assert np.array_equal(*found)
+    results = [step(r, present, {k: types[k] for k in present}) for r in (rounds, again)]
+    assert np.array_equal(*results)
     names = [r.strategy.diagnostics["cluster"].tolist() for r in (rounds, again)]
     assert names == [[0, 1, 1, 2]] * 2  # the names given with all clients present
 
@@ -216,15 +216,15 @@ def test_a_resumed_strategy_continues_identically(variant):
 def test_diagnostics_describe_the_clusters():
     rounds = start(5, num_clusters="auto")
     step(rounds, (1.0, 2.0, 3.0, 4.0, 5.0), (0, 0, 1, 1, 0))
-    found = rounds.strategy.diagnostics
-    assert found["cluster"].tolist() == [0, 0, 1, 1, 0]
-    assert found["num_clusters"] == 2
-    assert found["loss"].tolist() == [1, 2, 3, 4, 5]
-    np.testing.assert_allclose(found["cluster_loss"], [8 / 3, 8 / 3, 3.5, 3.5, 8 / 3])
-    assert np.isfinite(found["bic"])
-    gap = found["map_x"][2] - found["map_x"][0]
+    diagnostics = rounds.strategy.diagnostics
+    assert diagnostics["cluster"].tolist() == [0, 0, 1, 1, 0]
+    assert diagnostics["num_clusters"] == 2
+    assert diagnostics["loss"].tolist() == [1, 2, 3, 4, 5]
+    np.testing.assert_allclose(diagnostics["cluster_loss"], [8 / 3, 8 / 3, 3.5, 3.5, 8 / 3])
+    assert np.isfinite(diagnostics["bic"])
+    gap = diagnostics["map_x"][2] - diagnostics["map_x"][0]
     assert abs(gap) == pytest.approx(np.sqrt(200), rel=0.01)
-    assert abs(found["map_y"]).max() < 0.1
+    assert abs(diagnostics["map_y"]).max() < 0.1
     np.testing.assert_allclose(rounds.strategy.centers[1], TYPES[1] + 0.025, rtol=1e-5)
 
 
@@ -241,11 +241,11 @@ def test_single_and_identical_clients_form_one_cluster(num_clusters):
                     for k in range(clients)
                 },
             )
-            found = rounds.strategy.diagnostics
-            assert found["num_clusters"] == 1
-            assert found["weights"].sum() == pytest.approx(1)
-            assert found["map_x"].tolist() == [0] * clients
-            assert ("bic" in found) == (clients > 1)
+            diagnostics = rounds.strategy.diagnostics
+            assert diagnostics["num_clusters"] == 1
+            assert diagnostics["weights"].sum() == pytest.approx(1)
+            assert diagnostics["map_x"].tolist() == [0] * clients
+            assert ("bic" in diagnostics) == (clients > 1)
 
 
 def test_cluster_names_persist_under_partial_participation():
@@ -253,8 +253,8 @@ def test_cluster_names_persist_under_partial_participation():
     types = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
     for present in ([0, 1, 2, 3], [0, 1, 4, 5], [2, 3], [2, 3, 4, 5], [0, 1, 2, 3, 4, 5]):
         step(rounds, {k: 1.0 + k for k in present}, {k: types[k] for k in present})
-        found = dict(zip(present, rounds.strategy.diagnostics["cluster"], strict=True))
-        assert found == {k: types[k] for k in present}
+        actual = dict(zip(present, rounds.strategy.diagnostics["cluster"], strict=True))
+        assert actual == {k: types[k] for k in present}
 
 
 # --- replies -------------------------------------------------------------------------------
@@ -262,15 +262,15 @@ def test_cluster_names_persist_under_partial_participation():
 
 def replies(rounds: Rounds, change) -> list:
     """Return replies; the third is spoiled by ``change(metrics, vectors)``."""
-    made = []
+    answers = []
     for k, message in enumerate(rounds.ask()):
         assert message.content["config"]["measure"] == "received_representation"
         metrics = {"num-examples": 3, "client-id": k, "train_loss": 1.0}
         vectors = {"received_representation": {"h": TYPES[k % 2]}}
         if k == 2:
             change(metrics, vectors)
-        made.append(reply(message, {"x": np.ones(1)}, metrics, vectors))
-    return made
+        answers.append(reply(message, {"x": np.ones(1)}, metrics, vectors))
+    return answers
 
 
 SPOILED = {
@@ -328,14 +328,14 @@ def test_a_client_with_a_bad_representation_or_loss_is_dropped(kind, caplog):
 def test_the_expected_length_is_the_most_common_one():
     for odd in range(4):
         rounds = start(4)
-        made = []
+        answers = []
         for k, message in enumerate(rounds.ask()):
             h = np.ones(9, np.float32) if k == odd else TYPES[k % 2]
             metrics = {"num-examples": 3, "client-id": k, "train_loss": 1.0}
-            made.append(
+            answers.append(
                 reply(message, {"x": np.ones(1)}, metrics, {"received_representation": {"h": h}})
             )
-        rounds.finish(made)
+        rounds.finish(answers)
         assert list(rounds.strategy.dropped) == [odd]
 
 

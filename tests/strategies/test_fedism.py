@@ -31,16 +31,16 @@ def start(clients: int = 3, **arguments) -> Rounds:
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("q", GOLDEN)
 def test_weights_match_the_released_code(q, variant):
-    found = weights(start(q=q, variant=variant), (0.02, 0.05, 0.1))
-    np.testing.assert_allclose(found, GOLDEN[q], rtol=1e-6, atol=3e-9)
+    actual = weights(start(q=q, variant=variant), (0.02, 0.05, 0.1))
+    np.testing.assert_allclose(actual, GOLDEN[q], rtol=1e-6, atol=3e-9)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_the_moving_average_matches_the_released_code(variant):
     rounds = start(q=2, beta=0.5, variant=variant)
     weights(rounds, (0.02, 0.05, 0.1))
-    found = weights(rounds, (0.1, 0.05, 0.02))
-    np.testing.assert_allclose(found, (0.40310078, 0.19379845, 0.40310078), atol=1e-8)
+    actual = weights(rounds, (0.1, 0.05, 0.02))
+    np.testing.assert_allclose(actual, (0.40310078, 0.19379845, 0.40310078), atol=1e-8)
 
 
 def test_the_variants_differ_at_sharpness_0():
@@ -83,11 +83,11 @@ def test_beta_1_uses_only_the_last_round_and_beta_0_only_the_first():
         rounds = start(q=1, beta=beta)
         weights(rounds, (0.02, 0.05, 0.1))
         weights(rounds, (1.0, 2.0, 3.0))
-        found = weights(rounds, (0.1, 0.05, 0.02))
+        actual = weights(rounds, (0.1, 0.05, 0.02))
         if beta == 1:
-            np.testing.assert_allclose(found, np.array(expected) / sum(expected))
+            np.testing.assert_allclose(actual, np.array(expected) / sum(expected))
         else:
-            np.testing.assert_allclose(found, GOLDEN[1], atol=1e-8)
+            np.testing.assert_allclose(actual, GOLDEN[1], atol=1e-8)
 
 
 def test_negative_and_zero_sharpness_are_raised_to_the_floor():
@@ -104,17 +104,17 @@ def test_constant_sharpness_gives_normalized_powers_of_the_present_clients(seed,
     rounds = start(6, q=q, beta=beta)
     for _ in range(6):
         present = sorted({0, *random.choice(6, random.integers(0, 7), replace=False).tolist()})
-        found = weights(rounds, {k: S[k] for k in present})
-        np.testing.assert_allclose(found, S[present] ** q / (S[present] ** q).sum(), rtol=1e-9)
+        actual = weights(rounds, {k: S[k] for k in present})
+        np.testing.assert_allclose(actual, S[present] ** q / (S[present] ** q).sum(), rtol=1e-9)
 
 
 def test_a_cohort_of_new_clients_gets_a_share_proportional_to_its_size():
     rounds = start(5, q=2, beta=0)
     weights(rounds, {0: 0.1, 1: 0.3})
     weights(rounds, {2: 0.1, 3: 0.1, 4: 0.3})
-    found = weights(rounds, dict.fromkeys(range(5), 1.0))
-    np.testing.assert_allclose(found[:2], np.array([1, 9]) / 10 * 2 / 5)
-    np.testing.assert_allclose(found[2:], np.array([1, 1, 9]) / 11 * 3 / 5)
+    actual = weights(rounds, dict.fromkeys(range(5), 1.0))
+    np.testing.assert_allclose(actual[:2], np.array([1, 9]) / 10 * 2 / 5)
+    np.testing.assert_allclose(actual[2:], np.array([1, 1, 9]) / 11 * 3 / 5)
 
 
 def test_an_absent_client_keeps_its_weight():
@@ -122,8 +122,8 @@ def test_an_absent_client_keeps_its_weight():
     weights(rounds, (0.2, 0.2, 0.6))
     weights(rounds, {0: 0.1, 1: 0.3})  # .4 of the weights, shared out as (.5 + .25)/2, ...
     held = np.array([0.4 * 0.375, 0.4 * 0.625, 0.6])
-    found = weights(rounds, (1.0, 1.0, 1.0))
-    np.testing.assert_allclose(found, 0.5 / 3 + 0.5 * held)
+    actual = weights(rounds, (1.0, 1.0, 1.0))
+    np.testing.assert_allclose(actual, 0.5 / 3 + 0.5 * held)
 
 
 @pytest.mark.slow
@@ -133,6 +133,6 @@ def test_weights_stay_on_the_simplex_for_extreme_sharpness(seed):
     rounds = start(8, q=40)
     for _ in range(8):
         present = sorted(random.choice(8, random.integers(1, 9), replace=False).tolist())
-        found = weights(rounds, {k: 10.0 ** random.integers(-12, 12) for k in present})
-        assert found.min() >= 0
-        assert found.sum() == pytest.approx(1)
+        actual = weights(rounds, {k: 10.0 ** random.integers(-12, 12) for k in present})
+        assert actual.min() >= 0
+        assert actual.sum() == pytest.approx(1)

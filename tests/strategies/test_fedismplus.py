@@ -41,8 +41,8 @@ def start(clients: int = 3, **arguments) -> Rounds:
 
 def test_radii_match_known_values():
     strategy = FedISMPlus(rounds=300)
-    found = [strategy.radius(t + 1) for t in (0, 74, 149, 299)]
-    np.testing.assert_allclose(found, (0.00288675, 0.025, 0.03535534, 0.05), rtol=1e-6)
+    actual = [strategy.radius(t + 1) for t in (0, 74, 149, 299)]
+    np.testing.assert_allclose(actual, (0.00288675, 0.025, 0.03535534, 0.05), rtol=1e-6)
     assert strategy.radius(400) == 0.05  # more rounds than planned
 
 
@@ -60,8 +60,8 @@ def test_the_perturbed_loss_can_be_the_state():
     rounds = start(rounds=4, state="perturbed_loss", q=1.0, beta=1.0)
     assert rounds.strategy.needs == ("perturbed_loss",)
     _, perturbed = losses(rounds.strategy.radius(1))
-    found = weights_by("perturbed_loss", rounds, perturbed)
-    np.testing.assert_allclose(found, perturbed / perturbed.sum())
+    actual = weights_by("perturbed_loss", rounds, perturbed)
+    np.testing.assert_allclose(actual, perturbed / perturbed.sum())
     np.testing.assert_array_equal(rounds.strategy.diagnostics["perturbed_loss"], perturbed)
 
 

@@ -60,17 +60,17 @@ def direction(present, names, F, released=False, absent=()) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(3))
 def test_each_layer_moves_along_the_shortest_vector_of_its_hull(variant, seed):
     updates = moves(seed)
-    found = play(start(variant=variant), dict(enumerate(updates)), LOSSES)
+    actual = play(start(variant=variant), dict(enumerate(updates)), LOSSES)
     d = [direction(updates, names, LOSSES, variant == "released") for names in LAYERS]
     whole, names = np.concatenate(d), [name for layer in LAYERS for name in layer]
     mean = np.mean([flat(update, names) for update in updates], axis=0)
     expected = whole * np.linalg.norm(mean) / np.linalg.norm(whole)
-    np.testing.assert_allclose(flat(found, names), expected, rtol=5e-3, atol=5e-3)
+    np.testing.assert_allclose(flat(actual, names), expected, rtol=5e-3, atol=5e-3)
     for layer in LAYERS:
-        assert all(flat(update, layer) @ flat(found, layer) > 0 for update in updates)
+        assert all(flat(update, layer) @ flat(actual, layer) > 0 for update in updates)
     short = [{name: a / 1000 for name, a in update.items()} for update in updates]
     shorter = play(start(variant=variant), dict(enumerate(short)), LOSSES)
-    np.testing.assert_allclose(1000 * flat(shorter, names), flat(found, names), rtol=1e-6)
+    np.testing.assert_allclose(1000 * flat(shorter, names), flat(actual, names), rtol=1e-6)
 
 
 def test_arrays_with_numbers_as_names_count_as_layers():
@@ -95,9 +95,9 @@ def dotted(seed: int) -> dict[str, np.ndarray]:
 
 def test_batchnorm_statistics_are_averaged_equally():
     updates = moves(1)
-    found = play(start(), dict(enumerate(updates)), LOSSES)["two.running_mean"]
+    actual = play(start(), dict(enumerate(updates)), LOSSES)["two.running_mean"]
     mean = np.mean([update["two.running_mean"] for update in updates], axis=0)
-    np.testing.assert_allclose(found, mean, rtol=1e-6)
+    np.testing.assert_allclose(actual, mean, rtol=1e-6)
 
 
 def test_a_layer_without_a_direction_is_merged_with_its_neighbor():
@@ -106,11 +106,11 @@ def test_a_layer_without_a_direction_is_merged_with_its_neighbor():
     updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
     for n in ("a.bias", "c.bias"):
         updates[0][n], updates[1][n] = np.array([0.5]), np.array([-0.4])
-    found = play(start(narrow, 2), dict(enumerate(updates)), equal)
+    actual = play(start(narrow, 2), dict(enumerate(updates)), equal)
     g = np.array([flat(update, narrow) for update in updates])
     d = min_norm_point(g)
     expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
-    np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(flat(actual, narrow), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_last_layer_without_a_direction_is_merged_with_the_previous_one():
@@ -118,19 +118,19 @@ def test_a_last_layer_without_a_direction_is_merged_with_the_previous_one():
     random, equal = np.random.default_rng(5), np.ones(2)
     updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
     updates[0]["c.bias"], updates[1]["c.bias"] = np.array([0.5]), np.array([-0.4])
-    found = play(start(narrow, 2), dict(enumerate(updates)), equal)
+    actual = play(start(narrow, 2), dict(enumerate(updates)), equal)
     g = np.array([flat(update, narrow) for update in updates])
     d = np.concatenate([min_norm_point(g[:, :6]), min_norm_point(g[:, 6:])])
     expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
-    np.testing.assert_allclose(flat(found, narrow), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(flat(actual, narrow), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_equal_updates_with_unequal_losses_give_no_step():
     same = dict.fromkeys(range(3), moves(2)[0])
-    found = play(start(), same, LOSSES)
-    assert all(not found[name].any() for layer in LAYERS for name in layer)
-    found = play(start(), same, np.ones(3))
-    np.testing.assert_allclose(found["one.weight"], same[0]["one.weight"], rtol=1e-4)
+    actual = play(start(), same, LOSSES)
+    assert all(not actual[name].any() for layer in LAYERS for name in layer)
+    actual = play(start(), same, np.ones(3))
+    np.testing.assert_allclose(actual["one.weight"], same[0]["one.weight"], rtol=1e-4)
 
 
 @pytest.mark.parametrize(("variant", "ages"), [("paper", (1, 2)), ("released", (2,))])
@@ -143,27 +143,27 @@ def test_absent_clients_count_for_a_limited_number_of_rounds(variant, ages):
     rounds, released = start(clients=4, variant=variant), variant == "released"
     play(rounds, {k: updates[k] for k in (2, 3)}, F)
     for age in (1, 2, 3):
-        found = play(rounds, {k: updates[k] for k in (0, 1)}, F)
+        actual = play(rounds, {k: updates[k] for k in (0, 1)}, F)
         absent = updates[2:] if age in ages else ()
         d = [direction(updates[:2], names, F[:2], released, absent) for names in LAYERS]
-        one, two = (np.linalg.norm(flat(found, names)) for names in LAYERS)
+        one, two = (np.linalg.norm(flat(actual, names)) for names in LAYERS)
         for part, names, norm in zip(d, LAYERS, (one, two), strict=True):
             expected = part * norm / np.linalg.norm(part)
-            np.testing.assert_allclose(flat(found, names), expected, rtol=5e-3, atol=5e-3)
+            np.testing.assert_allclose(flat(actual, names), expected, rtol=5e-3, atol=5e-3)
 
 
 def test_a_zero_update_does_not_affect_other_clients():
     updates = moves(6)
     updates[1] = {name: np.zeros_like(array) for name, array in MODEL.items()}
-    found = play(start(), dict(enumerate(updates)), np.ones(3))
+    actual = play(start(), dict(enumerate(updates)), np.ones(3))
     for layer in LAYERS:
         d = min_norm_point(np.array([flat(updates[k], layer) for k in (0, 2)]))
-        cosine = d @ flat(found, layer) / np.linalg.norm(d) / np.linalg.norm(flat(found, layer))
+        cosine = d @ flat(actual, layer) / np.linalg.norm(d) / np.linalg.norm(flat(actual, layer))
         assert cosine == pytest.approx(1, abs=1e-4)
 
 
 def test_a_model_without_parameters_has_its_statistics_averaged():
     rounds = start({"running_mean": np.zeros(2)})
     updates = {k: {"running_mean": np.array([k, 1.0])} for k in range(3)}
-    found = play(rounds, updates, LOSSES)
-    np.testing.assert_allclose(found["running_mean"], [1, 1])
+    actual = play(rounds, updates, LOSSES)
+    np.testing.assert_allclose(actual["running_mean"], [1, 1])

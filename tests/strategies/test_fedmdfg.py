@@ -45,9 +45,9 @@ MOVES = RANDOM.normal(size=(4, 12)) * np.array([[1], [5], [0.2], [2]])
     ("losses", "fairly"), [((1.0, 1.1, 0.9, 1.0), False), ((0.2, 1.0, 3.0, 0.5), True)]
 )
 def test_the_step_is_the_shortest_vector_of_the_hull(losses, fairly):
-    found = step(MOVES, losses)
-    np.testing.assert_allclose(found, expected(MOVES, losses, fairly), rtol=1e-3, atol=1e-4)
-    assert (MOVES @ found > 0).all()
+    actual = step(MOVES, losses)
+    np.testing.assert_allclose(actual, expected(MOVES, losses, fairly), rtol=1e-3, atol=1e-4)
+    assert (MOVES @ actual > 0).all()
 
 
 def test_theta_90_is_plain_multi_gradient_descent():
@@ -76,13 +76,13 @@ def test_absent_clients_of_the_previous_round_count_and_older_ones_do_not():
     equal = dict.fromkeys(range(4), 1.0)
     play(rounds, dict(enumerate(MOVES)), equal)
     present = {k: MOVES[k] for k in (0, 1)}
-    found = play(rounds, present, dict.fromkeys(present, 1.0))
+    actual = play(rounds, present, dict.fromkeys(present, 1.0))
     two = MOVES[:2]
     before = np.linalg.norm(MOVES, axis=1).mean()
     remembered = expected(two, (1.0, 1.0), False, MOVES[2:], before)
-    np.testing.assert_allclose(found, remembered, rtol=1e-3, atol=1e-4)
-    found = play(rounds, present, dict.fromkeys(present, 1.0))
-    np.testing.assert_allclose(found, expected(two, (1.0, 1.0), False), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(actual, remembered, rtol=1e-3, atol=1e-4)
+    actual = play(rounds, present, dict.fromkeys(present, 1.0))
+    np.testing.assert_allclose(actual, expected(two, (1.0, 1.0), False), rtol=1e-3, atol=1e-4)
 
 
 def test_equal_updates_with_unequal_losses_give_no_step():
@@ -97,6 +97,6 @@ def test_opposite_updates_cancel():
 
 def test_a_zero_update_does_not_affect_other_clients():
     moves = np.array([[1.0, 0, 0], [0, 0, 0], [0, 1.0, 0]])
-    found = step(moves, (1.0, 0.0, 1.0))
-    np.testing.assert_allclose(found / found[0], (1, 1, 0), rtol=1e-4)
+    actual = step(moves, (1.0, 0.0, 1.0))
+    np.testing.assert_allclose(actual / actual[0], (1, 1, 0), rtol=1e-4)
     np.testing.assert_array_equal(step(np.zeros((3, 3)), (1.0, 0.0, 2.0)), 0)

@@ -48,12 +48,14 @@ def test_results_match_the_released_code(variant):
     rounds = start(variant=variant)
     for t in range(3):
         model = step(rounds, U, LOSSES[t])
-        found = rounds.strategy.diagnostics
-        np.testing.assert_allclose(found["loss_weights"], P[t], atol=1e-6)
-        np.testing.assert_allclose(found["direction_weights"], Q, atol=1e-6)
-        assert found["emphasis"] == pytest.approx(EMPHASIS[t], abs=1e-6)
-        np.testing.assert_allclose(found["weights"], W[t], atol=1e-6)
-        np.testing.assert_allclose(found["pruned"], (0.09, 0.27, 0.54) if t else 0, atol=1e-12)
+        diagnostics = rounds.strategy.diagnostics
+        np.testing.assert_allclose(diagnostics["loss_weights"], P[t], atol=1e-6)
+        np.testing.assert_allclose(diagnostics["direction_weights"], Q, atol=1e-6)
+        assert diagnostics["emphasis"] == pytest.approx(EMPHASIS[t], abs=1e-6)
+        np.testing.assert_allclose(diagnostics["weights"], W[t], atol=1e-6)
+        np.testing.assert_allclose(
+            diagnostics["pruned"], (0.09, 0.27, 0.54) if t else 0, atol=1e-12
+        )
         np.testing.assert_allclose(model, [float(x) for x in MODELS[t].split()], atol=2e-6)
 
 
@@ -182,8 +184,8 @@ def test_a_negative_stored_weight_counts_as_0_when_others_are_absent(variant) ->
         step(rounds, [[1.0], [1.0], [-0.9]], (1, 1, 1))
     assert rounds.strategy.q[2] < 0
     step(rounds, {0: [1.0], 2: [1.0]}, {0: 1.0, 2: 1.0})
-    found = rounds.strategy.diagnostics["direction_weights"]
-    assert 0 <= found.min() <= found.max() <= 1
+    actual = rounds.strategy.diagnostics["direction_weights"]
+    assert 0 <= actual.min() <= actual.max() <= 1
 
 
 def test_computing_arrays_in_blocks_gives_identical_results(monkeypatch):
@@ -201,9 +203,9 @@ def test_a_fully_pruned_client_does_not_affect_the_agreement(variant):
     rounds = start(variant=variant, drop=0.4)
     before = step(rounds, U, (1, 1, 1))
     after = step(rounds, U, (1, 1, 1e-9))
-    found = rounds.strategy.diagnostics
-    assert found["pruned"][2] == 1
-    w = found["weights"]
+    diagnostics = rounds.strategy.diagnostics
+    assert diagnostics["pruned"][2] == 1
+    w = diagnostics["weights"]
     np.testing.assert_allclose(after - before, -(w[0] * U[0] + w[1] * U[1]), atol=1e-9)
 
 
@@ -239,11 +241,11 @@ def test_batchnorm_statistics_are_pruned_only_by_the_released_variant(variant):
         before = rounds.model["bn.running_var"]
         metrics = {k: {"train_loss": LOSSES[t][k]} for k in range(3)}
         after = rounds.step(moves, metrics=metrics)["bn.running_var"]
-    found = np.array([moves[k]["bn.running_var"] for k in range(3)])
+    variances = np.array([moves[k]["bn.running_var"] for k in range(3)])
     if variant == "released":
-        for row, count in zip(found, (1, 3, 6), strict=True):
+        for row, count in zip(variances, (1, 3, 6), strict=True):
             row[np.argsort(row)[:count]] = 0
-    np.testing.assert_allclose(after - before, rounds.strategy.diagnostics["weights"] @ found)
+    np.testing.assert_allclose(after - before, rounds.strategy.diagnostics["weights"] @ variances)
 
 
 def test_absent_clients_keep_their_weights_and_new_clients_start_at_the_mean():

@@ -39,8 +39,8 @@ def test_weights_match_a_hand_computation():
 
 
 def test_losses_above_m_minus_epsilon_count_equally():
-    found = weights((4.9, 50.0, 0.0), M=5, epsilon=0.5)
-    np.testing.assert_allclose(found, np.array([20, 1000, 18]) / 1038)
+    actual = weights((4.9, 50.0, 0.0), M=5, epsilon=0.5)
+    np.testing.assert_allclose(actual, np.array([20, 1000, 18]) / 1038)
 
 
 def test_a_large_m_equals_fedavg():

@@ -57,7 +57,7 @@ def test_steps_match_flowers_qfedavg_without_batchnorm(q, lr):
     ]
     losses = random.uniform(0.01, 5, clients).tolist()
     rounds = Rounds(QFFL(q=q, lr=lr), model, range(clients))
-    found = step(rounds, updates, losses)
+    actual = step(rounds, updates, losses)
 
     theirs = QFedAvg(client_learning_rate=lr, q=q)
     theirs.current_arrays = record_of(model)
@@ -73,7 +73,7 @@ def test_steps_match_flowers_qfedavg_without_batchnorm(q, lr):
     merged, _ = theirs.aggregate_train(1, replies)
     assert merged is not None
     for name, array in arrays_of(merged).items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(actual[name], array, rtol=1e-6, atol=1e-8)
 
 
 def by_formula(x, locals_, losses, q, lr):
@@ -324,16 +324,16 @@ def test_the_weight_cap_holds_for_an_infinite_q():
 
 
 def test_an_infinite_q_survives_all_config_formats(tmp_path):
-    made = RunConfig.from_flat(WORST)
-    assert made.label == "qffl:q=inf:rule=weights"
-    assert StrategyConfig.parse(made.label) == [made.strategy]
+    config = RunConfig.from_flat(WORST)
+    assert config.label == "qffl:q=inf:rule=weights"
+    assert StrategyConfig.parse(config.label) == [config.strategy]
     (tmp_path / "run.toml").write_text('[strategy]\nname = "qffl"\nrule = "weights"\nq = inf\n')
-    assert RunConfig.from_flat(read_toml(tmp_path / "run.toml")) == made
-    (tmp_path / "all.toml").write_text(made.to_toml())
-    assert RunConfig.from_flat(read_toml(tmp_path / "all.toml")) == made
+    assert RunConfig.from_flat(read_toml(tmp_path / "run.toml")) == config
+    (tmp_path / "all.toml").write_text(config.to_toml())
+    assert RunConfig.from_flat(read_toml(tmp_path / "all.toml")) == config
     typed = "strategy.name='qffl' strategy.rule='weights' strategy.q=inf"
-    assert RunConfig.from_flat(parse_config_args([typed])) == made
-    assert RunConfig.from_flat(dict(ConfigRecord(made.to_flat()))) == made
+    assert RunConfig.from_flat(parse_config_args([typed])) == config
+    assert RunConfig.from_flat(dict(ConfigRecord(config.to_flat()))) == config
 
 
 def test_a_stopped_run_with_an_infinite_q_resumes_identically(tmp_path):

@@ -31,9 +31,9 @@ def weights(theta: float, losses, examples=EXAMPLES) -> np.ndarray:
 def test_weights_solve_the_worst_case_linear_program(losses, theta):
     bounds = [(0, a) for a in EXAMPLES / 1000 / theta]
     best = linprog(-np.array(losses), A_eq=np.ones((1, 4)), b_eq=[1], bounds=bounds)
-    found = weights(theta, losses)
-    assert found @ losses == pytest.approx(-best.fun, abs=1e-7)
-    assert (found <= EXAMPLES / 1000 / theta + 1e-9).all()
+    actual = weights(theta, losses)
+    assert actual @ losses == pytest.approx(-best.fun, abs=1e-7)
+    assert (actual <= EXAMPLES / 1000 / theta + 1e-9).all()
 
 
 def test_the_client_at_the_quantile_counts_partially():

@@ -29,12 +29,12 @@ Scalars = dict[str, list[tuple[int, float]]]
 
 def metrics_of(folder: Path) -> Scalars:
     """Metrics of every round in the history, by the names that trackers use."""
-    found: Scalars = {}
+    scalars: Scalars = {}
     for row in history(folder):
         name = {"domain": f"{row['metric']}/{row['name']}", "run": row["metric"]}.get(row["level"])
         if name:
-            found.setdefault(name, []).append((int(row["round"]), float(row["value"])))
-    return found
+            scalars.setdefault(name, []).append((int(row["round"]), float(row["value"])))
+    return scalars
 
 
 def tensorboard(folder: Path) -> tuple[Scalars, dict[str, str], dict[str, Any]]:
@@ -62,17 +62,18 @@ def mlflow(folder: Path) -> tuple[Scalars, dict[str, str], Any]:
     from mlflow import MlflowClient
 
     client = MlflowClient()
-    (made,) = client.search_runs([client.get_experiment_by_name("fairflower").experiment_id])
-    assert made.info.run_name == folder.name
+    (mlflow_run,) = client.search_runs([client.get_experiment_by_name("fairflower").experiment_id])
+    assert mlflow_run.info.run_name == folder.name
     history = {
-        name: client.get_metric_history(made.info.run_id, name) for name in made.data.metrics
+        name: client.get_metric_history(mlflow_run.info.run_id, name)
+        for name in mlflow_run.data.metrics
     }
     scalars = {
         # MLflow keeps both values of a repeated round, which are equal.
         name: sorted({(metric.step, metric.value) for metric in metrics})
         for name, metrics in history.items()
     }
-    return scalars, made.data.params, made
+    return scalars, mlflow_run.data.params, mlflow_run
 
 
 def leveldb_log(data: bytes) -> Iterator[bytes]:
@@ -162,9 +163,9 @@ def test_mlflow_has_every_round_of_a_resumed_run(interrupted, tmp_path, monkeypa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     folder = interrupted("mlflow")
-    scalars, params, made = mlflow(folder)
+    scalars, params, mlflow_run = mlflow(folder)
     assert_logged(scalars, folder)
-    assert made.info.status == "FINISHED"
+    assert mlflow_run.info.status == "FINISHED"
     assert params["strategy.name"] == "fedheal"
     assert params["train.lr"] == "0.05"
 
@@ -222,7 +223,7 @@ class Nameless(Tracker):
 
 
 @pytest.mark.parametrize(
-    ("tracker", "key", "said"),
+    ("tracker", "key", "message"),
     [
         (Lost, "lost", r"it failed with RuntimeError: no route \(test_trackers.py, line \d+"),
         (Unreachable, None, r"it failed with RuntimeError: no route \(test_trackers.py, line"),
@@ -230,19 +231,19 @@ class Nameless(Tracker):
     ],
 )
 def test_a_tracker_that_fails_or_cannot_start_does_not_end_the_run(
-    tracker, key, said, tmp_path
+    tracker, key, message, tmp_path
 ) -> None:
     track = f"{__name__}:{tracker.__name__}"
     folder = run(config(tmp_path, track=track))
     assert read_run(folder).status == "completed"
     log = (folder / "log.txt").read_text()
     assert log.count(f"track = {track} failed") == 1
-    assert re.search(said, log)
+    assert re.search(message, log)
     assert read_facts(folder).get("tracked") == (key and {track: key})
 
 
 @pytest.mark.parametrize(
-    ("track", "said"),
+    ("track", "message"),
     [
         ("tensorbord", "Unknown tracker 'tensorbord'. Did you mean 'tensorboard'"),
         ("nowhere:Mine", "Install its package where the server runs"),
@@ -250,8 +251,8 @@ def test_a_tracker_that_fails_or_cannot_start_does_not_end_the_run(
         ("tensorboard:x=1", "track = 'tensorboard': x: tensorboard has no arguments"),
     ],
 )
-def test_an_invalid_tracker_is_refused_before_the_run(track, said, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_tracker_is_refused_before_the_run(track, message, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=message):
         config(tmp_path, track=track)
 
 

@@ -55,11 +55,11 @@ class NamesItsDevice(TorchFunctionMode):
                 place.startswith(CHECKED)
                 and place != COPIES
                 and not moved
-                and (made := func(*args, **kwargs)).ndim
+                and (tensor := func(*args, **kwargs)).ndim
             ):
                 place = f"{Path(place).name}, line {frame.f_lineno}"
                 raise AssertionError(
-                    f"torch.{FACTORIES[func]} makes {tuple(made.shape)} without device= ({place})"
+                    f"torch.{FACTORIES[func]} makes {tuple(tensor.shape)} without device= ({place})"
                 )
         return func(*args, **kwargs)
 

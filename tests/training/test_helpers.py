@@ -80,23 +80,23 @@ def test_loss_and_representation_match_a_hand_computation() -> None:
         assert mean_loss(MODEL, PAIRS) == pytest.approx(F.cross_entropy(MODEL(X), Y).item())
         features: Tensor = MODEL[:2](X)
         means = [features[label == Y].mean(0) for label in (0, 1, 3)]
-    found = mean_representation(MODEL, PAIRS, MODEL[:2])["h"]
-    torch.testing.assert_close(found, torch.stack(means).mean(0))
+    actual = mean_representation(MODEL, PAIRS, MODEL[:2])["h"]
+    torch.testing.assert_close(actual, torch.stack(means).mean(0))
 
 
 def test_helpers_match_the_trainers_measurements_and_leave_the_model_unchanged() -> None:
     model = tiny_network("sgd").train()
-    made = trainer("sgd", model=model, data=data())
-    images = made.train_examples
+    client = trainer("sgd", model=model, data=data())
+    images = client.train_examples
     before = {name: array.clone() for name, array in model.state_dict().items()}
     loss, h = mean_loss(model, images), mean_representation(model, images)["h"]
     assert model.training
     torch.testing.assert_close(dict(model.state_dict()), before)
     model.eval()
-    assert loss == pytest.approx(MEASUREMENTS["received_loss"].compute(made), rel=1e-6)
-    found = MEASUREMENTS["received_representation"].compute(made)
-    assert isinstance(found, dict)
-    torch.testing.assert_close(h, found["h"])
+    assert loss == pytest.approx(MEASUREMENTS["received_loss"].compute(client), rel=1e-6)
+    actual = MEASUREMENTS["received_representation"].compute(client)
+    assert isinstance(actual, dict)
+    torch.testing.assert_close(h, actual["h"])
 
 
 def test_a_representation_requires_the_networks_features() -> None:

@@ -235,15 +235,15 @@ def loop(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Named, Named]:
     return mean, square
 
 
-def assert_close(found: Named, expected: Named, tolerance: float = 1e-5) -> None:
+def assert_close(actual: Named, expected: Named, tolerance: float = 1e-5) -> None:
     """Compare to 1e-5 of a parameter's largest entry, and larger entries to 0.1 %."""
-    assert list(found) == list(expected)
+    assert list(actual) == list(expected)
     for name, value in expected.items():
-        assert found[name].dtype == torch.float32
-        assert found[name].shape == value.shape
+        assert actual[name].dtype == torch.float32
+        assert actual[name].shape == value.shape
         largest = value.abs().max().item()
-        torch.testing.assert_close(found[name].double(), value, rtol=0, atol=tolerance * largest)
-        torch.testing.assert_close(found[name].double(), value, rtol=1e-3, atol=1e-6 * largest)
+        torch.testing.assert_close(actual[name].double(), value, rtol=0, atol=tolerance * largest)
+        torch.testing.assert_close(actual[name].double(), value, rtol=1e-3, atol=1e-6 * largest)
 
 
 # --- the fisher diagonal ----------------------------------------------------------------
@@ -277,10 +277,10 @@ def test_the_papers_networks_compute_the_fisher_by_layer(
     model = models.build(name, CLASSES, (3, 8, 8), seed=0)
     monkeypatch.setattr(module, "_add_by_vmap", None)
     x, y = batch(2)
-    found = fisher_diagonal(model, [(x, y)])
+    actual = fisher_diagonal(model, [(x, y)])
     expected = loop(model, x, y)[1]
     for key, value in expected.items():  # ReLUs may switch: compare norms, not entries
-        assert torch.dist(found[key].double(), value) <= 1e-2 * value.norm(), key
+        assert torch.dist(actual[key].double(), value) <= 1e-2 * value.norm(), key
 
 
 def test_softmax_regression_matches_its_closed_form() -> None:
@@ -427,18 +427,18 @@ def test_measurements_have_the_dtypes_that_strategies_expect(dtype) -> None:
     assert sharpness(model, data) > 0
     start = {name: p.detach().numpy() for name, p in model.named_parameters()}
     for measure, space in ((fisher_diagonal, "fisher"), (mean_gradient, "gradient")):
-        found = {name: value.numpy() for name, value in measure(model, data).items()}
+        values = {name: value.numpy() for name, value in measure(model, data).items()}
         rounds = Rounds(FedEquilibria(space=space), start, range(2))
         still = {name: np.zeros_like(array) for name, array in start.items()}
-        rounds.step(dict.fromkeys(range(2), still), measured={k: {space: found} for k in range(2)})
+        rounds.step(dict.fromkeys(range(2), still), measured={k: {space: values} for k in range(2)})
         assert rounds.strategy.client_ids == (0, 1)
 
 
 def test_an_empty_parameter_has_an_empty_fisher_diagonal() -> None:
     model = nn.Linear(3, CLASSES)
     model.register_parameter("unused", nn.Parameter(torch.empty(0)))
-    found = fisher_diagonal(model, [(torch.ones(5, 3), torch.arange(5) % CLASSES)])
-    assert found["unused"].shape == (0,)
+    actual = fisher_diagonal(model, [(torch.ones(5, 3), torch.arange(5) % CLASSES)])
+    assert actual["unused"].shape == (0,)
 
 
 # --- sharpness --------------------------------------------------------------------------
@@ -466,9 +466,9 @@ def rise(model: nn.Module, rho: float, x: Tensor, y: Tensor) -> float:
 @pytest.mark.parametrize("name", MODELS)
 def test_sharpness_matches_a_brute_force_evaluation(name: str, rho: float) -> None:
     model, (x, y) = make(name), batch(7)
-    found = sharpness(model, [(x[:4], y[:4]), (x[4:], y[4:])], rho=rho)
+    actual = sharpness(model, [(x[:4], y[:4]), (x[4:], y[4:])], rho=rho)
     expected = max(rise(model, rho, x, y), 0)
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert actual == pytest.approx(expected, abs=1e-5)
     assert expected > 1e-3  # otherwise the line above would prove little
 
 
@@ -532,8 +532,8 @@ def test_measuring_does_not_change_training(name: str) -> None:
     assert metrics["train_loss"] == more["train_loss"]
     assert arrays.keys() == {"fisher", "gradient", "class_counts"}
     assert metrics.keys() == {"train_loss"}
-    expected, found = plain.send(), measured.send()
-    assert all(np.array_equal(expected[key], found[key]) for key in expected)
+    expected, actual = plain.send(), measured.send()
+    assert all(np.array_equal(expected[key], actual[key]) for key in expected)
     for one, other in zip(plain.model.modules(), measured.model.modules(), strict=True):
         assert one.training == other.training
     for p in (*plain.model.parameters(), *measured.model.parameters()):
@@ -546,7 +546,7 @@ def test_measuring_leaves_the_model_and_torch_unchanged(name: str) -> None:
     next(iter(model.children())).eval()  # one part frozen, the rest in training
     state = copy.deepcopy(model.state_dict())
     modes = [module.training for module in model.modules()]
-    wanted = [p.requires_grad for p in model.parameters()]
+    expected = [p.requires_grad for p in model.parameters()]
     random = torch.get_rng_state()
     with torch.no_grad():
         fisher_diagonal(model, data)
@@ -555,7 +555,7 @@ def test_measuring_leaves_the_model_and_torch_unchanged(name: str) -> None:
         assert not torch.is_grad_enabled()
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
-    assert [p.requires_grad for p in model.parameters()] == wanted
+    assert [p.requires_grad for p in model.parameters()] == expected
     assert all(p.grad is None for p in model.parameters())
     assert all(not module._forward_hooks for module in model.modules())
     assert torch.equal(torch.get_rng_state(), random)
@@ -619,10 +619,10 @@ def test_fisher_and_gradient_ignore_the_clients_own_loss() -> None:
     client.__class__ = Doubled
     config = {"server-round": 1, "measure": "fisher,gradient"}
     _, expected = train_and_measure(plain, config)
-    _, found = train_and_measure(client, config)
+    _, actual = train_and_measure(client, config)
     for name in expected:
         for key in expected[name]:
-            assert np.array_equal(found[name][key], expected[name][key])
+            assert np.array_equal(actual[name][key], expected[name][key])
 
 
 def test_sharpness_uses_the_trainers_measure_rho() -> None:
@@ -639,9 +639,9 @@ def test_the_servers_rho_is_used_in_measurements_and_steps() -> None:
     told, own, other = trainer(settings=sam), trainer(settings=replace(sam, rho=0.2)), trainer()
     other.settings, own.measure_rho = sam, 0.2
     measure = {"server-round": 1, "measure": "sharpness,perturbed_loss,received_loss"}
-    found, _ = train_and_measure(told, measure | {"rho": 0.2})
-    assert found == train_and_measure(own, measure)[0]
-    assert found["perturbed_loss"] - found["received_loss"] == pytest.approx(found["sharpness"])
+    actual, _ = train_and_measure(told, measure | {"rho": 0.2})
+    assert actual == train_and_measure(own, measure)[0]
+    assert actual["perturbed_loss"] - actual["received_loss"] == pytest.approx(actual["sharpness"])
     train_and_measure(other, measure)
     for name, array in told.send().items():
         assert np.array_equal(array, own.send()[name])
@@ -652,8 +652,8 @@ def test_the_servers_rho_is_used_in_measurements_and_steps() -> None:
 def test_trainers_get_the_settings_of_the_run() -> None:
     flat = {"measure.rho": 0.2, "measure.memory-mb": 7, "evaluate.batch-size": 9}
     node = {"partition-id": 0, "num-partitions": 20}
-    made = trainer_of(Context(1, 1, node, RecordDict(), {}), RunConfig.from_flat(flat).to_flat())
-    assert (made.measure_rho, made.measure_memory_mb, made.eval_batch_size) == (0.2, 7, 9)
+    client = trainer_of(Context(1, 1, node, RecordDict(), {}), RunConfig.from_flat(flat).to_flat())
+    assert (client.measure_rho, client.measure_memory_mb, client.eval_batch_size) == (0.2, 7, 9)
 
 
 @pytest.mark.parametrize("rho", [-0.1, np.nan, np.inf])
@@ -749,8 +749,8 @@ def test_the_local_loss_is_close_to_the_minimum_loss() -> None:
         return float(np.logaddexp(0, -(2 * y - 1) * (x @ w[:2] + w[2])).mean())
 
     lowest = minimize(loss, np.zeros(3)).fun
-    found = train_and_measure(client, STANDALONE)[0]["local_loss"]
-    assert lowest < found < lowest + 0.02
+    actual = train_and_measure(client, STANDALONE)[0]["local_loss"]
+    assert lowest < actual < lowest + 0.02
     assert loss(np.zeros(3)) > lowest + 0.2  # the initial loss
 
 
@@ -842,8 +842,8 @@ def test_minus_models_have_no_negative_variance_and_keep_counters(
     client.state[LAST_TRAINED] = own
 
     def spy(images: Images) -> tuple[float, float]:
-        found = client.model.state_dict()
-        variance, batches = found["1.running_var"].min(), found["1.num_batches_tracked"]
+        state = client.model.state_dict()
+        variance, batches = state["1.running_var"].min(), state["1.num_batches_tracked"]
         seen.append((variance.item(), int(batches)))
         return 0.0, 0.0
 

@@ -24,21 +24,21 @@ every_client = pytest.mark.parametrize("name", CLIENTS)
 
 def rounds(name, settings, reverse=False):
     rule = Uniform(exchanges=exchanges(name))
-    made = []
+    trainers = []
 
     def make(client):
-        made.append(trainer(name, client, settings=settings))
-        return made[-1]
+        trainers.append(trainer(name, client, settings=settings))
+        return trainers[-1]
 
     model, _ = run_toy_rounds(rule, make, 2, 2, reverse=reverse)
-    return model, made
+    return model, trainers
 
 
 @pytest.mark.slow
 @every_client
 def test_every_client_learns_in_bf16_and_sends_and_keeps_float32(name):
-    model, made = rounds(name, BF16)
-    for one in made:
+    model, trainers = rounds(name, BF16)
+    for one in trainers:
         kept = [*one.state.values(), *one.returns.values(), one.send()]
         for arrays in kept:
             for array in arrays.values():
@@ -47,7 +47,7 @@ def test_every_client_learns_in_bf16_and_sends_and_keeps_float32(name):
     judge = trainer(name)
     before = judge.measure(judge.train_examples)[0]
     judge.receive(model)
-    judge.state = [one.state for one in made if one.client_id == judge.client_id][-1]
+    judge.state = [one.state for one in trainers if one.client_id == judge.client_id][-1]
     judge.load_local_arrays()  # load arrays that stay with the client
     assert judge.measure(judge.train_examples)[0] < before
     assert models_equal(model, rounds(name, BF16, reverse=True)[0])
@@ -55,7 +55,7 @@ def test_every_client_learns_in_bf16_and_sends_and_keeps_float32(name):
 
 
 def test_bf16_gradients_match_float32_up_to_rounding():
-    found = []
+    gradients = []
     for precision in ("bf16", "float32"):
         one = trainer("sgd", settings=replace(BF16, precision=precision))
         one.model.train()
@@ -64,8 +64,8 @@ def test_bf16_gradients_match_float32_up_to_rounding():
         assert loss.dtype == torch.float32
         loss.backward()
         assert all(p.grad.dtype == torch.float32 for p in one.trainable)
-        found.append(torch.cat([p.grad.flatten() for p in one.trainable]))
-    half, full = found
+        gradients.append(torch.cat([p.grad.flatten() for p in one.trainable]))
+    half, full = gradients
     assert 0 < torch.norm(half - full) < 0.03 * torch.norm(full)
 
 
@@ -126,8 +126,8 @@ def test_missing_hardware_support_for_bf16_is_logged(monkeypatch, tmp_path):
     assert machine.about_precision("float32", cpu) == ""
     assert "no known hardware support" not in machine.about_precision("bf16", cpu)
     cpuinfo.write_text("flags\t: avx2\n")
-    made = runs.config(tmp_path, **{"train.precision": "bf16", "num-server-rounds": 0})
-    log = (runs.run(made) / "log.txt").read_text()
+    run_config = runs.config(tmp_path, **{"train.precision": "bf16", "num-server-rounds": 0})
+    log = (runs.run(run_config) / "log.txt").read_text()
     assert log.count("no known hardware support for bfloat16") == 1
     assert "weights and messages are float32" in log
 
