@@ -312,19 +312,11 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
     empty = [names[k] for k in np.setdiff1d(range(num_classes), [*train, *test])]
     if empty:
         remedy = "" if data_set.classes else " Number labels from 0, without gaps."
-        logger.warning(
-            "%s: out of %d classes, these have no examples: %s.%s",
-            data_set.config.name,
-            num_classes,
-            shortened(empty),
-            remedy,
-        )
+        text = f"out of {num_classes} classes, these have no examples: {shortened(empty)}.{remedy}"
+        logger.warning("%s: %s", data_set.config.name, text)
     if unlearnt := [names[k] for k in np.setdiff1d(test, train)]:
-        logger.warning(
-            "%s: these classes have test examples, but no training examples: %s.",
-            data_set.config.name,
-            shortened(unlearnt),
-        )
+        text = f"these classes have test examples, but no training examples: {shortened(unlearnt)}."
+        logger.warning("%s: %s", data_set.config.name, text)
 
 
 def _train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:

@@ -207,10 +207,13 @@ class Findings:
         measures = secondary(self.design, self.domains(benchmark))
         return self._judged(self.accuracies(benchmark), measures, benchmark.overlap)
 
-    def against(self, benchmark: Benchmark, method: str, other: str) -> Difference | None:
-        """Return a method's difference from another in the primary metric, as a single test."""
+    def against(
+        self, benchmark: Benchmark, method: str, other: str, metric: Metric | None = None
+    ) -> Difference | None:
+        """Return a method's difference from another as a single test, by default in `primary`."""
         both = {m: a for m, a in self.accuracies(benchmark).items() if m in (method, other)}
-        judged = self._judged(both, [primary(self.design)], benchmark.overlap, other)
+        metrics = [metric or primary(self.design)]
+        judged = self._judged(both, metrics, benchmark.overlap, other)
         return next(iter(judged.values()), None)
 
     @cached_property
