@@ -451,8 +451,9 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
     one += findings.over_benchmarks().values()
     for benchmark in findings.benchmarks:  # of the methods in docs/what-holds.md
         std = next(m for m in secondary(findings.design, ()) if m.summary is STD0)
-        pairs = (findings.against(benchmark, "fedheal", "fedavg", of) for of in (None, std))
-        one += filter(None, pairs)
+        for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):
+            pairs = (findings.against(benchmark, method, "fedavg", of) for of in (None, std))
+            one += filter(None, pairs)
     for name in ("heart-disease.csv", "fisher-readings-office.csv"):
         (chapter,) = analyze(read_summary(EXPERIMENTS / name)).chapters
         for contrasts in chain.from_iterable(

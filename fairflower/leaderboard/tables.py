@@ -34,7 +34,8 @@ def tables(findings: Findings) -> list[Table]:
     parts = [summary(findings)] if findings.benchmarks else []
     parts += [_over_all_table(findings)] if is_over_all(findings) else []
     parts += [_benchmark(findings, benchmark) for benchmark in findings.benchmarks]
-    parts += [_tuning(findings)]
+    tuning = _tuning(findings)
+    parts += [tuning] if tuning.groups[0].rows else []
     parts += [_sweep(findings, s) for s in findings.stages.sweeps if findings.swept(s)]
     return parts
 

@@ -185,7 +185,7 @@ def test_a_benchmark_is_judged_when_all_its_runs_are_finished(tmp_path: Path) ->
     del results.stages.ledger.rows[key(results, "plain", "fedheal", 23)]
     assert [benchmark.name for benchmark in results.benchmarks] == ["noisy"]
     assert not any(line.startswith("plain") for line in sentences(results))
-    assert [table.title for table in tables(results)] == ["Summary", "noisy, confirmed"]
+    assert [table.title for table in tables(results)] == ["Summary", "noisy, confirmed", "Tuning"]
     assert left(results).startswith("Remaining runs of the confirmation: plain 1.")
     assert not left(findings(tmp_path / "all"))
 
@@ -202,7 +202,7 @@ def test_rows_that_the_design_no_longer_plans_do_not_count(tmp_path: Path) -> No
 def test_a_lower_std_is_marked_as_better(tmp_path: Path) -> None:
     """Domain "b" has 90 % and "a" about 50 %, so a gain on "a" lowers the spread."""
     results = findings(tmp_path)
-    (_, plain, _) = tables(results)
+    (_, plain, *_) = tables(results)
     (row,) = [row for row in plain.groups[0].rows if row.name == "fedheal"]
     cells = dict(zip(plain.columns, row.cells, strict=True))
     assert cells["against uniform"].text.endswith("▲")
@@ -280,7 +280,7 @@ def test_lost_runs_are_named_and_excluded_from_comparisons(tmp_path: Path) -> No
     at = key(results, "plain", "fedheal", 3)
     rows[at] = dataclasses.replace(rows[at], test="", outcome="lost", reason="NaN")
     assert results.judged(results.design.benchmarks[0])["fedheal"].n == 23
-    (_, plain, _) = tables(results)
+    (_, plain, *_) = tables(results)
     assert plain.footers == ["fedheal, federation 3, is lost: NaN"]
     assert "plain: fedheal is lost in 1 of 24 federations; the others are compared." in sentences(
         results
@@ -466,8 +466,7 @@ def test_hours_count_planned_runs_and_other_processors_are_reported(tmp_path: Pa
     results = findings(tmp_path)
     plain = results.design.benchmarks[0]
     planned = sum(
-        run.benchmark == "plain" and run.stage not in (REFERENCE, SWEEP)
-        for run in results.stages.planned()
+        run.benchmark == "plain" and run.stage != SWEEP for run in results.stages.planned()
     )
     others = [m for m in results.design.screened if m not in plain.confirmed]
     planned -= len([*results.stages.screening(plain, others), *results.stages.again(plain, others)])

@@ -178,7 +178,7 @@ def test_the_noise_of_the_sum_is_scaled_to_clip_times_the_largest_weight() -> No
     merged = noise.correct(cohort, {"w": np.zeros(4000)})
     assert noise.std == 2.0 * 0.5 * 0.1 * (1 + MARGIN)
     assert merged["w"].std() == pytest.approx(noise.std, rel=0.05)
-    with pytest.raises(RoundFailed, match=r"longer than privacy\.clip"):
+    with pytest.raises(RoundFailed, match=r"exceeds privacy\.clip"):
         noise.correct(make_cohort(updates=np.ones((2, 4))), {"w": np.zeros(4)})
 
 
