@@ -71,7 +71,7 @@ class StudyFile:
             finite = sum(map(math.isfinite, trial.accuracies))
             if trial.values.keys() != set(keys):
                 problem = f"it has values for {', '.join(trial.values) or 'nothing'}"
-            elif trial.outcome == "completed" and not finite == domains == len(trial.accuracies):
+            elif trial.completed and not finite == domains == len(trial.accuracies):
                 problem = f"it is complete, but has accuracies for {finite} of {domains} domains"
             else:
                 continue

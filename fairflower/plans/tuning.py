@@ -200,7 +200,7 @@ class MethodStudy:
         name, tuned = file_name(self.name), self.tuned()
         best, first = tuned.chosen, tuned.trials[0]
         tested = {name: best} if best else {}
-        if self.protocol.defaults and first.outcome == "completed" and first != best:
+        if self.protocol.defaults and first.completed and first != best:
             tested[f"{name}-default"] = first
         return tested
 
@@ -241,7 +241,7 @@ class MethodStudy:
         """Return a trial's pruner; None for tests and for the trial with the paper's values."""
         first, *others = self.tuned().trials
         names = {self.path(trial.number).name for trial in others}
-        if not self.protocol.prune or first.outcome != "completed" or config.run_name not in names:
+        if not self.protocol.prune or not first.completed or config.run_name not in names:
             return None
         federation = prepare(config.data)
         return BaselinePruner.of(

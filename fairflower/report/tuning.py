@@ -42,6 +42,11 @@ class Trial:
     accuracies: tuple[float, ...] = ()  # by domain, as fractions: means over the last rounds
     reason: str = ""  # of a pruned or lost trial
 
+    @property
+    def completed(self) -> bool:
+        """Whether the trial was completed, so that it can be chosen."""
+        return self.outcome == "completed"
+
     def percent(self, row: Summary) -> float:
         """Return a summary over domains, in percent."""
         return 100 * row(self.accuracies)
@@ -64,7 +69,7 @@ class Tuned:
     @cached_property
     def completed(self) -> list[Trial]:
         """The completed trials. Only these can be chosen."""
-        return [trial for trial in self.trials if trial.outcome == "completed"]
+        return [trial for trial in self.trials if trial.completed]
 
     @property
     def chosen(self) -> Trial | None:
