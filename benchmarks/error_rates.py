@@ -16,7 +16,8 @@ With --over-benchmarks, a replicate is a benchmark, and the verdicts are those o
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -62,11 +63,20 @@ def table(
 def share(judge: Judge, tables: int, seed: int, methods: int, replicates: int, **design) -> float:
     """Return the mean of ``judge`` over simulated tables, in percent."""
     rng = np.random.default_rng([seed, methods, replicates])
-    total = 0.0
-    for _ in range(tables):
-        values = table(rng, methods, replicates, **design)
-        total += judge(judged_as_family(differences(dict(enumerate(values)), MARGIN)))
-    return 100 * total / tables
+    return mean_judgment(
+        judge,
+        lambda values: judged_as_family(differences(values, MARGIN)),
+        (table(rng, methods, replicates, **design) for _ in range(tables)),
+    )
+
+
+def mean_judgment(
+    judge: Judge,
+    analysis: Callable[[dict[int, NDArray[np.float64]]], Mapping[int, Difference]],
+    drawn: Iterable[NDArray[np.float64]],
+) -> float:
+    """Return the mean of ``judge`` over drawn tables of differences, in percent."""
+    return 100 * float(np.mean([judge(analysis(dict(enumerate(values)))) for values in drawn]))
 
 
 def any_claim(judged: Mapping[int, Difference]) -> float:
@@ -143,12 +153,9 @@ def rows_over_benchmarks(tables: int, seed: int) -> list[list[str]]:
             rng = np.random.default_rng([seed, data_sets, volatile])
             spread = np.full((CONFIRMED + 1, 1), BETWEEN / np.sqrt(2))
             spread[-1] *= 4.0 if volatile else 1.0
-            total = 0.0
-            for _ in range(tables):
-                means = spread * rng.normal(size=(CONFIRMED + 1, data_sets))
-                gains = gain + means[1:] - means[0]
-                total += judge(analysis(dict(enumerate(gains.tolist())), MARGIN))
-            cells.append(f"{100 * total / tables:.1f}")
+            means = (spread * rng.normal(size=(CONFIRMED + 1, data_sets)) for _ in range(tables))
+            drawn = (gain + values[1:] - values[0] for values in means)
+            cells.append(f"{mean_judgment(judge, partial(analysis, margin=MARGIN), drawn):.1f}")
         result.append([str(data_sets), "one volatile" if volatile else "equal", name, *cells])
     return result
 

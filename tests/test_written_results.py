@@ -31,7 +31,6 @@ from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.summary import read_summary
 from fairflower.report.text import format_number
 from fairflower.report.verdicts import signed
-from fairflower.statistics.benchmarks import mixed_model
 from fairflower.statistics.differences import Difference, MeanStd
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -368,7 +367,7 @@ def test_the_conclusions_over_benchmarks_match_the_leaderboard(
     page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
     results = " ".join(page.split())
     assert (len(findings.benchmarks), len(findings.sources)) == (7, 5)
-    judged = findings.over_benchmarks()
+    judged = findings.over_benchmarks
     by_conclusion = {
         word: {method for method, one in judged.items() if outcome(one) == word}
         for word in ("better", "worse", "equivalent", "undecided")
@@ -384,7 +383,7 @@ def test_the_conclusions_over_benchmarks_match_the_leaderboard(
     low = judged["fedavg"]
     largest, lowest = interval(judged["gsam+fedism"]), f"{signed_number(low.mean)} {bounds(low)}"
     assert f"the largest, {largest}, and FedAvg the smallest, {lowest}" in readme
-    by_model = mixed_model(findings.over_sources(), 2.0)
+    by_model = findings.over_by_mixed_model
     assert not any(one.sign for one in by_model.values())
     more = {method for method, one in by_model.items() if one.equivalent}
     assert more - by_conclusion["equivalent"] == {"fedequilibria", "aaggff", "fedfv"}
@@ -448,7 +447,7 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         ]
     for sweep in findings.stages.sweeps:
         one += findings.swept(sweep).values()
-    one += findings.over_benchmarks().values()
+    one += findings.over_benchmarks.values()
     for benchmark in findings.benchmarks:  # of the methods in docs/what-holds.md
         std = next(m for m in secondary(findings.design, ()) if m.summary is STD0)
         for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):

@@ -86,7 +86,8 @@ class ReplyFilter:
                 logger.warning(
                     "Round %d ignores a reply from client %d, because it is late or the client has "
                     "already replied.",
-                    *(self.server_round, client),
+                    self.server_round,
+                    client,
                 )
                 continue
             waiting.discard(node)
@@ -343,10 +344,8 @@ class ReplyParser:
         self._check_there(name, "metric", metrics)
         strategy = self.strategy
         least = 0 if name in {*strategy.NON_NEGATIVE, *strategy.fractions} else -LARGEST
-        most = (
-            1 if name in strategy.fractions else MAX_COUNT if name in strategy.COUNTS else LARGEST
-        )
-        check_metric(name, metrics[name], least, most)
+        most = MAX_COUNT if name in strategy.COUNTS else LARGEST
+        check_metric(name, metrics[name], least, 1 if name in strategy.fractions else most)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:
         key, known = self.strategy.weighted_by_key, self.sizes.get(client)

@@ -363,9 +363,8 @@ class LocalDeployment:
             except TrialError:
                 self.superlink.check()
                 raise
-            row: dict[str, Any] = self.flwr_json("list", "--run-id", run_id, SUPERLINK_NAME)[
-                "runs"
-            ][0]
+            runs = self.flwr_json("list", "--run-id", run_id, SUPERLINK_NAME)["runs"]
+            row: dict[str, Any] = runs[0]
             if row["status"].startswith("finished"):
                 return row
             self._executor.check()

@@ -18,7 +18,7 @@ from fairflower.leaderboard.points import LR
 from fairflower.leaderboard.stages import Stages
 from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
 from fairflower.server.history import WINDOW
-from fairflower.statistics.benchmarks import over_benchmarks
+from fairflower.statistics.benchmarks import mixed_model, over_benchmarks
 from fairflower.statistics.differences import (
     MIN_PAIRS,
     Difference,
@@ -240,9 +240,15 @@ class Findings:
             if all(method in by and by[method].n >= MIN_PAIRS for by in judged.values())
         }
 
+    @cached_property
     def over_benchmarks(self) -> dict[str, Difference]:
-        """Return each method's mean gain over `sources`, judged as a family."""
+        """Each method's mean gain over `sources`, judged as a family."""
         return over_benchmarks(self.over_sources(), primary(self.design).margin)
+
+    @cached_property
+    def over_by_mixed_model(self) -> dict[str, Difference]:
+        """The same as `over_benchmarks`, judged by a mixed model."""
+        return mixed_model(self.over_sources(), primary(self.design).margin)
 
     @cached_property
     def over_with_other_references(self) -> dict[str, dict[str, Difference]]:

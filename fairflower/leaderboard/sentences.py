@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from fairflower.leaderboard.analysis import Findings, primary
+from fairflower.leaderboard.analysis import Findings
 from fairflower.leaderboard.design import Benchmark, Sweep
 from fairflower.report.text import format_number, format_p_value, join_words
-from fairflower.statistics.benchmarks import mixed_model, ranks
+from fairflower.statistics.benchmarks import ranks
 from fairflower.statistics.differences import MIN_PAIRS, Difference
 from fairflower.statistics.power import LEVEL
 
@@ -91,7 +91,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         )
         return
     yield _main_conclusion(findings, benchmark, enough)
-    yield from _stability(findings, benchmark, _by_kind(enough))
+    yield from _stability(findings, benchmark, enough)
     yield from _tuning_limits(findings, benchmark)
     yield from _with_local_training(findings, benchmark, enough)
 
@@ -111,9 +111,7 @@ def _caveats(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
 
 
 def _main_conclusion(
-    findings: Findings,
-    benchmark: Benchmark,
-    enough: Mapping[str, Difference],
+    findings: Findings, benchmark: Benchmark, enough: Mapping[str, Difference]
 ) -> str:
     """State how many methods are better, equivalent, worse or undecided, and which."""
     pairs = sorted({difference.n for difference in enough.values()})
@@ -128,13 +126,15 @@ def _main_conclusion(
 
 
 def _stability(
-    findings: Findings, benchmark: Benchmark, kinds: Mapping[str, Sequence[str]]
+    findings: Findings, benchmark: Benchmark, enough: Mapping[str, Difference]
 ) -> Iterator[str]:
     """Yield how many conclusions stay with the reference's other finalists, if it has any."""
     if others := findings.other_references(benchmark):
         kept = unchanged_by_reference(findings, benchmark)
         counts = ", ".join(
-            f"{len(kept[word])} of {len(names)} {word}" for word, names in kinds.items() if names
+            f"{len(kept[word])} of {len(names)} {word}"
+            for word, names in _by_kind(enough).items()
+            if names
         )
         yield (
             f"{benchmark.name}: compared with each of {findings.design.reference}'s other "
@@ -166,13 +166,14 @@ def _with_local_training(
 
 def unchanged_by_reference(findings: Findings, benchmark: Benchmark) -> dict[str, list[str]]:
     """Return the methods by conclusion, without those that another reference would change."""
-    families = [findings.judged(benchmark), *findings.other_references(benchmark).values()]
-    kinds: dict[str, list[str]] = {word: [] for word in KINDS}
-    for method in families[0]:
-        words = {kind(family[method]) if method in family else TOO_FEW for family in families}
-        if len(words) == 1 and (word := words.pop()) in kinds:
-            kinds[word].append(method)
-    return kinds
+    others = findings.other_references(benchmark).values()
+    return _by_kind(
+        {
+            method: one
+            for method, one in findings.judged(benchmark).items()
+            if all(method in family and kind(family[method]) == kind(one) for family in others)
+        }
+    )
 
 
 def _lost(method: str, count: int, federations: int) -> str:
@@ -203,7 +204,7 @@ def _over_all(findings: Findings) -> Iterator[str]:
         )
         return
     over = f"{count} benchmarks with {sources} independent data sets"
-    judged = findings.over_benchmarks()
+    judged = findings.over_benchmarks
     confirmed = chain.from_iterable(b.confirmed for b in findings.design.benchmarks)
     for method in dict.fromkeys(confirmed):
         if method not in judged and method != reference:
@@ -219,10 +220,9 @@ def _over_all(findings: Findings) -> Iterator[str]:
             f"Over {over}, compared with each of {reference}'s other finalists on one benchmark at "
             f"a time, these conclusions stay: {_counted({m: judged[m] for m in stay})}."
         )
-    by_model = mixed_model(findings.over_sources(), primary(findings.design).margin)
     yield (
         f"Over {over}, by a mixed model with Dunnett's intervals, which assumes that all methods "
-        f"depend equally much on the benchmark: {_counted(by_model)}."
+        f"depend equally much on the benchmark: {_counted(findings.over_by_mixed_model)}."
     )
     if len(judged) > 1:  # ranks need three methods
         yield _ranked(findings, over)
@@ -247,15 +247,12 @@ def _counted(judged: Mapping[str, Difference]) -> str:
 
 def _by_kind(judged: Mapping[str, Difference]) -> dict[str, list[str]]:
     """Return the methods of each of `KINDS`."""
-    names: dict[str, list[str]] = {word: [] for word in KINDS}
-    for method, difference in judged.items():
-        names[kind(difference)].append(method)
-    return names
+    return {word: [m for m, one in judged.items() if kind(one) == word] for word in KINDS}
 
 
 def changes_over_all(findings: Findings, method: str) -> list[str]:
     """Return the conclusions on a method that differ if the reference is another finalist."""
-    word = kind(findings.over_benchmarks()[method])
+    word = kind(findings.over_benchmarks[method])
     return [
         f"{kind(judged[method])} ({name})"
         for name, judged in findings.over_with_other_references.items()

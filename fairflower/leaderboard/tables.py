@@ -19,7 +19,6 @@ from fairflower.leaderboard.sentences import (
 )
 from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, format_number, format_std, join_words
-from fairflower.statistics.benchmarks import mixed_model
 from fairflower.statistics.differences import Difference, MeanStd
 
 #: One-sided tests reject more than a two-sided interval shows.
@@ -69,9 +68,8 @@ def summary(findings: Findings) -> Table:
 
 def _over_all_table(findings: Findings) -> Table:
     """Return the methods' gains on each independent data set, and their means."""
-    reference, margin = findings.design.reference, primary(findings.design).margin
-    gains, judged = findings.over_sources(), findings.over_benchmarks()
-    by_model = mixed_model(gains, margin)
+    reference, by_model = findings.design.reference, findings.over_by_mixed_model
+    gains, judged = findings.over_sources(), findings.over_benchmarks
     rows = []
     for method in sorted(judged, key=lambda name: -judged[name].mean):
         cells = [Cell(format_number(gain, signed=True)) for gain in gains[method]]

@@ -20,9 +20,7 @@ def norm_arrays(model: nn.Module, *, affine: bool) -> list[str]:
     names = []
     for prefix, module in model.named_modules():
         if isinstance(module, NORMS):
-            local_names = (
-                [name for name, _ in module.named_parameters(recurse=False)] if affine else []
-            )
-            local_names += [name for name, _ in module.named_buffers(recurse=False)]
-            names += [f"{prefix}.{name}" if prefix else name for name in local_names]
+            arrays = [*(module.named_parameters(recurse=False) if affine else ())]
+            arrays += module.named_buffers(recurse=False)
+            names += [f"{prefix}.{name}" if prefix else name for name, _ in arrays]
     return names
