@@ -417,6 +417,42 @@ def test_the_table_in_what_holds_matches_the_leaderboard(findings: Findings) -> 
     assert table[len(findings.benchmarks) :] == rows
 
 
+def test_the_gains_over_fedavg_in_what_holds_match_the_leaderboard(findings: Findings) -> None:
+    page = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
+    text, named = " ".join(page.split()), {b.name: b for b in findings.benchmarks}
+
+    def gain(benchmark: str, method: str) -> str:
+        one = findings.against(named[benchmark], method, "fedavg")
+        assert one
+        assert one.sign > 0
+        return number(one.mean)
+
+    hospitals, digits, health = (
+        gain(name, "fedequilibria") for name in ("heart-disease", "digits", "randhie")
+    )
+    assert (
+        f"at the hospitals ({hospitals} points), on Digits ({digits}) and, little, by self-rated "
+        f"health ({health})" in text
+    )
+    uci, digits = (gain(name, "fedgcr") for name in ("uci-digits", "digits"))
+    assert f"gain {uci} points over FedAvg in the worst half on the UCI digits and {digits}" in text
+
+
+def test_the_other_readings_in_what_holds_match_their_summary() -> None:
+    page = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
+    (chapter,) = analyze(read_summary(EXPERIMENTS / "fisher-readings-office.csv")).chapters
+    readings = {
+        method.partition("Reading:")[2]: by_baseline["Uniform"]
+        for method, by_baseline in chapter.contrasts.against_baselines[0].items()
+        if "Reading:" in method
+    }
+    assert not any(of["MIN"][0].sign > 0 for of in readings.values())
+    detectable = [of["MIN"][0].detectable for of in readings.values()]
+    assert f"{number(min(detectable))} to {number(max(detectable))} points would" in page
+    lower = {name for name, of in readings.items() if of["AVG"][0].sign < 0}
+    assert lower == {"t=0.3", "reading=drawn:t=0.3"}  # as printed, and with drawn labels
+
+
 #: A mean with its interval: "1.46 points [0.89, 2.04]".
 INTERVAL = re.compile(
     r"([\d.]+)(?: points| of average)? \[(\N{MINUS SIGN}?[\d.]+, \N{MINUS SIGN}?[\d.]+)\]"
