@@ -151,6 +151,10 @@ def test_a_client_with_bad_arrays_is_dropped_and_keeps_its_last_good_ones(what):
     again = [arrays_of(m.content.array_records["personal"]) for m in rounds.ask()]
     assert models_equal(again[1], OWN)
     assert models_equal(again[2], {name: array * 4 for name, array in OWN.items()})
+    restored = Rounds(FedAvg(exchanges=[PersonalArrays()]), MODEL, range(3))
+    restored.strategy.load_state_dict(rounds.strategy.state_dict())
+    sent = [arrays_of(m.content.array_records["personal"]) for m in restored.ask()]
+    assert all(map(models_equal, sent, again))
 
 
 def test_a_client_that_sends_no_personal_arrays_is_dropped():

@@ -10,6 +10,7 @@ import torch
 from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from resuming import attributes, equal
 from torch.nn import functional as F
 from toy_trainers import exchanges, models_equal, run_toy_rounds, trainer
 
@@ -313,7 +314,8 @@ def test_a_restored_exchange_gives_the_model_of_an_uninterrupted_run(name):
     def clients(k):
         return trainer(name, k)
 
-    whole, _ = run_toy_rounds(make(), clients, 3, 3)
+    uninterrupted = make()
+    whole, _ = run_toy_rounds(uninterrupted, clients, 3, 3)
 
     strategy = make()
     half, grid = run_toy_rounds(strategy, clients, 3, 2)
@@ -325,6 +327,8 @@ def test_a_restored_exchange_gives_the_model_of_an_uninterrupted_run(name):
     merged, _ = resumed.aggregate_train(3, grid.send_and_receive(messages))
     assert merged is not None
     assert models_equal(arrays_of(merged), whole)
+    for one, two in zip(uninterrupted.exchanges, resumed.exchanges, strict=True):
+        assert equal(attributes(one), attributes(two))
 
 
 @with_exchange

@@ -136,13 +136,23 @@ def test_power_of_choice_without_losses_names_the_setting() -> None:
         PowerOfChoice().choose(Draw(1, (0, 1), 1), {})
 
 
-@pytest.mark.parametrize("policy", ["uniform", "by-examples", "round-robin", "power-of-choice:d=3"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "uniform",
+        "by-examples",
+        "round-robin",
+        "power-of-choice:d=3",
+        "power-of-choice:d=4:loss=train",
+    ],
+)
 def test_a_run_with_any_policy_is_resumed_bit_for_bit(tmp_path: Path, policy: str) -> None:
     settings = {"participation.policy": policy, "fraction-train": 0.5, "num-server-rounds": 4}
     settings["participation.availability"] = "markov:leave=0.2:back=0.7"
     whole = session(config(tmp_path / "whole", **settings)).run()
-    folder = stopped(config(tmp_path / "cut", **settings), 3)
-    assert outcome(resume(folder)) == outcome(whole)
+    for server_round in (2, 3):
+        folder = stopped(config(tmp_path / f"cut-{server_round}", **settings), server_round)
+        assert outcome(resume(folder)) == outcome(whole)
 
 
 def test_power_of_choice_trains_the_clients_with_the_largest_losses(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from parametrize import mark_others_nightly
-from resuming import config, outcome, resume, session, stopped
+from resuming import attributes, config, equal, outcome, resume, session, stopped
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.data import prepare
@@ -147,9 +147,7 @@ def test_a_strategy_restored_from_checkpoints_computes_the_same_rounds(name, tmp
         going.strategy.load_state_dict(saved.state)
         one, two = whole.step(moves, examples), going.step(moves, examples)
         assert all(one[key].tobytes() == two[key].tobytes() for key in MODEL)
-        assert whole.strategy.diagnostics.keys() == going.strategy.diagnostics.keys()
-        for key, value in whole.strategy.diagnostics.items():
-            np.testing.assert_array_equal(value, going.strategy.diagnostics[key])
+        assert equal(attributes(whole.strategy), attributes(going.strategy))
 
 
 # --- whole runs ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from resuming import attributes, equal
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
@@ -197,7 +198,7 @@ def test_variants_with_a_given_cluster_number_refuse_auto(variant):
 
 @pytest.mark.parametrize("variant", ["adapted", "paper", "released"])
 def test_a_resumed_strategy_continues_identically(variant):
-    rounds, again = start(6, variant=variant, num_clusters=3), None
+    rounds = start(6, variant=variant, num_clusters=3)
     losses, types = (4.0, 1.0, 2.0, 2.5, 3.0, 0.5), (2, 2, 1, 1, 0, 0)
     step(rounds, losses, types)
     again = start(6, variant=variant, num_clusters=3)
@@ -208,6 +209,18 @@ def test_a_resumed_strategy_continues_identically(variant):
     assert np.array_equal(*results)
     names = [r.strategy.diagnostics["cluster"].tolist() for r in (rounds, again)]
     assert names == [[0, 1, 1, 2]] * 2  # the names given with all clients present
+
+
+def test_a_resumed_strategy_knows_clusters_whose_clients_are_absent():
+    rounds, again = (start(6, num_clusters="auto") for _ in range(2))
+    types = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
+    step(rounds, dict.fromkeys(types, 1.0), types)
+    again.strategy.load_state_dict(rounds.strategy.state_dict())
+    again.round, again.model = rounds.round, rounds.model
+    for r in (rounds, again):
+        step(r, dict.fromkeys(range(4), 1.0), {k: types[k] for k in range(4)})
+        assert set(r.strategy.centers) == {0, 1, 2}
+    assert equal(attributes(rounds.strategy), attributes(again.strategy))
 
 
 # --- clusters ------------------------------------------------------------------------------
