@@ -162,38 +162,21 @@ def _check_what_else_leaves(config: RunConfig, exchanges: Sequence[Any]) -> None
             f"participation.policy = {policy!r} may depend on the clients' losses. Choose one of "
             f"{', '.join(POLICIES)}"
         )
-    stops_by_clients = config.stop.patience and not config.data.validation_examples
-    for key, value, used, remedy in (
-        ("evaluate.by", config.evaluate.by, config.evaluate.by != "server", "'server'"),
-        (
-            "stop.patience",
-            config.stop.patience,
-            stops_by_clients,
-            "0, or use data.validation-examples",
-        ),
-        (
-            "data.validation-fraction",
-            config.data.validation_fraction,
-            config.data.validation_fraction,
-            "0, or use data.validation-examples, which no client has",
-        ),
-        (
-            "bound.clip-update-norm",
-            config.bound.clip_update_norm,
-            config.bound.clip_update_norm,
-            "0, because privacy.clip replaces it",
-        ),
-        (
-            "bound.clip-update-median",
-            config.bound.clip_update_median,
-            config.bound.clip_update_median,
-            "0, because the median depends on every client",
-        ),
-        ("observe.window", config.observe.window, config.observe.window, "0"),
+    flat = config.to_flat()
+    allowed: dict[str, Any] = {"evaluate.by": "server"}
+    if config.data.validation_examples:
+        allowed["stop.patience"] = flat["stop.patience"]
+    for key, remedy in (
+        ("evaluate.by", "'server'"),
+        ("stop.patience", "0, or use data.validation-examples"),
+        ("data.validation-fraction", "0, or use data.validation-examples, which no client has"),
+        ("bound.clip-update-norm", "0, because privacy.clip replaces it"),
+        ("bound.clip-update-median", "0, because the median depends on every client"),
+        ("observe.window", "0"),
     ):
-        if used:
+        if flat[key] != allowed.get(key, 0):
             raise _refused(
-                f"{key} = {value!r} uses the clients' values without noise. Set it to {remedy}"
+                f"{key} = {flat[key]!r} uses the clients' values without noise. Set it to {remedy}"
             )
     if config.secure_aggregation:
         raise _refused(

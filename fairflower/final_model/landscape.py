@@ -31,7 +31,7 @@ from fairflower.numerics import Vector
 from fairflower.numerics.threads import cpus
 from fairflower.report import Run
 from fairflower.seeds import derive_seed
-from fairflower.server.checkpoint import check_same_data, check_same_examples
+from fairflower.server.checkpoint import check_same_examples
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
@@ -155,10 +155,8 @@ def load_run_model(
 def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
     """Load a run's final model, in eval mode.
 
-    Raises `RunFolderError` if the run has no model or the model does not match the config, and
-    `ConfigError` if this version would give the clients different images.
+    Raises `RunFolderError` if the run has no model or the model does not match the config.
     """
-    check_same_data(run.path, run.info, run.config)
     path = run.path / "model.safetensors"
     if not path.is_file():
         raise RunFolderError(

@@ -10,19 +10,21 @@ if nobody in a group has a positive label. (fairlearn sets these rates to 0.)
 
 Examples
 --------
->>> from fairflower.numerics.group_fairness import counts_by_group, demographic_parity
+>>> from fairflower.numerics.group_fairness import METRICS, counts_by_group
 >>> labels, predicted = [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0]
 >>> counts = counts_by_group(labels, predicted, groups=5 * [0] + 7 * [1], num_groups=2)
 >>> counts.tolist()
 [[5, 3, 3, 2, 2, 1], [7, 2, 2, 1, 5, 1]]
->>> round(demographic_parity(counts), 4)
+>>> METRICS[0].name
+'demographic_parity_difference'
+>>> round(METRICS[0](counts), 4)
 0.3143
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,46 +97,6 @@ def group_rates(counts: ArrayLike) -> Rates:
         return Rates(selected / n, true / positive, false / negative)
 
 
-def demographic_parity(counts: ArrayLike) -> float:
-    """Return the largest difference between the selection rates of two groups, 0 to 1; 0 is fair.
-
-    See Also
-    --------
-    equal_opportunity : The same difference among people with label 1.
-    """
-    return _range(group_rates(counts).selection)
-
-
-def demographic_parity_ratio(counts: ArrayLike) -> float:
-    """Return the smallest selection rate divided by the largest, 0 to 1; 1 is fair.
-
-    The result is 1 if nobody is selected.
-    """
-    return _ratio(group_rates(counts).selection)
-
-
-def equal_opportunity(counts: ArrayLike) -> float:
-    """Return the largest difference between the true positive rates of two groups; 0 is fair."""
-    return _range(group_rates(counts).true_positive)
-
-
-def equal_opportunity_ratio(counts: ArrayLike) -> float:
-    """Return the smallest true positive rate divided by the largest; 1 is fair."""
-    return _ratio(group_rates(counts).true_positive)
-
-
-def equalized_odds(counts: ArrayLike) -> float:
-    """Return the larger of the differences in true and in false positive rates; 0 is fair."""
-    rates = group_rates(counts)
-    return float(np.max([_range(rates.true_positive), _range(rates.false_positive)]))
-
-
-def equalized_odds_ratio(counts: ArrayLike) -> float:
-    """Return the smaller of the ratios of true and of false positive rates; 1 is fair."""
-    rates = group_rates(counts)
-    return float(np.min([_ratio(rates.true_positive), _ratio(rates.false_positive)]))
-
-
 @dataclass(frozen=True)
 class GroupMetric:
     """A group fairness metric, as used by the history, terminal output, tables and verdicts.
@@ -151,13 +113,20 @@ class GroupMetric:
     title: str
     #: Name in sentences.
     phrase: str
-    #: 1 if higher values are better, -1 if lower values are.
+    #: 1 for a ratio, of which higher values are fairer; -1 for a difference.
     better: int
-    formula: Callable[[ArrayLike], float]
+    #: Fields of `Rates` that are compared between groups.
+    rates: tuple[str, ...]
 
     def __call__(self, counts: ArrayLike) -> float:
-        """Return the value of the metric for counts of shape (G, 6); NaN if it is undefined."""
-        return self.formula(counts)
+        """Return the largest difference or smallest ratio of two groups' rates.
+
+        ``counts`` has shape (G, 6). The value is from 0 to 1, or NaN if it is undefined. A ratio
+        without any selected people is 1.
+        """
+        rates = group_rates(counts)
+        compared = [(_range if self.better < 0 else _ratio)(getattr(rates, r)) for r in self.rates]
+        return float(np.max(compared) if self.better < 0 else np.min(compared))
 
     def worst(self, values: Iterable[float]) -> float:
         """Return the worst of several values; NaN if all of them are undefined."""
@@ -167,21 +136,20 @@ class GroupMetric:
         return min(defined) if self.better > 0 else max(defined)
 
 
-_KINDS = (
-    ("demographic_parity", "parity", demographic_parity, demographic_parity_ratio),
-    ("equal_opportunity", "opportunity", equal_opportunity, equal_opportunity_ratio),
-    ("equalized_odds", "odds", equalized_odds, equalized_odds_ratio),
-)
+_RATES = {
+    "demographic parity": ("parity", ("selection",)),
+    "equal opportunity": ("opportunity", ("true_positive",)),
+    "equalized odds": ("odds", ("true_positive", "false_positive")),
+}
 
-DIFFERENCES = tuple(
-    GroupMetric(
-        f"{name}_difference", f"{short} diff.", f"{name.replace('_', ' ')} difference", -1, formula
+DIFFERENCES, RATIOS = (
+    tuple(
+        GroupMetric(
+            f"{name.replace(' ', '_')}_{kind}", f"{short} {title}", f"{name} {kind}", better, rates
+        )
+        for name, (short, rates) in _RATES.items()
     )
-    for name, short, formula, _ in _KINDS
-)
-RATIOS = tuple(
-    GroupMetric(f"{name}_ratio", f"{short} ratio", f"{name.replace('_', ' ')} ratio", 1, formula)
-    for name, short, _, formula in _KINDS
+    for kind, title, better in (("difference", "diff.", -1), ("ratio", "ratio", 1))
 )
 METRICS = (*DIFFERENCES, *RATIOS)
 
@@ -230,14 +198,11 @@ def signed_difference(name: str, counts: ArrayLike) -> float:
     >>> round(signed_difference("demographic_parity_difference", counts), 2)
     -0.6
     """
-    rates = group_rates(counts)
-    by_name = {
-        "demographic_parity_difference": rates.selection,
-        "equal_opportunity_difference": rates.true_positive,
-    }
-    if name in by_name and len(rates.selection) == 2:
-        return float(by_name[name][0] - by_name[name][1])
-    return next(metric for metric in DIFFERENCES if metric.name == name)(counts)
+    metric = next(metric for metric in DIFFERENCES if metric.name == name)
+    rates = [getattr(group_rates(counts), rate) for rate in metric.rates]
+    if len(rates) == 1 and len(rates[0]) == 2:
+        return float(rates[0][0] - rates[0][1])
+    return metric(counts)
 
 
 def check_counts(counts: ArrayLike) -> Vector:

@@ -26,7 +26,6 @@ from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import (
-    check_same_data,
     check_same_examples,
     with_absolute_paths,
 )
@@ -303,7 +302,6 @@ class Plan:
         keys = {key for key, _ in planned}
         earlier = [(run_key(run.config), run) for run in earlier_runs]
         for key, run in earlier:
-            check_same_data(run.path, run.info, run.config)
             if key in keys:
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)

@@ -121,7 +121,6 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         facts, flat = read_facts(run), keys() | read_config(run)
     except RunFolderError as error:
         raise ConfigError(str(error)) from error
-    check_same_data(run, facts, flat)
     _check_unchanged(run, flat)
     _check_given(run, flat, given)
     changed = {key: value for key, value in given.items() if key in CHANGEABLE}
@@ -212,20 +211,6 @@ def with_absolute_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
     trace = absolute_trace(flat["participation.availability"])
     paths = {"model.name": model.name, "model.weights": model.weights}
     return {**flat, **paths, "participation.availability": trace}
-
-
-def check_same_data(run: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if an earlier version chose a run's images differently.
-
-    Newer versions write ``images``, a fingerprint of the chosen images, to ``run.json``, which is
-    passed as ``facts``.
-    """
-    redrawn = config.get("data.corrupted-clients") or config.get("data.name") == "pacs"
-    if "images" not in facts and redrawn:
-        raise ConfigError(
-            f"{run} was started with an earlier version, which chose the images of clean and "
-            "corrupted clients and the test images of PACS differently. Start a new run."
-        )
 
 
 def check_same_examples(run: Path, facts: Mapping[str, Any], federation: Federation) -> None:

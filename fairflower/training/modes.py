@@ -12,46 +12,41 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
     """Put the model into eval mode, and restore the mode of every module afterwards."""
-    return _temporarily(model.modules(), "training", False)
+    return _switched_off(model.modules(), "training")
 
 
 def use_running_stats(model: nn.Module) -> AbstractContextManager[None]:
     """Make batch norm use its running statistics, without updating them."""
-    return _temporarily(
-        (m for m in model.modules() if isinstance(m, _BatchNorm)), "training", False
-    )
+    return _switched_off((m for m in model.modules() if isinstance(m, _BatchNorm)), "training")
 
 
 def no_stats_update(model: nn.Module) -> AbstractContextManager[None]:
     """Make batch norm use the batch's statistics, without updating its running statistics."""
     norms = (m for m in model.modules() if getattr(m, "track_running_stats", False))
-    return _temporarily(norms, "track_running_stats", False)
-
-
-@contextmanager
-def _temporarily(modules: Iterable[nn.Module], attribute: str, value: bool) -> Iterator[None]:
-    before = [(module, getattr(module, attribute)) for module in modules]
-    try:
-        for module, _ in before:
-            setattr(module, attribute, value)
-        yield
-    finally:
-        for module, was in before:
-            setattr(module, attribute, was)
+    return _switched_off(norms, "track_running_stats")
 
 
 @contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Exclude parameters from training temporarily, then restore their earlier settings."""
     chosen = [p for p in parameters if p.requires_grad]
+    for p in chosen:
+        p.grad = None
+    with _switched_off(chosen, "requires_grad"):
+        yield
+
+
+@contextmanager
+def _switched_off(objects: Iterable[object], attribute: str) -> Iterator[None]:
+    """Set an attribute of objects to False temporarily."""
+    before = [(one, getattr(one, attribute)) for one in objects]
     try:
-        for p in chosen:
-            p.requires_grad_(False)
-            p.grad = None
+        for one, _ in before:
+            setattr(one, attribute, False)
         yield
     finally:
-        for p in chosen:
-            p.requires_grad_(True)
+        for one, was in before:
+            setattr(one, attribute, was)
 
 
 def at_least_float32(values: Tensor) -> Tensor:

@@ -133,16 +133,27 @@ def test_one_client_with_everything_gives_the_extreme_values() -> None:
 def test_summaries_declare_the_better_direction() -> None:
     """The direction follows from examples: equal high values, unequal values, and low values."""
     even, uneven, low = [0.8, 0.8], [0.9, 0.5], [0.3, 0.3]
-    for row in metrics.SUMMARIES:
+    rows = (*metrics.SUMMARIES, metrics.WORST_HALF)
+    assert [row.heading for row in rows if not row.better] == ["MAX"]
+    for row in rows:
         worse = uneven if row.compares else low
         if row.better:
             assert row.better * (row(even) - row(worse)) > 0, row.heading
+    for better in (1, -1):
+        for row in metrics.average_and_worst(better):
+            assert row.better == better
+
+
+def test_summaries_declare_whether_the_unit_cancels_and_whether_they_need_two_values() -> None:
+    for row in metrics.SUMMARIES:
+        assert row.relative == (row([0.2, 0.6]) == close(row([0.1, 0.3]))), row.heading
+        assert row.compares == (row([0.6, 0.6]) == close(row([0.3, 0.3]))), row.heading
 
 
 @given(st.permutations([0.2, 0.45, 0.6, 0.95]), st.integers(0, 3))
 def test_gradients_of_summaries_match_finite_differences(a: list[float], k: int) -> None:
     step = 1e-6 * np.eye(4)[k]
-    for row in (metrics.AVG, metrics.STD, metrics.MIN):
+    for row in (metrics.AVG, metrics.STD, metrics.MIN, metrics.WORST_HALF):
         assert row.gradient is not None
         slope = (row(np.array(a) + step) - row(np.array(a) - step)) / 2e-6
         assert row.gradient(np.array(a))[k] == pytest.approx(slope, abs=1e-6)

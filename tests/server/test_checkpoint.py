@@ -17,19 +17,15 @@ from parametrize import mark_others_nightly
 from resuming import attributes, config, equal, outcome, resume, session, stopped
 
 from fairflower.aggregation.consistency import SignConsistency
-from fairflower.data import prepare
 from fairflower.errors import ConfigError, Pruned, WriteError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
-from fairflower.final_model.landscape import load_model
 from fairflower.models.prompt_vits import vit_tiny
 from fairflower.paths import client_states
-from fairflower.plans.plan import Plan
 from fairflower.registry import CLIENTS
 from fairflower.report import read_run
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import (
     Checkpoint,
-    check_same_data,
     resumable_configs,
     resumed_config,
 )
@@ -508,40 +504,6 @@ def test_resuming_refuses_other_images_in_equal_numbers(tmp_path):
     (folder / "run.json").write_text(json.dumps(facts | {"images": "0" * 64}))
     with pytest.raises(ConfigError, match="its images changed"):
         resume(folder)
-
-
-def remove_image_digest(folder):
-    """Make the folder that of a version whose ``run.json`` had no digest of the images."""
-    facts = json.loads((folder / "run.json").read_text())
-    del facts["images"]
-    (folder / "run.json").write_text(json.dumps(facts))
-
-
-def test_a_run_of_an_earlier_version_with_the_same_images_can_be_resumed(tmp_path):
-    whole = session(config(tmp_path)).run()
-    folder = stopped(config(tmp_path), 2)
-    remove_image_digest(folder)
-    assert outcome(resume(folder)) == outcome(whole)
-
-
-def test_a_run_of_an_earlier_version_with_other_images_is_refused(tmp_path):
-    run_config = config(tmp_path, **QUALITY)
-    folder = stopped(run_config, 2)
-    assert [run_config.resume for run_config in resumable_configs(tmp_path)] == [str(folder)]
-    assert load_model(read_run(folder), run_config, prepare(run_config.data))
-    remove_image_digest(folder)
-    assert not list(resumable_configs(tmp_path))
-    run = read_run(folder)
-    for use in (
-        lambda: resume(folder),
-        lambda: Plan([run_config]).without([run]),
-        lambda: load_model(run, run_config, prepare(run_config.data)),
-        lambda: check_same_data(folder, {}, {"data.name": "pacs", "data.corrupted-clients": 0}),
-    ):
-        with pytest.raises(
-            ConfigError, match="started with an earlier version, which chose the images"
-        ):
-            use()
 
 
 def test_two_processes_cannot_write_to_the_same_run_folder(tmp_path):
