@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.clients_per_domain=3', "Unknown run config key 'data.clients_per_domain'. Did you mean 'data.clients-per-domain'?"),
             ('data.examples-per-client=-5', 'data.examples-per-client = -5: expected at least 0.'),
             ('data.examples-per-client=100000', "Domain 'plain' has 600 training examples, but 5 clients x 100000 examples = 500000 are needed. Change data.clients-per-domain, data.fraction or"),
-            ('data.imbalance-factor=5 -s data.examples-per-client=1', "5 clients x 0 to 2 examples = 3 are needed. Change data.imbalance-factor, data.fraction or data.examples-per-client."),
+            ('data.imbalance-factor=5 -s data.examples-per-client=1', " of the 5 clients of domain 'plain' would get no training example. Lower data.imbalance-factor, or raise data.fraction or data.examples-per-client."),
             ('data.imbalance-factor=5 -s data.test-examples=1', "Domain 'plain' has too few test examples: 1 for 5 clients. Lower data.imbalance-factor or raise data.test-examples."),
             ('data.image-size=2000', 'data.image-size = 2000: expected at most 1024.'),
             ('data.image-size=-8', 'data.image-size = -8: expected at least 0.'),
@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ('data.fraction=1.2', 'data.fraction = 1.2: expected at most 1.'),
             ('data.fraction=-0.1', 'data.fraction = -0.1: expected at least 0.'),
-            ('data.fraction=0.00001', "Domain 'plain' has 600 training examples, but 5 clients x 0 examples = 0 are needed. Change data.clients-per-domain, data.fraction or"),
+            ('data.fraction=0.00001', "5 of the 5 clients of domain 'plain' would get no training example. Lower data.clients-per-domain, or raise data.fraction or"),
             ('data.fraction=0.9', "Domain 'plain' has 600 training examples, but 5 clients x 540 examples = 2700 are needed. Change data.clients-per-domain, data.fraction or"),
         ],
     ),

@@ -139,8 +139,14 @@ def _drawn(
         raise too_few_examples_error(
             domain, len(labels), "training", len(sizes), f"Lower {client_count_key}"
         )
-    if not (sizes and min(sizes) > 0 and needed <= len(labels)):
-        low, high = min(sizes, default=0), max(sizes, default=0)
+    if not min(sizes):
+        raise DataError(
+            f"{sizes.count(0)} of the {len(sizes)} clients of domain {domain!r} would get no "
+            f"training example. Lower {client_count_key}, or raise data.fraction or "
+            "data.examples-per-client."
+        )
+    if needed > len(labels):
+        low, high = min(sizes), max(sizes)
         each = f"{low}" if low == high else f"{low} to {high}"
         raise DataError(
             f"Domain {domain!r} has {len(labels)} training examples, but "

@@ -358,7 +358,7 @@ def test_client_sizes_follow_the_config(
             {"clients_per_domain": 21},
             r"'b' has too few training examples: 20 for 21 clients. Lower data.clients-per-",
         ),
-        ({"fraction": 0.001}, r"x 0 examples = 0 are needed. Change data.clients-per-domain"),
+        ({"fraction": 0.001}, r"would get no training example. Lower data.clients-per-domain"),
         (
             {"test_examples": 1},
             r"'a' has too few test examples: 1 for 2 clients. Lower .* data.test-examples",
