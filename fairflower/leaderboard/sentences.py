@@ -299,10 +299,12 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
     if not gains:
         known = {key: d.high for key, d in judged.items() if not math.isnan(d.high)}
         place, method = max(known or judged, key=lambda key: judged[key].high)
+        variations = len({variation for variation, _ in judged})
         yield (
             f"Sweep {sweep.name}: no gain of more than {_GAIN:g} points over "
             f"{findings.design.reference} is shown for any of "
-            f"{len({p for p, _ in judged})} variations; the largest upper limit of an interval is "
+            f"{variations} variation{'s' * (variations > 1)}; the largest upper limit of an "
+            "interval is "
             f"{format_number(judged[place, method].high)} ({method}, {place})."
         )
 
