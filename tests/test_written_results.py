@@ -295,30 +295,45 @@ def test_the_counts_in_the_readme_match_the_leaderboard(findings: Findings, read
     assert f"and {gone} of them not with every setting of uniform weights" in readme
 
 
-def test_the_sweep_in_the_documents_matches_the_leaderboard(
-    findings: Findings, readme: str
-) -> None:
-    (sweep,) = [s for s in findings.stages.sweeps if s.name == "uci-digits"]
-    differences = findings.swept(sweep)
+def test_the_sweeps_in_the_documents_match_the_leaderboard(findings: Findings, readme: str) -> None:
     page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
     results = " ".join(page.split())
-    assert {one.n for one in differences.values()} == {len(sweep.federations)} == {16}
-    assert not any(one.low > 2 for one in differences.values())
-    excluded = Counter(place for (place, _), one in differences.items() if one.high <= 2)
-    phrase = f"for {sum(excluded.values())} of the {len(differences)} differences"
-    assert phrase in readme
-    assert phrase in results
-    assert excluded["data.clients-per-domain=4"] == 5
-    assert not excluded["data.clients-per-domain=1"] + excluded["train.local-epochs=8"]
-    place, method = max(differences, key=lambda key: differences[key].high)
-    assert (place, method) == ("train.local-epochs=8", "qffl:rule=weights")
-    largest = differences[place, method]
-    assert f"could be as large as {number(largest.high)} points" in readme
-    assert f"local epochs, {interval(largest)})" in results
-    shown = {key: one for key, one in differences.items() if one.sign}
-    ((key, fedavg),) = shown.items()
+    swept = {sweep.name: findings.swept(sweep) for sweep in findings.stages.sweeps}
+    tables = swept.pop("uci-digits")
+    images = {(name, *key): one for name, judged in swept.items() for key, one in judged.items()}
+    for differences, federations in ((tables, 16), (images, 8)):
+        assert {one.n for one in differences.values()} == {federations}
+        assert not any(one.low > 2 for one in differences.values())
+        excluded = sum(one.high <= 2 for one in differences.values())
+        phrase = f"for {excluded} of the {len(differences)} differences"
+        assert phrase in readme
+        assert phrase in results
+
+    excluded_at = Counter(place for (place, _), one in tables.items() if one.high <= 2)
+    assert excluded_at["data.clients-per-domain=4"] == 5
+    assert not excluded_at["data.clients-per-domain=1"] + excluded_at["train.local-epochs=8"]
+    largest_at = max(tables, key=lambda key: tables[key].high)
+    assert largest_at == ("train.local-epochs=8", "qffl:rule=weights")
+    assert f"could be as large as {number(tables[largest_at].high)} points" in readme
+    assert f"local epochs, {interval(tables[largest_at])})" in results
+    ((key, fedavg),) = ((key, one) for key, one in tables.items() if one.sign)
     assert key == ("data.clients-per-domain=4", "fedavg")
     assert f"is worse, by {interval(fedavg, -1)}" in results
+
+    outcomes = Counter((method, outcome(one)) for (*_, method), one in images.items())
+    for method, conclusion in (
+        *(("fedavg", "worse"), ("fedheal", "worse")),
+        *(("afl", "equivalent"), ("qffl:rule=weights", "equivalent")),
+    ):
+        assert outcomes[method, conclusion] == 9
+    assert outcomes["fedequilibria", "worse"] == 1
+    largest_at = max(images, key=lambda key: images[key].high)
+    assert largest_at == ("digits", "data.dirichlet-alpha=0.1", "fedequilibria")
+    largest = images[largest_at]
+    assert f"could gain {number(largest.high)} points, {interval(largest)}" in results
+    lowest_at = min(images, key=lambda key: images[key].mean)
+    assert lowest_at == ("digits-hard-first", "data.imbalance-factor=3", "fedavg")
+    assert f"FedAvg by up to {interval(images[lowest_at], -1)}" in results
 
 
 def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, readme: str) -> None:
