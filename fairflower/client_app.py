@@ -22,6 +22,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
+from fairflower.data.class_folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import DataError, UserError
 from fairflower.registry.user_metrics import load_function
@@ -145,9 +146,10 @@ _model = lru_cache(maxsize=2)(build_model)
 
 
 def forget_code() -> None:
-    """Forget networks and metrics, whose code may have been reloaded in a notebook."""
+    """Forget networks, metrics and images, which may have been changed in a notebook."""
     _model.cache_clear()
     load_function.cache_clear()
+    forget_stamps()
 
 
 @lru_cache(maxsize=2)

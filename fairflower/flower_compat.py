@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.server.client_proxy import ClientProxy
+from flwr.serverapp import Grid
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -120,3 +121,8 @@ def privacy_wrapper() -> str:
             return name
         frame = frame.f_back
     return ""
+
+
+def is_deployed(grid: Grid) -> bool:
+    """Return whether a grid belongs to a SuperLink, whose clients have their own data."""
+    return type(grid).__name__ in ("HttpGrid", "GrpcGrid")  # since and before Flower 1.41

@@ -18,7 +18,7 @@ from parametrize import mark_others_nightly
 
 from fairflower import config
 from fairflower.arguments import ArgumentSpec
-from fairflower.config import RunConfig, StrategyConfig
+from fairflower.config import RunConfig, StrategyConfig, argument_to_key, key_to_argument
 from fairflower.errors import ConfigError
 from fairflower.server.checkpoint import CHANGEABLE
 from fairflower.strategies import STRATEGIES
@@ -241,3 +241,8 @@ def test_missing_and_invalid_config_files_are_refused(tmp_path):
 def test_settings_that_fedgc_does_not_support_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat({"client.name": "fedgc", "model.name": "prompt-vit-tiny"} | changes)
+
+
+@pytest.mark.parametrize("name", ["lambda_", "class_", "max_", "clients_per_domain", "in_"])
+def test_an_argument_is_restored_from_its_key(name: str) -> None:
+    assert key_to_argument(argument_to_key(name)) == name

@@ -60,6 +60,7 @@ class PrivacyConfig:
         "Upper bound to which losses and sharpness are clipped under differential privacy; the "
         "lower bound is 0. Accuracies always range from 0 to 1.",
         above=0,
+        max=1e9,
     )
     delta: float = setting(
         1e-5,

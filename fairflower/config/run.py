@@ -416,6 +416,11 @@ def _check_amounts(config: RunConfig) -> None:
             f"data.held-out = {quoted(config.data.held_out)}: no client has this domain, so the "
             "server must test on it. Set evaluate.by to server or both, or remove data.held-out."
         )
+    if config.evaluate.auc and config.evaluate.by == "clients":
+        raise ConfigError(
+            "evaluate.auc = true: only the server computes the AUC. Set evaluate.by to 'server' or "
+            "'both', or remove evaluate.auc."
+        )
     if config.evaluate.adabn and not config.data.held_out:
         raise ConfigError(
             "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. "

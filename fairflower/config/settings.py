@@ -101,6 +101,7 @@ class DataConfig:
         "Concentration parameter alpha of a Dirichlet partition of each domain, which gives the "
         "clients different label distributions and sizes (FedISM: 1.0). 0 means a random "
         "partition into equal parts.",
+        max=1e6,
     )
     corrupted_clients: int = setting(
         0,
@@ -288,7 +289,9 @@ class TrainConfig:
 class MeasureConfig:
     """Settings for the measurements that strategies request from clients."""
 
-    memory_mb: int = setting(512, "Memory limit for per-sample gradients, in MiB.", min=1)
+    memory_mb: int = setting(
+        512, "Memory limit for per-sample gradients, in MiB.", min=1, max=2**30
+    )
     rho: float = setting(
         0.05,
         "Perturbation radius for measuring sharpness (FedISM: 0.05). train.rho is the radius "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import keyword
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -24,17 +25,18 @@ NO_TEXT = "it contains a null byte or a surrogate, which are not allowed"
 
 
 def argument_to_key(name: str) -> str:
-    """Return the run config key of an argument; ``lambda_`` becomes ``lambda``.
+    """Return the run config key of an argument; a keyword like ``lambda_`` becomes ``lambda``.
 
     >>> argument_to_key("clients_per_domain"), argument_to_key("lambda_")
     ('clients-per-domain', 'lambda')
     """
-    return name.rstrip("_").replace("_", "-")
+    word = name.removesuffix("_")
+    return word if keyword.iskeyword(word) else name.replace("_", "-")
 
 
 def key_to_argument(key: str) -> str:
     """Return the argument of a run config key; the inverse of `argument_to_key`."""
-    return "lambda_" if key == "lambda" else key.replace("-", "_")
+    return f"{key}_" if keyword.iskeyword(key) else key.replace("-", "_")
 
 
 def names_in(text: str) -> list[str]:

@@ -295,6 +295,11 @@ def _stamp(folder: Path) -> Any:
     return _digest(folder, tuple(path.stat().st_mtime_ns for path in folders))
 
 
+def forget_stamps() -> None:
+    """Read the times of images again, because an image may have been overwritten."""
+    _digest.cache_clear()
+
+
 @lru_cache(maxsize=32)
 def _digest(folder: Path, _times: tuple[int, ...]) -> str:
     return hashlib.sha256(json.dumps(stamp(folder)).encode()).hexdigest()

@@ -95,6 +95,12 @@ def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Client
             ("corrupted", ~clean, corrupted),
         ):
             rows = np.flatnonzero(chosen)
+            if len(rows) < members:
+                raise DataError(
+                    f"{len(rows)} of the {len(values)} training examples of domain {domain!r} are "
+                    f"for its {members} {name} clients. Lower data.clients-per-domain, or change "
+                    "data.corrupted-clients."
+                )
             sizes = _sizes(data_set, domain, len(rows), members)
             groups.append(ClientGroup(prefix + name, domain, rows, sizes, name == "corrupted"))
     return groups

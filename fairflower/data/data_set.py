@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.config import DataConfig, unknown
+from fairflower.config import DataConfig, names_in, unknown
 from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
 from fairflower.data.files import MAX_CLASSES, data_folder, logger
 from fairflower.errors import DataError
@@ -258,7 +258,7 @@ def mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[f
     """Return the data set's declared mean and standard deviation per channel or feature."""
     if data_set.kind == "tokens":
         return {"mean": (), "std": ()}
-    mean, std = tuple(data_set.mean), tuple(data_set.std)
+    mean, std = (tuple(map(float, values)) for values in (data_set.mean, data_set.std))
     if data_set.kind == "images":
         mean, std = mean[: shape[0]], std[: shape[0]]
     elif not (mean or std):
@@ -304,7 +304,12 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     >>> select_domains("b, a", ["a", "b", "c"]), select_domains("", ["a", "b"])
     (('b', 'a'), ('a', 'b'))
     """
-    chosen = [name.strip() for name in wanted.split(",")] if wanted.strip() else [*domains]
+    if not (isinstance(domains, list | tuple) and all(isinstance(name, str) for name in domains)):
+        raise DataError(
+            f"all_domains() returned {domains!r}: expected a list or tuple of names, in an order "
+            "that is always the same."
+        )
+    chosen = names_in(wanted) or [*domains]
     for name in chosen:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")

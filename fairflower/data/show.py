@@ -148,6 +148,6 @@ def _short(name: str) -> str:
 
 def _sample(federation: Federation, clients: list[int]) -> Split:
     """Return the first training images of these clients, up to ``COLUMNS`` in total."""
-    each = -(-COLUMNS // len(clients))
+    each = max(1, COLUMNS // len(clients))
     parts = [(x[:each], y[:each]) for x, y in map(federation.train, clients[:COLUMNS])]
     return Split(*(np.concatenate(part)[:COLUMNS] for part in zip(*parts, strict=True)))

@@ -134,6 +134,7 @@ def simulate(
     if engine not in ("ray", "flower", "inline"):
         raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")
     num_cpus = _check_resources(num_supernodes, workers, client_cpus, client_gpus, ray_address)
+    forget_code()
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
     if engine == "flower":
@@ -190,7 +191,6 @@ def _run_inline(
     server_app: ServerApp, client_app: ClientApp, num_supernodes: int, context: Context
 ) -> None:
     """Run the apps in this process, and restore its number of PyTorch threads."""
-    forget_code()
     threads = torch.get_num_threads()
     try:
         server_app(InlineGrid(client_app, num_supernodes, context.run_config), context)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import pickle
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,8 @@ from fairflower.errors import ConfigError
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
+
+_EXPECTED = "Expected a .safetensors file, or a .pth file with a state dict of tensors."
 
 
 def decode_json_weights(text: str) -> dict[str, Tensor]:
@@ -58,11 +59,13 @@ def load_weights_file(path: str) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         arrays: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+        raise ConfigError(f"model.weights = {path!r}: {reason}. {_EXPECTED}") from error
+    except Exception as error:  # torch raises many kinds, and advises to trust the file
         raise ConfigError(
-            f"model.weights = {path!r}: {reason}. Expected a .safetensors file, or a .pth file "
-            "with a state dict of tensors."
+            f"model.weights = {path!r}: torch.save did not write this file, or it contains more "
+            f"than tensors; it may be a page or a pointer that was downloaded instead. {_EXPECTED}"
         ) from error
     if not (isinstance(arrays, Mapping) and all(isinstance(a, Tensor) for a in arrays.values())):
         raise ConfigError(
@@ -75,10 +78,7 @@ def load_weights_file(path: str) -> dict[str, Tensor]:
 def check_file(path: str) -> None:
     """Raise ``ConfigError`` if ``model.weights`` is not an existing file; the file is not read."""
     if not Path(path).expanduser().is_file():
-        raise ConfigError(
-            f"model.weights = {path!r}: file not found. Expected a .safetensors file, or a .pth "
-            "file with a state dict of tensors."
-        )
+        raise ConfigError(f"model.weights = {path!r}: file not found. {_EXPECTED}")
 
 
 def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:

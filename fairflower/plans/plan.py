@@ -184,7 +184,7 @@ def replicates(
     if isinstance(values, str):
         return parse_seeds(values, f"--{name}"), seeds is None
     try:
-        given = list(values)
+        given = list(islice(values, MAX_SEEDS + 1))
         numbers = [int(value) for value in given]
         if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
             numbers = []  # 1.5 is not the number of a federation
@@ -192,6 +192,8 @@ def replicates(
         numbers = []
     if not numbers or len(set(numbers)) < len(numbers):
         raise ConfigError(f"{name} = {values!r}: expected distinct numbers, for example range(3).")
+    if len(numbers) > MAX_SEEDS:
+        raise ConfigError(f"{name}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
     return numbers, seeds is None
 
 
@@ -400,7 +402,9 @@ def domains_to_hold_out(flat: Mapping[str, Any]) -> list[str]:
 def _check_same_examples(earlier: Sequence[Run], planned: Sequence[RunConfig]) -> None:
     """Raise ``ConfigError`` if an earlier run with a planned run's data settings had other data."""
     from fairflower.data import prepare  # slow to import
+    from fairflower.data.class_folders import forget_stamps
 
+    forget_stamps()
     configs: dict[Hashable, DataConfig] = {}
     for config in planned:
         configs.setdefault(data_key(config.to_flat()), config.data)

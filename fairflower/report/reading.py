@@ -226,6 +226,8 @@ def read_run(path: str | Path) -> Run:
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
+        if status != "completed":
+            reason += " The run can be resumed from its last checkpoint."
         raise RunFolderError(
             f"{path} has no completely trained and tested round ({status}).{reason}"
         )

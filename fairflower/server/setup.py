@@ -20,6 +20,7 @@ from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
 from fairflower.data.people import check_comparable
 from fairflower.errors import ConfigError
+from fairflower.flower_compat import is_deployed
 from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
@@ -55,6 +56,8 @@ class RunSetup:
     registry: ClientRegistry
     evaluator: CentralizedEvaluator
     strategy: FairStrategy
+    #: Whether this machine has the examples; otherwise only the clients have them.
+    has_data: bool
 
     def enroll(self, nodes: Mapping[int, int]) -> None:
         """Pass each client's node and number of training examples to the strategy."""
@@ -109,8 +112,9 @@ class RunSetup:
             facts["groups"] = {federation.groups: list(federation.group_names)}
         if places := self.config.evaluate.metrics:
             facts["metrics"] = directions(load_metrics(places))
-        if self.config.evaluate.by != "clients":  # otherwise the server has no data
-            facts["digest"] = federation.digest
+        if self.has_data:
+            tests = self.config.evaluate.by != "clients"
+            facts["digest"] = (federation if tests else prepare(self.config.data)).digest
         if isinstance(self.registry, SiteRegistry):  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
@@ -138,9 +142,12 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     strategy = _make_strategy(config, evaluator)
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
+    _check_available(config, strategy, num_clients)
     if isinstance(strategy.availability, Trace):
         strategy.availability.warn_about_unknown_clients(num_clients)
-    setup = RunSetup(config, federation, registry, evaluator, strategy)
+    by_server = config.evaluate.by != "clients"
+    simulated = not (is_deployed(grid) or config.ray_address)
+    setup = RunSetup(config, federation, registry, evaluator, strategy, by_server or simulated)
     setup.enroll(registry.nodes)
     return setup
 
@@ -154,6 +161,20 @@ def _check_metric_names(config: RunConfig, federation: Federation) -> None:
             f"evaluate.metrics: {both[0]} is also the name of a metric of this run (data.groups "
             "or evaluate.adabn). Rename the function."
         )
+
+
+def _check_available(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
+    """Raise ``ConfigError`` if no client will be available in a round, which is known now."""
+    text, rounds = config.participation.availability, config.num_server_rounds
+    # With more clients a round without any is unlikely, and the draws would take seconds.
+    if text == "always" or rounds * num_clients > 100_000 or strategy.availability is None:
+        return
+    for server_round in range(1, rounds + 1):
+        if not strategy.availability(server_round, range(num_clients)):
+            raise ConfigError(
+                f"participation.availability = {text!r}: no client is available in round "
+                f"{server_round}. Change it so that each of the {rounds} rounds has a client."
+            )
 
 
 def _check_padding(config: RunConfig, model: Classifier) -> None:

@@ -43,8 +43,9 @@ def test_raise_errors_raises_the_exception_of_the_client():
         grid.send_and_receive([Message(RecordDict(), node, "train")])
 
 
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_reloaded_models_and_metrics_are_used_and_the_number_of_threads_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """As in a notebook: the same name, whose code has changed."""
 
@@ -76,9 +77,9 @@ def test_reloaded_models_and_metrics_are_used_and_the_number_of_threads_is_kept(
                 strategy="fedavg",
                 rounds=1,
                 model="notebook_net:Net",
-                engine="inline",
+                engine=engine,
                 output_dir=tmp_path / "runs",
-                settings={"evaluate.metrics": "notebook_net:width", "evaluate.by": "clients"},
+                settings={"evaluate.metrics": "notebook_net:width", "evaluate.by": "server"},
             )
             assert set(run.history.query("metric == 'width'")["value"]) == {width}
             assert torch.get_num_threads() == threads + 1

@@ -282,6 +282,16 @@ def test_files_without_a_state_dict_are_refused_and_not_executed(
         path = save(arrays, tmp_path / "no.pth")
         with pytest.raises(ConfigError, match=r"model\.weights = '.*no\.pth'.*state"):
             models.build("resnet18", 7, COLOR, seed=0, weights=path)
+    for text in (
+        "",
+        "hi\n",
+        "https://example.org/x.pth",
+        "version https://git-lfs.github.com/spec/v1",
+    ):
+        (tmp_path / "page.pth").write_text(text)
+        with pytest.raises(ConfigError, match=r"torch\.save did not write this file") as refused:
+            models.build("resnet18", 7, COLOR, seed=0, weights=str(tmp_path / "page.pth"))
+        assert "weights_only" not in str(refused.value)
     with pytest.raises(ConfigError, match=r"nowhere\.pth': file not found"):
         models.build("resnet18", 7, COLOR, seed=0, weights=str(tmp_path / "nowhere.pth"))
 

@@ -155,6 +155,21 @@ def test_a_run_with_any_policy_is_resumed_bit_for_bit(tmp_path: Path, policy: st
         assert outcome(resume(folder)) == outcome(whole)
 
 
+@pytest.mark.parametrize(
+    ("availability", "empty"), [("trace.csv", 3), ("markov:leave=0.9:back=0.05", 1)]
+)
+def test_a_round_without_clients_is_known_before_the_run(
+    tmp_path: Path, availability: str, empty: int
+) -> None:
+    if availability == "trace.csv":
+        availability = str(tmp_path / availability)
+        Path(availability).write_text("round,client\n1,0\n2,1\n4,2\n")
+    settings = {"participation.availability": availability, "num-server-rounds": 4}
+    with pytest.raises(ConfigError, match=f"no client is available in round {empty}. Change it"):
+        session(config(tmp_path / "runs", **settings)).run()
+    assert not list(tmp_path.glob("runs/*"))
+
+
 def test_power_of_choice_trains_the_clients_with_the_largest_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -445,7 +445,8 @@ def test_a_run_that_restarts_from_round_0_uses_its_edited_config_toml(tmp_path):
     assert (run.label, run.config["strategy.name"]) == ("afl", "afl")
 
 
-def test_resuming_compares_data_by_content_and_not_by_path(tmp_path):
+@pytest.mark.parametrize("by", ["server", "clients"])
+def test_resuming_compares_data_by_content_and_not_by_path(tmp_path, by):
     def images(place, shade):
         for domain in "ab":
             x, y = np.full((24, 8, 8), shade, np.uint8), np.arange(24) % 2
@@ -456,7 +457,9 @@ def test_resuming_compares_data_by_content_and_not_by_path(tmp_path):
         images(tmp_path / place, shade)
     run_config = config(tmp_path, **{"data.name": "npz", "data.dir": str(tmp_path / "before")})
     run_config = replace(
-        run_config, data=replace(run_config.data, examples_per_client=8, clients_per_domain=2)
+        run_config,
+        data=replace(run_config.data, examples_per_client=8, clients_per_domain=2),
+        evaluate=replace(run_config.evaluate, by=by),
     )
     folder = stopped(run_config, 2)
     shutil.rmtree(tmp_path / "before")

@@ -329,12 +329,24 @@ class Few(Tables):
     mean, std = (0.0,), (1.0,)
 
 
+class Unordered(Tables):
+    def all_domains(self) -> Any:
+        return {"here"}
+
+
+class Numbered(Tables):
+    def all_domains(self) -> Any:
+        return [1]
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         (Nowhere, r"source\('here'\) returned None. Return a text"),
         (Constant, "For a constant column declare std = 1"),
         (Few, "2 channels or features, but 1 means"),
+        (Unordered, r"all_domains\(\) returned {'here'}: expected a list or tuple of names"),
+        (Numbered, r"all_domains\(\) returned \[1\]: expected a list or tuple of names"),
     ],
 )
 def test_an_invalid_data_set_is_refused_before_the_run_starts(
