@@ -128,7 +128,7 @@ def test_documented_server_and_client_programs_run(
 def test_documented_clients_work_with_fedequilibria_in_both_styles(
     programs: Any, merged: list[Any]
 ) -> None:
-    """The page's message client with the strategy of its classic server, and the reverse."""
+    """The pages' clients, which send messages or lists, get the same weights."""
     import fairflower.strategies as strategies
 
     with pytest.MonkeyPatch.context() as patch:
@@ -136,10 +136,12 @@ def test_documented_clients_work_with_fedequilibria_in_both_styles(
         patch.setattr(strategies, "FedHEAL", fair)
         server = programs("server")["app"]
     server(Grid(programs("client")["app"], CLIENTS), Context(1, 1, {}, RecordDict(), {}))
-    by_message = [strategy.diagnostics["weights"] for strategy in merged[-1:]]
+    assert len(merged) == 3
+    by_message = merged[-1].diagnostics["weights"]
     classic = programs("classic-server")["app"], programs("classic-client")["app"]
     classic[0](Grid(classic[1], CLIENTS), Context(1, 1, {}, RecordDict(), {}))
-    by_list = [strategy.diagnostics["weights"] for strategy in merged[-1:]]
+    assert len(merged) == 6
+    by_list = merged[-1].diagnostics["weights"]
     np.testing.assert_array_equal(by_message, by_list)
 
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import Array, ConfigRecord, Message
 from parametrize import every_strategy
 from replies import error_reply, valid_reply
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -101,6 +101,15 @@ def test_a_bad_reply_is_dropped_and_the_others_are_merged(kind, caplog):
     assert re.search(reason, caplog.text)
 
 
+def test_reasons_are_cut_at_500_characters():
+    rounds = Rounds(FedAvg(), MODEL, range(3))
+    replies = [valid_reply(message, k) for k, message in enumerate(rounds.ask())]
+    replies[1].content["arrays"]["y" * 700] = Array(np.ones(1))
+    rounds.finish(replies)
+    assert rounds.strategy.dropped[1].startswith("its arrays differ from the model's")
+    assert len(rounds.strategy.dropped[1]) == 500
+
+
 def test_merging_uses_a_single_thread():
     """Sums of several threads would depend on their number."""
     threads: list[int] = []
@@ -137,6 +146,17 @@ def test_too_few_replies_fail_the_round_with_the_reasons():
     messages = rounds.ask()
     replies = [valid_reply(messages[0], 0), error_reply(messages[1], "out of memory")]
     with pytest.raises(RoundFailed, match=r"(?s)1 of 4 .* 2 .*client 1: out of memory.*2, 3: no"):
+        rounds.finish(replies)
+
+
+@pytest.mark.parametrize(("asked", "usable"), [(2, 0), (3, 1), (4, 1), (5, 2)])
+def test_by_default_half_of_the_clients_asked_must_send_usable_replies(asked, usable):
+    rounds = Rounds(FedAvg(), MODEL, range(asked))
+    rounds.finish([valid_reply(m, k) for k, m in enumerate(rounds.ask()[: usable + 1])])
+    assert rounds.strategy.client_ids == tuple(range(usable + 1))
+    replies = [valid_reply(message, k) for k, message in enumerate(rounds.ask()[:usable])]
+    expected = f"{usable} of {asked} .* fewer than the {usable + 1} that"
+    with pytest.raises(RoundFailed, match=expected):
         rounds.finish(replies)
 
 

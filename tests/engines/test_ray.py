@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import FedAvg
 from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid
 from fairflower.engines.launch import simulate
-from fairflower.engines.ray import RayGrid, _Task
+from fairflower.engines.ray import _HERE, RayGrid, _Task
 from fairflower.engines.workers import Worker
 from fairflower.errors import ConfigError, EngineError
 from fairflower.flower_compat import set_message_id, set_task_identity
@@ -270,6 +270,29 @@ def test_replies_are_kept_until_their_message_ids_are_pulled():
     assert grid.pull_messages(["query-1"]) == []
     assert grid.pull_messages(["query-0", "query-2"]) == [replies[0]]
     assert not grid._arrived
+
+
+@pytest.mark.parametrize("kind", ["OutOfDiskError", "ObjectStoreFullError"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_full_object_store_ends_the_run_and_names_the_node(kind, remote):
+    errors = ray_cluster.prepare_ray().exceptions
+    error = getattr(errors, kind)("full")
+    if remote:  # raised in a worker
+        error = errors.RayTaskError("answer", "trace", error).as_instanceof_cause()
+
+    def fail(_: Any) -> None:
+        raise error
+
+    class Full(RayGrid):
+        def __init__(self) -> None:
+            self._ray = SimpleNamespace(exceptions=errors, get=fail, put=fail)
+
+    worker = SimpleNamespace(batches={"r": None}, node=SimpleNamespace(name="10.0.0.2"))
+    node = r"10\.0\.0\.2" if remote else _HERE
+    with pytest.raises(EngineError, match=f"object store on {node} is full"):
+        Full()._receive(worker, "r")
+    with pytest.raises(EngineError, match=f"object store on {_HERE} is full"):
+        Full()._put(1)
 
 
 def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped():

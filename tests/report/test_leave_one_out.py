@@ -133,13 +133,34 @@ def test_a_plan_with_adabn_holds_out_each_domain_under_unique_run_names():
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory):
+def last_metrics():
+    """Metrics of the last round of each run of ``adapted``, as a callback got them."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, last_metrics):
     chosen = {"data.held-out": DOMAINS[0], "evaluate.adabn": True, "model.name": "cnn:norm=batch"}
     configs = [
         config(tmp_path_factory.mktemp("adapted"), **chosen, **{"client.name": client})
         for client in ("sgd", "silobn")
     ]
-    return [run(one, nodes=3) for one in configs]
+
+    def keep(client):
+        def on_round(server_round, metrics):
+            last_metrics[client] = metrics
+
+        return on_round
+
+    return [run(one, nodes=3, on_round=keep(one.client.name)) for one in configs]
+
+
+def test_callbacks_get_both_accuracies_of_the_held_out_domain(adapted, last_metrics):
+    assert list(last_metrics) == ["sgd", "silobn"]
+    for folder, metrics in zip(adapted, last_metrics.values(), strict=True):
+        read = read_run(folder)
+        assert metrics[f"held_out_accuracy/{DOMAINS[0]}"] == read.held_out.accuracy[-1, 0]
+        assert metrics[f"held_out_adabn_accuracy/{DOMAINS[0]}"] == read.adapted.accuracy[-1, 0]
 
 
 def test_the_held_out_domain_is_tested_with_its_own_batchnorm_statistics(adapted):

@@ -130,15 +130,32 @@ def test_arrays_too_long_for_single_precision_drop_the_client(name):
     assert name in rounds.strategy.dropped[2]
 
 
-def test_diverging_training_names_clients_with_unusually_long_arrays():
+@pytest.mark.parametrize("kind", ["model", "control"])
+@pytest.mark.parametrize("ratio", [0.99, 1.01])
+def test_a_vector_more_than_2_to_24_times_as_long_as_others_drops_the_client(ratio, kind):
+    """A norm below 1, as that of the received model and of the others' vectors, counts as 1."""
+    zero = {"w": np.zeros(1, np.float32)}
+    far, near = {"w": np.float32([ratio * 2**24])}, {"w": np.float32([0.5])}
+    rounds = Rounds(FedAvg(exchanges=[ControlVariates()]), zero, range(4))
+    rounds.step(
+        {k: far if (kind, k) == ("model", 2) else zero for k in range(4)},
+        measured={k: {"control": far if (kind, k) == ("control", 2) else near} for k in range(4)},
+    )
+    assert list(rounds.strategy.dropped) == ([2] if ratio > 1 else [])
+
+
+@pytest.mark.parametrize(("factor", "named"), [(990, False), (1010, True), (1e6, True)])
+def test_diverging_training_names_clients_with_unusually_long_arrays(factor, named):
     rounds = Rounds(FedAvg(exchanges=[ControlVariates()]), MODEL, range(4))
     sent = {k: {"control": {"conv.weight": np.ones((3, 4), np.float32)}} for k in range(4)}
-    sent[2]["control"]["conv.weight"] *= 1e6
+    sent[2]["control"]["conv.weight"] *= factor
     rounds.step({k: zero_update() for k in range(4)}, measured=sent)
     assert rounds.strategy.dropped == {}
     lost = [error_reply(message, "its training loss became nan") for message in rounds.ask()]
-    with pytest.raises(Diverged, match=r"client 2's 'control' has norm 3.46e\+06, but the o"):
+    with pytest.raises(Diverged) as raised:
         rounds.finish(lost)
+    text = f"client 2's 'control' has norm {factor * 12**0.5:.3g}, but the others'"
+    assert (text in str(raised.value)) == ("client 2's" in str(raised.value)) == named
 
 
 @pytest.mark.parametrize("state_round", [-1, -1e308, 0.5, float("nan"), 10**400])
@@ -403,19 +420,23 @@ def test_a_client_that_hangs_is_left_out_and_its_late_reply_is_not_merged(tmp_pa
     assert outcome(late) == outcome(never)
 
 
-def test_a_client_with_another_num_examples_than_at_registration_is_left_out(tmp_path):
+def test_a_client_is_left_out_of_rounds_in_which_its_num_examples_differ_from_registration(
+    tmp_path,
+):
     def exaggerate(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
-        if context.node_config["partition-id"] == 1:
+        now = message.content["config"]["server-round"]
+        if (now, context.node_config["partition-id"]) == (1, 1):
             reply.content["metrics"]["num-examples"] *= 10
         return reply
 
     folder = run(
-        InlineGrid(app_with_handlers(train=exaggerate), 4), tmp_path, **{"num-server-rounds": 1}
+        InlineGrid(app_with_handlers(train=exaggerate), 4), tmp_path, **{"num-server-rounds": 3}
     )
-    (left_out,) = dropped(folder)
-    assert list(left_out) == ["1"]
-    assert "num-examples = 120, but it had 12 training examples" in left_out["1"]
+    first, *later = dropped(folder)
+    assert list(first) == ["1"]
+    assert "num-examples = 120, but it had 12 training examples" in first["1"]
+    assert later == [{}, {}]
 
 
 STATEFUL = ("scaffold", "feddyn", "moon", "ditto", "fedgc")

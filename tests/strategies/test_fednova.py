@@ -77,14 +77,18 @@ def test_a_client_without_steps_counts_as_a_zero_update():
     assert one_round((0.0, 3.0, 3.0), (0, 3, 3))[0] == pytest.approx((0.1 + 2.7) * 0.9)
 
 
-def test_a_client_with_negative_steps_is_dropped():
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(-1, "expected a number >= 0"), (2.0**54, "expected at most 9.0072e+15")],
+)
+def test_a_client_with_an_impossible_number_of_steps_is_dropped(steps, expected):
     strategy = FedNova(min_clients=1)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
     rounds.step(
         {k: {"x": np.ones(1)} for k in range(3)},
-        metrics={k: {"steps": k - 1} for k in range(3)},
+        metrics={k: {"steps": s} for k, s in enumerate((steps, 0, 1))},
     )
-    assert "steps" in strategy.dropped[0]
+    assert strategy.dropped[0] == f"steps = {steps}: {expected}"
     assert strategy.client_ids == (1, 2)
 
 

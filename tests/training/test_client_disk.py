@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fairflower.clients import Trainer
 from fairflower.paths import client_states
-from fairflower.training.client_state import DAYS, load_state, rounds_to_keep, save_state
+from fairflower.training.client_state import load_state, rounds_to_keep, save_state
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -92,11 +92,11 @@ def test_damaged_state_files_are_skipped() -> None:
     assert loaded(message(3), before=3) == (1, 1.0)
 
 
-def test_state_of_old_runs_is_deleted() -> None:
+def test_state_of_other_runs_is_deleted_after_30_days() -> None:
     old, recent = "a" * 32, "b" * 32
     for run_id in (old, recent):
         save_state(trainer_with_state(1.0), context(), message(1, run_id))
-    for run_id, days in ((old, DAYS + 1), (recent, DAYS - 1)):
+    for run_id, days in ((old, 31), (recent, 29)):
         then = time.time() - days * 24 * 3600
         for path in (client_states() / run_id, client_states() / run_id / "3"):
             os.utime(path, (then, then))
