@@ -146,8 +146,8 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if isinstance(strategy.availability, Trace):
         strategy.availability.warn_about_unknown_clients(num_clients)
     by_server = config.evaluate.by != "clients"
-    simulated = not (is_deployed(grid) or config.ray_address)
-    setup = RunSetup(config, federation, registry, evaluator, strategy, by_server or simulated)
+    apart = is_deployed(grid) or config.ray_address or isinstance(registry, SiteRegistry)
+    setup = RunSetup(config, federation, registry, evaluator, strategy, by_server or not apart)
     setup.enroll(registry.nodes)
     return setup
 
