@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,12 @@ def test_execution_settings_do_not_change_the_method():
     changed = own | {"round-timeout": 60.0, "client-gpus": 0.5, "workers": 2, "data.dir": "/x"}
     assert config.method_key(changed) == config.method_key(own)
     assert config.method_key(own | {"train.lr": 0.1}) != config.method_key(own)
+
+
+def test_the_page_on_faults_names_the_settings_that_may_be_given_again():
+    page = (ROOT / "docs" / "faults.md").read_text()
+    sentence = page.partition("Only these may be given again:")[2].partition(". A changed")[0]
+    assert sorted(re.findall(r"`([^`]+)`", sentence)) == sorted(CHANGEABLE)
 
 
 def wrong_values(allowed: ArgumentSpec) -> Iterator[Any]:
