@@ -12,7 +12,6 @@ from typing import Any
 import invalid_values
 import pytest
 import tables
-from experiment_files import run_configs
 from hypothesis import given
 from hypothesis import strategies as st
 from parametrize import mark_others_nightly
@@ -83,11 +82,6 @@ def test_pyproject_declares_no_federations():
     assert "federations" not in project["tool"]["flwr"]
 
 
-@pytest.mark.parametrize("path", run_configs(), ids=lambda p: p.name)
-def test_experiments_are_valid_run_configs(path):
-    RunConfig.from_flat(config.read_toml(path))
-
-
 def test_the_default_config_survives_conversion_to_flat_and_toml():
     assert RunConfig.from_flat(RunConfig().to_flat()) == RunConfig()
     assert (
@@ -133,10 +127,7 @@ def test_the_label_does_not_depend_on_the_order_of_arguments(order):
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
-        ({"train.lr": "fast"}, "train.lr = 'fast': expected a number, got str"),
         ({"train.lr": float("nan")}, "finite"),
-        ({"fraction-train": 0.0}, "more than 0"),
-        ({"seed": 1.5}, "expected a whole number, got float"),
         ({"data.augment": "False"}, "expected true or false"),
         ({"engine": "spark"}, "expected one of auto, ray, flower, inline"),
         (
