@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import invalid_values
 import pytest
@@ -17,7 +14,6 @@ from hypothesis import strategies as st
 from parametrize import mark_others_nightly
 
 from fairflower import config
-from fairflower.arguments import ArgumentSpec
 from fairflower.config import RunConfig, StrategyConfig
 from fairflower.errors import ConfigError
 from fairflower.server.checkpoint import CHANGEABLE
@@ -50,25 +46,13 @@ def test_the_page_on_faults_names_the_settings_that_may_be_given_again():
     assert sorted(re.findall(r"`([^`]+)`", sentence)) == sorted(CHANGEABLE)
 
 
-def wrong_values(allowed: ArgumentSpec) -> Iterator[Any]:
-    if allowed.range:
-        yield math.nan
-        yield max(allowed.range.low - 1, allowed.range.above)
-        if (high := allowed.range.high) != math.inf:
-            yield math.inf if high is None else high + 1
-    if allowed.words:
-        yield "something"
-    if not allowed.range:
-        yield 0
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_config_and_constructor_refuse_the_same_arguments(name):
     for arg, allowed in STRATEGIES[name].argument_specs().items():
         assert allowed.bounded or allowed.text, arg
         STRATEGIES[name](**{arg: allowed.default})
         key = f"strategy.{config.argument_to_key(arg)}"
-        for bad in wrong_values(allowed):
+        for bad in invalid_values.out_of_range(allowed):
             with pytest.raises(ConfigError) as by_hand:
                 STRATEGIES[name](**{arg: bad})
             with pytest.raises(ConfigError) as by_key:
