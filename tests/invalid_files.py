@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 EARLIER = Path(__file__).parent / "server" / "earlier"
 X, Y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
 VALID_ARRAYS = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
+
+
+class Malicious:
+    """An object whose unpickling fails the test."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("a pickle was executed",))
 
 
 def npz(**changes: Any) -> Callable[[Path], None]:

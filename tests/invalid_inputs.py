@@ -226,6 +226,8 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('compare --jobs 0', "--jobs '0': expected auto or a positive whole number."),
             ('compare --jobs many', "--jobs 'many': expected auto or a positive whole number."),
             ('compare --jobs -1', "--jobs '-1': expected auto or a positive whole number."),
+            ('compare --jobs 1.5', "--jobs '1.5': expected auto or a positive whole number."),
+            ('compare --jobs 2 --engine ray', "--jobs 2: parallel runs use the inline engine, on this machine and with one client at a time, but engine = 'ray' is set. Remove --jobs or engine."),
             ('compare --output-dir /proc/x', '/proc/x: No such file or directory. Check this path.'),
             ('report /no/such/run', 'Skipped: The run folder /no/such/run does not exist.'),
             ('report {empty}', 'empty is not a run folder and contains no run folders: there is no run.json in it.'),

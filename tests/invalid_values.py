@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
+
+from fairflower.arguments import ArgumentSpec
 
 
 def nested(depth: int, kind: type = list) -> Any:
@@ -56,3 +60,16 @@ PYTHON_VALUES: dict[str, Any] = JSON_VALUES | {
     "no class": "os:no_such",
     "a module's name with a null byte": "json:dumps\0",
 }
+
+
+def out_of_range(allowed: ArgumentSpec) -> Iterator[Any]:
+    """Yield values that an argument does not accept: NaN, past both ends, and unknown words."""
+    if allowed.range:
+        yield math.nan
+        yield max(allowed.range.low - 1, allowed.range.above)
+        if (high := allowed.range.high) != math.inf:
+            yield math.inf if high is None else high + 1
+    if allowed.words:
+        yield "something"
+    if not allowed.range:
+        yield 0

@@ -1,4 +1,4 @@
-"""General solvers on the simplex, as references for specialized solvers."""
+"""General solvers, as references for specialized solvers and closed forms."""
 
 from __future__ import annotations
 
@@ -25,3 +25,17 @@ def min_norm_point(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(
         minimize_on_simplex(lambda w: w @ scaled @ scaled.T @ w, len(vectors)) @ vectors
     )
+
+
+def shortened(update: np.ndarray, middle: np.ndarray, norm: float) -> np.ndarray:
+    """Return the point nearest to ``update``, on its line to ``middle``, that has this norm.
+
+    This is the recovery of FairRFL, by bisection. The result is ``middle`` if all points are
+    longer.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        b = (low + high) / 2
+        longer = np.linalg.norm(b * update + (1 - b) * middle) > norm
+        low, high = (low, b) if longer else (b, high)
+    return low * update + (1 - low) * middle

@@ -18,12 +18,19 @@ def valid_reply(message: Message, client: int, **metrics) -> Message:
 
 
 def weights_by(metric: str, rounds: Rounds, values, examples=None) -> np.ndarray:
-    """Return the weights of a round with these values of a metric and different updates."""
+    """Return the weights of a round with these values of a metric and different updates.
+
+    The weights are those by which the model moves.
+    """
     if not isinstance(values, dict):
         values = dict(enumerate(values))
+    before = rounds.model["x"]
     rounds.step(
         {k: {"x": np.array([1.0 + k])} for k in values},
-        {k: examples[k] if examples else 10 ** (k % 4) for k in values},
+        {k: 10 ** (k % 4) if examples is None else int(examples[k]) for k in values},
         metrics={k: {metric: value} for k, value in values.items()},
     )
-    return np.asarray(rounds.strategy.diagnostics["weights"])
+    weights = np.asarray(rounds.strategy.diagnostics["weights"])
+    moved = weights @ [1.0 + k for k in values]
+    np.testing.assert_allclose(rounds.model["x"] - before, moved, rtol=1e-6)
+    return weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import tomllib
 from functools import wraps
@@ -16,6 +17,7 @@ from command import call, invoke
 from flwr.app import Context, Message
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
 from rich.console import Console
+from runs import history
 
 from fairflower import config
 from fairflower.cli.terminal import console
@@ -313,10 +315,12 @@ def test_all_four_parts_can_be_run_listed_reported_and_resumed(
 def test_flower_accepts_arguments_that_come_with_a_name() -> None:
     own = flatten_dict(get_project_config(EXAMPLE)["tool"]["flwr"]["app"]["config"])
     ours = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])
-    given = parse_config_args(["strategy.name='loss-power:power=3.0' client.name='smooth'"])
+    page = (ROOT / "docs" / "your-own-parts.md").read_text()
+    (printed,) = re.findall(r'flwr run \. --run-config "(.+)"', page)
+    given = parse_config_args([printed])
     for declared in (own, ours):
         config = RunConfig.from_flat(fuse_dicts(declared, given))
-        assert config.label == "smooth+loss-power:power=3.0"
+        assert config.label == "smooth:smoothing=0.2+loss-power:power=2.0"
     with pytest.raises(ValueError, match=r"strategy\.power"):  # hence arguments come with the name
         fuse_dicts(ours, parse_config_args(["strategy.power=3.0"]))
 
@@ -450,6 +454,56 @@ def test_built_in_names_take_precedence_over_packages(mine: Packages) -> None:
     config = RunConfig.from_flat({"strategy.name": "fedavg"})
     assert config.strategy.factory.__module__ == "fairflower.strategies.fedavg"
     assert "mine:Mine" in call("list", "strategies")
+
+
+EXTRAS = """
+from fairflower.participation import Participation
+from fairflower.trackers import Tracker
+
+def share_of_errors(logits, labels):
+    return (logits.argmax(axis=1) != labels).mean()
+
+class Rounds(Tracker):
+    def __init__(self, folder, config, key, after):
+        self.key, self._path = "", folder / "rounds.txt"
+
+    def round(self, server_round, metrics):
+        with self._path.open("a") as file:
+            file.write(f"{server_round}\\n")
+
+    def end(self, status, final): ...
+
+class LastClients(Participation):
+    def choose(self, draw, losses):
+        return list(draw.clients[-draw.size:])
+"""
+
+
+def test_metrics_trackers_and_policies_of_a_package_are_found(
+    mine: Packages, tmp_path: Path
+) -> None:
+    offers = {
+        "fairflower.metrics": {"wrong-share": "other:share_of_errors"},
+        "fairflower.trackers": {"rounds": "other:Rounds"},
+        "fairflower.participation": {"last-clients": "other:LastClients"},
+    }
+    mine.install("one", offers, other=EXTRAS)
+    named = {
+        "evaluate.metrics": "wrong-share",
+        "track": "rounds",
+        "participation.policy": "last-clients",
+        "fraction-train": 0.5,
+    }
+    call("run", *OPTIONS, *(f"--set={key}={value}" for key, value in named.items()),
+         f"--output-dir={tmp_path / 'runs'}")  # fmt: skip
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "rounds.txt").read_text().split() == ["0", "1"]
+    rows = history(folder)
+    trained = [
+        row["name"] for row in rows if row["metric"] == "train_loss" and row["level"] == "client"
+    ]
+    assert trained == ["2", "3"]
+    assert sum(row["metric"] == "wrong-share" for row in rows) == 2 * 4  # rounds, domains
 
 
 def test_a_broken_package_fails_only_if_it_is_named(

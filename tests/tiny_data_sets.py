@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fairflower.clients import ClientData
+from fairflower.config import DataConfig
 from fairflower.data import FeatureSet, Split, TokenSet
+from fairflower.data.uci_digits import UCIDigits
 from fairflower.models.embedding_bag import EmbeddingBag
 from fairflower.models.perceptron import MLP
 from fairflower.testing.federations import CLASSES
@@ -97,6 +100,23 @@ def write_site_table(folder: Path, client: int) -> None:
         np.savez(
             file, x_train=has.train.x, y_train=has.train.y, x_test=has.test.x, y_test=has.test.y
         )
+
+
+def digits_folders(place: Path, domains: Iterable[str], most: int | None = None) -> dict[str, Path]:
+    """Write a folder for each domain of uci-digits, with the domain's images in one file.
+
+    ``most`` is the largest number of training and of test images; None means all.
+    """
+    digits, folders = UCIDigits(DataConfig()), {}
+    for domain in domains:
+        folders[domain] = place / f"site {domain}"
+        folders[domain].mkdir(parents=True)
+        arrays = {}
+        for split in ("train", "test"):
+            labels = arrays[f"y_{split}"] = digits.labels(domain, split)[:most]
+            arrays[f"x_{split}"] = digits.images(domain, split, np.arange(len(labels)))
+        np.savez(folders[domain] / "digits.npz", **arrays)
+    return folders
 
 
 def data(kind: str, client: int = 0) -> ClientData:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 from scipy.stats import binom
 
 from fairflower.aggregation.consistency import BINS, SignConsistency, histogram
-from fairflower.config import RunConfig
-from fairflower.report import read_run
+from fairflower.report import read_run, write_report
 from fairflower.report.figures.diagnostics import windows
 from fairflower.strategies import FedAvg
 from fairflower.testing.rounds import Rounds
@@ -74,32 +74,8 @@ def test_the_histogram_of_random_signs_is_binomial():
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_of_an_observed_run_shows_consistency(tmp_path: Path):
-    from rich.console import Console
-
-    from fairflower.engines.launch import launch
-    from fairflower.plans.plan import Plan
-    from fairflower.report import write_report
-
-    config = RunConfig.from_flat(
-        {
-            "strategy.name": "fedavg",
-            "engine": "inline",
-            "num-server-rounds": 4,
-            "observe.window": 2,
-            "data.clients-per-domain": 1,
-            "data.examples-per-client": 20,
-            "data.test-examples": 10,
-            "train.local-epochs": 1,
-            "output-dir": str(tmp_path),
-        }
-    )
-    import threading
-
-    folders: list[Path] = []
-    plan = Plan([config])
-    console = Console(quiet=True)
-    launch(lambda grid: plan.execute(grid, console, threading.Event(), folders), config, 4)
-    run = read_run(folders[0])
+    chosen = {"strategy.name": "fedavg", "num-server-rounds": 4, "observe.window": 2}
+    run = read_run(runs.run(runs.config(tmp_path, **chosen)))
     first, last = windows(run)
     assert (first.last_round, last.last_round) == (2, 4)
     assert set(last.shares) == set(run.domains)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -284,6 +285,49 @@ def test_a_comparison_keeps_completed_runs(tmp_path, monkeypatch) -> None:
     assert set(begun) <= {run.run.info["started"] for run in second}
     assert list(second.table.index) == ["moon+fedavg", "moon+uniform", "moon+fedheal"]
     assert {run.label for run in compare(FedHEAL)} == {run.label for run in second}
+
+
+def blocks(name: str) -> list[str]:
+    """Return the Python of a document that calls fairflower, without its modules for files."""
+    text = (Path(__file__).parents[2] / name).read_text()
+    return [
+        code for code in re.findall(r"```python\n(.+?)```", text, re.S) if "app.main" not in code
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/python.md", 5)])
+def test_the_python_of_the_documents_works(name, count, tmp_path, monkeypatch) -> None:
+    """In order, as in a notebook, with few examples, rounds and federations."""
+    run, compare, read = ff.run, ff.compare, ff.read
+    size = {"data.examples-per-client": 20, "data.test-examples": 20}
+    few = {"rounds": 1, "epochs": 1, "engine": "inline", "progress": False}
+
+    def small_run(settings=None, **given):
+        given |= {**few, "output_dir": tmp_path / "runs"}
+        return run({**settings_of(settings), **size}, **given)
+
+    def small_compare(settings=None, **given):
+        given |= {**few, "output_dir": tmp_path / "grid", "federations": [0, 1], "jobs": 1}
+        smaller = {
+            **settings_of(settings),
+            **size,
+            "data.clients-per-domain": 1,
+            "fraction-train": 1.0,
+        }
+        return compare(smaller, **given)
+
+    monkeypatch.setattr(ff, "run", small_run)
+    monkeypatch.setattr(ff, "compare", small_compare)
+    monkeypatch.setattr(ff, "read", lambda *paths: read(tmp_path / "runs/*"))
+    monkeypatch.chdir(Path(__file__).parents[2])  # they name a config by its relative path
+    found = blocks(name)
+    assert len(found) == count
+    names: dict[str, Any] = {"ff": ff}
+    for code in found:
+        exec(code, names)
+    assert isinstance(names["run"], ff.Result)
+    assert isinstance(names["results"], ff.Results)
 
 
 SCRIPT = """

@@ -227,12 +227,10 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["run", "--data=digits", "--data-dir=/no/such/folder"], 1, "folder"),
         (["run", *QUICK, "--set=min-clients=9"], 2, "min-clients = 9"),
         (["compare", "--seeds=0", "--federations=0-4"], 2, "cannot be combined"),
         (["compare", "--federations=0-x"], 2, "--federations '0-x': expected distinct numbers"),
         (["compare", "--set=data.seed=3"], 2, "--federations sets data.seed for each federation"),
-        (["report", "no-such-run"], 1, "no-such-run"),
     ],
 )
 def test_errors_say_what_to_change_and_show_no_traceback(args, code, message):
@@ -597,25 +595,6 @@ def test_engine_options_run_one_job_at_a_time_by_default(given, jobs, tmp_path, 
     )
     call("compare", "--seeds=0", *given, "--set=train.device=cpu", f"--output-dir={tmp_path}")
     assert asked == [jobs]
-
-
-def test_parallel_runs_refuse_the_ray_engine():
-    message = call("compare", "--jobs=2", "--engine=ray", expect=2)
-    assert (
-        "use the inline engine, on this machine and with one client at a time, but engine = 'ray'"
-        in " ".join(message.split())
-    )
-
-
-def test_parallel_runs_refuse_a_ray_cluster():
-    message = call("compare", "--jobs=2", "--ray-address=auto", expect=2)
-    assert "Remove --jobs or ray-address" in " ".join(message.split())
-
-
-@pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5"])
-def test_an_invalid_number_of_jobs_is_refused(jobs, tmp_path):
-    output = call("compare", f"--jobs={jobs}", f"--output-dir={tmp_path}", expect=2)
-    assert "expected auto or a positive whole number" in " ".join(output.split())
 
 
 @pytest.mark.slow

@@ -22,13 +22,6 @@ Arrays = dict[str, Any]
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def _no_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the real data from tests that do not ask for them."""
-    if "digits_dir" not in request.fixturenames:
-        monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
-
-
 def arrays(train: int = 12, test: int = 6, shape: tuple[int, ...] = (8, 8)) -> Arrays:
     return {
         "x_train": RNG.integers(0, 256, (train, *shape), np.uint8),

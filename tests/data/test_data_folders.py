@@ -40,13 +40,6 @@ DATA_SETS: dict[str, type[ClassFolders]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the real data from tests that do not ask for them."""
-    if "office_dir" not in request.fixturenames:
-        monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
-
-
 @pytest.fixture
 def office_dir() -> str:
     folder = os.environ.get("FAIRFLOWER_DATA", "")

@@ -23,13 +23,6 @@ from fairflower.errors import DataError
 IMAGENET = (0.485, 0.456, 0.406)
 
 
-@pytest.fixture(autouse=True)
-def _no_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the real data from tests that do not ask for them."""
-    if "ham_dir" not in request.fixturenames:
-        monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
-
-
 @pytest.fixture
 def ham_dir() -> str:
     folder = os.environ.get("FAIRFLOWER_DATA", "")

@@ -31,7 +31,6 @@ from rich.console import Console
 
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig, Scalar
-from fairflower.data.uci_digits import UCIDigits
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.local import (
     HOST,
@@ -69,20 +68,6 @@ def config(strategy: str, rounds: int, data: str = "npz", client: str = "sgd") -
             "round-timeout": TIMEOUT,
         }
     )
-
-
-def own_folders(place: Path) -> dict[str, Path]:
-    """A folder for each domain of uci-digits, with the domain's images in one file."""
-    digits, folders = UCIDigits(DataConfig()), {}
-    for domain in DOMAINS:
-        folders[domain] = place / f"site {domain}"
-        folders[domain].mkdir(parents=True)
-        arrays = {}
-        for split in ("train", "test"):
-            labels = arrays[f"y_{split}"] = digits.labels(domain, split)
-            arrays[f"x_{split}"] = digits.images(domain, split, np.arange(len(labels)))
-        np.savez(folders[domain] / "digits.npz", **arrays)
-    return folders
 
 
 def test_a_certificate_is_valid_only_for_its_hosts_and_its_authority(tmp_path: Path) -> None:
@@ -538,7 +523,7 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: list[str] = []
-    folders = own_folders(tmp_path)
+    folders = tiny_data_sets.digits_folders(tmp_path, DOMAINS)
     for number, domain in enumerate(DOMAINS):
         tiny_data_sets.write_site_table(folders[domain], number)
     # Where the server and the sites find the data sets of `vectors`.

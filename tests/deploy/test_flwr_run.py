@@ -202,6 +202,10 @@ def test_flower_accepts_every_experiment(path: Path):
     RunConfig.from_flat(fuse_dicts(declared, settings))
 
 
+def test_the_documents_have_run_configs():
+    assert len(PRINTED) >= 7
+
+
 @pytest.mark.parametrize("pairs", PRINTED)
 def test_flower_accepts_every_run_config_of_the_documents(pairs: str):
     declared = flatten_dict(get_project_config(ROOT)["tool"]["flwr"]["app"]["config"])

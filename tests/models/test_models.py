@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from invalid_files import Malicious
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -248,11 +249,6 @@ def test_files_without_step_counters_are_accepted(
     state = models.build("resnet18", 7, COLOR, seed=0, weights=path).state_dict()
     assert torch.equal(state["body.bn1.running_var"], arrays["bn1.running_var"])
     assert state["body.bn1.num_batches_tracked"] == 0
-
-
-class Malicious:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (pytest.fail, ("a pickle was executed",))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from invalid_files import Malicious
 from pretrain_vit_tiny import to_text
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -445,11 +446,6 @@ def test_weights_are_loaded_from_a_file(tmp_path: Path, suffix: str) -> None:
     state = model.vit.state_dict()
     assert state.keys() == {name for name in arrays if not name.startswith("heads.")}
     assert all(torch.equal(state[name], arrays[name]) for name in state)
-
-
-class Malicious:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (pytest.fail, ("a pickle was executed",))
 
 
 def wrong_files(folder: Path) -> dict[str, str]:

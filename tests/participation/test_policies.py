@@ -81,6 +81,12 @@ def test_clients_are_drawn_in_proportion_to_their_examples() -> None:
     assert len(ByExamples().choose(unknown, {})) == 2
 
 
+def test_power_of_choice_has_twice_as_many_candidates_as_clients_by_default() -> None:
+    sizes = dict.fromkeys(range(9), 5)
+    assert len(PowerOfChoice().candidates(Draw(1, tuple(range(9)), 3, sizes=sizes))) == 6
+    assert len(PowerOfChoice().candidates(Draw(1, (0, 1, 2), 2, sizes=sizes))) == 3
+
+
 def test_power_of_choice_by_training_loss_prefers_clients_that_never_trained() -> None:
     policy = PowerOfChoice(d=4, loss="train")
     draw = Draw(1, (0, 1, 2, 3), 2, sizes=dict.fromkeys(range(4), 10))
@@ -285,6 +291,24 @@ def test_availability_is_read_from_a_file(tmp_path: Path) -> None:
         config(tmp_path, **{"participation.availability": str(file), "fraction-train": 1.0})
     ).run()
     assert trained(folder) == {1: [0, 2], 2: [1], 3: [0, 2]}
+
+
+def test_unavailable_clients_still_test(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("round,client\n1,0\n1,1\n2,2\n3,3\n")
+    chosen = {
+        "participation.availability": str(file),
+        "evaluate.by": "clients",
+        "fraction-train": 1.0,
+    }
+    folder = session(config(tmp_path / "runs", **chosen)).run()
+    assert trained(folder) == {1: [0, 1], 2: [2], 3: [3]}
+    tested = {
+        (row["round"], row["name"])
+        for row in history(folder)
+        if (row["level"], row["metric"]) == ("client", "accuracy")
+    }
+    assert tested == {(str(n), str(k)) for n in (1, 2, 3) for k in range(4)}
 
 
 def test_a_trace_in_the_home_folder_is_found(

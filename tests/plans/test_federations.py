@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
-from resuming import config
-from rich.console import Console
 
-from fairflower.config import RunConfig, StrategyConfig
-from fairflower.errors import DataError
-from fairflower.plans.execution import execute
-from fairflower.plans.plan import Plan, run_key
+from fairflower.config import StrategyConfig
+from fairflower.errors import ConfigError
+from fairflower.plans.plan import Plan, replicates
 
 
 def test_a_federation_sets_the_data_seed_and_the_seed() -> None:
@@ -35,25 +29,6 @@ def test_seeds_do_not_change_the_data_seed() -> None:
     assert "data seed" not in plan.summary()
 
 
-def test_later_runs_of_a_plan_may_have_more_clients_than_the_first(tmp_path: Path) -> None:
-    """As if each domain is held out in turn and the domains have different numbers of clients."""
-    runs = [config(tmp_path, **{"data.clients-per-domain": clients}) for clients in (1, 2)]
-    impossible = config(tmp_path, **{"data.clients-per-domain": 10**6})
-    folders: list[Path] = []
-    with pytest.raises(DataError):
-        execute(Plan([*runs, impossible]), Console(quiet=True), folders, 1)
-    assert [json.loads((path / "run.json").read_text())["status"] for path in folders] == [
-        "completed",
-        "completed",
-    ]
-
-
-def test_the_run_key_is_the_same_for_all_paths_to_a_weights_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    paths = ("w.pth", "~/w.pth", str(tmp_path / "w.pth"), "other.pth")
-    settings = [{"model.name": "resnet18", "model.weights": path} for path in paths]
-    here, home, absolute, other = (run_key(RunConfig.from_flat(s).to_flat()) for s in settings)
-    assert here == home == absolute != other
+def test_more_than_a_thousand_federations_are_refused_without_listing_them() -> None:
+    with pytest.raises(ConfigError, match="federations: more than 1000 numbers"):
+        replicates(range(10**15), None)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import call
 from resuming import config, session
+from rich.console import Console
 
-from fairflower.config import ClientConfig, StrategyConfig, keys
-from fairflower.errors import ConfigError
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig, keys
+from fairflower.errors import ConfigError, DataError
 from fairflower.plans import parallel
+from fairflower.plans.execution import execute
 from fairflower.plans.jobs import resolve_jobs
 from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
@@ -64,6 +67,30 @@ def test_the_run_key_is_the_same_for_relative_and_absolute_paths(
     )
     assert run_key(here.to_flat()) == run_key(absolute.to_flat())
     assert session(here).config == absolute
+
+
+def test_later_runs_of_a_plan_may_have_more_clients_than_the_first(tmp_path: Path) -> None:
+    """As if each domain is held out in turn and the domains have different numbers of clients."""
+    runs = [config(tmp_path, **{"data.clients-per-domain": clients}) for clients in (1, 2)]
+    impossible = config(tmp_path, **{"data.clients-per-domain": 10**6})
+    folders: list[Path] = []
+    with pytest.raises(DataError):
+        execute(Plan([*runs, impossible]), Console(quiet=True), folders, 1)
+    assert [json.loads((path / "run.json").read_text())["status"] for path in folders] == [
+        "completed",
+        "completed",
+    ]
+
+
+def test_the_run_key_is_the_same_for_all_paths_to_a_weights_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = ("w.pth", "~/w.pth", str(tmp_path / "w.pth"), "other.pth")
+    settings = [{"model.name": "resnet18", "model.weights": path} for path in paths]
+    here, home, absolute, other = (run_key(RunConfig.from_flat(s).to_flat()) for s in settings)
+    assert here == home == absolute != other
 
 
 def test_parallel_runs_are_stopped_if_the_waiting_process_fails(

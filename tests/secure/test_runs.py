@@ -21,8 +21,7 @@ from safetensors.numpy import load_file
 from secure_federation import stage_of
 
 from fairflower.client_app import app as client_app
-from fairflower.config import DataConfig, RunConfig
-from fairflower.data.uci_digits import UCIDigits
+from fairflower.config import RunConfig
 from fairflower.deploy.local import LocalDeployment
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted
@@ -214,18 +213,12 @@ def kind_of(value: object) -> type:
 
 @pytest.mark.slow
 def test_a_deployment_with_secure_aggregation_equals_simulated_runs(tmp_path: Path) -> None:
-    domains = ("plain", "inverted", "rotated")
-    nodes: list[dict[str, Any]] = []
-    digits = UCIDigits(DataConfig())
-    for domain in domains:
-        arrays = {}
-        for split in ("train", "test"):
-            arrays[f"y_{split}"] = digits.labels(domain, split)[:20]
-            arrays[f"x_{split}"] = digits.images(domain, split, np.arange(20))
-        (folder := tmp_path / domain).mkdir()
-        np.savez(folder / "digits.npz", **arrays)
-        # The site requires secure aggregation.
-        nodes.append({"domain": domain, "data-dir": str(folder), "secure-aggregation": True})
+    folders = tiny_data_sets.digits_folders(tmp_path, ("plain", "inverted", "rotated"), most=20)
+    # Every site requires secure aggregation.
+    nodes: list[dict[str, Any]] = [
+        {"domain": domain, "data-dir": str(folder), "secure-aggregation": True}
+        for domain, folder in folders.items()
+    ]
     settings = {
         **SECURE,
         "strategy.name": "qffl",

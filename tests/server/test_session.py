@@ -421,6 +421,7 @@ def test_settings_advised_after_divergence_are_valid(settings, tmp_path, caplog,
     run(run_config := config(tmp_path, **settings))
     advice = caplog.text.partition("has diverged.")[2].partition("\n")[0]
     keys = [key for key in run_config.to_flat() if key in advice]
+    assert "train.lr" in keys
     assert ("privacy.clip" in keys) is ("privacy.clip" in settings)
     for key in keys:
         RunConfig.from_flat(run_config.to_flat() | {key: 0.001})
@@ -501,7 +502,8 @@ def test_too_few_nodes_are_refused_with_the_num_supernodes_needed(tmp_path):
 
 
 def test_more_nodes_than_clients_are_accepted(tmp_path):
-    run(config(tmp_path), nodes=6)
+    folder = run(config(tmp_path), nodes=6)
+    assert len(read_facts(folder)["clients"]) == 4
 
 
 def test_runs_of_the_same_name_get_different_folders(tmp_path):

@@ -208,6 +208,7 @@ def test_a_run_skips_failing_metrics_if_configured(
     assert len(result.info["skipped_metrics"]) == 4
     (chapter,) = analyze([result]).chapters
     assert [table.title.split()[0] for table in user_tables(chapter.comparison)] == ["macro_f1"]
+    assert sum("the metric nan" in n and "was left out" in n for n in chapter.notes) == 4
 
 
 def test_a_client_without_the_module_of_a_metric_is_named(

@@ -180,11 +180,6 @@ def test_an_unknown_option_is_refused():
         FedHEAL(fraction_fit=0.5)
 
 
-def test_a_wrong_min_clients_is_refused():
-    with pytest.raises(ValueError, match="min_clients = 0"):
-        FedAvg(min_clients=0)
-
-
 def test_weights_off_the_simplex_are_refused():
     class Broken(FedAvg):
         def weigh(self, cohort):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replies import weights_by
 from scipy.optimize import linprog
 
 from fairflower.strategies import Superquantile
@@ -16,14 +17,7 @@ EXAMPLES = np.array([100, 300, 400, 200])
 
 def weights(theta: float, losses, examples=EXAMPLES) -> np.ndarray:
     rounds = Rounds(Superquantile(theta=theta), {"x": np.zeros(1)}, range(len(losses)))
-    rounds.step(
-        {k: {"x": np.array([1.0 + k])} for k in range(len(losses))},
-        {k: int(n) for k, n in enumerate(examples)},
-        metrics={k: {"received_loss": loss} for k, loss in enumerate(losses)},
-    )
-    found = np.asarray(rounds.strategy.diagnostics["weights"])
-    assert rounds.model["x"][0] == pytest.approx(found @ (1 + np.arange(len(losses))))
-    return found
+    return weights_by("received_loss", rounds, losses, examples)
 
 
 @settings(deadline=None, max_examples=40)

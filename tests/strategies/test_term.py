@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from replies import weights_by
 
 from fairflower.strategies import TERM
 from fairflower.testing.rounds import Rounds
@@ -15,14 +16,7 @@ EXAMPLES = np.array([10, 500, 90])
 
 def weights(t: float, losses, examples=EXAMPLES) -> np.ndarray:
     rounds = Rounds(TERM(t=t), {"x": np.zeros(1)}, range(len(losses)))
-    rounds.step(
-        {k: {"x": np.array([1.0 + k])} for k in range(len(losses))},
-        {k: int(n) for k, n in enumerate(examples)},
-        metrics={k: {"received_loss": loss} for k, loss in enumerate(losses)},
-    )
-    found = rounds.strategy.diagnostics["weights"]
-    assert rounds.model["x"][0] == pytest.approx(found @ (1 + np.arange(len(losses))))
-    return found
+    return weights_by("received_loss", rounds, losses, examples)
 
 
 @given(
