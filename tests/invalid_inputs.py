@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('train.logit-adjustment=on', "train.logit-adjustment = 'on': expected true or false, got str."),
             ('train.device=gpu', "train.device = 'gpu': expected auto, cpu, cuda, cuda:N or mps."),
             ('train.learning-rate=0.1', "Unknown run config key 'train.learning-rate'. Did you mean 'train.lr'?"),
-            ('evaluate.auc=true -s evaluate.by=clients', "evaluate.auc = true: only the server computes the AUC. Set evaluate.by to 'server'"),
+            ('evaluate.auc=true -s evaluate.by=clients', "evaluate.auc = true: clients compute no AUC. Set evaluate.by to both."),
             ('measure.memory-mb=0', 'measure.memory-mb = 0: expected at least 1.'),
             ('measure.rho=-1', 'measure.rho = -1.0: expected at least 0.'),
             ('evaluate.by=nobody', "evaluate.by = 'nobody': expected one of server, clients, both."),

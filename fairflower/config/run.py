@@ -48,13 +48,7 @@ from fairflower.config.text import (
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import (
-    ADAPTABLE,
-    MEASUREMENTS,
-    MODEL_OF,
-    PLAIN_CLIENTS,
-    PRETRAINED,
-)
+from fairflower.registry import ADAPTABLE, MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED
 from fairflower.registry.user_metrics import load_metrics
 
 
@@ -417,10 +411,7 @@ def _check_amounts(config: RunConfig) -> None:
             "server must test on it. Set evaluate.by to server or both, or remove data.held-out."
         )
     if config.evaluate.auc and config.evaluate.by == "clients":
-        raise ConfigError(
-            "evaluate.auc = true: only the server computes the AUC. Set evaluate.by to 'server' or "
-            "'both', or remove evaluate.auc."
-        )
+        raise ConfigError("evaluate.auc = true: clients compute no AUC. Set evaluate.by to both.")
     if config.evaluate.adabn and not config.data.held_out:
         raise ConfigError(
             "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. "
