@@ -60,7 +60,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.augment=yes', "data.augment = 'yes': expected true or false, got str."),
             ('data.test-examples=1', "Domain 'plain' has too few test examples: 1 for 5 clients. Lower data.clients-per-domain or raise data.test-examples."),
             ('data.test-examples=-1', 'data.test-examples = -1: expected at least 0.'),
-            ('data.dirichlet-alpha=1e308', 'data.dirichlet-alpha = 1e+308: expected from 0 to 1e+06.'),
+            ('data.dirichlet-alpha=1e308', 'data.dirichlet-alpha = 1e+308: expected at most 1000000.0.'),
             ('data.dirichlet-alpha=-1', 'data.dirichlet-alpha = -1.0: expected at least 0.'),
             ('data.dirichlet-alpha=nan', 'data.dirichlet-alpha = nan: expected a finite number.'),
             ('data.corrupted-clients=5', 'data.corrupted-clients = 5: at least one of the 5 clients of a domain must stay clean. Lower it, or raise data.clients-per-domain.'),

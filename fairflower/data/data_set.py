@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.config import DataConfig, names_in, unknown
+from fairflower.config import DataConfig, unknown
 from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
 from fairflower.data.files import MAX_CLASSES, data_folder, logger
 from fairflower.errors import DataError
@@ -304,12 +304,12 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
     >>> select_domains("b, a", ["a", "b", "c"]), select_domains("", ["a", "b"])
     (('b', 'a'), ('a', 'b'))
     """
-    if not (isinstance(domains, list | tuple) and all(isinstance(name, str) for name in domains)):
+    if not (isinstance(domains, Sequence) and all(isinstance(name, str) for name in domains)):
         raise DataError(
             f"all_domains() returned {domains!r}: expected a list or tuple of names, in an order "
             "that is always the same."
         )
-    chosen = names_in(wanted) or [*domains]
+    chosen = [name.strip() for name in wanted.split(",")] if wanted.strip() else [*domains]
     for name in chosen:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from command import call
+from parametrize import mark_others_nightly
 from rich.console import Console
 from run_folders import constant, make_run, rising
 
@@ -296,7 +297,10 @@ def blocks(name: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/python.md", 5)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    mark_others_nightly([("README.md", 1), ("docs/python.md", 5)], [("README.md", 1)]),
+)
 def test_the_python_of_the_documents_works(name, count, tmp_path, monkeypatch) -> None:
     """In order, as in a notebook, with few examples, rounds and federations."""
     run, compare, read = ff.run, ff.compare, ff.read

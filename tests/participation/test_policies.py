@@ -386,12 +386,10 @@ def test_an_invalid_line_of_a_trace_is_named(tmp_path: Path, text: str) -> None:
         read_availability(str(file), 0)
 
 
-def test_a_round_without_available_clients_ends_the_run(tmp_path: Path) -> None:
-    file = tmp_path / "trace.csv"
-    file.write_text("round,client\n1,0\n3,0\n")
-    run_config = config(tmp_path, **{"participation.availability": str(file)})
-    with pytest.raises(RoundFailed, match="Round 2: no client is available"):
-        session(run_config).run()
+def test_a_strategy_fails_a_round_without_available_clients() -> None:
+    rounds = Rounds(FedAvg(availability=lambda number, clients: []), MODEL, range(2))
+    with pytest.raises(RoundFailed, match="Round 1: no client is available"):
+        rounds.ask()
 
 
 def test_markov_availability_has_its_stationary_share() -> None:
