@@ -226,7 +226,7 @@ def read_run(path: str | Path) -> Run:
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
-        if status != "completed":
+        if status != "completed" and config["checkpoint.every"]:
             reason += " The run can be resumed from its last checkpoint."
         raise RunFolderError(
             f"{path} has no completely trained and tested round ({status}).{reason}"

@@ -56,8 +56,8 @@ class RunSetup:
     registry: ClientRegistry
     evaluator: CentralizedEvaluator
     strategy: FairStrategy
-    #: Whether this machine has the examples; otherwise only the clients have them.
-    has_data: bool
+    #: The federation with its examples; None if only the clients have them.
+    examples: Federation | None
 
     def enroll(self, nodes: Mapping[int, int]) -> None:
         """Pass each client's node and number of training examples to the strategy."""
@@ -112,9 +112,8 @@ class RunSetup:
             facts["groups"] = {federation.groups: list(federation.group_names)}
         if places := self.config.evaluate.metrics:
             facts["metrics"] = directions(load_metrics(places))
-        if self.has_data:
-            tests = self.config.evaluate.by != "clients"
-            facts["digest"] = (federation if tests else prepare(self.config.data)).digest
+        if self.examples:
+            facts["digest"] = self.examples.digest
         if isinstance(self.registry, SiteRegistry):  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
@@ -145,9 +144,11 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_available(config, strategy, num_clients)
     if isinstance(strategy.availability, Trace):
         strategy.availability.warn_about_unknown_clients(num_clients)
-    by_server = config.evaluate.by != "clients"
-    apart = is_deployed(grid) or config.ray_address or isinstance(registry, SiteRegistry)
-    setup = RunSetup(config, federation, registry, evaluator, strategy, by_server or not apart)
+    examples: Federation | None = federation
+    if config.evaluate.by == "clients":
+        apart = is_deployed(grid) or config.ray_address or isinstance(registry, SiteRegistry)
+        examples = None if apart else prepare(config.data)
+    setup = RunSetup(config, federation, registry, evaluator, strategy, examples)
     setup.enroll(registry.nodes)
     return setup
 
