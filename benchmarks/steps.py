@@ -1,4 +1,4 @@
-"""Measure the cost of methods of local training: an epoch of each, relative to plain SGD.
+"""Measure the cost of ways to train: an epoch of each client, relative to plain SGD.
 
     python benchmarks/steps.py            # a minute
     python benchmarks/steps.py --quick

@@ -47,6 +47,7 @@ API = {
     "fairflower.classic.client": "Classic Flower, the client",
     "fairflower.data": "Data",
     "fairflower.models": "Models",
+    "fairflower.participation": "Participation",
     "fairflower.arguments": "Arguments",
     "fairflower.testing": "Testing",
     "fairflower.trackers": "Trackers",

@@ -27,10 +27,12 @@ from fairflower import registry
 from fairflower import strategies as shipped
 from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Cohort
+from fairflower.aggregation.participation import Draw
 from fairflower.clients import fisher_diagonal, mean_loss, mean_representation
 from fairflower.config import DataConfig
 from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
+from fairflower.leaderboard.design import Design
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -344,7 +346,7 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
     methods = ["--clients=sgd,reviews:Focal", "--strategies=fedavg,afl", "--output-dir=out"]
     call("compare", "--data=reviews:Reviews", "--seeds=0", "--jobs=1", *methods, *options)
     runs = [read_run(path) for path in sorted(Path("out/runs").iterdir())]
-    assert len(runs) == 6  # uniform averaging is in every comparison
+    assert len(runs) == 6  # uniform is in every comparison
     for run in runs:
         assert run.config["model.name"] == "embedding-bag"
         # Praise or complaint is in the first word: what is learned in one shop helps the others.
@@ -420,11 +422,24 @@ def test_the_documented_private_strategy_can_be_constructed(programs: Any) -> No
     assert isinstance(wrapper.strategy, FairStrategy)
 
 
-def test_the_documented_program_of_sums_per_node_prints_its_value(
-    programs: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    programs("sums-per-node")
-    assert f"{float(capsys.readouterr().out):.2f}" == "0.69"
+def test_the_documented_policy_alternates_between_even_and_odd_clients(programs: Any) -> None:
+    policy = programs("half.py")["EvenOdd"]()
+    for server_round in (1, 2):
+        draw = Draw(server_round, tuple(range(9)), size=3)
+        chosen = policy.choose(draw, {})
+        assert len({*chosen}) == 3
+        assert {client % 2 for client in chosen} == {server_round % 2}
+    assert [*policy.choose(Draw(2, (1,), size=1), {})] == [1]
+
+
+def test_the_documented_leaderboard_is_a_valid_design(tmp_path: Path) -> None:
+    (design,) = re.findall(r"```toml\n(.+?)```", (DOCS / "leaderboard.md").read_text(), re.S)
+    path = tmp_path / "board.toml"
+    path.write_text(design)
+    board = Design.read(path)
+    assert [benchmark.name for benchmark in board.benchmarks] == ["digits"]
+    config = board.config(board.benchmarks[0], "fedheal", 3)
+    assert (config.data.name, config.data.seed, config.num_server_rounds) == ("uci-digits", 3, 30)
 
 
 @pytest.mark.parametrize("path", needs.DOCUMENTS, ids=lambda path: path.name)

@@ -54,7 +54,7 @@ def tiny_network(name: str, seed: int = 0) -> Classifier:
 
 
 def trainer_case(name: str) -> TrainerCase:
-    """Return the test case of a registered method of local training."""
+    """Return the test case of a registered trainer."""
     return TrainerCase(CLIENTS[name], lambda: tiny_network(name), exchanges=lambda: exchanges(name))
 
 
@@ -102,7 +102,7 @@ def quadratic_trainer(
 
 
 def exchanges(name: str) -> list[Any]:
-    """Return the exchanges of a method of local training, as a session creates them."""
+    """Return the exchanges of a trainer, as a session creates them."""
     created = CLIENTS[name].make_exchanges({})
     for exchange in created:
         if isinstance(exchange, SemanticAnchors):

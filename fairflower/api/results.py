@@ -91,7 +91,7 @@ class Results(Sequence["Result"]):
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """Differences from FedAvg and from uniform averaging, paired by seed.
+        """Differences from FedAvg and from uniform weights, paired by seed.
 
         `fairflower.report.frames.differences_frame` describes the columns.
         """

@@ -72,7 +72,7 @@ def run(
         TOML file. ``fairflower list settings`` shows all keys. The other arguments override these
         settings.
     strategy, client : str, class or mapping, optional
-        Strategy and method of local training: ``"fedheal:tau=0.4"``, ``FedHEAL``, or
+        Strategy and client: ``"fedheal:tau=0.4"``, ``FedHEAL``, or
         ``{"name": "fedheal", "tau": 0.4}``. Default: the methods of ``settings``.
     seed : int, optional
         Random seed for everything except the partition. Default: ``seed`` in ``settings``,
@@ -161,10 +161,10 @@ def compare(
         ``settings`` names, or to all strategies that have them if it names none; likewise
         ``client.*``.
     strategies : str, class, mapping or an iterable of these, optional
-        Strategies to compare; uniform averaging is always added. Default: FedAvg and the strategy
+        Strategies to compare; `uniform` is always added. Default: FedAvg and the strategy
         in ``settings``.
     clients : str, class, mapping or an iterable of these, optional
-        Methods of local training; each is combined with every strategy. Default: the method in
+        Ways to train; each is combined with every strategy. Default: the client in
         ``settings``.
     federations : iterable of int, or str, optional
         Federations, as numbers: ``range(20)``, ``[0, 7]`` or ``"0-19"``. Each number is the random

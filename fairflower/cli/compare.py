@@ -36,7 +36,7 @@ def compare(
         str | None,
         typer.Option(
             help="Comma-separated strategies, with arguments after colons, for example "
-            "fedavg,fedheal,fedheal:beta=none. Uniform averaging is always added. Default: "
+            "fedavg,fedheal,fedheal:beta=none. uniform is always added. Default: "
             "fedavg and the value of strategy.name."
         ),
     ] = None,
@@ -59,7 +59,7 @@ def compare(
     clients: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated methods of local training, each combined with every strategy, "
+            help="Comma-separated clients (ways to train), each combined with every strategy, "
             "for example sgd,fedprox:mu=0.1. Default: the value of client.name."
         ),
     ] = None,

@@ -22,7 +22,7 @@ _Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 Client = Annotated[
     str | None,
-    typer.Option(help="Method of local training (client.name), for example fedprox:mu=0.1."),
+    typer.Option(help="How clients train (client.name), for example fedprox:mu=0.1."),
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
 Device = Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")]

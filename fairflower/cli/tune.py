@@ -40,13 +40,13 @@ def tune(
         str | None,
         typer.Option(
             help="Comma-separated strategies; arguments given after colons are not tuned. "
-            "Uniform averaging is always added. Default: fedavg and the value of strategy.name."
+            "uniform is always added. Default: fedavg and the value of strategy.name."
         ),
     ] = None,
     clients: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated methods of local training, each combined with every strategy. "
+            help="Comma-separated clients (ways to train), each combined with every strategy. "
             "Default: the value of client.name."
         ),
     ] = None,

@@ -42,7 +42,7 @@ class FedSAM(SAM):
     Parameters
     ----------
     rho
-        Radius of the perturbation. Default 0.1 (Caldarola et al., CIFAR-10; FedGCR's table: 0.05).
+        Radius of the perturbation. Default 0.1 (Caldarola et al., CIFAR-10; FedGCR's code: 0.05).
 
     See Also
     --------

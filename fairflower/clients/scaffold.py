@@ -19,6 +19,8 @@ class SCAFFOLD(Trainer):
     including weight decay. With momentum, S lr is replaced by the distance that S steps cover if
     the gradient is always 1; the estimate is then still a weighted mean of gradients.
 
+    With strategies that weigh clients, see the remark on weights in ``ControlVariates``.
+
     Raises
     ------
     ConfigError

@@ -318,7 +318,7 @@ class StrategyConfig(MethodSpec):
 
 @dataclass(frozen=True)
 class ClientConfig(MethodSpec):
-    """The method of local training in a run.
+    """The way in which the clients of a run train.
 
     >>> ClientConfig("fedprox", {"mu": 0.1}).to_flat()
     {'client.name': 'fedprox', 'client.mu': 0.1}
@@ -328,7 +328,7 @@ class ClientConfig(MethodSpec):
     TABLE: ClassVar[str] = "client"
     KEY: ClassVar[str] = "client.name"
     HELP: ClassVar[str] = (
-        "Method of local training: a name from `fairflower list clients`, or module:Class."
+        "How clients train: a name from `fairflower list clients`, or module:Class."
     )
     REGISTRY: ClassVar[MethodRegistry] = CLIENTS
     REMEDY: ClassVar[str] = (

@@ -18,6 +18,12 @@ class ControlVariates(Exchange):
     Clients return the changes c_k+ - c_k. The server adds them to c, independently of the weights
     of the models: c <- c + (1/N) sum_{k in cohort} (c_k+ - c_k), where N is the number of all
     clients (the paper's Eq. 5). The server's step size is 1.
+
+    As in the paper, c is a plain mean. Once the control variates have converged, every client
+    follows the mean gradient, so a run converges to the optimum of the clients' mean loss, whatever
+    weights the strategy gives. (FedDyn's authors weigh c in their code of SCAFFOLD.) Clients keep
+    whole changes, also if bounds clip what the server adds to c; then c is no longer the mean, and
+    a run does not converge to this optimum.
     """
 
     name = "control"

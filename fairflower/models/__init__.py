@@ -20,7 +20,7 @@ from fairflower.registry import KINDS, MODELS
 class Classifier(nn.Module):
     """Base class of models: a feature extractor with a linear head, ``head(features(x))``.
 
-    Some methods of local training, such as MOON and FedProto, use the features. A subclass sets
+    Some clients, such as MOON and FedProto, use the features. A subclass sets
     ``head`` and defines ``features``. Its constructor gets the number of classes and the shape of
     an example: (channels, height, width) for an image, (D,) for D features, or (vocabulary, length)
     for token ids from 0 to vocabulary - 1.

@@ -221,7 +221,7 @@ class Plan:
         flat, shared, clients
             As in `grid_configs`.
         strategies : sequence
-            Strategies; uniform averaging is always added. If empty, FedAvg and the strategy that
+            Strategies; `uniform` is always added. If empty, FedAvg and the strategy that
             ``flat`` names are used.
         seeds : sequence of int
             Seeds of the runs.

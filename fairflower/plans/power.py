@@ -43,7 +43,7 @@ class Power:
 
 
 def comparisons_of(plan: Plan) -> int:
-    """Return how many methods are compared with uniform averaging for the same client.
+    """Return how many methods are compared with uniform weights for the same client.
 
     >>> from fairflower.config import StrategyConfig
     >>> plan = Plan.grid({}, StrategyConfig.parse("fedavg,fedheal"), [0, 1])
@@ -57,7 +57,7 @@ def comparisons_of(plan: Plan) -> int:
 def spreads(runs: Sequence[Run]) -> list[Spread]:
     """Return the spread of paired differences from Uniform: worst domain, STD and average.
 
-    Raises ``ConfigError`` if no method shares two federations or seeds with uniform averaging.
+    Raises ``ConfigError`` if no method shares two federations or seeds with uniform weights.
     """
     variances: dict[str, list[float]] = {}
     margins: dict[str, float] = {}
@@ -76,7 +76,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
     if not variances:
         raise ConfigError(
             "The spread cannot be estimated from the earlier runs, because no method shares two "
-            "federations or seeds with uniform averaging. Choose other runs with --pilot."
+            "federations or seeds with uniform weights. Choose other runs with --pilot."
         )
     return [
         Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), units[0])
@@ -109,7 +109,7 @@ def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
 def design_power(known_spreads: Sequence[Spread], methods: int, federations: int) -> list[Power]:
     """Return the detectable difference and the number of federations needed, for each metric.
 
-    ``methods`` methods are compared with uniform averaging, with a Bonferroni correction over
+    ``methods`` methods are compared with uniform weights, with a Bonferroni correction over
     methods and metrics. Tests are paired two-sided t tests; two one-sided tests show equivalence
     (`fairflower.statistics.power`).
     """

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017) and uniform averaging."""
+"""FedAvg (McMahan et al., AISTATS 2017) and uniform weights."""
 
 from __future__ import annotations
 

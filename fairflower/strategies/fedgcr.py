@@ -48,6 +48,10 @@ class FedGCR(ClusteringMixin, FairStrategy):
         sum of the weights    1 (not constrained   1                       1
                               in Algorithm 1)
 
+    With several local epochs, L_k is over all epochs, where Algorithm 1 keeps the last one's sum
+    (the paper has one epoch). The received model's loss is a mean over images, in the released
+    code over batches.
+
     Every client sends an ArrayRecord named ``received_representation`` (``representation`` for a
     trained model) with an array named ``h`` that has the same length for all clients, and reports
     ``train_loss`` (``"released"``: ``received_loss``). Clients of fairflower do so on request, for

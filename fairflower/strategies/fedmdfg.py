@@ -64,7 +64,8 @@ class FedMDFG(FairStrategy):
     2 s + 1 step lengths in every round, which needs more messages; here the step is as long as the
     mean update (Appendix A.3). This class is reconstructed from that appendix, because the main
     text was not available. The scaling to the mean norm is from the authors' code, and so is the
-    use of the last round's updates, which keep the mean norm of their round. That code also uses
+    use of the last round's updates, which keep the mean norm of their round. That code's step is as
+    long as the mean of the scaled updates, which differs if norms differ widely. It also uses
     g_fair if a client's loss rises above its mean so far; the appendix and this class do not.
 
     Examples

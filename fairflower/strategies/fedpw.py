@@ -77,7 +77,8 @@ class FedPW(FairStrategy):
     Notes
     -----
     Only the paper's abstract and code were available. The order of the steps is that of the code
-    and agrees with the abstract.
+    and agrees with the abstract. The code's training loss is the mean over batches, in which a
+    smaller last batch counts in full; here it is the mean over examples.
 
     Both variants handle cases that the code does not. A negative weight w_k is set to 0: that of a
     client whose update opposes the sum of all updates, or, with b above 1, of a client whose loss

@@ -1,4 +1,4 @@
-"""Checks for methods of local training, alone and with strategies."""
+"""Checks for trainers, alone and with strategies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Model = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class TrainerCase:
-    """A method of local training with toy data."""
+    """A trainer with toy data."""
 
     kind: type[Trainer]
     #: Returns the same network on every call, for 8x8 gray images in `CLASSES` classes.
@@ -87,7 +87,7 @@ class TrainerCase:
 def check_trainer(
     kind: type[Trainer], *, model: Callable[[], Classifier] = tiny_model, **arguments: Any
 ) -> None:
-    """Run all `CHECKS` on a method of local training; this takes a few seconds.
+    """Run all `CHECKS` on a trainer; this takes a few seconds.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class TrainerSpec(Configurable):
 
 
 class Trainer(TrainerSpec, Configurable):
-    """Base class of all methods of local training; on its own, it does plain training.
+    """Base class of all trainers; on its own, it does plain local training.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
     the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and

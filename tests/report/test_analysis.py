@@ -26,7 +26,7 @@ from fairflower.report.pages import markdown_tables
 
 
 def grid(root: Path) -> list[Run]:
-    """Two clients times FedAvg, uniform averaging and AFL, with two seeds each."""
+    """Two clients times FedAvg, uniform weights and AFL, with two seeds each."""
     return [
         read_run(
             make_run(

@@ -218,8 +218,8 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
 
 def test_a_report_without_uniform_averaging_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
-    assert "Uniform averaging is not among the runs" in printed_tables(folder)
-    assert "Uniform averaging is not" not in printed_tables(*runs_with(tmp_path, "uniform", [0.5]))
+    assert "Uniform weights are not among the runs" in printed_tables(folder)
+    assert "Uniform weights are not" not in printed_tables(*runs_with(tmp_path, "uniform", [0.5]))
 
 
 def test_runs_on_different_examples_are_named_and_not_compared(tmp_path: Path) -> None:

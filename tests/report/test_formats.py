@@ -20,7 +20,7 @@ from fairflower.report.latex import escaped, latex
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Three methods with three seeds: FedHEAL is best on domain a, uniform averaging second."""
+    """Three methods with three seeds: FedHEAL is best on domain a, uniform weights second."""
     starts = {"fedavg": 0.4, "uniform": 0.5, "fedheal": 0.6}
     return [
         make_run(tmp_path / f"{label}-{seed}", rising(a + seed / 100), label=label, seed=seed)

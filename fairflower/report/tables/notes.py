@@ -195,7 +195,7 @@ def notes(comparison: Comparison) -> list[str]:
         )
     if all(method.strategy != "uniform" for method in comparison.methods):
         lines.append(
-            "Uniform averaging is not among the runs. Uniform weights alone often explain much of "
+            "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
         )
     lines += [*_run_notes(comparison), *_undefined(comparison), *_unshared(comparison)]
