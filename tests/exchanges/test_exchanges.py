@@ -65,6 +65,29 @@ def test_control_variates_average_changes_over_all_clients_without_weights():
     assert models_equal(arrays_of(message.content["control"]), exchange.c)
 
 
+def scaffold_limit(strategy: FedAvg) -> float:
+    """Train by SCAFFOLD on a_k (x - b_k)^2 / 2 with one step per round; return the last x."""
+    a, b, lr = {0: 1.0, 1: 1.0, 2: 2.0}, {0: 1.0, 1: 6.0, 2: -4.0}, 0.1
+    rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
+    estimates = dict.fromkeys(range(3), 0.0)
+    for _ in range(400):
+        x, c = float(rounds.model["x"][0]), float(strategy.exchanges[0].c.get("x", [0.0])[0])
+        gradients = {k: a[k] * (x - b[k]) for k in range(3)}
+        changes = {k: gradients[k] - estimates[k] for k in range(3)}
+        steps = {k: {"x": np.array([-lr * (c - estimates[k] + gradients[k])])} for k in range(3)}
+        measured = {k: {"control": {"x": np.array([change])}} for k, change in changes.items()}
+        rounds.step(steps, {0: 10, 1: 30, 2: 60}, measured=measured)
+        estimates = gradients
+    return float(rounds.model["x"][0])
+
+
+def test_scaffold_converges_to_the_optimum_of_the_mean_loss_with_any_weights():
+    """(1 + 6 - 2 * 4) / (1 + 1 + 2) = -0.25; weighted by examples it would be -1.8125."""
+    assert scaffold_limit(FedAvg(exchanges=[ControlVariates()])) == pytest.approx(-0.25, abs=1e-5)
+    clipped = FedAvg(exchanges=[ControlVariates()], clip_update_median=1.0)
+    assert abs(scaffold_limit(clipped) + 0.25) > 0.1
+
+
 # --- FedDyn's regularizer ------------------------------------------------------------------
 
 
