@@ -454,19 +454,40 @@ def test_the_gains_over_fedavg_in_what_holds_match_the_leaderboard(findings: Fin
     assert f"gain {uci} points over FedAvg in the worst half on the UCI digits and {digits}" in text
 
 
-def test_the_other_readings_in_what_holds_match_their_summary() -> None:
+def readings_of_eq_1(data: str, baseline: str) -> dict[str, Contrast]:
+    """Return each reading's differences from a baseline."""
+    (chapter,) = analyze(read_summary(EXPERIMENTS / f"fisher-readings-{data}.csv")).chapters
+    found = {}
+    for method, by_baseline in chapter.contrasts.against_baselines[0].items():
+        if "Reading" in method:
+            reading = re.search("reading=([a-z-]+)", method)
+            found[reading[1] if reading else "printed"] = by_baseline[baseline]
+    return found
+
+
+def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
     page = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
-    (chapter,) = analyze(read_summary(EXPERIMENTS / "fisher-readings-office.csv")).chapters
-    readings = {
-        method.partition("Reading:")[2]: by_baseline["Uniform"]
-        for method, by_baseline in chapter.contrasts.against_baselines[0].items()
-        if "Reading:" in method
-    }
-    assert not any(of["MIN"][0].sign > 0 for of in readings.values())
-    detectable = [of["MIN"][0].detectable for of in readings.values()]
-    assert f"{number(min(detectable))} to {number(max(detectable))} points would" in page
-    lower = {name for name, of in readings.items() if of["AVG"][0].sign < 0}
-    assert lower == {"t=0.3", "reading=drawn:t=0.3"}  # as printed, and with drawn labels
+    text = " ".join(page.split())
+    office = readings_of_eq_1("office", "Uniform")
+    assert not any(of["MIN"][0].sign > 0 for of in office.values())
+    detectable = [of["MIN"][0].detectable for of in office.values()]
+    assert f"{number(min(detectable))} to {number(max(detectable))} points would" in text
+    lower = {name for name, of in office.items() if of["AVG"][0].sign < 0}
+    assert lower == {"printed", "drawn"}
+
+    over_fedavg, digits = (readings_of_eq_1("digits", name) for name in ("FedAvg", "Uniform"))
+    hold = {"unit", "layers", "by-layer"}
+    for metric, better in (
+        ("MIN", hold),
+        ("STD", hold - {"by-layer"}),
+        ("AVG", hold | {"summed"}),
+    ):
+        assert {name for name, of in over_fedavg.items() if of[metric][1] > 0} == better
+    assert all(digits[name]["MIN"][0].equivalent for name in hold)
+    assert not any(sign > 0 for of in digits.values() for *_, sign in of.by_metric)
+    assert {n for n, of in digits.items() if of["MIN"][0].sign < 0} == {"printed", "drawn"}
+    lower = {name for name, of in digits.items() if of["AVG"][0].sign < 0}
+    assert lower == {"printed", "drawn", "batches"}
 
 
 #: A mean with its interval: "1.46 points [0.89, 2.04]".
@@ -505,8 +526,8 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):
             pairs = (findings.against(benchmark, method, "fedavg", of) for of in (None, std))
             one += filter(None, pairs)
-    for name in ("heart-disease.csv", "fisher-readings-office.csv"):
-        (chapter,) = analyze(read_summary(EXPERIMENTS / name)).chapters
+    for name in ("heart-disease", "fisher-readings-office", "fisher-readings-digits"):
+        (chapter,) = analyze(read_summary(EXPERIMENTS / f"{name}.csv")).chapters
         for contrasts in chain.from_iterable(
             by.values() for by in chapter.contrasts.against_baselines
         ):
