@@ -382,9 +382,7 @@ class EvaluateConfig:
         choices=("server", "clients", "both"),
     )
     every: int = setting(
-        1,
-        "Number of rounds between two tests. The model of the last round is always tested.",
-        min=1,
+        1, "Number of rounds between two tests. The last model is always tested.", min=1
     )
     batch_size: int = setting(500, "Number of examples per forward pass in a test.", min=1)
     test: bool = setting(
@@ -393,9 +391,7 @@ class EvaluateConfig:
         "as in the trials of `fairflower tune`.",
     )
     auc: bool = setting(
-        False,
-        "Whether the server also computes the AUC. For medical data sets the AUC is always "
-        "computed.",
+        False, "Whether the server also computes the AUC. For medical data sets it always does."
     )
     adabn: bool = setting(
         False,

@@ -26,7 +26,11 @@ class EmbeddingBag(Classifier):
     kinds: ClassVar[tuple[str, ...]] = ("tokens",)
 
     def __init__(
-        self, num_classes: int, shape: tuple[int, int], *, width: Annotated[int, Range(1)] = 64
+        self,
+        num_classes: int,
+        shape: tuple[int, int],
+        *,
+        width: Annotated[int, Range(1, 16384)] = 64,
     ) -> None:
         super().__init__()
         vocabulary, _ = shape

@@ -27,7 +27,11 @@ class MLP(Classifier):
     kinds: ClassVar[tuple[str, ...]] = ("features", "images")
 
     def __init__(
-        self, num_classes: int, shape: tuple[int, ...], *, hidden: Annotated[int, Range(1)] = 64
+        self,
+        num_classes: int,
+        shape: tuple[int, ...],
+        *,
+        hidden: Annotated[int, Range(1, 16384)] = 64,
     ) -> None:
         super().__init__()
         self.layer1 = nn.Linear(math.prod(shape), hidden)
