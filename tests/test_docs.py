@@ -27,7 +27,7 @@ from fairflower import registry
 from fairflower import strategies as shipped
 from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.participation import Draw
+from fairflower.aggregation.participation import Draw, checked_choice
 from fairflower.clients import fisher_diagonal, mean_loss, mean_representation
 from fairflower.config import DataConfig
 from fairflower.data.partition import apply_partitioner
@@ -422,14 +422,11 @@ def test_the_documented_private_strategy_can_be_constructed(programs: Any) -> No
     assert isinstance(wrapper.strategy, FairStrategy)
 
 
-def test_the_documented_policy_alternates_between_even_and_odd_clients(programs: Any) -> None:
-    policy = programs("half.py")["EvenOdd"]()
-    for server_round in (1, 2):
-        draw = Draw(server_round, tuple(range(9)), size=3)
-        chosen = policy.choose(draw, {})
-        assert len({*chosen}) == 3
-        assert {client % 2 for client in chosen} == {server_round % 2}
-    assert [*policy.choose(Draw(2, (1,), size=1), {})] == [1]
+def test_the_documented_policy_chooses_the_smallest_clients(programs: Any) -> None:
+    policy = programs("smallest.py")["Smallest"]()
+    sizes = {1: 50, 3: 9, 4: 20, 7: 20, 8: 20}
+    chosen = [checked_choice(policy, Draw(r, (1, 3, 4, 7, 8), 2, 0, sizes), {}) for r in range(20)]
+    assert {*map(tuple, chosen)} == {(3, 4), (3, 7), (3, 8)}
 
 
 def test_the_documented_leaderboard_is_a_valid_design(tmp_path: Path) -> None:
