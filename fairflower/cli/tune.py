@@ -80,12 +80,6 @@ def tune(
             "--defaults", help="Also test each method with the default values of its arguments."
         ),
     ] = False,
-    prune: Annotated[
-        bool,
-        typer.Option(
-            help="Stop trials early if they are clearly worse than the one with the default values."
-        ),
-    ] = True,
     federations: Annotated[
         str | None,
         typer.Option(
@@ -126,7 +120,7 @@ def tune(
 
     with locked_folder(folder, study=True):
         protocol = TuningProtocol(
-            budget, numbers, select, metric, tune_training, defaults, prune, federated
+            budget, numbers, select, metric, tune_training, defaults, federated
         )
         tuning = TuningStudies(folder, plan.runs, protocol)
         _announce(tuning)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,7 @@ from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.participation.availability import check_availabilities, trace_digest
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.plans.protocol import (
-    STUDY,
-    BaselinePruner,
-    TuningProtocol,
-    effective_sample_size,
-    selection_score,
-)
+from fairflower.plans.protocol import STUDY, TuningProtocol
 from fairflower.plans.search_space import search_space
 from fairflower.plans.study_file import StudyFile
 from fairflower.report import Run, read_run
@@ -68,7 +61,6 @@ class MethodStudy:
             "budget": self.budget,
             "select": self.protocol.select,
             "metric": self.protocol.metric,
-            "prune": self.protocol.prune,
         }
         if trace := trace_digest(self.config.participation.availability):
             facts["availability"] = trace
@@ -138,25 +130,16 @@ class MethodStudy:
             outcome, reason = _outcome(facts)
             if outcome is None:
                 continue
-            run = read_run(path) if outcome == "completed" else _read(path)
             accuracies: list[float] = []
-            if run and outcome == "pruned":
-                accuracies = self.selection_metric(run)[-1].tolist()
-            elif run and outcome == "completed":
-                accuracies = self.selection_metric(run)[run.last()].mean(axis=0).tolist()
+            if outcome == "completed":
+                run = read_run(path)
+                accuracies = self._selection_metric(run)[run.last()].mean(axis=0).tolist()
                 if not run.fully_tested():
                     outcome, reason = "lost", "some domains were not tested in every round"
             ended = replace(trial, outcome=outcome, accuracies=tuple(accuracies), reason=reason)
             self.file.add_trial(self.name, ended)
 
-    def _curve(self, run: Run | None) -> dict[int, float]:
-        """Return the score of each round."""
-        if run is None:
-            return {}
-        pairs = zip(run.rounds.tolist(), self.selection_metric(run), strict=True)
-        return {r: selection_score(self.protocol.select, accuracies) for r, accuracies in pairs}
-
-    def selection_metric(self, run: Run) -> NDArray[np.float64]:
+    def _selection_metric(self, run: Run) -> NDArray[np.float64]:
         """Return the metric of the criterion, shape [rounds, domains]."""
         metric = self.protocol.metric
         return run.accuracy if metric == "accuracy" else run.scores[metric]
@@ -164,14 +147,9 @@ class MethodStudy:
     # --- runs ----------------------------------------------------------------------------
 
     def pending_runs(self) -> list[RunConfig]:
-        """Return the runs that can start now and have not been started.
-
-        The trial with the paper's values comes first, because other trials are pruned by comparison
-        with it. The other trials follow, and then the tests.
-        """
+        """Return the runs that can start now and have not been started: trials, and then tests."""
         left = [trial for trial in self.tuned().trials if trial.outcome == "unfinished"]
-        first = [trial for trial in left if trial.number == 0]
-        ready = [self._trial(trial) for trial in first or left] if left else self._tests()
+        ready = [self._trial(trial) for trial in left] if left else self._tests()
         new = [config for config in ready if config.run_name not in self.submitted]
         self.submitted |= {config.run_name for config in new}
         return new
@@ -237,28 +215,6 @@ class MethodStudy:
         names = f"{file_name(self.name)}-*/run.json"
         return (info.parent for info in (self.folder / "runs").glob(names))
 
-    def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """Return a trial's pruner; None for tests and for the trial with the paper's values."""
-        first, *others = self.tuned().trials
-        names = {self.path(trial.number).name for trial in others}
-        if not self.protocol.prune or not first.completed or config.run_name not in names:
-            return None
-        federation = prepare(config.data)
-        return BaselinePruner.of(
-            self.protocol,
-            federation.domains,
-            self._curve(_read(self.path(0))),
-            config.num_server_rounds,
-            self._images,
-        )
-
-    @cached_property
-    def _images(self) -> float:
-        """Smallest `effective_sample_size` of the validation images of any domain."""
-        federation = prepare(self.config.data)
-        labels = (federation.test(domain, "validation").y for domain in federation.domains)
-        return min(effective_sample_size(y, self.protocol.metric) for y in labels)
-
 
 class TuningStudies:
     """Studies of several methods in a folder; implements `fairflower.plans.parallel.Study`.
@@ -313,10 +269,6 @@ class TuningStudies:
         tuned = [f"{key}={shown(flat[key])}" for key in space if key.startswith("train.")]
         return " ".join([run_title(config), *tuned])
 
-    def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """Return the pruner of a trial that starts, or None."""
-        return self._of(config).watch(config)
-
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
         """Record how a run ended; return new runs to start, and whether the run diverged."""
         method = self._of(config)
@@ -357,8 +309,6 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
         # Other failures, for example a full disk, are not caused by the trial's values.
         prefix = f"{Diverged.__name__}: "
         return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
-    if facts["status"] == "pruned":
-        return "pruned", reason
     return ("completed" if facts["status"] == "completed" else None), ""
 
 

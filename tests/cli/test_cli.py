@@ -664,7 +664,6 @@ def test_a_plan_with_a_pilot_reports_differences_in_points(tmp_path):
         (["--metric=balanced_accuracy"], {"metric": "balanced_accuracy"}),
         (["--tune-training"], {"training": True}),
         (["--defaults"], {"defaults": True}),
-        (["--no-prune"], {"prune": False}),
     ],
 )
 def test_the_options_of_tune_set_its_protocol(options, changed, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from processes import belonging_to, environment, run, started
 from rich.console import Console
 from run_folders import Page
-from studies import Quality, by_tau, metrics_of, run_study, tuned_of, tuning, write_run
+from studies import Quality, by_tau, run_study, tuned_of, tuning, write_run
 
 from fairflower.arguments import Search
 from fairflower.cli.tune import Select
@@ -28,14 +28,9 @@ from fairflower.client_app import app
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed, RunFolderError
+from fairflower.errors import ConfigError, Diverged, RoundFailed, RunFolderError
 from fairflower.plans.execution import locked_folder
-from fairflower.plans.protocol import (
-    STUDY,
-    BaselinePruner,
-    TuningProtocol,
-    effective_sample_size,
-)
+from fairflower.plans.protocol import STUDY, TuningProtocol
 from fairflower.plans.search_space import search_space
 from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
@@ -238,7 +233,7 @@ def test_the_tune_command_offers_every_criterion() -> None:
 @pytest.mark.slow
 def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     studies = tuning(tmp_path)
-    run_study(studies, diverging(above=0.9, otherwise=far_behind))
+    run_study(studies, diverging(above=0.6))
     runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
     page = write_report(analyze(runs, studies.tuned()), tmp_path / "report")
     tables = Page(page.read_text(encoding="utf-8"))
@@ -246,9 +241,9 @@ def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     best = one.chosen
     assert best
     row = tables.table("Tuning")["fedheal"]
-    counts = [len(one.trials), one.count("pruned"), one.count("lost")]
-    assert [row[name] for name in ("trials", "pruned", "lost")] == list(map(str, counts))
-    assert counts[1] > 0 < counts[2]
+    counts = [len(one.trials), one.count("lost")]
+    assert [row[name] for name in ("trials", "lost")] == list(map(str, counts))
+    assert 0 < counts[1] < counts[0]
     assert row["chosen MIN"] == f"{100 * min(best.accuracies):.2f}"
     (cells,) = (
         row for row in tables.tables["Ranges and chosen values"] if row[0] == "strategy.tau"
@@ -268,16 +263,16 @@ def terminal(studies: TuningStudies) -> str:
     return capture.get()
 
 
-# --- failed and pruned trials --------------------------------------------------------------------
+# --- failed trials -------------------------------------------------------------------------------
 
 
-def diverging(above: float, otherwise: Quality) -> Quality:
-    """Return ``otherwise``, but with trials that diverge if tau is greater than ``above``."""
+def diverging(above: float) -> Quality:
+    """Return `by_tau`, but with trials that diverge if tau is greater than ``above``."""
 
     def quality(config: RunConfig) -> tuple[float, float]:
         if float(config.strategy.args.get("tau") or 0) > above and not config.evaluate.test:
             raise Diverged("Round 2: 0 of 2 clients\n  client 0: the loss became nan")
-        return otherwise(config)
+        return by_tau(config)
 
     return quality
 
@@ -285,7 +280,7 @@ def diverging(above: float, otherwise: Quality) -> Quality:
 @pytest.mark.slow
 def test_a_trial_that_diverges_is_lost_and_other_trials_continue(tmp_path: Path) -> None:
     studies = tuning(tmp_path)
-    run_study(studies, diverging(above=0.5, otherwise=by_tau))
+    run_study(studies, diverging(above=0.5))
     one = tuned_of(studies, "fedheal")
     lost = [trial for trial in one.trials if trial.outcome == "lost"]
     assert lost
@@ -335,8 +330,8 @@ def test_the_papers_values_are_not_tested_if_their_trial_diverged(
 @pytest.mark.slow
 def test_a_trial_without_a_result_for_every_domain_is_lost(tmp_path: Path) -> None:
     studies = tuning(tmp_path, "fedheal")
-    (config,) = (c for c in studies.plan.runs if c.strategy.name == "fedheal")
-    write_run(config, (0.9, 0.8), None)
+    config = next(c for c in studies.plan.runs if c.strategy.name == "fedheal")
+    write_run(config, (0.9, 0.8))
     history = tmp_path / "trials" / config.run_name / "history.csv"
     lines = history.read_text().splitlines(keepends=True)
     history.write_text("".join(x for x in lines if not x.startswith("4,validation,rotated")))
@@ -402,64 +397,6 @@ def test_a_trial_that_fails_without_divergence_is_repeated(
     assert {t.outcome for one in again.tuned() for t in one.trials} == {"completed"}
 
 
-def far_behind(config: RunConfig) -> tuple[float, float]:
-    tau = float(config.strategy.args.get("tau") or 0.3)
-    return (0.8 if tau < 0.6 else 0.05), 0.8
-
-
-@pytest.mark.slow
-def test_pruning_of_trials_behind_the_papers_values_does_not_depend_on_the_order(
-    tmp_path: Path,
-) -> None:
-    tuned = []
-    for last_first in (False, True):
-        studies = tuning(tmp_path / str(last_first))
-        run_study(studies, far_behind, last_first=last_first)
-        tuned.append(studies.tuned())
-    assert tuned[0] == tuned[1]
-    (one,) = (one for one in tuned[0] if one.method == "fedheal")
-    for trial in one.trials:
-        expected = "pruned" if trial.values["strategy.tau"] >= 0.6 else "completed"
-        assert trial.outcome == expected
-    assert one.count("pruned") > 0
-    whole = tuning(tmp_path / "whole", prune=False)
-    run_study(whole, far_behind)
-    assert tuned_of(whole, "fedheal").count("pruned") == 0
-
-
-def test_the_pruning_floor_is_ten_points_or_two_standard_errors_below_the_baseline() -> None:
-    curve = {1: 0.9, 2: 0.5, 4: 0.8}
-    protocol = TuningProtocol(5, [1, 2], "worst")
-    of_many = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=10_000)
-    of_few = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=18)
-    assert of_many.floors == pytest.approx({2: 0.4, 4: 0.7})
-    assert of_few.floors == pytest.approx({2: 0.5 - 1 / 3, 4: 0.8 - 1 / 3})
-    of_many(1, metrics_of({"a": 0.0, "b": 0.0}))
-    of_many(4, metrics_of({"a": 0.71, "b": 0.9}))
-    with pytest.raises(Pruned, match=r"in round 4: 69.0 % .* floor of 70.0 %"):
-        of_many(4, metrics_of({"a": 0.69, "b": 0.9}))
-    at_the_floor = BaselinePruner("worst", of_many.metrics, {4: 7 / 12 - 0.5})  # just above 1 / 12
-    at_the_floor(4, metrics_of({"a": 1 / 12, "b": 0.9}))
-    of_many(3, metrics_of({"a": 0.0, "b": 0.9}))  # a round without accuracies of the baseline
-    of_many(4, metrics_of({"a": math.nan, "b": 0.9}))  # a domain that was not tested
-    balanced = TuningProtocol(5, [1, 2], "average", "balanced_accuracy")
-    with pytest.raises(Pruned, match=r"20.0 % .* floor of 70.0 %"):
-        BaselinePruner.of(balanced, "ab", curve, 4, 10_000)(4, metrics_of({"a": 0.71, "b": 0.89}))
-
-
-def test_the_effective_sample_size_of_balanced_accuracy_follows_from_its_variance() -> None:
-    labels = np.repeat(np.arange(4), [58, 15, 4, 2])
-    assert effective_sample_size(labels, "accuracy") == 79
-    even = np.repeat(np.arange(4), 20)
-    assert effective_sample_size(even, "balanced_accuracy") == pytest.approx(80)
-    # By definition: the variance of the mean recall if each image is right with probability 1/2.
-    rng = np.random.default_rng(0)
-    right = rng.random((20_000, len(labels))) < 0.5
-    recalls = [right[:, labels == c].mean(axis=1) for c in range(4)]
-    expected = 0.25 / np.mean(recalls, axis=0).var()
-    assert effective_sample_size(labels, "balanced_accuracy") == pytest.approx(expected, rel=0.05)
-
-
 # --- resumed studies -----------------------------------------------------------------------------
 
 
@@ -483,8 +420,8 @@ def test_a_stopped_study_continues_with_the_remaining_runs(most: int, tmp_path: 
 @pytest.mark.slow
 def test_a_study_without_study_json_is_restored_from_its_run_folders(tmp_path: Path) -> None:
     first = tuning(tmp_path)
-    run_study(first, far_behind)
-    assert tuned_of(first, "fedheal").count("pruned")
+    run_study(first, diverging(above=0.6))
+    assert tuned_of(first, "fedheal").count("lost")
     (tmp_path / STUDY).unlink()
     with locked_folder(tmp_path, study=True):
         again = tuning(tmp_path)
@@ -557,7 +494,6 @@ def test_a_damaged_trial_is_refused(trial: dict[str, Any], says: str, tmp_path: 
         ({"settings": {"data.seed": 1}}, r"different settings: data.seed was 0 and is now 1"),
         ({"budget": 6}, r"different budget: it was 5 and is now 6"),
         ({"select": "average"}, r"different select: it was worst and is now average"),
-        ({"prune": False}, r"different prune: it was True and is now False"),
     ],
 )
 def test_a_study_with_changed_settings_is_refused(changes: Any, says: str, tmp_path: Path) -> None:
@@ -637,7 +573,7 @@ def test_labels_of_test_images_do_not_influence_trials_or_choices(tmp_path: Path
         todo = list(studies.plan.runs)
         for config in todo:  # the list grows
             grid = InlineGrid(app, len(prepare(config.data).clients))
-            path = Session(grid, config, Console(quiet=True), on_round=studies.watch(config)).run()
+            path = Session(grid, config, Console(quiet=True)).run()
             if config.evaluate.test:
                 tested.append((path / "history.csv").read_text())
             todo += studies.ended(config, None)[0]
