@@ -10,6 +10,7 @@ from typing import Any
 from fairflower.config import RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import Diverged, RoundFailed
+from fairflower.participation.availability import trace_digest
 from fairflower.plans.plan import Plan
 from fairflower.plans.protocol import TuningProtocol
 from fairflower.plans.tuning import TuningStudies
@@ -76,6 +77,8 @@ def write_run(
     """Write a run folder as plain text, with these accuracies from the second round on."""
     federation = prepare(config.data)
     folder = Path(config.output_dir) / config.run_name
+    if (folder / "run.json").exists() and not config.resume:
+        folder = folder.with_name(f"{folder.name}-2")
     folder.mkdir(parents=True, exist_ok=True)
     status, reason = (
         ("failed", f"{type(error).__name__}: {error}") if error else ("completed", None)
@@ -94,6 +97,8 @@ def write_run(
         **{"label": config.label, "status": status, "error": reason, "rounds": 4},
         "domains": list(federation.domains),
         "clients": [vars(client) for client in federation.clients],
+        "digest": federation.digest,
+        "availability": trace_digest(config.participation.availability),
     }
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "history.csv").write_text("\n".join(lines) + "\n")

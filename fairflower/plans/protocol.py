@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Name of a study's file.
-STUDY = "study.json"
-
 #: Key of the fraction of validation images, and its default in a study.
 VALIDATION, SHARE = "data.validation-fraction", 0.2
 
@@ -18,7 +15,8 @@ EXAMPLES = "data.validation-examples"
 
 def is_study(folder: Path) -> bool:
     """Return whether a folder contains a study."""
-    return (folder / STUDY).exists()
+    # The folder `trials` in ~/.fairflower has trial deployments, which have other names.
+    return any(folder.glob("trials/*-trial*"))
 
 
 @dataclass(frozen=True)
