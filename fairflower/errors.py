@@ -78,10 +78,6 @@ class StopRun(Exception):
     """Raised by a callback to end the run after the current round."""
 
 
-class Pruned(Exception):
-    """Raised by a callback to end a run that is clearly worse than a reference run."""
-
-
 _SOLVERS = ("cvxpy", "scipy", "sklearn")
 _TRAIN = ("torch", "torchvision", "PIL", "pandas", *_SOLVERS, "matplotlib", "jinja2")
 

@@ -146,7 +146,6 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "half-image": with_files(images(), a__dog__0_png=b"\x89PNG\r\n\x1a\n", a__dog__1_png=b""),
     "signed": images("a/cat/0.tif", "a/cat/1.tif", pixels=np.full((4, 4), -1000, np.int32)),
     "real": images("a/cat/0.tif", "a/cat/1.tif", pixels=np.full((4, 4), 255, np.float32)),
-    "no-study": with_files(Path.mkdir, study_json="no study"),
     "no-dicom": with_files(images(), a__cat__0_dcm="no DICOM", a__cat__1_dcm="no DICOM"),
     # run folders
     "run": run(),

@@ -235,7 +235,6 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('report {run} --summary x.txt', '--summary x.txt: expected a file name that ends in .csv.'),
             ('report {run} --into x.md', '--into needs a summary. Add --summary FILE.csv.'),
             ('report {bad.csv}', "Skipped: bad.csv is not a summary of runs: it has no column 'bytes'. Create one with `fairflower report RUNS --summary FILE`."),
-            ('tune --seeds 1 --output-dir {no-study}', 'no-study/study.json is damaged (Expecting value: line 1 column 1 (char 0)). Delete the file and repeat the command, which reads the trials again from their run folders.'),
             ('tune --set seed=3', 'This command does not support --set seed. Use --seed instead.'),
             ('tune --seeds 0-2', '--seeds: the trials have seed 0, but tests need different seeds. Choose different seeds, or move the trials with --seed N.'),
             ('tune --set evaluate.test=true --seeds 0', '--seeds: the trials have seed 0'),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fairflower.config import RunConfig, StrategyConfig
 from fairflower.data import prepare
-from fairflower.errors import Diverged, Pruned, RoundFailed
+from fairflower.errors import Diverged, RoundFailed
+from fairflower.participation.availability import trace_digest
 from fairflower.plans.plan import Plan
 from fairflower.plans.protocol import TuningProtocol
 from fairflower.plans.tuning import TuningStudies
 from fairflower.report.tuning import Tuned
-from fairflower.server.history import History, Metrics
 
 SMALL = {
     "num-server-rounds": 4,
@@ -52,18 +52,18 @@ def tuned_of(studies: TuningStudies, method: str) -> Tuned:
 
 
 def run_study(
-    studies: TuningStudies, quality: Quality = by_tau, *, most: int = 999, last_first: bool = False
+    studies: TuningStudies, quality: Quality = by_tau, *, most: int = 999
 ) -> list[RunConfig]:
     """Write the runs of a study, in the order of `execute_parallel`, without training."""
     todo, done = list(studies.plan.runs), []
     while todo and len(done) < most:
-        config = todo.pop(-1 if last_first else 0)
+        config = todo.pop(0)
         error: Exception | None = None
         try:
-            write_run(config, quality(config), studies.watch(config))
+            write_run(config, quality(config))
         except (RoundFailed, OSError) as problem:
             error = problem
-            write_run(config, (0.1, 0.1), None, problem)
+            write_run(config, (0.1, 0.1), problem)
         done.append(config)
         more, excused = studies.ended(config, error)
         assert error is None or excused == isinstance(error, Diverged)
@@ -71,20 +71,14 @@ def run_study(
     return done
 
 
-def metrics_of(accuracies: Mapping[str, float]) -> Metrics:
-    """Return the metrics of a round with these accuracies in validation."""
-    history = History(tuple(accuracies))
-    for domain, value in accuracies.items():
-        history.add(1, "validation", domain, {"accuracy": value, "balanced_accuracy": 1 - value})
-    return history.of(1)
-
-
 def write_run(
-    config: RunConfig, quality: tuple[float, float], watch: Any, error: Exception | None = None
+    config: RunConfig, quality: tuple[float, float], error: Exception | None = None
 ) -> None:
     """Write a run folder as plain text, with these accuracies from the second round on."""
     federation = prepare(config.data)
     folder = Path(config.output_dir) / config.run_name
+    if (folder / "run.json").exists() and not config.resume:
+        folder = folder.with_name(f"{folder.name}-2")
     folder.mkdir(parents=True, exist_ok=True)
     status, reason = (
         ("failed", f"{type(error).__name__}: {error}") if error else ("completed", None)
@@ -99,16 +93,12 @@ def write_run(
             for metric, of in (("accuracy", value), ("balanced_accuracy", 1 - value))
         ]
         lines.append(f"{r},run,,seconds,1.0")
-        try:
-            if watch:
-                watch(r, metrics_of(values))
-        except Pruned as why:
-            status, reason = "pruned", str(why)
-            break
     facts = {
         **{"label": config.label, "status": status, "error": reason, "rounds": 4},
         "domains": list(federation.domains),
         "clients": [vars(client) for client in federation.clients],
+        "digest": federation.digest,
+        "availability": trace_digest(config.participation.availability),
     }
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "history.csv").write_text("\n".join(lines) + "\n")

@@ -194,9 +194,7 @@ class Result(Results):
 
     @property
     def status(self) -> str:
-        """``"completed"``, ``"stopped"``, ``"pruned"``, ``"failed"``, ``"running"`` or
-        ``"killed"``.
-        """
+        """``"completed"``, ``"stopped"``, ``"failed"``, ``"running"`` or ``"killed"``."""
         return self.run.status
 
     @property

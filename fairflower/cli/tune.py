@@ -80,12 +80,6 @@ def tune(
             "--defaults", help="Also test each method with the default values of its arguments."
         ),
     ] = False,
-    prune: Annotated[
-        bool,
-        typer.Option(
-            help="Stop trials early if they are clearly worse than the one with the default values."
-        ),
-    ] = True,
     federations: Annotated[
         str | None,
         typer.Option(
@@ -114,7 +108,8 @@ def tune(
     (data.validation-fraction, 0.2 by default in this command). Each method is then trained with its
     chosen values on --federations, or with --seeds, and tested on the test images.
 
-    If --output-dir contains a study, the study is resumed.
+    If --output-dir contains a study, the study is resumed. Its report then covers the methods and
+    seeds of this command.
     """
     folder = new_folder("studies", output_dir)
     overrides, parallel_runs = _with_validation(overrides), parse_jobs(jobs)
@@ -126,7 +121,7 @@ def tune(
 
     with locked_folder(folder, study=True):
         protocol = TuningProtocol(
-            budget, numbers, select, metric, tune_training, defaults, prune, federated
+            budget, numbers, select, metric, tune_training, defaults, federated
         )
         tuning = TuningStudies(folder, plan.runs, protocol)
         _announce(tuning)
@@ -138,8 +133,7 @@ def _make(tuning: TuningStudies, jobs: int | None) -> None:
     try:
         execute(tuning.plan, console, jobs=jobs, study=tuning)
     finally:
-        tests = sorted(info.parent for info in (tuning.folder / "runs").glob("*/run.json"))
-        print_report(tests, tuning.folder / "report", tuned=tuning.tuned())
+        print_report(tuning.tests(), tuning.folder / "report", tuned=tuning.tuned())
     if failed := [method.method for method in tuning.tuned() if method.chosen is None]:
         raise ConfigError(
             f"No trial of {', '.join(failed)} was completed, so nothing was chosen or tested. The "

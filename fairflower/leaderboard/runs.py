@@ -43,9 +43,6 @@ class LeaderboardRuns:
         settings = f" {planned.settings}" if planned.settings else ""
         return f"{planned.stage}, {planned.benchmark}: {planned.method}{settings}"
 
-    def watch(self, config: RunConfig) -> None:
-        """Return None: a leaderboard does not prune runs."""
-
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
         """Record how a run ended. Return the runs to start, and whether the run diverged."""
         self.out -= 1

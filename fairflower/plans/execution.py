@@ -52,8 +52,7 @@ def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
     Raises ``ConfigError`` if another process has locked the folder, if the folder of a comparison
     is needed but this is the folder of a study, or vice versa.
     """
-    # If a study's file was deleted, its trials are still there.
-    has_study = is_study(folder) or (study and (folder / "trials").exists())
+    has_study = is_study(folder)
     if has_study != study and (has_study or (folder / "runs").exists()):
         raise ConfigError(
             f"{folder} is the folder of a {'study' if has_study else 'comparison'}. Choose another "

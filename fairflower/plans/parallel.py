@@ -38,7 +38,6 @@ from fairflower.errors import (
 from fairflower.machine import HANGUP
 from fairflower.plans.plan import Plan, run_key, run_title
 from fairflower.plans.probe import without_main
-from fairflower.server.callbacks import OnRound
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
 from fairflower.server.progress import counting_bar, round_line
@@ -53,9 +52,6 @@ class Study(Protocol):
 
     def title(self, config: RunConfig) -> str:
         """Return a run's name in messages, with the tuned values."""
-
-    def watch(self, config: RunConfig) -> OnRound | None:
-        """Return the callback for all rounds of a run that starts, or None."""
 
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
         """Record how a run ended; return new runs to start, and whether to ignore the error."""
@@ -100,7 +96,7 @@ def execute_parallel(
         new = plan.runs
         while True:
             for config in new:
-                processes.submit(config, study.watch(config) if study else None)
+                processes.submit(config)
             if not processes.at_work:
                 break
             ended = processes.ended(timeout=0.5)
@@ -197,7 +193,7 @@ class _Processes:
         self._context = multiprocessing.get_context("spawn")
         self._reader, self._writer = self._context.Pipe(duplex=False)
         self._idle = [self._new() for _ in range(most)]
-        self._waiting: deque[tuple[RunConfig, OnRound | None]] = deque()
+        self._waiting: deque[RunConfig] = deque()
         self.at_work: dict[Future[_Result], tuple[RunConfig, ProcessPoolExecutor]] = {}
 
     def _new(self) -> ProcessPoolExecutor:
@@ -205,9 +201,9 @@ class _Processes:
             1, self._context, initializer=_prepare_worker, initargs=(self._reader,)
         )
 
-    def submit(self, config: RunConfig, watch: OnRound | None) -> None:
+    def submit(self, config: RunConfig) -> None:
         """Queue a run for the next idle process."""
-        self._waiting.append((config, watch))
+        self._waiting.append(config)
         self._begin()
 
     def ended(self, timeout: float) -> list[tuple[RunConfig, Future[_Result]]]:
@@ -247,15 +243,15 @@ class _Processes:
 
     def _begin(self) -> None:
         while self._waiting and self._idle and len(self.at_work) < self._most:
-            config, watch = self._waiting.popleft()
+            config = self._waiting.popleft()
             inline = dataclasses.replace(config, engine="inline", ray_address="")
             process = self._idle.pop()
             with without_main():
                 try:
-                    future = process.submit(_run, inline, watch)
+                    future = process.submit(_run, inline)
                 except BrokenProcessPool:  # the idle process has died
                     process = self._new()
-                    future = process.submit(_run, inline, watch)
+                    future = process.submit(_run, inline)
             self.at_work[future] = config, process
 
 
@@ -302,14 +298,14 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
+def _run(config: RunConfig) -> _Result:
     """Run a config in this process; return its folder and a line about the last tested round."""
     console = Console(file=io.StringIO())
     stopping = stop_on_interrupt(console.print, [signal.SIGTERM])
     sessions: list[Session] = []
 
     def run(grid: Grid) -> None:
-        sessions.append(Session(grid, config, console, stop=stop, on_round=on_round))
+        sessions.append(Session(grid, config, console, stop=stop))
         sessions[0].run()
 
     with quiet_flower(logging.NullHandler()), stopping as stop:
@@ -329,5 +325,4 @@ def _run(config: RunConfig, on_round: OnRound | None) -> _Result:
     folder = sessions[0].folder
     assert folder is not None  # the run has ended
     server_round, accuracies = folder.metrics.last_test()
-    line = round_line(server_round, config.num_server_rounds, accuracies)
-    return folder.path, f"{line}  {folder.fact('error') or ''}".rstrip()
+    return folder.path, round_line(server_round, config.num_server_rounds, accuracies)

@@ -3,42 +3,34 @@
 Every method gets the same number of trials. The first trial uses the paper's values. The values of
 the other trials are drawn at random from the ranges declared with the arguments
 (`fairflower.arguments.Search`); they do not depend on earlier trials or on the number of parallel
-runs. Trials never use test images. Only the chosen values are tested, in runs with other seeds. The
-outcomes of the trials are stored in a JSON file (`fairflower.plans.study_file`).
+runs. Trials never use test images. Only the chosen values are tested, in runs with other seeds. All
+outcomes are read from the run folders, so a study continues from whatever runs it has.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.config import RunConfig, execution, keys, shown
+from fairflower.config import RunConfig, shown
+from fairflower.config.methods import DEFAULT
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, Diverged, RunFolderError
-from fairflower.participation.availability import check_availabilities, trace_digest
+from fairflower.errors import ConfigError, Diverged, RunFolderError, quoted
+from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.plans.protocol import (
-    STUDY,
-    BaselinePruner,
-    TuningProtocol,
-    effective_sample_size,
-    selection_score,
-)
+from fairflower.plans.protocol import TuningProtocol
 from fairflower.plans.search_space import search_space
-from fairflower.plans.study_file import StudyFile
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
-from fairflower.server.checkpoint import resumable_configs, resumed_config
+from fairflower.server.checkpoint import check_same_examples, resumable_configs, resumed_config
 from fairflower.server.contents import read_config, read_facts
 
 
@@ -49,8 +41,8 @@ class MethodStudy:
     config: RunConfig  # of the trials, without the drawn values
     protocol: TuningProtocol
     folder: Path
-    file: StudyFile
     submitted: set[str] = field(default_factory=set)  # names of the runs that were started
+    finished: dict[int, Trial] = field(default_factory=dict)  # by number
 
     def __post_init__(self) -> None:
         self.name = self.config.label
@@ -59,37 +51,27 @@ class MethodStudy:
         self._check()
 
     def _check(self) -> None:
-        """Raise ``ConfigError`` if the folder's study has different settings, ranges or data."""
-        flat, left_out = self.config.to_flat(), {*execution(), *self.search_space}
-        facts: dict[str, Any] = {
-            "ranges": {key: str(argument.search) for key, argument in self.search_space.items()},
-            "settings": {key: value for key, value in flat.items() if key not in left_out},
-            "data": prepare(self.config.data).digest,
-            "budget": self.budget,
-            "select": self.protocol.select,
-            "metric": self.protocol.metric,
-            "prune": self.protocol.prune,
-        }
-        if trace := trace_digest(self.config.participation.availability):
-            facts["availability"] = trace
-        earlier = self.file.facts(self.name)
-        if earlier is None:
-            self.file.add_method(self.name, facts)
-            return
-        for name, now in facts.items():
-            # Studies of earlier versions lack the content of the file of availabilities.
-            before = earlier.get(name, {"availability": now, "ranges": {}}.get(name))
-            if name == "settings":
-                # A study that is older than a setting used the current default of the setting.
-                before, now = {**keys(), **(before or {})}, {**keys(), **now}
-            if now != before:
-                raise ConfigError(
-                    f"{self.folder} has a study of {self.name} with different {name}: "
-                    f"{_difference(before, now)}. Use the {name} of the study, or choose another "
-                    "--output-dir."
+        """Raise ``ConfigError`` if a trial in the folder has other settings, values or data."""
+        federation, availability = prepare(self.config.data), self.config.participation.availability
+        for number in range(self.budget):
+            path = self.path(number)
+            if not (path / "run.json").exists():
+                continue
+            facts, before = read_facts(path), read_config(path)
+            now = self._trial_config(number).to_flat()
+            if run_key(before) != run_key(now):
+                changed = sorted(dict(run_key(before)[0] ^ run_key(now)[0])) or ["seed"]
+                differences = (
+                    f"{key} was {quoted(before.get(key, DEFAULT))} and is now "
+                    f"{quoted(now.get(key, DEFAULT))}"
+                    for key in changed
                 )
-        domains = prepare(self.config.data).domains
-        self.file.check(self.name, self.search_space.keys(), len(domains))
+                raise ConfigError(
+                    f"{path} has other settings: {'; '.join(differences)}. Repeat the study's "
+                    "settings, --seed and --tune-training, or choose another --output-dir."
+                )
+            check_same_examples(path, facts, federation)
+            check_same_trace(path, facts.get("availability"), availability)
 
     # --- trials --------------------------------------------------------------------------
 
@@ -111,75 +93,51 @@ class MethodStudy:
 
     def tuned(self) -> Tuned:
         """Return all trials, in the format of the report."""
-        finished = self.file.trials(self.name)
         trials = [
-            finished.get(number) or Trial(number, self.values(number), "unfinished")
+            self.finished.get(number) or Trial(number, self.values(number), "unfinished")
             for number in range(self.budget)
         ]
         ranges = {key: argument.search for key, argument in self.search_space.items()}
         return Tuned(self.name, ranges, tuple(trials), self.protocol.select, self.protocol.metric)
 
     def record_outcomes(self) -> None:
-        """Record the outcomes of trials that have finished.
-
-        Raises ``ConfigError`` if the run folder of a trial has different settings than the trial,
-        which can happen if the study's file was deleted.
-        """
-        for trial in self.tuned().trials:
-            path = self.path(trial.number)
-            if trial.outcome != "unfinished" or not (path / "run.json").exists():
-                continue
-            if run_key(read_config(path)) != run_key(self._trial_config(trial).to_flat()):
-                raise ConfigError(
-                    f"{path} has different settings than the trial of {self.name}. Use the "
-                    "settings of the study, or choose another --output-dir."
-                )
-            facts = read_facts(path)
-            outcome, reason = _outcome(facts)
-            if outcome is None:
-                continue
-            run = read_run(path) if outcome == "completed" else _read(path)
-            accuracies: list[float] = []
-            if run and outcome == "pruned":
-                accuracies = self.selection_metric(run)[-1].tolist()
-            elif run and outcome == "completed":
-                accuracies = self.selection_metric(run)[run.last()].mean(axis=0).tolist()
-                if not run.fully_tested():
-                    outcome, reason = "lost", "some domains were not tested in every round"
-            ended = replace(trial, outcome=outcome, accuracies=tuple(accuracies), reason=reason)
-            self.file.add_trial(self.name, ended)
-
-    def _curve(self, run: Run | None) -> dict[int, float]:
-        """Return the score of each round."""
-        if run is None:
-            return {}
-        pairs = zip(run.rounds.tolist(), self.selection_metric(run), strict=True)
-        return {r: selection_score(self.protocol.select, accuracies) for r, accuracies in pairs}
-
-    def selection_metric(self, run: Run) -> NDArray[np.float64]:
-        """Return the metric of the criterion, shape [rounds, domains]."""
+        """Record the outcomes of trials that have finished."""
         metric = self.protocol.metric
-        return run.accuracy if metric == "accuracy" else run.scores[metric]
+        for number in self._unfinished():
+            path = self.path(number)
+            if not (path / "run.json").exists():
+                continue
+            outcome, reason = _outcome(read_facts(path))
+            accuracies: list[float] = []
+            if outcome == "completed":
+                run = read_run(path)
+                tests = run if metric == "accuracy" else run.tests_by(metric)
+                if tests.fully_tested():
+                    accuracies = tests.final().tolist()
+                else:
+                    outcome, reason = "lost", "some domains were not tested in every round"
+            if outcome:
+                values = self.values(number)
+                self.finished[number] = Trial(number, values, outcome, tuple(accuracies), reason)
+
+    def _unfinished(self) -> list[int]:
+        return [number for number in range(self.budget) if number not in self.finished]
 
     # --- runs ----------------------------------------------------------------------------
 
     def pending_runs(self) -> list[RunConfig]:
-        """Return the runs that can start now and have not been started.
-
-        The trial with the paper's values comes first, because other trials are pruned by comparison
-        with it. The other trials follow, and then the tests.
-        """
-        left = [trial for trial in self.tuned().trials if trial.outcome == "unfinished"]
-        first = [trial for trial in left if trial.number == 0]
-        ready = [self._trial(trial) for trial in first or left] if left else self._tests()
+        """Return the runs that can start now and have not been started: trials, and then tests."""
+        left = self._unfinished()
+        unstarted = [n for n in left if self.path(n).name not in self.submitted]
+        ready = list(map(self._trial, unstarted)) if left else self._tests()
         new = [config for config in ready if config.run_name not in self.submitted]
         self.submitted |= {config.run_name for config in new}
         return new
 
-    def _trial(self, trial: Trial) -> RunConfig:
+    def _trial(self, number: int) -> RunConfig:
         """Return the run of a trial, resumed if it has a checkpoint."""
-        path = self.path(trial.number)
-        if path.exists() and path.name not in self.submitted:
+        path = self.path(number)
+        if path.exists():
             try:
                 read_facts(path)
                 saved = checkpoint.load(path)
@@ -188,11 +146,11 @@ class MethodStudy:
             if saved:
                 return resumed_config(path, {"data.dir": self.config.data.dir})
             shutil.rmtree(path)
-        return self._trial_config(trial)
+        return self._trial_config(number)
 
-    def _trial_config(self, trial: Trial) -> RunConfig:
+    def _trial_config(self, number: int) -> RunConfig:
         """Return the run of a trial, starting with the first round."""
-        values: dict[str, Any] = {**trial.values, "run-name": self.path(trial.number).name}
+        values: dict[str, Any] = {**self.values(number), "run-name": self.path(number).name}
         return RunConfig.from_flat(self.config.to_flat() | values)
 
     def _tested(self) -> dict[str, Trial]:
@@ -224,6 +182,11 @@ class MethodStudy:
                     drawn["data.seed"] = seed
                 yield RunConfig.from_flat({**flat, **own, **trial.values, **drawn})
 
+    def tests(self) -> Iterator[Path]:
+        """Yield the folders of planned tests, without tests of values that were chosen earlier."""
+        planned = {run_key(config.to_flat()) for config in self._planned()}
+        return (path for path in self._folders() if run_key(read_config(path)) in planned)
+
     def _made(self) -> list[Run]:
         """Return all tests that can be read, whatever their status."""
         return [run for path in self._folders() if (run := _read(path))]
@@ -237,28 +200,6 @@ class MethodStudy:
         names = f"{file_name(self.name)}-*/run.json"
         return (info.parent for info in (self.folder / "runs").glob(names))
 
-    def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """Return a trial's pruner; None for tests and for the trial with the paper's values."""
-        first, *others = self.tuned().trials
-        names = {self.path(trial.number).name for trial in others}
-        if not self.protocol.prune or not first.completed or config.run_name not in names:
-            return None
-        federation = prepare(config.data)
-        return BaselinePruner.of(
-            self.protocol,
-            federation.domains,
-            self._curve(_read(self.path(0))),
-            config.num_server_rounds,
-            self._images,
-        )
-
-    @cached_property
-    def _images(self) -> float:
-        """Smallest `effective_sample_size` of the validation images of any domain."""
-        federation = prepare(self.config.data)
-        labels = (federation.test(domain, "validation").y for domain in federation.domains)
-        return min(effective_sample_size(y, self.protocol.metric) for y in labels)
-
 
 class TuningStudies:
     """Studies of several methods in a folder; implements `fairflower.plans.parallel.Study`.
@@ -266,7 +207,7 @@ class TuningStudies:
     Parameters
     ----------
     folder : Path
-        Folder with ``study.json``, ``trials/`` and ``runs/``. Completed runs are kept.
+        Folder with ``trials/`` and ``runs/``. Completed runs are kept.
     configs : sequence of RunConfig
         Configs of the methods, with the seed for their trials.
     protocol : TuningProtocol
@@ -275,10 +216,10 @@ class TuningStudies:
     Raises
     ------
     ConfigError
-        If a test would have the same seed or federation as the trials, or if the folder has a study
-        with different ranges, settings or data.
+        If a test would have the same seed or federation as the trials, or if the folder has trials
+        with other settings, values or data.
     RunFolderError
-        If the study's file is damaged.
+        If the folder of a trial is damaged.
     """
 
     def __init__(
@@ -292,9 +233,8 @@ class TuningStudies:
         _check_other_seeds(configs[0], protocol)
         check_availabilities(configs)  # before the data are prepared
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
-        file = StudyFile(folder / STUDY)
         self.methods = [
-            MethodStudy(RunConfig.from_flat(config.to_flat() | trials), protocol, folder, file)
+            MethodStudy(RunConfig.from_flat(config.to_flat() | trials), protocol, folder)
             for config in configs
         ]
         self.folder = folder
@@ -313,10 +253,6 @@ class TuningStudies:
         tuned = [f"{key}={shown(flat[key])}" for key in space if key.startswith("train.")]
         return " ".join([run_title(config), *tuned])
 
-    def watch(self, config: RunConfig) -> BaselinePruner | None:
-        """Return the pruner of a trial that starts, or None."""
-        return self._of(config).watch(config)
-
     def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
         """Record how a run ended; return new runs to start, and whether the run diverged."""
         method = self._of(config)
@@ -329,6 +265,10 @@ class TuningStudies:
         method.submitted.discard(config.run_name)
         method.record_outcomes()
         return method.pending_runs()
+
+    def tests(self) -> list[Path]:
+        """Return the folders of the planned tests of all methods."""
+        return sorted({path for method in self.methods for path in method.tests()})
 
     def tuned(self) -> list[Tuned]:
         """Return the trials of all methods."""
@@ -357,8 +297,6 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
         # Other failures, for example a full disk, are not caused by the trial's values.
         prefix = f"{Diverged.__name__}: "
         return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
-    if facts["status"] == "pruned":
-        return "pruned", reason
     return ("completed" if facts["status"] == "completed" else None), ""
 
 
@@ -368,11 +306,3 @@ def _read(path: Path) -> Run | None:
         return read_run(path)
     except RunFolderError:
         return None
-
-
-def _difference(before: Any, now: Any) -> str:
-    """Describe the difference between two facts; for settings, describe the first difference."""
-    if isinstance(now, dict):
-        key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
-        return f"{key} was {before.get(key, 'not tuned')} and is now {now.get(key, 'not tuned')}"
-    return f"it was {before} and is now {now}"

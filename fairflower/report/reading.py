@@ -74,8 +74,8 @@ class Run(AccuracyHistory):
     path: Path
     #: Name of the method, for example ``"fedheal"`` or ``"fedheal:beta=none"``.
     label: str
-    #: ``"completed"``, ``"pruned"``, ``"stopped"``, ``"failed"``, ``"running"`` or ``"killed"``. A
-    #: run is "killed" if ``run.json`` says "running", but no process on this machine has locked the
+    #: ``"completed"``, ``"stopped"``, ``"failed"``, ``"running"`` or ``"killed"``. A run is
+    #: "killed" if ``run.json`` says "running", but no process on this machine has locked its
     #: folder.
     status: str
     #: Names of the D domains.

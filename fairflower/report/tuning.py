@@ -26,7 +26,7 @@ CRITERIA = {
 #: Metric that the criterion uses -> words for captions.
 METRICS = {"accuracy": "accuracy", "balanced_accuracy": "class-balanced accuracy"}
 
-Outcome = Literal["completed", "pruned", "lost", "unfinished"]
+Outcome = Literal["completed", "lost", "unfinished"]
 
 #: Maximum difference of worst domains, as a fraction, for which the averages decide.
 _ALIKE = 0.01
@@ -40,7 +40,7 @@ class Trial:
     values: Mapping[str, float]  # by tuned run config key
     outcome: Outcome
     accuracies: tuple[float, ...] = ()  # by domain, as fractions: means over the last rounds
-    reason: str = ""  # of a pruned or lost trial
+    reason: str = ""  # of a lost trial
 
     @property
     def completed(self) -> bool:
@@ -122,11 +122,11 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
         caption=(
             "In %, mean of the last five tested rounds (of all, if fewer). Over trials: mean and, "
             f"below it, ± {SIGMA} (ddof 1) of completed trials. Chosen: {CRITERIA[first.select]}. "
-            "Every method has the same number of trials, including pruned and lost trials; a "
-            "method without tuned arguments has a single trial."
+            "Every method has the same number of trials, including lost trials; a method without "
+            "tuned arguments has a single trial."
         ),
         columns=[
-            *("trials", "pruned", "lost"),
+            *("trials", "lost"),
             *(f"{what} {row.title}" for row in SHOWN for what in _SEEN),
         ],
         groups=[Group("", [_row(method) for method in tuned])],
@@ -143,9 +143,7 @@ _SEEN = ("paper's", "chosen", "over-trials")
 
 
 def _row(method: Tuned) -> Row:
-    counts = [
-        Cell(str(n)) for n in (len(method.trials), method.count("pruned"), method.count("lost"))
-    ]
+    counts = [Cell(str(n)) for n in (len(method.trials), method.count("lost"))]
     cells = []
     for row in SHOWN:
         default = next((t for t in method.completed if t.number == 0), None)

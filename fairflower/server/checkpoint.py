@@ -112,9 +112,8 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     Raises
     ------
     ConfigError
-        If ``run`` is not a run folder, the run is completed or was pruned, its clients would get
-        different data, or a setting that may not change is different in ``given`` or in
-        ``config.toml``.
+        If ``run`` is not a run folder, the run is completed, its clients would get different
+        data, or a setting that may not change is different in ``given`` or in ``config.toml``.
     """
     run = run.expanduser().absolute()
     try:
@@ -144,7 +143,7 @@ def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -
 
 
 def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise ``ConfigError`` if a run is complete or pruned, or has no checkpoint to resume from.
+    """Raise ``ConfigError`` if a run is complete, or has no checkpoint to resume from.
 
     Likewise if it already has more rounds than ``config`` asks for.
     """
@@ -168,8 +167,6 @@ def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> 
         raise ConfigError(
             f"{run} has no checkpoint (perhaps because checkpoint.every = 0). Start a new run."
         )
-    if facts["status"] == "pruned":
-        raise ConfigError(f"{run} was pruned: {facts['error']}. Start a new run.")
     if facts["status"] == "completed" and facts.get("client_state"):
         raise ConfigError(
             f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "

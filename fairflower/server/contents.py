@@ -84,7 +84,7 @@ class Info(Part, total=False):
 
     name: str
     label: Required[str]
-    status: Required[Literal["running", "completed", "pruned", "stopped", "failed"]]
+    status: Required[Literal["running", "completed", "stopped", "failed"]]
     error: Required[str | None]
     started: str
     finished: str | None

@@ -251,7 +251,7 @@ class RunFolder:
         _replace(self.path / "model.safetensors", save(dense))
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """Write the final status (completed, pruned, stopped or failed), and unlock the folder."""
+        """Write the final status (completed, stopped or failed), and unlock the folder."""
         self._facts |= {
             "status": status,
             "error": error,

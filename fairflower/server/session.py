@@ -20,15 +20,7 @@ from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.data import with_absolute_dir
-from fairflower.errors import (
-    ConfigError,
-    Pruned,
-    RunInterrupted,
-    StopRun,
-    WriteError,
-    error_text,
-    logger,
-)
+from fairflower.errors import ConfigError, RunInterrupted, StopRun, WriteError, error_text, logger
 from fairflower.machine import about_precision
 from fairflower.participation.availability import absolute_trace
 from fairflower.paths import client_states
@@ -59,8 +51,7 @@ class Session:
         Event that ends the run early; the run can then be resumed.
     on_round : callable, optional
         Called after every training round with its number and metrics. If it returns True or raises
-        ``StopRun``, the run stops and can be resumed. If it raises ``Pruned``, the run ends and
-        cannot be resumed.
+        ``StopRun``, the run stops and can be resumed.
 
     Attributes
     ----------
@@ -134,11 +125,11 @@ class Session:
                 callbacks.begin(saved.server_round if saved else -1)
                 rounds = RoundLoop(self.grid, setup, folder, self.stop)
                 rounds.run(saved, progress, callbacks.round)
-                _close(folder, "completed")
+                # The last checkpoint is kept, because num-server-rounds can be increased later.
+                checkpoint.prune(folder.path, keep=1)
+                folder.finish("completed")
             except StopRun:
                 folder.finish("stopped")
-            except Pruned as reason:
-                _close(folder, "pruned", str(reason))
             except RunInterrupted:
                 folder.finish("stopped")
                 raise
@@ -159,7 +150,7 @@ class Session:
                 progress.stop()
                 where = f"run folder: {folder.path}"
                 self.console.print(where, soft_wrap=True, style="dim", markup=False)
-        if folder.status in ("completed", "pruned"):  # others are resumed with their clients' state
+        if folder.status == "completed":  # others are resumed with their clients' state
             shutil.rmtree(client_states() / folder.run_id, ignore_errors=True)
         return folder.path
 
@@ -227,12 +218,6 @@ class Session:
             seconds=saved.seconds,
         )
         return folder, saved
-
-
-def _close(folder: RunFolder, status: str, reason: str | None = None) -> None:
-    # The last checkpoint is kept, because num-server-rounds can be increased later.
-    checkpoint.prune(folder.path, keep=1)
-    folder.finish(status, reason)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from mlflow.entities import Metric, Param
 from fairflower.config import Scalar, toml_value
 from fairflower.trackers.tracker import Tracker, metrics_markdown
 
-_STATUS = {"completed": "FINISHED", "stopped": "KILLED", "pruned": "KILLED"}
+_STATUS = {"completed": "FINISHED", "stopped": "KILLED"}
 
 
 class MLflow(Tracker):

@@ -38,7 +38,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def end(self, status: str, final: Mapping[str, float]) -> None:
-        """Log the final metrics and the status: completed, pruned, stopped or failed."""
+        """Log the final metrics and the status: completed, stopped or failed."""
 
 
 def metrics_markdown(final: Mapping[str, float]) -> str:

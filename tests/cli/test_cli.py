@@ -34,7 +34,7 @@ from fairflower.plans import comparison
 from fairflower.plans.execution import locked_folder, setup_summary
 from fairflower.plans.jobs import auto_jobs
 from fairflower.plans.plan import Plan, parse_seeds
-from fairflower.plans.protocol import STUDY, TuningProtocol
+from fairflower.plans.protocol import TuningProtocol, is_study
 from fairflower.report import read_run
 from fairflower.server.history import History
 from fairflower.server.progress import RunProgress, round_line
@@ -529,7 +529,9 @@ def test_an_output_folder_is_locked_and_holds_either_a_comparison_or_a_study(tmp
             assert f"Another process is using {tmp_path}." in error_of(command)
     (tmp_path / "runs").mkdir()
     assert f"{tmp_path} is the folder of a comparison." in error_of("tune")
-    (tmp_path / STUDY).touch()
+    (tmp_path / "trials" / "20261128-101500-42").mkdir(parents=True)
+    assert not is_study(tmp_path), "a trial deployment is no trial"
+    (tmp_path / "trials" / "fedavg-trial0").mkdir()
     assert f"{tmp_path} is the folder of a study." in error_of("compare")
     with pytest.raises(ConfigError, match="is the folder of a study"):
         ff.compare(output_dir=tmp_path, progress=False)
@@ -664,7 +666,6 @@ def test_a_plan_with_a_pilot_reports_differences_in_points(tmp_path):
         (["--metric=balanced_accuracy"], {"metric": "balanced_accuracy"}),
         (["--tune-training"], {"training": True}),
         (["--defaults"], {"defaults": True}),
-        (["--no-prune"], {"prune": False}),
     ],
 )
 def test_the_options_of_tune_set_its_protocol(options, changed, tmp_path, monkeypatch):

@@ -149,7 +149,7 @@ def test_a_run_whose_process_dies_twice_fails_and_other_runs_complete(
 def test_a_process_that_is_killed_between_two_runs_is_replaced(whole: Path, tmp_path: Path) -> None:
     processes = _Processes(1)
     for number, config in enumerate(plan(tmp_path).runs[:2]):
-        processes.submit(config, None)
+        processes.submit(config)
         while not (ended := processes.ended(timeout=10)):
             pass
         (_, future), *_ = ended
@@ -166,7 +166,7 @@ def test_a_process_that_is_killed_between_two_runs_is_replaced(whole: Path, tmp_
 def test_a_study_with_killed_processes_equals_an_uninterrupted_study(tmp_path: Path) -> None:
     """This covers leaderboards, too, as each of their benchmarks is a study."""
     settings = {**SMALL, "num-server-rounds": ROUNDS, "train.local-epochs": 1}
-    protocol = {"budget": 2, "seeds": [1], "settings": settings, "prune": False}
+    protocol = {"budget": 2, "seeds": [1], "settings": settings}
     alone = tuning(tmp_path / "alone", "fedheal", **protocol)
     assert make(alone.plan, alone)[1] is None
     study = tuning(tmp_path / "killed", "fedheal", **protocol)
@@ -247,7 +247,7 @@ def test_a_run_that_gets_a_stop_signal_while_it_starts_does_not_start(
     monkeypatch.setattr(parallel, "quiet_flower", late)
     monkeypatch.setattr(parallel, "launch", lambda *_: pytest.fail("the run started"))
     with pytest.raises(RunInterrupted):
-        parallel._run(RunConfig(output_dir=str(tmp_path)), None)
+        parallel._run(RunConfig(output_dir=str(tmp_path)))
 
 
 class Odd(Exception):
@@ -265,4 +265,4 @@ def test_an_exception_that_cannot_be_unpickled_is_reported_as_text(
 
     monkeypatch.setattr(parallel, "launch", fail)
     with pytest.raises(RuntimeError, match=r"Odd: a hole in the data \(test_parallel\.py, line"):
-        parallel._run(RunConfig(output_dir=str(tmp_path)), None)
+        parallel._run(RunConfig(output_dir=str(tmp_path)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from processes import belonging_to, environment, run, started
 from rich.console import Console
 from run_folders import Page
-from studies import Quality, by_tau, metrics_of, run_study, tuned_of, tuning, write_run
+from studies import Quality, by_tau, run_study, tuned_of, tuning, write_run
 
 from fairflower.arguments import Search
 from fairflower.cli.tune import Select
@@ -28,21 +28,16 @@ from fairflower.client_app import app
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, Diverged, Pruned, RoundFailed, RunFolderError
+from fairflower.errors import ConfigError, Diverged, RoundFailed, RunFolderError
 from fairflower.plans.execution import locked_folder
-from fairflower.plans.protocol import (
-    STUDY,
-    BaselinePruner,
-    TuningProtocol,
-    effective_sample_size,
-)
-from fairflower.plans.search_space import search_space
+from fairflower.plans.protocol import TuningProtocol
+from fairflower.plans.search_space import TunableArgument, search_space
 from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.analysis import analyze
 from fairflower.report.tuning import CRITERIA, Trial, chosen
-from fairflower.server.contents import read_facts
+from fairflower.server.contents import read_config, read_facts
 from fairflower.server.session import Session
 
 # --- trials --------------------------------------------------------------------------------------
@@ -194,8 +189,6 @@ def test_trials_can_be_chosen_by_balanced_accuracy(tmp_path: Path) -> None:
     assert min(one.chosen.accuracies) == max(min(trial.accuracies) for trial in one.completed)
     far = {trial.number: abs(trial.values["strategy.tau"] - 0.5) for trial in one.trials}
     assert one.chosen.number == max(far, key=far.__getitem__)
-    with pytest.raises(ConfigError, match="with different metric"):
-        tuning(tmp_path, budget=12)
 
 
 def test_balanced_accuracy_is_refused_if_clients_evaluate(tmp_path: Path) -> None:
@@ -238,7 +231,7 @@ def test_the_tune_command_offers_every_criterion() -> None:
 @pytest.mark.slow
 def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     studies = tuning(tmp_path)
-    run_study(studies, diverging(above=0.9, otherwise=far_behind))
+    run_study(studies, diverging(above=0.6))
     runs = [read_run(path.parent) for path in (tmp_path / "runs").glob("*/run.json")]
     page = write_report(analyze(runs, studies.tuned()), tmp_path / "report")
     tables = Page(page.read_text(encoding="utf-8"))
@@ -246,9 +239,9 @@ def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     best = one.chosen
     assert best
     row = tables.table("Tuning")["fedheal"]
-    counts = [len(one.trials), one.count("pruned"), one.count("lost")]
-    assert [row[name] for name in ("trials", "pruned", "lost")] == list(map(str, counts))
-    assert counts[1] > 0 < counts[2]
+    counts = [len(one.trials), one.count("lost")]
+    assert [row[name] for name in ("trials", "lost")] == list(map(str, counts))
+    assert 0 < counts[1] < counts[0]
     assert row["chosen MIN"] == f"{100 * min(best.accuracies):.2f}"
     (cells,) = (
         row for row in tables.tables["Ranges and chosen values"] if row[0] == "strategy.tau"
@@ -268,16 +261,16 @@ def terminal(studies: TuningStudies) -> str:
     return capture.get()
 
 
-# --- failed and pruned trials --------------------------------------------------------------------
+# --- failed trials -------------------------------------------------------------------------------
 
 
-def diverging(above: float, otherwise: Quality) -> Quality:
-    """Return ``otherwise``, but with trials that diverge if tau is greater than ``above``."""
+def diverging(above: float) -> Quality:
+    """Return `by_tau`, but with trials that diverge if tau is greater than ``above``."""
 
     def quality(config: RunConfig) -> tuple[float, float]:
         if float(config.strategy.args.get("tau") or 0) > above and not config.evaluate.test:
             raise Diverged("Round 2: 0 of 2 clients\n  client 0: the loss became nan")
-        return otherwise(config)
+        return by_tau(config)
 
     return quality
 
@@ -285,7 +278,7 @@ def diverging(above: float, otherwise: Quality) -> Quality:
 @pytest.mark.slow
 def test_a_trial_that_diverges_is_lost_and_other_trials_continue(tmp_path: Path) -> None:
     studies = tuning(tmp_path)
-    run_study(studies, diverging(above=0.5, otherwise=by_tau))
+    run_study(studies, diverging(above=0.5))
     one = tuned_of(studies, "fedheal")
     lost = [trial for trial in one.trials if trial.outcome == "lost"]
     assert lost
@@ -335,8 +328,8 @@ def test_the_papers_values_are_not_tested_if_their_trial_diverged(
 @pytest.mark.slow
 def test_a_trial_without_a_result_for_every_domain_is_lost(tmp_path: Path) -> None:
     studies = tuning(tmp_path, "fedheal")
-    (config,) = (c for c in studies.plan.runs if c.strategy.name == "fedheal")
-    write_run(config, (0.9, 0.8), None)
+    config = next(c for c in studies.plan.runs if c.strategy.name == "fedheal")
+    write_run(config, (0.9, 0.8))
     history = tmp_path / "trials" / config.run_name / "history.csv"
     lines = history.read_text().splitlines(keepends=True)
     history.write_text("".join(x for x in lines if not x.startswith("4,validation,rotated")))
@@ -402,64 +395,6 @@ def test_a_trial_that_fails_without_divergence_is_repeated(
     assert {t.outcome for one in again.tuned() for t in one.trials} == {"completed"}
 
 
-def far_behind(config: RunConfig) -> tuple[float, float]:
-    tau = float(config.strategy.args.get("tau") or 0.3)
-    return (0.8 if tau < 0.6 else 0.05), 0.8
-
-
-@pytest.mark.slow
-def test_pruning_of_trials_behind_the_papers_values_does_not_depend_on_the_order(
-    tmp_path: Path,
-) -> None:
-    tuned = []
-    for last_first in (False, True):
-        studies = tuning(tmp_path / str(last_first))
-        run_study(studies, far_behind, last_first=last_first)
-        tuned.append(studies.tuned())
-    assert tuned[0] == tuned[1]
-    (one,) = (one for one in tuned[0] if one.method == "fedheal")
-    for trial in one.trials:
-        expected = "pruned" if trial.values["strategy.tau"] >= 0.6 else "completed"
-        assert trial.outcome == expected
-    assert one.count("pruned") > 0
-    whole = tuning(tmp_path / "whole", prune=False)
-    run_study(whole, far_behind)
-    assert tuned_of(whole, "fedheal").count("pruned") == 0
-
-
-def test_the_pruning_floor_is_ten_points_or_two_standard_errors_below_the_baseline() -> None:
-    curve = {1: 0.9, 2: 0.5, 4: 0.8}
-    protocol = TuningProtocol(5, [1, 2], "worst")
-    of_many = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=10_000)
-    of_few = BaselinePruner.of(protocol, "ab", curve, rounds=4, images=18)
-    assert of_many.floors == pytest.approx({2: 0.4, 4: 0.7})
-    assert of_few.floors == pytest.approx({2: 0.5 - 1 / 3, 4: 0.8 - 1 / 3})
-    of_many(1, metrics_of({"a": 0.0, "b": 0.0}))
-    of_many(4, metrics_of({"a": 0.71, "b": 0.9}))
-    with pytest.raises(Pruned, match=r"in round 4: 69.0 % .* floor of 70.0 %"):
-        of_many(4, metrics_of({"a": 0.69, "b": 0.9}))
-    at_the_floor = BaselinePruner("worst", of_many.metrics, {4: 7 / 12 - 0.5})  # just above 1 / 12
-    at_the_floor(4, metrics_of({"a": 1 / 12, "b": 0.9}))
-    of_many(3, metrics_of({"a": 0.0, "b": 0.9}))  # a round without accuracies of the baseline
-    of_many(4, metrics_of({"a": math.nan, "b": 0.9}))  # a domain that was not tested
-    balanced = TuningProtocol(5, [1, 2], "average", "balanced_accuracy")
-    with pytest.raises(Pruned, match=r"20.0 % .* floor of 70.0 %"):
-        BaselinePruner.of(balanced, "ab", curve, 4, 10_000)(4, metrics_of({"a": 0.71, "b": 0.89}))
-
-
-def test_the_effective_sample_size_of_balanced_accuracy_follows_from_its_variance() -> None:
-    labels = np.repeat(np.arange(4), [58, 15, 4, 2])
-    assert effective_sample_size(labels, "accuracy") == 79
-    even = np.repeat(np.arange(4), 20)
-    assert effective_sample_size(even, "balanced_accuracy") == pytest.approx(80)
-    # By definition: the variance of the mean recall if each image is right with probability 1/2.
-    rng = np.random.default_rng(0)
-    right = rng.random((20_000, len(labels))) < 0.5
-    recalls = [right[:, labels == c].mean(axis=1) for c in range(4)]
-    expected = 0.25 / np.mean(recalls, axis=0).var()
-    assert effective_sample_size(labels, "balanced_accuracy") == pytest.approx(expected, rel=0.05)
-
-
 # --- resumed studies -----------------------------------------------------------------------------
 
 
@@ -481,90 +416,113 @@ def test_a_stopped_study_continues_with_the_remaining_runs(most: int, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_study_without_study_json_is_restored_from_its_run_folders(tmp_path: Path) -> None:
+def test_a_killed_trial_is_repeated_and_finished_trials_are_kept(tmp_path: Path) -> None:
+    run_study(tuning(tmp_path, "fedheal"), diverging(above=0.6), most=4)
+    killed = tmp_path / "trials" / "fedheal-trial0" / "run.json"
+    killed.write_text(killed.read_text().replace("completed", "running"))
+    again = tuning(tmp_path, "fedheal")
+    assert {trial.outcome for trial in tuned_of(again, "fedheal").trials[1:4]} == {
+        "completed",
+        "lost",
+    }
+    names = [config.run_name for config in again.plan.runs]
+    assert names == ["fedheal-trial0", "fedheal-trial4", "uniform-trial0"]
+
+
+@pytest.mark.slow
+def test_a_study_is_read_from_its_run_folders(tmp_path: Path) -> None:
     first = tuning(tmp_path)
-    run_study(first, far_behind)
-    assert tuned_of(first, "fedheal").count("pruned")
-    (tmp_path / STUDY).unlink()
+    run_study(first, diverging(above=0.6))
+    assert tuned_of(first, "fedheal").count("lost")
+    assert {path.name for path in tmp_path.iterdir()} == {"trials", "runs"}
     with locked_folder(tmp_path, study=True):
         again = tuning(tmp_path)
     assert again.total == 0
     assert again.tuned() == first.tuned()
-    assert (tmp_path / STUDY).exists()
-    (tmp_path / STUDY).unlink()
-    with locked_folder(tmp_path, study=True), pytest.raises(ConfigError) as error:
-        tuning(tmp_path, settings={"train.lr": 0.1})
-    assert "fedheal-trial0 has different settings than the trial of fedheal" in str(error.value)
+    assert again.tests() == first.tests() == sorted((tmp_path / "runs").iterdir())
+
+
+def by_two_domains(config: RunConfig) -> tuple[float, float]:
+    """Return accuracies whose worst is best at tau = 0.6, and whose average is best at tau = 1."""
+    tau = float(config.strategy.args.get("tau") or 0.3)
+    return tau, 0.9 - tau / 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "Expecting value"),
-        ("[]", r"\[\]: expected an object"),
-        ("{}", "it has no 'methods'"),
-        ('{"methods": {"fedheal": {"facts": {}}}}', "methods.fedheal has no 'trials'"),
-        ('{"methods": {"fedheal": {"facts": {"ranges": 5}}}}', "methods.fedheal.facts.ranges = 5"),
-        (
-            '{"methods": {"fedheal": {"facts": {"settings": "x"}}}}',
-            "methods.fedheal.facts.settings = 'x'",
-        ),
-    ],
+    ("changes", "new_trials"),
+    [({"budget": 10}, 5), ({"budget": 2}, 0), ({"select": "average"}, 0)],
+    ids=["more", "fewer", "select"],
 )
-def test_a_damaged_study_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / STUDY).write_text(text)
-    with pytest.raises(RunFolderError, match=rf"study.json is damaged \({says}.*Delete the file"):
-        tuning(tmp_path)
-
-
-def test_a_study_file_without_facts_is_refused(tmp_path: Path) -> None:
-    (tmp_path / STUDY).write_text('{"methods": {"fedheal": {"facts": {}, "trials": []}}}')
-    with pytest.raises(ConfigError, match=r"different ranges: strategy.tau was not tuned and is"):
-        tuning(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("trial", "says"),
-    [
-        ({"accuracies": []}, "trial 1: it is complete, but has accuracies for 0 of 2 domains"),
-        ({"accuracies": [0.5, None]}, "trial 1: it is complete, but has accuracies for 1 of 2"),
-        (
-            {"accuracies": [0.5, 0.5, 0.5]},
-            "trial 1: it is complete, but has accuracies for 3 of 2",
-        ),
-        ({"accuracies": [50.0, 0.5]}, r"accuracies\[0\] = 50.0: expected a number in \[0, 1\]"),
-        ({"values": {"strategy.tau": 0.5}}, "trial 1: it has values for strategy.tau"),
-        ({"values": {}}, "trial 1: it has values for nothing"),
-    ],
-)
-def test_a_damaged_trial_is_refused(trial: dict[str, Any], says: str, tmp_path: Path) -> None:
-    run_study(tuning(tmp_path, "fedheal"))
-    content = json.loads((tmp_path / STUDY).read_text())
-    content["methods"]["fedheal"]["trials"][1] |= trial
-    (tmp_path / STUDY).write_text(json.dumps(content))
-    with pytest.raises(RunFolderError, match=rf"study.json is damaged \(.*{says}.*Delete the file"):
-        tuning(tmp_path, "fedheal")
+def test_more_trials_or_another_criterion_only_change_the_choice(
+    changes: Any, new_trials: int, tmp_path: Path
+) -> None:
+    first = tuning(tmp_path, "fedheal")
+    run_study(first, by_two_domains)
+    again = tuning(tmp_path, "fedheal", **changes)
+    runs = run_study(again, by_two_domains)
+    assert len([config for config in runs if not config.evaluate.test]) == new_trials
+    whole = tuning(tmp_path / "whole", "fedheal", **changes)
+    run_study(whole, by_two_domains)
+    assert again.tuned() == whole.tuned()
+    best, before = tuned_of(again, "fedheal").chosen, tuned_of(first, "fedheal").chosen
+    assert best != before
+    assert best
+    reported = [path for path in again.tests() if path.name.startswith("fedheal")]
+    assert [read_config(path)["strategy.tau"] for path in reported] == [
+        best.values["strategy.tau"]
+    ] * 2
+    assert len(list(tmp_path.glob("runs/fedheal-*"))) == 4, "earlier tests are kept"
+    assert not run_study(tuning(tmp_path, "fedheal", **changes)), "nothing is left"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"training": True}, r"different ranges: train.lr was not tuned and is now 0.01 to 0.25"),
-        ({"settings": {"train.lr": 0.1}}, r"different settings: train.lr was 0.05 and is now 0.1"),
-        ({"settings": {"data.seed": 1}}, r"different settings: data.seed was 0 and is now 1"),
-        ({"budget": 6}, r"different budget: it was 5 and is now 6"),
-        ({"select": "average"}, r"different select: it was worst and is now average"),
-        ({"prune": False}, r"different prune: it was True and is now False"),
+        ({"training": True}, r"trial1 has other .*local-epochs was 5 and is now \d+; train.lr was"),
+        (
+            {"settings": {"train.lr": 0.1}},
+            r"trial0 has other settings: train.lr was 0.05 and is now",
+        ),
+        (
+            {"settings": {"data.seed": 1}},
+            r"trial0 has other settings: data.seed was 0 and is now 1",
+        ),
     ],
 )
 def test_a_study_with_changed_settings_is_refused(changes: Any, says: str, tmp_path: Path) -> None:
-    tuning(tmp_path, "fedheal")
+    run_study(tuning(tmp_path, "fedheal"), most=4)
     with pytest.raises(ConfigError, match=says):
         tuning(tmp_path, "fedheal", **changes)
     tuning(tmp_path, "fedheal,fedfv")  # another method may be added
+
+
+@pytest.mark.slow
+def test_a_study_with_other_ranges_or_another_seed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = tuning(tmp_path, "fedheal")
+    run_study(study, most=4)
+    configs = [replace(method.config, seed=7) for method in study.methods]
+    with pytest.raises(ConfigError, match="trial0 has other settings: seed was 0 and is now 7"):
+        TuningStudies(tmp_path, configs, study.methods[0].protocol)
+    narrow = {"strategy.tau": TunableArgument(Search(0, 0.5), 0.3, False)}
+    monkeypatch.setattr("fairflower.plans.tuning.search_space", lambda *_: narrow)
+    with pytest.raises(ConfigError, match=r"trial1 has other .*; strategy.tau was 0\.\d+ and is"):
+        tuning(tmp_path, "fedheal")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [("run.json", "is not valid JSON"), ("config.toml", "config.toml"), ("history.csv", "columns")],
+)
+def test_a_damaged_trial_is_refused(file: str, says: str, tmp_path: Path) -> None:
+    run_study(tuning(tmp_path, "fedheal"), most=3)
+    (tmp_path / "trials" / "fedheal-trial1" / file).write_text("{")
+    with pytest.raises(RunFolderError, match=f"fedheal-trial1.*{says}"):
+        tuning(tmp_path, "fedheal")
 
 
 @pytest.mark.slow
@@ -572,12 +530,12 @@ def test_a_study_with_other_images_is_refused_and_with_a_copy_accepted(tmp_path:
     settings = {"data.name": "npz", "data.dir": str(tmp_path / "images"), "data.domains": ""}
     settings |= {"data.examples-per-client": 0, "data.test-examples": 0}
     images(tmp_path / "images", side=8)
-    tuning(tmp_path / "study", "fedheal", settings)
+    run_study(tuning(tmp_path / "study", "fedheal", settings), most=1)
     shutil.copytree(tmp_path / "images", tmp_path / "copy", copy_function=shutil.copyfile)
     tuning(tmp_path / "study", "fedheal", {**settings, "data.dir": str(tmp_path / "copy")})
     for other in ({"side": 9}, {"test": (1, 0, 2)}):
         images(tmp_path / "images", **other)
-        with pytest.raises(ConfigError, match=r"has a study of fedheal with different data"):
+        with pytest.raises(ConfigError, match=r"The clients of .*fedheal-trial0 had other"):
             tuning(tmp_path / "study", "fedheal", settings)
 
 
@@ -585,19 +543,11 @@ def test_a_study_with_a_changed_availability_file_is_refused(tmp_path: Path) -> 
     file = tmp_path / "trace.csv"
     file.write_text("round,client\n1,0\n1,1\n2,1\n")
     settings = {"participation.availability": str(file)}
+    run_study(tuning(tmp_path / "study", "fedheal", settings), most=1)
     tuning(tmp_path / "study", "fedheal", settings)
-    tuning(tmp_path / "study", "fedheal", settings)
-    whole = (tmp_path / "study" / STUDY).read_text()
     file.write_text("round,client\n1,0\n1,1\n2,0\n")
-    with pytest.raises(ConfigError, match=r"has a study of fedheal with different availability"):
+    with pytest.raises(ConfigError, match=r"has changed since .*fedheal-trial0 was created"):
         tuning(tmp_path / "study", "fedheal", settings)
-    content = json.loads(whole)
-    for method in content["methods"].values():  # as an earlier version wrote it
-        del method["facts"]["availability"]
-    text = json.dumps(content)
-    # An editor may add a byte-order mark.
-    (tmp_path / "study" / STUDY).write_text(text, encoding="utf-8-sig")
-    tuning(tmp_path / "study", "fedheal", settings)
 
 
 def test_the_availability_file_is_read_before_the_data_are_prepared(
@@ -637,7 +587,7 @@ def test_labels_of_test_images_do_not_influence_trials_or_choices(tmp_path: Path
         todo = list(studies.plan.runs)
         for config in todo:  # the list grows
             grid = InlineGrid(app, len(prepare(config.data).clients))
-            path = Session(grid, config, Console(quiet=True), on_round=studies.watch(config)).run()
+            path = Session(grid, config, Console(quiet=True)).run()
             if config.evaluate.test:
                 tested.append((path / "history.csv").read_text())
             todo += studies.ended(config, None)[0]

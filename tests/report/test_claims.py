@@ -35,7 +35,6 @@ from statsmodels.stats.multitest import multipletests
 
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.group_fairness import METRICS
-from fairflower.plans.protocol import STUDY
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import (
@@ -760,8 +759,8 @@ def test_the_report_page_is_written_to_the_given_folder_and_not_read_as_a_run(
 
 
 def test_report_refuses_a_study(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "a", rising(0.5))
-    (tmp_path / STUDY).touch()
+    for name in ("runs/a", "trials/a-trial0"):
+        make_run(tmp_path / name, rising(0.5))
     assert f"fairflower report {tmp_path / 'runs'}" in call(tmp_path, code=2)
     assert not (tmp_path / "report").exists()
 

@@ -17,7 +17,7 @@ from parametrize import mark_others_nightly
 from resuming import attributes, config, equal, outcome, resume, session, stopped
 
 from fairflower.aggregation.consistency import SignConsistency
-from fairflower.errors import ConfigError, Pruned, WriteError
+from fairflower.errors import ConfigError, WriteError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
 from fairflower.models.prompt_vits import vit_tiny
 from fairflower.paths import client_states
@@ -245,19 +245,17 @@ def test_resuming_accepts_the_same_relative_path_again(tmp_path, monkeypatch):
         resumed_config(folder, {"participation.availability": "other.csv"})
 
 
-def test_a_pruned_run_cannot_be_resumed(tmp_path):
-    def prune(*_):
-        raise Pruned("worse than others")
-
-    folder = session(config(tmp_path), on_round=prune).run()
-    with pytest.raises(ConfigError, match="was pruned: worse than others"):
-        resume(folder)
-
-
 def test_a_run_whose_end_cannot_be_written_names_the_resume_command(tmp_path, monkeypatch):
+    finish = RunFolder.finish
+
+    def on_a_full_disk(folder, status, *error):
+        if status == "completed":
+            os.listdir(tmp_path / "gone")
+        finish(folder, status, *error)
+
     whole = session(config(tmp_path / "whole")).run()
     with monkeypatch.context() as full:
-        full.setattr("fairflower.server.session._close", lambda *_: os.listdir(tmp_path / "gone"))
+        full.setattr(RunFolder, "finish", on_a_full_disk)
         new_session = session(config(tmp_path))
         with pytest.raises(WriteError, match="fairflower run --resume"):
             new_session.run()

@@ -18,7 +18,7 @@ from runs import config, history, run
 
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig, TrainConfig, method_key
-from fairflower.errors import ConfigError, Pruned, RunInterrupted, StopRun, StrategyError
+from fairflower.errors import ConfigError, RunInterrupted, StopRun, StrategyError
 from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import group_runs
 from fairflower.server.checkpoint import resumed_config
@@ -118,24 +118,19 @@ def test_a_callback_that_returns_1_does_not_stop_the_run(tmp_path) -> None:
     assert read_run(run(config(tmp_path), on_round=lambda r, metrics: 1)).status == "completed"
 
 
-def test_resuming_repeats_an_interrupted_callback_which_may_prune_the_run(tmp_path) -> None:
-    """A run interrupted in a callback is pruned after resuming, as without the interruption."""
+def test_resuming_repeats_an_interrupted_callback(tmp_path) -> None:
+    """A run interrupted in a callback that stops it is stopped after the same round."""
 
     def interrupts(server_round: int, metrics: object) -> None:
         if server_round == 2:
             raise RunInterrupted
 
-    def prunes(server_round: int, metrics: object) -> None:
-        if server_round == 2:
-            raise Pruned("far behind")
-
-    whole = session(resuming.config(tmp_path / "whole"), on_round=prunes).run()
-    assert read_run(whole).progress == "pruned after round 2 of 3"
-    assert json.loads((whole / "run.json").read_text())["error"] == "far behind"
+    whole = session(resuming.config(tmp_path / "whole"), on_round=raises).run()
     begun = session(resuming.config(tmp_path / "begun"), on_round=interrupts)
     with pytest.raises(RunInterrupted):
         begun.run()
-    again = session(resumed_config(begun.folder.path, {}), on_round=prunes).run()
+    again = session(resumed_config(begun.folder.path, {}), on_round=raises).run()
+    assert read_run(again).progress == "stopped after round 2 of 3"
     assert outcome(again) == outcome(whole)
 
 

@@ -41,7 +41,7 @@ def _trials(method: Tuned, place: int) -> FigureDraft:
         panel.set_ylabel("on validation images, %")
     legend(sheet, *axes.flat)
     left = len(method.trials) - len(method.completed)
-    missing = f" {left} pruned or lost trials are not shown." if left else ""
+    missing = f" {left} lost or unfinished trials are not shown." if left else ""
     return FigureDraft(
         f"tuning-{place}",
         sheet,
