@@ -59,7 +59,7 @@ def measure(strategy: FairStrategy, answers: Answers) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         for server_round in range(REPETITIONS):
             begin = time.perf_counter()
-            state = Checkpoint(server_round, model, strategy.state_dict(), 0.0, {})
+            state = Checkpoint(server_round, model, strategy.state_dict(), 0.0, {}, {})
             checkpoint.save(Path(folder), state, keep=2)
             saved = time.perf_counter()
             checkpoint.load(Path(folder))

@@ -25,7 +25,7 @@ SOLVERS = ("cvxpy", "scikit-learn", "scipy")
 INSTRUCTION_SETS = ("avx2", "avx512f", "amx_tile", "asimd", "sve", "sve2")
 
 #: Processor flags of units that compute with bfloat16.
-BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
+_BF16_UNITS = re.compile(r"\b(avx512_bf16|amx_bf16|bf16|svebf16)\b")
 
 #: Signal that a closed terminal sends; empty on Windows, which does not have it.
 HANGUP: tuple[int, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
@@ -88,16 +88,6 @@ def processor(cpuinfo: str) -> tuple[str, list[str]]:
     )
 
 
-def has_bf16(cpuinfo: str) -> bool:
-    r"""Return whether ``/proc/cpuinfo`` lists units that compute with bfloat16.
-
-    >>> has_bf16("flags\t: avx2 avx512_bf16"), has_bf16("Features\t: asimd"), has_bf16("")
-    (True, False, False)
-    """
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
-    return bool(flags and BF16_UNITS & set(flags[1].split()))
-
-
 def about_precision(precision: str, device: torch.device) -> str:
     """Return a note about ``train.precision``, or "" for float32."""
     if precision == "float32":
@@ -111,7 +101,7 @@ def about_precision(precision: str, device: torch.device) -> str:
 
         units = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        units = has_bf16(_CPUINFO.read_text() if _CPUINFO.exists() else "")
+        units = _CPUINFO.exists() and bool(_BF16_UNITS.search(_CPUINFO.read_text()))
     if not units:
         note += (
             " This machine has no known hardware support for bfloat16, so its clients are "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from run_folders import make_run, rising
+from runs import config
 
-EARLIER = Path(__file__).parent / "server" / "earlier"
 X, Y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
 VALID_ARRAYS = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
 
@@ -73,11 +73,13 @@ def with_files(folder: Callable[[Path], None], **files: str | bytes) -> Callable
     return make
 
 
-def run(kind: str = "completed", without: str = "", **files: str | bytes) -> Callable[[Path], None]:
-    """Return a function that copies a run folder of an earlier version, with changed files."""
+def run(without: str = "", **files: str | bytes) -> Callable[[Path], None]:
+    """Return a function that makes the folder of a completed run, with changed files."""
 
     def make(place: Path) -> None:
-        shutil.copytree(EARLIER / kind, place)
+        make_run(place, rising(0.5, rounds=5))
+        settings = config(place.parent, **{"num-server-rounds": 4})
+        (place / "config.toml").write_text(settings.to_toml(), encoding="utf-8")
         if without:
             (place / without).unlink()
         for name, content in files.items():
@@ -149,7 +151,6 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "no-dicom": with_files(images(), a__cat__0_dcm="no DICOM", a__cat__1_dcm="no DICOM"),
     # run folders
     "run": run(),
-    "stopped": run("stopped"),
     "namesake": lambda place: (place.mkdir(), run()(place / "run")),
     "no-facts": run(without="run.json"),
     "piped-facts": lambda place: (run(without="run.json")(place), pipe(place / "run.json")),

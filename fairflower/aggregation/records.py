@@ -105,9 +105,8 @@ def check_group_counts(values: Any, num_groups: int | None, total: float) -> Non
         raise InvalidReply(
             f"it sent {counts.size} counts of people; expected {len(COUNTS)} for {groups}"
         )
-    table = counts.reshape(-1, len(COUNTS))
     try:
-        check_counts(table)
+        table = check_counts(counts.reshape(-1, len(COUNTS)))
     except ValueError as error:
         raise InvalidReply(str(error).rstrip(".")) from None
     if table[:, 0].sum() != total:

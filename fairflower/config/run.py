@@ -291,8 +291,8 @@ def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
 def check_values(flat: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if a value is invalid for its setting.
 
-    Unlike `RunConfig.from_flat`, this function accepts settings of other versions and imports no
-    classes named in the config, so it is safe for configs from other people.
+    Unlike `RunConfig.from_flat`, this function accepts unknown keys and imports no classes named in
+    the config, so it is safe for configs from other people.
     """
     methods_of(flat)
     for key, value in flat.items():

@@ -151,12 +151,6 @@ class Federation:
         """Return the text of ``meta.json``."""
         meta = asdict(self)
         del meta["folder"]
-        if not self.validation_sizes:  # as in earlier versions, whose runs can be resumed
-            del meta["validation_sizes"]
-        if not self.held_out:
-            del meta["held_out"], meta["held_out_size"]
-        if not self.groups:
-            del meta["groups"], meta["group_names"]
         return json.dumps(meta, indent=1)
 
     def check(self) -> None:

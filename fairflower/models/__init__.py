@@ -342,11 +342,9 @@ def _adapt(model: Any, adapter: str) -> None:
 def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: Any) -> None:
     """Raise ``ConfigError`` if a function cannot be called with these arguments."""
     try:
-        signature = inspect.signature(factory)
+        inspect.signature(factory).bind(*args, **options)
     except ValueError:  # the function is not written in Python
-        return
-    try:
-        signature.bind(*args, **options)
+        pass
     except TypeError as error:
         called = ", ".join(["num_classes", "shape", *options])
         raise ConfigError(

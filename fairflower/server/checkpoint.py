@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from fairflower.config import (
     check_key,
     check_values,
     execution,
-    keys,
     methods_of,
 )
 from fairflower.config.methods import DEFAULT
@@ -47,7 +46,7 @@ class Checkpoint:
     state: Arrays  # FairStrategy.state_dict()
     seconds: float  # wall time so far, in all sessions
     sizes: Mapping[str, int]  # bytes of the growing files of the run folder
-    config: Mapping[str, Any] = field(default_factory=dict)  # {} in checkpoints of earlier versions
+    config: Mapping[str, Any]  # RunConfig.to_flat()
 
 
 def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
@@ -84,7 +83,7 @@ def load(run: Path) -> Checkpoint | None:
             state=_part(arrays, "state/"),
             seconds=facts["seconds"],
             sizes=facts["sizes"],
-            config=facts.get("config", {}),
+            config=facts["config"],
         )
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
@@ -117,7 +116,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """
     run = run.expanduser().absolute()
     try:
-        facts, flat = read_facts(run), keys() | read_config(run)
+        facts, flat = read_facts(run), read_config(run)
     except RunFolderError as error:
         raise ConfigError(str(error)) from error
     _check_unchanged(run, flat)
@@ -183,13 +182,11 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if settings differ from those in the newest readable checkpoint."""
     for path in _paths(run):
         with suppress(DamagedFile):
-            begun = sealed_facts(path).get("config")
+            begun = with_absolute_paths(sealed_facts(path)["config"])
             break
     else:
         return  # without a checkpoint the run begins again
-    if not begun:  # of an earlier version
-        return
-    begun, flat = with_absolute_paths(keys() | begun), with_absolute_paths(flat)
+    flat = with_absolute_paths(flat)
     changed = [
         f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(flat.get(key, DEFAULT))}"
         for key in dict.fromkeys([*begun, *flat])
@@ -213,7 +210,7 @@ def with_absolute_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
 def check_same_examples(run: Path, facts: Mapping[str, Any], federation: Federation) -> None:
     """Raise ``ConfigError`` if the clients of a run had other examples than ``federation``.
 
-    Runs of earlier versions, and runs without data on the server, did not record a digest.
+    Runs without data on the server have no digest.
     """
     if facts.get("digest") and facts["digest"] != federation.digest:
         raise ConfigError(

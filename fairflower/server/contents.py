@@ -197,7 +197,7 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{file} has no strategy.name, so the file is empty or incomplete. Restore the file, "
             "or omit this run."
         )
-    # A run that is older than a setting used the current default of the setting.
+    # The file may have been edited, and lines with defaults removed.
     return RunConfig().concise() | settings
 
 

@@ -303,10 +303,8 @@ _SOURCES = {
 
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if the data or the model has changed since the run began."""
-    # Only runs of earlier versions identify their data by the path.
-    passed = {"run_id", "sources"} if "digest" in earlier else {"run_id"}
     for name, value in json.loads(json.dumps(facts)).items():
-        if name not in passed and earlier.get(name, value) != value:
+        if name not in ("run_id", "sources") and earlier.get(name, value) != value:
             what, where = _SOURCES.get(name, (name, "data.dir, or exactly the same sites"))
             raise ConfigError(
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "

@@ -199,11 +199,6 @@ class Session:
         saved = checkpoint.load(path)
         if saved is None:
             return RunFolder.reopen(path, self.config, facts, lock=lock), None
-        if not saved.config:
-            logger.warning(
-                "The checkpoint was written by an earlier version and contains no settings, so "
-                "changes to config.toml since the start of the run cannot be detected."
-            )
         try:
             setup.strategy.load_state_dict(saved.state)
         except ValueError as error:

@@ -83,8 +83,7 @@ class FedNova(FairStrategy):
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         super().read_config(config)
-        optimizer = config.get("train.optimizer", "sgd")
-        if optimizer != "sgd":
+        if (optimizer := config.get("train.optimizer", "sgd")) != "sgd":
             raise ValueError(
                 f"train.optimizer = {optimizer!r}: FedNova is defined for clients that train with "
                 "'sgd'. Set train.optimizer = 'sgd', or choose another strategy."

@@ -185,7 +185,7 @@ class FedPW(FairStrategy):
         count = int(size * self.drop)
         if name in cohort.buffers or count == 0 or np.isnan(spread).all():
             return step
-        agreed = _smallest(spread, count)
+        agreed = np.argsort(spread, kind="stable")[:count]
         common = np.abs(step[agreed[::EVERY]]).mean()
         if common > 0 and pruned.dropped / common < 1:
             step[agreed] *= 1 + pruned.dropped / common
@@ -251,16 +251,6 @@ def _drop_smallest(sizes: NDArray[Any], count: int) -> tuple[Mask, NDArray[Any]]
     ties = np.flatnonzero(sizes == ordered[-1])
     mask[ties[int(np.sum(ordered == ordered[-1])) :]] = True
     return mask, ordered
-
-
-def _smallest(values: Vector, count: int) -> NDArray[np.intp]:
-    """Return ``np.argsort(values, kind="stable")[:count]``, but sort only the smallest values."""
-    bound = np.partition(values, count - 1)[count - 1]
-    if np.isnan(bound):
-        return np.argsort(values, kind="stable")[:count]
-    below = np.flatnonzero(values < bound)
-    ties = np.flatnonzero(values == bound)[: count - len(below)]
-    return np.concatenate([below[np.argsort(values[below], kind="stable")], ties])
 
 
 def _spread(rows: Vector, norms: Vector) -> Vector:

@@ -111,8 +111,7 @@ class QFFL(FairStrategy):
     def read_config(self, config: Mapping[str, Any]) -> None:
         if self.rule == "weights" or self.q == 0:
             return
-        optimizer = config.get("train.optimizer", "sgd")
-        if optimizer != "sgd":
+        if (optimizer := config.get("train.optimizer", "sgd")) != "sgd":
             raise ValueError(
                 f"train.optimizer = {optimizer!r}: q-FedAvg is defined for clients that train with "
                 "'sgd'. Set train.optimizer = 'sgd', or strategy.rule = 'weights' "

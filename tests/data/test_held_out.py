@@ -59,11 +59,11 @@ def test_the_held_out_domain_need_not_be_among_the_chosen_domains():
     assert prepare(both).digest == prepare(chosen).digest
 
 
-def test_a_federation_without_a_held_out_domain_is_written_without_its_fields(tmp_path):
+def test_only_a_federation_with_a_held_out_domain_has_its_file(tmp_path):
     federation = prepare(SMALL)
-    assert "held_out" not in federation.to_json()
     assert not (federation.folder / "held-out.npz").exists()
     held_out = prepare(dataclasses.replace(SMALL, held_out=federation.domains[0]))
+    assert (held_out.folder / "held-out.npz").exists()
     assert Federation.from_json(held_out.to_json(), held_out.folder) == held_out
     assert held_out.digest != federation.digest
 

@@ -62,7 +62,6 @@ def test_groups_do_not_change_the_examples_of_clients() -> None:
         for groups in ("", "sex")
     )
     assert plain.clients == grouped.clients
-    assert "groups" not in plain.to_json()
     assert plain.digest != grouped.digest
     for client in range(len(plain.clients)):
         names = ("train", "test", "validation")

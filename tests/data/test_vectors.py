@@ -128,15 +128,6 @@ def test_a_federation_of_vectors_is_read_back_and_checked(config: DataConfig) ->
             replace(federation, **change).check()
 
 
-def test_the_description_of_image_federations_is_unchanged() -> None:
-    federation = prepare(DataConfig(name="uci-digits"))
-    assert federation.kind == "images"
-    assert set(json.loads(federation.to_json())) == {
-        *("name", "domains", "sources", "num_classes", "shape", "mean", "std", "augment"),
-        *("test_sizes", "clients", "auc", "classes", "fingerprint"),
-    }
-
-
 # --- rules for data sets --------------------------------------------------------------------
 
 

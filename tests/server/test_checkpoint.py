@@ -92,7 +92,7 @@ def test_an_interrupted_write_keeps_the_earlier_file(tmp_path, monkeypatch):
 
 
 def make_checkpoint(server_round: int) -> Checkpoint:
-    return Checkpoint(server_round, {"w": np.full(2, server_round)}, {}, 1.5, {})
+    return Checkpoint(server_round, {"w": np.full(2, server_round)}, {}, 1.5, {}, {})
 
 
 def test_saving_deletes_old_checkpoints_and_temporary_files_but_no_other_files(tmp_path):
@@ -135,7 +135,7 @@ def test_a_strategy_restored_from_checkpoints_computes_the_same_rounds(name, tmp
     for present in ([0, 1, 4], [3, 1], [0, 3], [4, 2, 1], [2, 0], [1, 4]):
         moves = updates(random, present)
         examples = {k: 7 * k + 3 for k in present}
-        now = Checkpoint(going.round, going.model, going.strategy.state_dict(), 0.0, {})
+        now = Checkpoint(going.round, going.model, going.strategy.state_dict(), 0.0, {}, {})
         checkpoint.save(tmp_path, now, keep=1)
         saved = checkpoint.load(tmp_path)
         going = Rounds(make(), saved.model, range(5))
