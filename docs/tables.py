@@ -126,7 +126,7 @@ def ranges() -> str:
         for key, argument in search_space(RunConfig(**{config.TABLE: config})).items()
         if key.startswith(table)
     ]
-    return _table(("method", "argument", "the paper's", "range"), rows)
+    return _table(("method", "argument", "default", "range"), rows)
 
 
 def settings() -> str:
