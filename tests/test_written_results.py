@@ -25,13 +25,19 @@ from fairflower.leaderboard.stages import Stages
 from fairflower.leaderboard.tables import summary as counted
 from fairflower.numerics.metrics import STD0
 from fairflower.report.analysis import analyze
-from fairflower.report.contrasts import Contrast
+from fairflower.report.contrasts import PLAIN_TITLE, Contrast
 from fairflower.report.measures import Measure, Metric
 from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.summary import read_summary
 from fairflower.report.text import format_number
 from fairflower.report.verdicts import signed
 from fairflower.statistics.differences import Difference, MeanStd
+
+#: Summaries of which documents tell intervals.
+SUMMARIES = (
+    *("heart-disease", "fisher-readings-office", "fisher-readings-digits"),
+    *("gsam-uci-digits", "gsam-digits"),
+)
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 #: The index and the protocol report nothing; ``benchmarks/error_rates.py`` writes its own document.
@@ -490,6 +496,26 @@ def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
     assert lower == {"printed", "drawn", "batches"}
 
 
+def test_the_halves_of_fedism_in_the_documents_match_their_summaries() -> None:
+    for data, steps, weights in (("uci-digits", (1, 1), (0, 0)), ("digits", (0, 1), (0, 1))):
+        (chapter,) = analyze(read_summary(EXPERIMENTS / f"gsam-{data}.csv")).chapters
+        (group,) = chain(*chapter.contrasts.further[PLAIN_TITLE])
+        uniform, fedism = group.contrasts.values()
+        assert (group.heading, group.other, next(iter(group.contrasts))) == (
+            "gsam",
+            "sgd",
+            "uniform",
+        )
+        rows = chapter.contrasts.against_baselines[0]
+        alone, with_gsam = (row["Uniform"] for name, row in rows.items() if "fedism" in name)
+        for contrast, sign in zip(
+            (uniform, fedism, alone, with_gsam), (*steps, *weights), strict=True
+        ):
+            both = [(d, better) for metric, d, better in contrast.by_metric if metric.judged]
+            assert [better for _, better in both] == [sign, sign]
+            assert sign or all(d.equivalent for d, _ in both)
+
+
 #: A mean with its interval: "1.46 points [0.89, 2.04]".
 INTERVAL = re.compile(
     r"([\d.]+)(?: points| of average)? \[(\N{MINUS SIGN}?[\d.]+, \N{MINUS SIGN}?[\d.]+)\]"
@@ -526,10 +552,12 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):
             pairs = (findings.against(benchmark, method, "fedavg", of) for of in (None, std))
             one += filter(None, pairs)
-    for name in ("heart-disease", "fisher-readings-office", "fisher-readings-digits"):
+    for name in SUMMARIES:
         (chapter,) = analyze(read_summary(EXPERIMENTS / f"{name}.csv")).chapters
-        for contrasts in chain.from_iterable(
-            by.values() for by in chapter.contrasts.against_baselines
+        found = chapter.contrasts
+        for contrasts in chain(
+            chain.from_iterable(by.values() for by in found.against_baselines),
+            (group.contrasts for by in found.further.values() for group in chain(*by)),
         ):
             one += [d for contrast in contrasts.values() for d in contrast.differences]
     known = {
