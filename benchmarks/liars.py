@@ -82,11 +82,11 @@ class Liar(Trainer):
         train = self.data.train
         if self.lie:
             train = train._replace(y=9 - train.y)
-        return self._examples(train, "training")
+        return self._examples(train, "training", self.data.augment)
 
-    def measure(self, examples: Examples) -> tuple[float, float]:
+    def loss_and_accuracy(self, examples: Examples) -> tuple[float, float]:
         """Return loss and accuracy; the loss of a liar may be false."""
-        loss, accuracy = super().measure(examples)
+        loss, accuracy = super().loss_and_accuracy(examples)
         return (CLAIM if self.lie == "loss" else loss), accuracy
 
     def receive(self, arrays: Mapping[str, Any]) -> None:

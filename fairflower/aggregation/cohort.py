@@ -326,11 +326,13 @@ def partial_squared_sums(values: Floats) -> list[float]:
     Computed in the values' precision, or in double precision if a sum overflows.
     """
     sums: list[float] = []
-    if whole := len(values) // BLOCK * BLOCK:
+    whole = len(values) // BLOCK * BLOCK
+    if whole:
         pieces = values[:whole].reshape(-1, _PIECE)
         parts = np.einsum("ij,ij->i", pieces, pieces).reshape(-1, BLOCK // _PIECE)
         sums += np.add.accumulate(parts, axis=1)[:, -1].tolist()
-    if len(rest := values[whole:]):
+    rest = values[whole:]
+    if len(rest):
         sums.append(float(np.einsum("i,i->", rest, rest)))
     for i, total in enumerate(sums):
         if not isfinite(total):

@@ -45,11 +45,11 @@ class EnrolledClients:
         nodes = strategy_utils.sample_nodes(grid, at_least, 0)[1]
         return {self.clients.get(node, node): node for node in nodes}
 
-    def merged_round(self, rounds: Mapping[int, int], client: int) -> dict[str, int]:
-        """Return the client's last merged round; the client discards its state from later rounds.
+    def merged_round_config(self, rounds: Mapping[int, int], client: int) -> dict[str, int]:
+        """Return the config values that tell a client its last merged round.
 
-        Without enrolled clients, nothing is sent to an unknown client, because the server may have
-        merged it before a restart.
+        The client discards its state from later rounds. Without enrolled clients, nothing is sent
+        to an unknown client, because the server may have merged it before a restart.
         """
         last = rounds.get(client, None if self.nodes is None else 0)
         return {} if last is None else {"merged-round": last}
@@ -58,16 +58,16 @@ class EnrolledClients:
         self,
         server_round: int,
         seed: int,
-        size: tuple[float, int],
+        fraction: float,
+        at_least: int,
         nodes: Mapping[int, int],
         availability: Callable[[int, Collection[int]], list[int]] | None = None,
     ) -> Draw:
         """Return the draw of a round; raise ``RoundFailed`` if no client is available.
 
-        ``size`` is the share of the clients in ``nodes`` to select, and the smallest number.
+        It selects the share ``fraction`` of the clients in ``nodes``, and at least ``at_least``.
         """
         clients = sorted(nodes)
-        fraction, at_least = size
         wanted = max(int(len(clients) * fraction + 1e-9), at_least)
         if availability is not None and not (clients := availability(server_round, clients)):
             raise RoundFailed(
@@ -85,7 +85,7 @@ class EnrolledClients:
         """Add to test messages what each client needs to find its state and its own arrays."""
         for message in messages:
             client = self.client_of(message)
-            add_client_config(message, config_key, self.merged_round(merged_rounds, client))
+            add_client_config(message, config_key, self.merged_round_config(merged_rounds, client))
             add_client_arrays(message, exchanges, client)
 
 

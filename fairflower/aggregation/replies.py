@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median_low, mode
 from typing import NamedTuple, TypeVar
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -74,7 +73,7 @@ class ReplyFilter:
     ) -> dict[int, Answer]:
         """Return ``check``'s results by client; drop error replies and invalid replies."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
-        asked.pop("", None)  # a grid assigns no empty id
+        asked.pop("", None)  # messages that a grid has not sent have the id ""
         waiting = {m.metadata.dst_node_id for m in self.asked}
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
@@ -92,8 +91,8 @@ class ReplyFilter:
                 continue
             waiting.discard(node)
             try:
-                claimed, metrics = self._read(reply, node, client, answers)
-                self.enrolled.clients[node] = client = claimed
+                client, metrics = self._read_claim(reply, node, client, answers)
+                self.enrolled.clients[node] = client
                 self._check_examples(metrics)
                 answers[client] = check(client, reply.content, metrics)
             except InvalidReply as problem:
@@ -102,7 +101,7 @@ class ReplyFilter:
                     self.diverged.add(client)
         self._drop_silent(waiting, set(asked.values()))
         for client, reason in sorted(self.dropped.items()):
-            self.drop(client, reason)
+            self.drop(client, reason)  # logs the reasons in the order of ids
         return answers
 
     def drop(self, client: int, reason: str) -> None:
@@ -121,13 +120,15 @@ class ReplyFilter:
         needed = max(1, half if self.min_clients is None else self.min_clients)
         if usable < needed:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
-            before = "".join(f"\n  {text}" for text in self.large_norms) if diverged else ""
-            if before:
-                before = f"\nUpdates with large norms, which clip-update-median would clip:{before}"
-            raise (Diverged if diverged else RoundFailed)(
+            error = Diverged if diverged else RoundFailed
+            hint = ""
+            if diverged and self.large_norms:
+                hint = "\nUpdates with large norms, which clip-update-median would clip:"
+                hint += "".join(f"\n  {text}" for text in self.large_norms)
+            raise error(
                 f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
                 f"reply, fewer than the {needed} that min-clients requires.{self._reasons()}"
-                f"{before}"
+                f"{hint}"
             )
 
     def check_cap(self, usable: int, max_weight: float) -> None:
@@ -148,7 +149,7 @@ class ReplyFilter:
             for reason, clients in sharing.items()
         )
 
-    def _read(
+    def _read_claim(
         self, reply: Message, node: int, client: int, answers: Container[int]
     ) -> tuple[int, MetricRecord]:
         """Return the client id that a reply claims, and its metrics; check the id."""
@@ -255,16 +256,16 @@ class ReplyParser:
 
     def _drop_odd_shapes(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
         """Drop clients whose arrays differ in shape from those of most clients."""
-        shape_of: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
+        shape_functions: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
             exchange.name: exchange.shape_of
             for exchange in self.strategy.exchanges
             if exchange.returned
         }
         for name in set(self.strategy.SINGLE_ARRAYS) & set(self.strategy.measurements):
-            shape_of[name] = lambda arrays: arrays["h"].shape
-        for name, of in sorted(shape_of.items()):
-            shapes = {client: of(reply.measured[name]) for client, reply in parsed.items()}
-            (usual, _), *_ = Counter(sorted(shapes.values())).most_common()
+            shape_functions[name] = lambda arrays: arrays["h"].shape
+        for name, shape_of in sorted(shape_functions.items()):
+            shapes = {client: shape_of(reply.measured[name]) for client, reply in parsed.items()}
+            usual = mode(sorted(shapes.values()))  # the smallest of equally frequent shapes
             for client, shape in shapes.items():
                 if shape != usual:
                     reply_filter.drop(
@@ -278,21 +279,19 @@ class ReplyParser:
         for name in sorted(next(iter(parsed.values())).measured):
             norms = {client: norm(m.measured[name]) for client, m in parsed.items()}
             for client, own_norm in sorted(norms.items()):
-                others = [norms[other] for other in norms if other != client] or [0.0]
+                usual = median_low([norms[other] for other in norms if other != client] or [0.0])
                 try:
-                    self._check_norm(
-                        client, repr(name), own_norm, median_low(others), "the others' median is"
-                    )
+                    self._check_norm(client, repr(name), own_norm, usual, "the others' median is")
                 except NotFinite as problem:
                     reply_filter.drop(client, str(problem))
                     reply_filter.diverged.add(client)
                     del parsed[client]
             reply_filter.check_enough(len(parsed))
 
-    def _check_norm(self, client: int, what: str, value: float, usual: float, of: str) -> None:
+    def _check_norm(self, client: int, what: str, own: float, usual: float, reference: str) -> None:
         """Raise ``NotFinite`` if a vector is over ``LOST_RATIO`` times the usual norm (or 1)."""
-        ratio = value / max(usual, 1.0)
-        text = f"{what} has norm {value:.3g}, but {of} only {usual:.3g}"
+        ratio = own / max(usual, 1.0)
+        text = f"{what} has norm {own:.3g}, but {reference} only {usual:.3g}"
         if ratio > LOST_RATIO:
             raise NotFinite(
                 f"its {text}: in single precision, adding it would erase all other vectors. "
@@ -338,10 +337,10 @@ class ReplyParser:
     def check_policy(self, metrics: Container[str]) -> None:
         """Raise ``InvalidReply`` if metrics are missing that the participation policy reads."""
         for name in (policy := self.strategy.participation).reads:
-            self._check_there(name, "metric", metrics, type(policy).__name__)
+            self._check_present(name, "metric", metrics, type(policy).__name__)
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
-        self._check_there(name, "metric", metrics)
+        self._check_present(name, "metric", metrics)
         strategy = self.strategy
         least = 0 if name in {*strategy.NON_NEGATIVE, *strategy.fractions} else -LARGEST
         most = MAX_COUNT if name in strategy.COUNTS else LARGEST
@@ -377,8 +376,8 @@ class ReplyParser:
             return others[0]
         raise InvalidReply(f"it has no ArrayRecord {key!r}, only {sorted(records)}")
 
-    def _check_there(self, name: str, kind: str, records: Container[str], reader: str = "") -> None:
-        if name not in records:
+    def _check_present(self, name: str, kind: str, sent: Container[str], reader: str = "") -> None:
+        if name not in sent:
             remedy = (
                 "must compute the measurements that the message's config lists under 'measure'"
                 if name in self.strategy.measurements
@@ -391,18 +390,18 @@ class ReplyParser:
 
     def _vectors(self, name: str, content: RecordDict) -> Arrays:
         """Return a measurement that consists of arrays."""
-        self._check_there(name, "ArrayRecord", content.array_records)
+        self._check_present(name, "ArrayRecord", content.array_records)
         with _naming_record(name):
             arrays = decode_record(content.array_records[name])
             if name in self.strategy.SINGLE_ARRAYS:
                 arrays = check_representation(arrays)
             else:
-                arrays = self._trained(arrays)
+                arrays = self._checked_parameters(arrays)
             if name in self.strategy.NON_NEGATIVE:
                 check_non_negative(arrays)
         return arrays
 
-    def _trained(self, arrays: Arrays) -> Arrays:
+    def _checked_parameters(self, arrays: Arrays) -> Arrays:
         """Return arrays for the trained parameters; ``InvalidReply`` says which should be named."""
         try:
             return check_arrays(arrays, self.trained)

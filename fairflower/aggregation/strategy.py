@@ -18,7 +18,6 @@ from fairflower.aggregation.exchange import Exchange, clip_cohort
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import (
     EnrolledClients,
-    add_client_arrays,
     add_client_config,
     check_dp_compatible,
 )
@@ -192,14 +191,13 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 record = record_of(shared)
                 for message in messages:
                     message.content[exchange.name] = record
+        self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
         for message in messages:
             client = self.enrolled.client_of(message)
-            merged_round = self.enrolled.merged_round(self.merged_rounds, client)
-            values: dict[str, float | str] = {**merged_round, **self.tell(client)}
+            values = dict(self.tell(client))
             for exchange in self.exchanges:
                 values |= exchange.tell(client)
             add_client_config(message, self.configrecord_key, values)
-            add_client_arrays(message, self.exchanges, client)
         self._asked = messages
         return messages
 
@@ -242,10 +240,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         else:
             config["server-round"] = server_round
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            size = (self.fraction_evaluate, self.min_evaluate_nodes)
+            fraction, at_least = self.fraction_evaluate, self.min_evaluate_nodes
             # Another draw than for training, whose clients' data would make tests look better.
             seed = derive_seed(self.seed, "evaluate")
-            draw = self.enrolled.draw(server_round, seed, size, self.enrolled.nodes)
+            draw = self.enrolled.draw(server_round, seed, fraction, at_least, self.enrolled.nodes)
             nodes = [self.enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
         self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
@@ -275,8 +273,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics, self.clusters = {}, None
         reply_filter.check_cap(len(cohort), self.max_client_weight)
-        bounds = self.clip_update_norm, self.clip_update_median
-        cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
+        cohort, factors = clip_cohort(
+            cohort, self.exchanges, self.clip_update_norm, self.clip_update_median
+        )
         if factors is not None:
             self.diagnostics["clipped"] = factors
         with one_thread():  # the same bits on any number of cores
@@ -338,24 +337,32 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         reply_filter.check_enough(len(answers))
         return answers
 
+    def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
+        """Return a filter for the replies to these messages, which fills ``self.dropped``."""
+        reply_filter = ReplyFilter(
+            server_round,
+            asked,
+            self.enrolled,
+            self.weighted_by_key,
+            self.min_clients,
+            large_norms=self._large_norms,
+        )
+        self.dropped = reply_filter.dropped
+        return reply_filter
+
     # --- internals -------------------------------------------------------------------
 
     def _draw(self, server_round: int, nodes: Mapping[int, int]) -> Draw:
-        size = (self.fraction_train, self.min_train_nodes)
-        return self.enrolled.draw(server_round, self.seed, size, nodes, self.availability)
-
-    def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
-        """Return a filter for the replies to these messages, which fills ``self.dropped``."""
-        wanted = self.enrolled, self.weighted_by_key, self.min_clients
-        reply_filter = ReplyFilter(server_round, asked, *wanted, large_norms=self._large_norms)
-        self.dropped = reply_filter.dropped
-        return reply_filter
+        fraction, at_least = self.fraction_train, self.min_train_nodes
+        return self.enrolled.draw(
+            server_round, self.seed, fraction, at_least, nodes, self.availability
+        )
 
 
 def _check_arrays(name: str, merged: Any, received: Arrays) -> None:
     """Raise ``StrategyError`` if a strategy's `merge` did not return the arrays of a model."""
     remedy = "Return a dict with the names, shapes and types of `cohort.received`."
-    for value in (*merged.values(),) if isinstance(merged, Mapping) else (merged,):
+    for value in merged.values() if isinstance(merged, Mapping) else [merged]:
         if not isinstance(value, (np.ndarray, np.generic)):
             raise StrategyError(f"{name}.merge returned {type(value).__name__}. {remedy}")
     try:

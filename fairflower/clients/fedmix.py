@@ -12,7 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairflower.arguments import Range
 from fairflower.exchanges.averages import AveragedBatches
-from fairflower.training.trainer import Arrays, Trainer
+from fairflower.files import Arrays
+from fairflower.training.trainer import Trainer
 
 
 class FedMix(Trainer):

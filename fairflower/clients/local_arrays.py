@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fairflower.exchanges.personal import PersonalArrays
+from fairflower.files import Arrays
 from fairflower.models import (
     copy_arrays,
     initial_local_arrays,
@@ -17,7 +18,7 @@ from fairflower.models import (
     local_tensors,
     to_numpy,
 )
-from fairflower.training.trainer import Arrays, Trainer
+from fairflower.training.trainer import Trainer
 
 #: Key of `Trainer.state` for the client's values of these arrays.
 LOCAL = "local"
@@ -88,7 +89,7 @@ class LocalArraysTrainer(Trainer):
         self._set(None)
         metrics = super().test()
         self.load_local_arrays()
-        return {**metrics, "personal_accuracy": self.measure(self.test_examples)[1]}
+        return {**metrics, "personal_accuracy": self.loss_and_accuracy(self.test_examples)[1]}
 
     def _set(self, values: Arrays | None) -> None:
         """Copy values into the local arrays; None restores the initial values."""
@@ -106,7 +107,7 @@ class LocalArraysTrainer(Trainer):
         return [*made, PersonalArrays()] if arguments.get("keep") == "server" else made
 
     @classmethod
-    def run_warning(cls, model: Any, by: str) -> str:
+    def run_warning(cls, model: nn.Module, by: str) -> str:
         """Return a warning if there are no local arrays or no tests of personal models; else ""."""
         if not local_tensors(model):
             return (

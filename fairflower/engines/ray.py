@@ -15,7 +15,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -36,7 +35,7 @@ from fairflower.engines.ray_cluster import (
     object_store_full_error,
     prepare_ray,
 )
-from fairflower.engines.workers import Worker, Workers, done
+from fairflower.engines.workers import Batch, Task, Worker, Workers, done
 from fairflower.errors import EngineError, logger
 
 #: Batches per worker: the current batch and the next, so that the worker never waits.
@@ -53,24 +52,6 @@ _POLL_SECONDS = 0.1
 
 #: Name of the server's node in error messages.
 _HERE = "the server's node"
-
-
-@dataclass
-class _Task:
-    """A message that has not been answered yet."""
-
-    message: Message
-    stored: dict[str, Any]  # records of the message that are in the object store
-    deaths: int = 0  # of workers that processed the message
-    lacked_memory: bool = False  # whether the client has run out of GPU memory
-
-
-@dataclass
-class _Batch:
-    """Messages that a worker answers in one call, and references to large new states of nodes."""
-
-    tasks: list[_Task]
-    states: list[Any]
 
 
 class RayGrid(InlineGrid):
@@ -124,7 +105,7 @@ class RayGrid(InlineGrid):
         self._retry_out_of_memory = retry_out_of_memory
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
-        self._tasks: deque[_Task] = deque()  # not sent yet
+        self._tasks: deque[Task] = deque()  # not sent yet
         self._arrived: dict[str, Message] = {}  # id of a message -> its reply
         self._discarded: set[str] = set()  # ids of messages that nobody waits for
         # Node -> its pickled state, or a reference if the state is large.
@@ -164,7 +145,7 @@ class RayGrid(InlineGrid):
             for record in large.values():
                 if id(record) not in stored:
                     stored[id(record)] = self._put(record)
-            self._tasks.append(_Task(message, {n: stored[id(r)] for n, r in large.items()}))
+            self._tasks.append(Task(message, {n: stored[id(r)] for n, r in large.items()}))
         self._tasks = deque(sorted(self._tasks, key=self._expected, reverse=True))
         self._hand_out()
         return ids
@@ -222,7 +203,7 @@ class RayGrid(InlineGrid):
         waiting, self._tasks = self._tasks, deque()
         self._queue_first(waiting)
 
-    def _queue_first(self, tasks: Iterable[_Task]) -> None:
+    def _queue_first(self, tasks: Iterable[Task]) -> None:
         wanted = [t for t in tasks if t.message.metadata.message_id not in self._discarded]
         self._tasks.extendleft(reversed(wanted))
 
@@ -230,7 +211,7 @@ class RayGrid(InlineGrid):
         """Stop the workers, and also Ray unless it is a cluster."""
         self._ray.shutdown()
 
-    def _expected(self, task: _Task) -> float:
+    def _expected(self, task: Task) -> float:
         """Return the duration in seconds of the node's last message of this type, or inf."""
         metadata = task.message.metadata
         return self._seconds.get((metadata.dst_node_id, metadata.message_type), math.inf)
@@ -240,8 +221,9 @@ class RayGrid(InlineGrid):
         self._workers.collect_started()
         workers = self._workers.ready
         for depth in range(1, _IN_FLIGHT + 1):
+            reserved = 0 if depth == 1 else len(workers)
             for worker in workers:
-                spare = len(self._tasks) > (0 if depth == 1 else len(workers))
+                spare = len(self._tasks) > reserved
                 if spare and len(worker.batches) < depth and self._can_queue_behind(worker):
                     self._send(worker, self._next_batch())
 
@@ -254,7 +236,7 @@ class RayGrid(InlineGrid):
         queued = [task for batch in worker.batches.values() for task in batch.tasks]
         return not queued or not any(task.deaths for task in (self._tasks[0], *queued))
 
-    def _next_batch(self) -> list[_Task]:
+    def _next_batch(self) -> list[Task]:
         """Remove and return the first task, and more tasks up to a short total duration.
 
         Batches become smaller towards the end of a round, so that all workers finish together.
@@ -270,7 +252,7 @@ class RayGrid(InlineGrid):
             batch.append(self._tasks.popleft())
         return batch
 
-    def _send(self, worker: Worker, tasks: list[_Task]) -> None:
+    def _send(self, worker: Worker, tasks: list[Task]) -> None:
         requests = []
         held = []
         for task in tasks:
@@ -287,31 +269,32 @@ class RayGrid(InlineGrid):
         answer = worker.actor.answer.options(num_returns=1 + len(held))
         returned = answer.remote(requests, *held)
         replies, *states = returned if held else [returned]
-        worker.batches[replies] = _Batch(tasks, states)
+        worker.batches[replies] = Batch(tasks, states)
 
     def _receive(self, worker: Worker, reference: Any) -> list[Message]:
-        if reference not in worker.batches:
+        batch = worker.batches.get(reference)
+        if batch is None:
             return []  # the worker has died, and its batches were queued again
         errors = self._ray.exceptions
         try:
             replies = self._ray.get(reference)
-            large = iter(self._kept(worker, worker.batches[reference].states))
+            large = iter(self._kept(worker, batch.states))
         except errors.RayActorError as error:
             return self._replace_dead_worker(worker, error)
         except errors.ObjectLostError as error:  # lost with its node
-            return self._try_again(worker.batches.pop(reference), error)
+            del worker.batches[reference]
+            return self._try_again(batch, error)
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
             remote = isinstance(error, errors.RayTaskError)
             raise object_store_full_error(worker.node.name if remote else _HERE) from error
         except errors.RayError as error:
-            return [
-                error_reply(task.message, error) for task in worker.batches.pop(reference).tasks
-            ]
-        for task, (reply, _, _) in zip(worker.batches[reference].tasks, replies, strict=True):
+            del worker.batches[reference]
+            return [error_reply(task.message, error) for task in batch.tasks]
+        for task, (reply, _, _) in zip(batch.tasks, replies, strict=True):
             if reason := memory_problem(reply):
-                return self._with_fewer_workers(task, reason)
-        tasks = worker.batches.pop(reference).tasks
-        for task, (_, seconds, state) in zip(tasks, replies, strict=True):
+                return self._with_fewer_workers(task, reason)  # queues this batch again, too
+        del worker.batches[reference]
+        for task, (_, seconds, state) in zip(batch.tasks, replies, strict=True):
             node = task.message.metadata.dst_node_id
             self._seconds[node, task.message.metadata.message_type] = seconds
             if state is None:
@@ -343,7 +326,7 @@ class RayGrid(InlineGrid):
         self._workers.replace(worker)
         return self._try_again(at_work, error)
 
-    def _with_fewer_workers(self, task: _Task, reason: str) -> list[Message]:
+    def _with_fewer_workers(self, task: Task, reason: str) -> list[Message]:
         """Replace all workers with half as many, after a client ran out of GPU memory.
 
         All running tasks are queued again. Raises ``GpuMemoryError`` if the client has run out of
@@ -363,7 +346,7 @@ class RayGrid(InlineGrid):
         self._queue_first([task, *(other for other in at_work if other is not task)])
         return []
 
-    def _try_again(self, batch: _Batch, error: Exception) -> list[Message]:
+    def _try_again(self, batch: Batch, error: Exception) -> list[Message]:
         """Queue the tasks of a dead worker again; return error replies after a second death."""
         for task in batch.tasks:
             task.deaths += 1

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+from flwr.app import Message
+
 from fairflower.engines.ray_cluster import (
     RayNode,
     RayNodes,
@@ -22,12 +24,30 @@ _FIRST_WORKER = 120
 
 
 @dataclass
+class Task:
+    """A message that has not been answered yet."""
+
+    message: Message
+    stored: dict[str, Any]  # records of the message that are in the object store
+    deaths: int = 0  # of workers that processed the message
+    lacked_memory: bool = False  # whether the client has run out of GPU memory
+
+
+@dataclass
+class Batch:
+    """Messages that a worker answers in one call, and references to large new states of nodes."""
+
+    tasks: list[Task]
+    states: list[Any]
+
+
+@dataclass
 class Worker:
     """A Ray actor, its node, and its batches in order, keyed by references to their replies."""
 
     actor: Any
     node: RayNode
-    batches: dict[Any, Any] = field(default_factory=dict)
+    batches: dict[Any, Batch] = field(default_factory=dict)
 
 
 class Workers:
@@ -70,7 +90,7 @@ class Workers:
         cluster: RayNodes | None,
     ) -> None:
         self._ray, self._cluster, self._most = ray, cluster, most
-        self._granted = cpus, gpus
+        self._cpus, self._gpus = cpus, gpus
         self._actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(actor)
         self._arguments = arguments
         self._nodes: dict[str, RayNode] = {}  # by node_id
@@ -118,7 +138,7 @@ class Workers:
         self._forget_lost_nodes()
         self._start_workers()
 
-    def tasks(self) -> list[Any]:
+    def tasks(self) -> list[Task]:
         """Return the tasks of all batches, starting with the batches that are running."""
         batches = [[*worker.batches.values()] for worker in self.ready]
         return [t for turn in zip_longest(*batches) for batch in turn if batch for t in batch.tasks]
@@ -130,9 +150,8 @@ class Workers:
         0 is returned. The batches of the old workers are lost. New processes can use all memory
         that the old processes reserved.
         """
-        cpus, gpus = self._granted
         old = [*self.ready, *self.starting.values()]
-        sharing = int(1 / gpus + 1e-9) if gpus else len(old)
+        sharing = int(1 / self._gpus + 1e-9) if self._gpus else len(old)
         if len(old) < 2 or sharing < 2:
             return 0
         for worker in old:
@@ -140,14 +159,14 @@ class Workers:
             worker.batches = {}
         self.ready, self.starting = [], {}
         self._most = len(old) // 2
-        self._granted = cpus, share_of(sharing // 2) if gpus else 0.0
+        self._gpus = share_of(sharing // 2) if self._gpus else 0.0
         if self._cluster:
-            self._cluster.grant(*self._granted)
+            self._cluster.grant(self._cpus, self._gpus)
         self._start_workers(node for node in self._alive() if node.node_id in self._nodes)
         return len(self.starting)
 
     def _alive(self) -> list[RayNode]:
-        return nodes_alive(self._ray, *self._granted)
+        return nodes_alive(self._ray, self._cpus, self._gpus)
 
     def _start_workers(self, newcomers: Iterable[RayNode] = ()) -> None:
         """Start workers on nodes with capacity, up to the maximum number."""
@@ -158,7 +177,7 @@ class Workers:
             for node in self._nodes.values()
         ]
         for node in assign_workers(free, self._most - len(used)):
-            options = {"num_gpus": self._granted[1], **pin_to_node(node)}
+            options = {"num_gpus": self._gpus, **pin_to_node(node)}
             actor = self._actor.options(**options).remote(*self._arguments)
             self.starting[actor.__ray_ready__.remote()] = Worker(actor, node)
 

@@ -8,7 +8,7 @@ generators are not saved, because random draws are derived from the seed and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Settings that may change when a run is resumed: execution settings except the folder, and the
 #: number of rounds. (A new number of rounds changes the result of methods with a schedule over all
 #: rounds.)
-CHANGEABLE = execution() - {"run-name", "output-dir", "resume"} | {"num-server-rounds"}
+CHANGEABLE = (execution() - {"run-name", "output-dir", "resume"}) | {"num-server-rounds"}
 
 
 @dataclass(frozen=True)
@@ -180,13 +180,10 @@ def rounds(run: Path) -> list[int]:
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if settings differ from those in the newest readable checkpoint."""
-    for path in _paths(run):
-        with suppress(DamagedFile):
-            begun = with_absolute_paths(sealed_facts(path)["config"])
-            break
-    else:
+    saved = _saved_config(run)
+    if saved is None:
         return  # without a checkpoint the run begins again
-    flat = with_absolute_paths(flat)
+    begun, flat = with_absolute_paths(saved), with_absolute_paths(flat)
     changed = [
         f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(flat.get(key, DEFAULT))}"
         for key in dict.fromkeys([*begun, *flat])
@@ -197,6 +194,15 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
             f"{run / 'config.toml'} has been changed since the run began: {'; '.join(changed)}. "
             "Undo the change, or start a new run with this file as --config."
         )
+
+
+def _saved_config(run: Path) -> Mapping[str, Any] | None:
+    """Return the config in the newest readable checkpoint, or None if there is none."""
+    for path in _paths(run):
+        with suppress(DamagedFile):
+            config: Mapping[str, Any] = sealed_facts(path)["config"]
+            return config
+    return None
 
 
 def with_absolute_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,8 +225,8 @@ def check_same_examples(run: Path, facts: Mapping[str, Any], federation: Federat
         )
 
 
-def resumable_configs(folder: Path) -> Iterator[RunConfig]:
-    """Yield the configs of all runs below a folder that can be resumed.
+def resumable_configs(folder: Path) -> list[RunConfig]:
+    """Return the configs of all runs below a folder that can be resumed.
 
     The configs are sorted by the number of completed rounds.
     """
@@ -230,7 +236,7 @@ def resumable_configs(folder: Path) -> Iterator[RunConfig]:
             facts = read_facts(info.parent)
             if facts["status"] != "completed":
                 resumable.append((facts["rounds"], resumed_config(info.parent, {})))
-    yield from (config for _, config in sorted(resumable, key=lambda pair: pair[0]))
+    return [config for _, config in sorted(resumable, key=lambda pair: pair[0])]
 
 
 def _paths(run: Path) -> list[Path]:

@@ -166,15 +166,15 @@ def _num_partitions(infos: NodeInfos, num_clients: int | None) -> int | None:
     """Return the number of clients that share the data; None until a node has reported it."""
     sizes = {info.size: node for node, info in infos.items() if info.size is not None}
     if len(sizes) > 1:
-        (size, node), (other, second), *_ = sorted(sizes.items())
+        (size, node), (other, second) = sorted(sizes.items())[:2]
         raise ConfigError(
             f"The SuperNodes have different numbers of clients: num-partitions is {size} at node "
             f"{node} and {other} at node {second}. Give all of them the same num-partitions."
         )
-    for info in infos.values():
-        if info.size is not None and num_clients is not None:
-            check_num_supernodes(info.size, num_clients)
-        num_clients = info.size if num_clients is None else num_clients
+    for size in sizes:  # at most one
+        if num_clients is None:
+            return size
+        check_num_supernodes(size, num_clients)
     return num_clients
 
 
@@ -204,7 +204,9 @@ def _common_data(infos: NodeInfos) -> Federation | None:
         if info.federation is not None:
             # Paths of files may differ between machines.
             nodes_with[replace(info.federation, sources=())].append(node)
-    most, *others = sorted(nodes_with.values(), key=len, reverse=True) or [[]]
+    if not nodes_with:
+        return None
+    most, *others = sorted(nodes_with.values(), key=len, reverse=True)
     if others:
         different = sorted(node for nodes in others for node in nodes)
         rest = f"the other {len(most)} nodes" if len(most) > 1 else f"node {most[0]}"
@@ -213,7 +215,7 @@ def _common_data(infos: NodeInfos) -> Federation | None:
             "clients share a data set, so copy the same files to every node's data-dir. (A site "
             "with its own data needs a domain in --node-config.)"
         )
-    return infos[most[0]].federation if most else None
+    return infos[most[0]].federation
 
 
 def _register_sites(infos: NodeInfos) -> SiteRegistry:
@@ -312,6 +314,29 @@ def _await_known_sites(
             return reconnected, unknown_nodes
 
 
+def _match_known_sites(infos: NodeInfos, earlier: SiteRegistry) -> tuple[dict[int, int], list[int]]:
+    """Return client -> node for the sites that are connected again, and the unknown nodes."""
+    clients = {node: client for client, node in earlier.nodes.items()}
+    reconnected: dict[int, int] = {}
+    changed: dict[int, int] = {}
+    unknown_nodes: list[int] = []
+    for node, info in sorted(infos.items()):
+        client = clients.get(node, earlier.client_of(info))
+        if client is None or client in reconnected or info.site is None:
+            unknown_nodes.append(node)
+        elif earlier.has_same_data(client, info):
+            reconnected[client] = node
+        else:
+            changed[node] = client
+    for node, client in changed.items():
+        if client not in reconnected:
+            raise ConfigError(
+                f"{_name_of(earlier.federation.clients[client])} has different data than when the "
+                f"run began (node {node}). Restore its data, or start a new run."
+            )
+    return reconnected, sorted([*unknown_nodes, *changed])
+
+
 def _check_unknown_nodes(infos: NodeInfos, domains: Collection[str]) -> None:
     """Raise ``ConfigError`` if an unknown node has one of ``domains``, so that it may be a client.
 
@@ -377,29 +402,6 @@ class NodeTracker:
         if self._left_out.get(node) != why:
             logger.warning("Node %d is ignored: %s", node, why)
             self._left_out[node] = why
-
-
-def _match_known_sites(infos: NodeInfos, earlier: SiteRegistry) -> tuple[dict[int, int], list[int]]:
-    """Return client -> node for the sites that are connected again, and the unknown nodes."""
-    clients = {node: client for client, node in earlier.nodes.items()}
-    reconnected: dict[int, int] = {}
-    changed: dict[int, int] = {}
-    unknown_nodes: list[int] = []
-    for node, info in sorted(infos.items()):
-        client = clients.get(node, earlier.client_of(info))
-        if client is None or client in reconnected or info.site is None:
-            unknown_nodes.append(node)
-        elif earlier.has_same_data(client, info):
-            reconnected[client] = node
-        else:
-            changed[node] = client
-    for node, client in changed.items():
-        if client not in reconnected:
-            raise ConfigError(
-                f"{_name_of(earlier.federation.clients[client])} has different data than when the "
-                f"run began (node {node}). Restore its data, or start a new run."
-            )
-    return reconnected, sorted([*unknown_nodes, *changed])
 
 
 def _name_of(client: ClientInfo) -> str:

@@ -103,12 +103,13 @@ class RoundLoop:
             with _timed(seconds, "seconds"):
                 if server_round > 0:
                     arrays = self._train(server_round, arrays, seconds)
-                if ending := server_round == last or self._ends_early():
+                ending = server_round == last or self._ends_early()
+                if ending:
                     self._check_summed(server_round)
                 if server_round % self.config.evaluate.every == 0 or ending:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
-                    ending = ending or self._stops_early()
+                    ending = ending or self._out_of_patience()
             self.folder.append_metrics(server_round, "run", "", seconds | self._privacy.metrics())
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
@@ -118,7 +119,7 @@ class RoundLoop:
                 self._save(server_round, arrays)
             self._release_memory()
             if ending:
-                _warn_if_diverged(self, server_round)
+                self._warn_if_diverged(server_round)
                 return
             if stopped:
                 raise StopRun
@@ -128,7 +129,7 @@ class RoundLoop:
         self._check_summed(server_round)
         if not self.folder.is_tested(server_round):  # it was not known to be the last round
             self._evaluate(server_round, arrays)
-        _warn_if_diverged(self, server_round)
+        self._warn_if_diverged(server_round)
 
     def _release_memory(self) -> None:
         """Release free memory, unless this was done just before."""
@@ -137,11 +138,11 @@ class RoundLoop:
             self._released = time.monotonic()
 
     def _ends_early(self) -> bool:
-        """Return whether the run ends now, because of the loss or the privacy budget."""
+        """Return whether the privacy budget or the loss ends the run now, and record why."""
         if reason := self._privacy.budget_reason():
             self.folder.note("ended_early", reason)
             return True
-        return self._stops_early()
+        return self._out_of_patience()
 
     def _check_summed(self, server_round: int) -> None:
         """Raise ``RoundFailed`` if secure aggregation has not produced a sum in any round."""
@@ -153,7 +154,7 @@ class RoundLoop:
                 "log lists each client's reasons. Correct the cause, then resume the run."
             )
 
-    def _stops_early(self) -> bool:
+    def _out_of_patience(self) -> bool:
         """Return whether the loss has not improved for ``stop.patience`` rounds, and record it."""
         stop, metrics = self.config.stop, self.folder.metrics
         validated = self.config.evaluates("validation") and self.config.evaluate.by != "clients"
@@ -166,7 +167,7 @@ class RoundLoop:
         return best > 0
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        with _named(self, server_round):
+        with self._naming_failures(server_round):
             state = self.strategy.state_dict()
         now = Checkpoint(
             server_round=server_round,
@@ -190,17 +191,17 @@ class RoundLoop:
             if self._secure is None:
                 replies = self._exchange(messages)
             else:
-                with _named(self, server_round):
+                with self._naming_failures(server_round):
                     merged = _summed(self._secure, folder, server_round, messages, arrays)
         if self._secure is None:
-            with _timed(seconds, "merge_seconds"), _named(self, server_round):
+            with _timed(seconds, "merge_seconds"), self._naming_failures(server_round):
                 merged = strategy.aggregate_train(server_round, replies)[0]
         assert merged is not None
         for k, client in enumerate(strategy.client_ids):
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
             folder.append_metrics(server_round, "client", str(client), scalars)
         folder.write_model(arrays_of(merged))
-        with _named(self, server_round):  # a strategy may store anything there
+        with self._naming_failures(server_round):  # a strategy may store anything there
             values = self._privacy.released(strategy.diagnostics)
             folder.append_diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
         self._check_client_states(before)
@@ -215,11 +216,11 @@ class RoundLoop:
             self.setup.enroll(nodes)
         settings["checkpoint-rounds"] = checkpoint.rounds(self.folder.path)
         settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
-        with _named(self, server_round):
+        with self._naming_failures(server_round):
             asked = strategy.configure_candidates(server_round, arrays, self.settings())
         if asked:
             strategy.note_candidates(server_round, self._exchange(asked))
-        with _named(self, server_round):  # uses the enrolled clients, not the grid's nodes
+        with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
 
     def _check_client_states(self, merged: Mapping[int, int]) -> None:
@@ -256,7 +257,8 @@ class RoundLoop:
         if by in ("server", "both"):
             # Metrics that only clients measure are not replaced.
             evaluator, held_out = self.setup.evaluator, self.federation.held_out
-            tested, counts = evaluator(arrays_of(arrays), split), evaluator.group_counts
+            tested = evaluator(arrays_of(arrays), split)
+            counts = evaluator.group_counts  # the call sets it, `held_out_counts` and `failed`
             if unseen := tested.pop(held_out, None):
                 if evaluator.held_out_counts is not None:
                     unseen |= self._groups.of(evaluator.held_out_counts, f"domain {held_out}")
@@ -266,12 +268,13 @@ class RoundLoop:
             results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
         for domain, values in self._groups.record(server_round, split, counts).items():
             results[domain] |= values
-        level, _ = LEVELS[split]
         for domain, values in results.items():
-            self.folder.append_metrics(server_round, level, domain, values)
+            self.folder.append_metrics(server_round, LEVELS[split][0], domain, values)
+        if not results:
+            return {}
         # A domain is not tested if its sites are not connected.
         untested = {"accuracy": math.nan}
-        return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains if results}
+        return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains}
 
     def _report_failed(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
         """Raise ``MetricError`` if a user-defined metric failed, or log a warning and record it."""
@@ -297,9 +300,11 @@ class RoundLoop:
         replies = self._exchange(messages)
         answers = strategy.evaluations(server_round, replies, most, self._groups.number)
         folder.append_dropped_in_test(server_round, strategy.dropped)
+        user_metrics = metric_names(self.config.evaluate.metrics)
+        self._report_failed_of_clients(server_round, user_metrics, answers, replies)
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
-        names += self._report_failed_of_clients(server_round, answers, replies)
-        keys = {**{name: name for name in names}, "loss": "eval_loss"}  # name -> key in replies
+        keys = {name: name for name in (*names, *user_metrics)}  # name -> key in replies
+        keys["loss"] = "eval_loss"
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
@@ -308,27 +313,24 @@ class RoundLoop:
     def _report_failed_of_clients(
         self,
         server_round: int,
+        names: Iterable[str],
         answers: Mapping[int, Mapping[str, object]],
         replies: Iterable[Message],
-    ) -> list[str]:
-        """Return the user-defined metrics, and report metrics that a client did not compute."""
-        names = list(metric_names(self.config.evaluate.metrics))
+    ) -> None:
+        """Report those of the user-defined metrics ``names`` that a client did not compute."""
         reasons_at: dict[int, Mapping[str, object]] = {
             reply.metadata.src_node_id: dict(reply.content.config_records.get(FAILED_METRICS) or {})
             for reply in replies
             if reply.has_content()
         }
+        default = "the client sent no value; its SuperNode may run an older version of fairflower"
         for client, answer in sorted(answers.items()):
             reasons = reasons_at.get(self.nodes[client], {})
-            default = (
-                "the client sent no value; its SuperNode may run an older version of fairflower"
-            )
             wrong = {
                 name: str(reasons.get(name, default))[:300] for name in names if name not in answer
             }
             domain = self.federation.clients[client].domain
             self._report_failed(server_round, f"client {client} of domain {domain}", wrong)
-        return names
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages with the clients' ids, and return the replies."""
@@ -339,6 +341,41 @@ class RoundLoop:
                 client = clients[message.metadata.dst_node_id]
                 add_client_config(message, "config", {"client-id": client})
         return send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
+
+    @contextmanager
+    def _naming_failures(self, server_round: int) -> Iterator[None]:
+        """Raise ``StrategyError`` for exceptions in the strategy or in handling its diagnostics."""
+        name, module = self.config.strategy.name, type(self.strategy).__module__
+        remedy = f"The traceback is in {self.folder.path / LOG}."
+        try:
+            with naming_failures(StrategyError, f"Round {server_round}: {name}", module, remedy):
+                yield
+        except StrategyError as error:
+            raise _with_remedy(error, self.setup, self.config.client.name) from error.__cause__
+        except ConfigError as error:  # for example, weights that are not on the simplex
+            raise ConfigError(f"Round {server_round}, {name}: {error}") from error
+
+    def _warn_if_diverged(self, server_round: int) -> None:
+        """Log a warning if the final model is far worse than random guessing on a domain."""
+        tested = self.folder.metrics.of(server_round).items()
+        losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
+        loss = float(np.max([0.0, *losses]))  # NaN if any loss is
+        guessing = math.log(self.federation.num_classes)
+        diverged = guessing > 0 and not loss <= DIVERGED * guessing
+        self.folder.note("diverged", loss if diverged else None)
+        if diverged:
+            further = ", or bound the updates (bound.clip-update-norm)"
+            if self.config.privacy.on:
+                further = ", or the noise (privacy.clip)"
+            elif self.config.secure_aggregation:  # the server sees no single update to bound
+                further = ""
+            logger.warning(
+                "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
+                "has diverged. Decrease train.lr%s.",
+                loss,
+                guessing,
+                further,
+            )
 
 
 @contextmanager
@@ -399,20 +436,6 @@ def _summed(
     return merged
 
 
-@contextmanager
-def _named(loop: RoundLoop, server_round: int) -> Iterator[None]:
-    """Raise ``StrategyError`` for an exception in the strategy or in handling its diagnostics."""
-    name, module = loop.config.strategy.name, type(loop.strategy).__module__
-    remedy = f"The traceback is in {loop.folder.path / LOG}."
-    try:
-        with naming_failures(StrategyError, f"Round {server_round}: {name}", module, remedy):
-            yield
-    except StrategyError as error:
-        raise _with_remedy(error, loop.setup, loop.config.client.name) from error.__cause__
-    except ConfigError as error:  # for example, weights that are not on the simplex
-        raise ConfigError(f"Round {server_round}, {name}: {error}") from error
-
-
 def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
     """If a measurement or an array that stays on the clients is missing, add this to the error."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
@@ -425,26 +448,3 @@ def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> Strategy
         "the global model lacks it. Choose another client.name, or a strategy that does not need "
         "the array."
     )
-
-
-def _warn_if_diverged(loop: RoundLoop, server_round: int) -> None:
-    """Log a warning if the final model is far worse than random guessing on a domain."""
-    tested = loop.folder.metrics.of(server_round).items()
-    losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
-    loss = float(np.max([0.0, *losses]))  # NaN if any loss is
-    guessing = math.log(loop.federation.num_classes)
-    diverged = guessing > 0 and not loss <= DIVERGED * guessing
-    loop.folder.note("diverged", loss if diverged else None)
-    if diverged:
-        further = ", or bound the updates (bound.clip-update-norm)"
-        if loop.config.privacy.on:
-            further = ", or the noise (privacy.clip)"
-        elif loop.config.secure_aggregation:  # the server sees no single update that it could bound
-            further = ""
-        logger.warning(
-            "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
-            "has diverged. Decrease train.lr%s.",
-            loss,
-            guessing,
-            further,
-        )

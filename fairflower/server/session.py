@@ -74,8 +74,10 @@ class Session:
         # Every message contains this config, so paths must not depend on the working directory or
         # environment of a worker. Sites know the path of their data, and so do the nodes of a
         # cluster if data.dir is not set.
-        known = config.evaluate.by == "clients" or (config.ray_address and not config.data.dir)
-        data = config.data if known else with_absolute_dir(config.data)
+        nodes_have_paths = config.evaluate.by == "clients" or (
+            config.ray_address and not config.data.dir
+        )
+        data = config.data if nodes_have_paths else with_absolute_dir(config.data)
         participation = replace(
             config.participation, availability=absolute_trace(config.participation.availability)
         )

@@ -280,11 +280,13 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
     for exchange in exchanges:
         exchange.prepare({name: to_numpy(array) for name, array in local.items()})
     if privacy.on:
-        noise = privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
-        exchanges = [*exchanges, NoisySum(*noise)]
-    nodes = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
+        noisy_sum = NoisySum(
+            privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
+        )
+        exchanges = [*exchanges, noisy_sum]
+    minimums = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
     strategy: FairStrategy = config.strategy.make(
-        **nodes,
+        **minimums,
         fraction_train=config.fraction_train,
         min_clients=config.min_clients or None,
         buffers=evaluator.buffers,
@@ -296,7 +298,7 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         participation=ParticipationSpec.read(config.participation.policy).make(),
         availability=read_availability(config.participation.availability, config.seed),
     )
-    if any(getattr(strategy, option) != value for option, value in nodes.items()):
+    if any(getattr(strategy, option) != value for option, value in minimums.items()):
         raise ConfigError(
             f"strategy.name = {config.strategy.name!r}: the constructor of "
             f"{type(strategy).__name__} does not pass on the run's settings. Accept **options, and "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from flwr.clientapp import ClientApp
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.privacy import PrivacyConfig
 from fairflower.errors import STOPS, UserError, failure_text
+from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, local_tensors
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
@@ -23,7 +25,7 @@ from fairflower.training.device import float64_on
 from fairflower.training.measurements import measure_received, train_and_measure
 from fairflower.training.modes import flushed_denormals
 from fairflower.training.privacy import clipped_update, privacy_of, protected
-from fairflower.training.trainer import Arrays, Trainer, server_round
+from fairflower.training.trainer import Trainer, round_of
 
 if TYPE_CHECKING:
     from flwr.clientapp.typing import Mod
@@ -38,9 +40,7 @@ def train_round(
     and, for a client with state, ``state-round``: the round in which the loaded state was written,
     or 0. The arrays to send with the model are those measured and the trainer's ``returns``.
     """
-    state_round = load_state(trainer, context, config, before=server_round(config))
-    trainer.load_local_arrays()
-    with flushed_denormals():
+    with _restored(trainer, context, config, before=round_of(config)) as state_round:
         numbers, measured = train_and_measure(trainer, config)
     save_state(trainer, context, config)
     metrics = {"client-id": trainer.client_id, **numbers}
@@ -56,9 +56,7 @@ def measure_round(
 
     Returns ``client-id`` and the numbers.
     """
-    load_state(trainer, context, config, before=server_round(config))
-    trainer.load_local_arrays()
-    with flushed_denormals():
+    with _restored(trainer, context, config, before=round_of(config)):
         return {"client-id": trainer.client_id, **measure_received(trainer, config)}
 
 
@@ -90,10 +88,8 @@ def evaluate_round(
 
     Returns ``client-id``, ``eval_loss``, ``accuracy`` and metrics of the client's method.
     """
-    before = server_round(config) + 1 if "server-round" in config else math.inf
-    load_state(trainer, context, config, before)
-    trainer.load_local_arrays()
-    with flushed_denormals():
+    before = round_of(config) + 1 if "server-round" in config else math.inf
+    with _restored(trainer, context, config, before):
         return {"client-id": trainer.client_id, **trainer.test()}
 
 
@@ -106,11 +102,23 @@ def candidate_round(
     (``split = "train"``). Unlike in `evaluate_round`, arrays that stay with the client have its own
     values. Returns ``client-id``, ``eval_loss`` and ``accuracy``.
     """
-    load_state(trainer, context, config, before=server_round(config))
+    with _restored(trainer, context, config, before=round_of(config)):
+        loss, accuracy = trainer.loss_and_accuracy(trainer.test_examples)
+    return {"client-id": trainer.client_id, "eval_loss": loss, "accuracy": accuracy}
+
+
+@contextmanager
+def _restored(
+    trainer: Trainer, context: Context, config: Mapping[str, Any], before: float
+) -> Iterator[int]:
+    """Load the client's state and its own arrays; in the block, denormal numbers count as 0.
+
+    Yields the round in which the state was written; ``before`` is an argument of `load_state`.
+    """
+    state_round = load_state(trainer, context, config, before)
     trainer.load_local_arrays()
     with flushed_denormals():
-        loss, accuracy = trainer.measure(trainer.test_examples)
-    return {"client-id": trainer.client_id, "eval_loss": loss, "accuracy": accuracy}
+        yield state_round
 
 
 def user_test_metrics(
@@ -177,17 +185,20 @@ def make_client_app(
     @app.train(mods=list(mods))
     @_naming_failures
     def train(message: Message, context: Context) -> Message:
-        return _train_reply(*_prepare(trainer_fn, message, context), message, context)
+        trainer, config = _prepare(trainer_fn, message, context)
+        return _train_reply(trainer, config, message, context)
 
     @app.train("measure")
     @_naming_failures
     def measure(message: Message, context: Context) -> Message:
-        return _measure_reply(*_prepare(trainer_fn, message, context), message, context)
+        trainer, config = _prepare(trainer_fn, message, context)
+        return _measure_reply(trainer, config, message, context)
 
     @app.evaluate()
     @_naming_failures
     def evaluate(message: Message, context: Context) -> Message:
-        return _evaluate_reply(*_prepare(trainer_fn, message, context), message, context)
+        trainer, config = _prepare(trainer_fn, message, context)
+        return _evaluate_reply(trainer, config, message, context)
 
     return app
 

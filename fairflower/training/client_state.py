@@ -28,7 +28,7 @@ from flwr.app import ConfigRecord, Context
 from fairflower.arrays import arrays_of, record_of
 from fairflower.files import DamagedFile, read_arrays, write_arrays
 from fairflower.paths import client_states
-from fairflower.training.trainer import Trainer, server_round
+from fairflower.training.trainer import Trainer, round_of
 
 _PREFIX = "fairflower/"
 _STAMP = "fairflower"
@@ -51,7 +51,7 @@ def load_state(
     folder = _folder(trainer, config)
     if folder is not None:  # otherwise there is no earlier state
         before = min(before, _last_merged_round(config) + 1)
-    files = {kept: path for kept, path in _files(folder).items() if kept < before}
+    files = {written: path for written, path in _files(folder).items() if written < before}
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
     in_context = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
     # The context may have the state of a late round, while the disk has that of a later round.
@@ -62,15 +62,15 @@ def load_state(
             if name.startswith(_PREFIX)
         }
         return in_context
-    for kept in sorted(files, reverse=True):
+    for written in sorted(files, reverse=True):
         try:
-            arrays, _ = read_arrays(files[kept])
+            arrays, _ = read_arrays(files[written])
         except (DamagedFile, FileNotFoundError):
             continue  # the server logs a warning with the client's id
         for path, array in arrays.items():
             name, _, leaf = path.partition("/")
             trainer.state.setdefault(name, {})[leaf] = array
-        return kept
+        return written
     return 0
 
 
@@ -80,18 +80,18 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
         del context.state[name]
     for name, arrays in trainer.state.items():
         context.state[_PREFIX + name] = record_of(arrays)
-    now = server_round(config)
+    now = round_of(config)
     context.state[_STAMP] = ConfigRecord({"run-id": _run_id(config), "round": now})
     folder = _folder(trainer, config)
     if folder is None or not trainer.state:
         return
-    flat = {f"{name}/{leaf}": a for name, kept in trainer.state.items() for leaf, a in kept.items()}
+    flat = {f"{name}/{leaf}": a for name, part in trainer.state.items() for leaf, a in part.items()}
     facts = {"round": now, "client": trainer.client_id}
     write_arrays(folder / f"round-{now:06}.safetensors", flat, facts)
     checkpoints, files = config.get("checkpoint-rounds", ()), _files(folder)
-    for kept in files.keys() - rounds_to_keep(files, now, checkpoints, _last_merged_round(config)):
+    for old in files.keys() - rounds_to_keep(files, now, checkpoints, _last_merged_round(config)):
         with suppress(PermissionError):  # Windows, if another process reads it: retried next round
-            files[kept].unlink(missing_ok=True)
+            files[old].unlink(missing_ok=True)
     _delete_old_states(folder.parent)
 
 
@@ -113,10 +113,10 @@ def rounds_to_keep(
     [5, 7]
     """
     last = min(merged, now - 1)
-    known = [kept for kept in rounds if kept <= last]
-    candidates = ([kept for kept in known if kept <= c] for c in (last, *checkpoints))
+    known = [r for r in rounds if r <= last]
+    candidates = ([r for r in known if r <= c] for c in (last, *checkpoints))
     # Later rounds exist if the reply of round ``now`` was late.
-    return {max(kept) for kept in candidates if kept} | {kept for kept in rounds if kept >= now}
+    return {max(older) for older in candidates if older} | {r for r in rounds if r >= now}
 
 
 def _last_merged_round(config: Mapping[str, Any]) -> float:

@@ -21,11 +21,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fairflower.config import names_in, unknown
 from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
+from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, to_numpy
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
@@ -34,7 +36,7 @@ from fairflower.training.features import mean_representation, require_classifier
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import losses_at, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible
-from fairflower.training.trainer import NDArray, Trainer, server_round
+from fairflower.training.trainer import Trainer, round_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Measurement:
     #: Description for tables.
     description: str
     #: Whether the next round needs the model that the client trains in this round.
-    keeps: bool = False
+    needs_last_trained: bool = False
     #: Whether the value is computed once and then kept in the client's state.
     cached: bool = False
 
@@ -67,7 +69,7 @@ EPOCHS, PATIENCE, MIN_DECREASE = 50, 5, 0.01
 
 def accuracy(trainer: Trainer) -> float:
     """Return the accuracy on the training examples, 0 to 1."""
-    return trainer.measure(trainer.train_examples)[1]
+    return trainer.loss_and_accuracy(trainer.train_examples)[1]
 
 
 def balanced_accuracy(trainer: Trainer) -> float:
@@ -75,7 +77,7 @@ def balanced_accuracy(trainer: Trainer) -> float:
     return metrics.balanced_accuracy(trainer.data.train.y, _predicted(trainer))
 
 
-def _predicted(trainer: Trainer) -> NDArray:
+def _predicted(trainer: Trainer) -> NDArray[Any]:
     """Return the predicted classes of the training examples, int64 [N]."""
     with torch.inference_mode():
         batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
@@ -91,10 +93,8 @@ def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer],
     """
 
     def measure_the_rest(trainer: Trainer) -> float:
-        c, trained = (
-            float(trainer.round_config.get("coefficient", 0)),
-            trainer.state.get(LAST_TRAINED),
-        )
+        c = float(trainer.round_config.get("coefficient", 0))
+        trained = trainer.state.get(LAST_TRAINED)
         if trained is None or not 0 < c < 1:
             return measure(trainer)
         received = trainer.send()
@@ -109,7 +109,7 @@ def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer],
     return measure_the_rest
 
 
-def _rest(name: str, received: NDArray, trained: NDArray, c: float) -> NDArray:
+def _rest(name: str, received: NDArray[Any], trained: NDArray[Any], c: float) -> NDArray[Any]:
     """Return (theta - c theta_k) / (1 - c); counters as received, variances at least 0."""
     if received.dtype.kind != "f":
         return received
@@ -151,14 +151,14 @@ def _train_alone(trainer: Trainer) -> float:
     )
     alone.train_examples = trainer.train_examples
     received = trainer.send()
-    lowest = target = trainer.measure(trainer.train_examples)[0]
+    lowest = target = trainer.loss_and_accuracy(trainer.train_examples)[0]
     waited = 0
     try:
         for epoch in range(1, EPOCHS + 1):
             # A diverged loss is not the lowest.
             with torch.enable_grad(), suppress(FloatingPointError):
                 alone.run_epochs(epoch)
-            loss = trainer.measure(trainer.train_examples)[0]
+            loss = trainer.loss_and_accuracy(trainer.train_examples)[0]
             lowest = min(lowest, loss)  # this order ignores NaN
             target, waited = (loss, 0) if loss < target - MIN_DECREASE else (target, waited + 1)
             if waited == PATIENCE:
@@ -199,7 +199,7 @@ def class_counts(trainer: Trainer) -> dict[str, Tensor]:
 
 MEASUREMENTS: dict[str, Measurement] = {
     "received_loss": Measurement(
-        "received", lambda t: t.measure(t.train_examples)[0], "mean cross entropy"
+        "received", lambda t: t.loss_and_accuracy(t.train_examples)[0], "mean cross entropy"
     ),
     "received_accuracy": Measurement("received", accuracy, "accuracy, 0 to 1"),
     "received_balanced_accuracy": Measurement(
@@ -225,13 +225,13 @@ MEASUREMENTS: dict[str, Measurement] = {
         "received",
         without_own_part(accuracy),
         "accuracy of the received model without the client's part",
-        keeps=True,
+        needs_last_trained=True,
     ),
     "minus_balanced_accuracy": Measurement(
         "received",
         without_own_part(balanced_accuracy),
         "like ``minus_accuracy``, but the mean over the client's classes",
-        keeps=True,
+        needs_last_trained=True,
     ),
     "gradient": Measurement(
         "received",
@@ -242,7 +242,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "trained", lambda t: float(t.steps), "number of optimizer steps in the round"
     ),
     "trained_loss": Measurement(
-        "trained", lambda t: t.measure(t.train_examples)[0], "mean cross entropy"
+        "trained", lambda t: t.loss_and_accuracy(t.train_examples)[0], "mean cross entropy"
     ),
     "fisher": Measurement(
         "trained",
@@ -274,7 +274,7 @@ MEASUREMENTS: dict[str, Measurement] = {
 
 def train_and_measure(
     trainer: Trainer, config: Mapping[str, Any]
-) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
+) -> tuple[dict[str, float], dict[str, Arrays]]:
     """Train the received model, and take the requested measurements before and after.
 
     Returns the metrics (those of training and the measured numbers), and the measured arrays by
@@ -285,13 +285,13 @@ def train_and_measure(
     names = requested(config)
     if WEIGHT_KEY in config:  # under secure aggregation `measure_received` has measured the others
         names = [n for n in names if MEASUREMENTS[n].model == "trained" or MEASUREMENTS[n].cached]
-    with _radius_of(trainer, config):
-        metrics, arrays = _measure(trainer, config, names, "received")
-        metrics |= trainer.train(server_round(config))
-        numbers, more = _measure(trainer, config, names, "trained")
-    if any(MEASUREMENTS[name].keeps for name in names):
+    with _server_settings(trainer, config):
+        numbers, arrays = _measure(trainer, config, names, "received")
+        numbers |= trainer.train(round_of(config))
+        more_numbers, more_arrays = _measure(trainer, config, names, "trained")
+    if any(MEASUREMENTS[name].needs_last_trained for name in names):
         trainer.state[LAST_TRAINED] = trainer.send()
-    return metrics | numbers, arrays | more
+    return numbers | more_numbers, arrays | more_arrays
 
 
 def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, float]:
@@ -300,7 +300,7 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
     ``steps`` is the number of steps that training will take. Raises ``ConfigError`` if a
     measurement is not a number.
     """
-    with _radius_of(trainer, config):
+    with _server_settings(trainer, config):
         numbers, arrays = _measure(trainer, config, requested(config), "received")
     if arrays:
         raise ConfigError(
@@ -314,12 +314,16 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
 
 
 @contextmanager
-def _radius_of(trainer: Trainer, config: Mapping[str, Any]) -> Iterator[None]:
+def _server_settings(trainer: Trainer, config: Mapping[str, Any]) -> Iterator[None]:
     """Give the trainer the server's config, and for this message the server's radius, if any."""
     trainer.round_config = config
     before = trainer.measure_rho, trainer.settings
     if "rho" in config:
-        _set_radius(trainer, float(config["rho"]))
+        rho = float(config["rho"])
+        if not 0 <= rho < math.inf:
+            raise ConfigError(f"rho = {rho} from the server: expected a number >= 0.")
+        trainer.measure_rho = rho
+        trainer.settings = replace(trainer.settings, rho=rho)  # of SAM's steps
     try:
         yield
     finally:
@@ -328,13 +332,13 @@ def _radius_of(trainer: Trainer, config: Mapping[str, Any]) -> Iterator[None]:
 
 def _measure(
     trainer: Trainer, config: Mapping[str, Any], names: Sequence[str], model: str
-) -> tuple[dict[str, float], dict[str, dict[str, NDArray]]]:
+) -> tuple[dict[str, float], dict[str, Arrays]]:
     """Take the measurements in ``names`` that apply to ``model``; return numbers and arrays."""
     numbers: dict[str, float] = {}
-    arrays: dict[str, dict[str, NDArray]] = {}
+    arrays: dict[str, Arrays] = {}
     for name in names:
         if MEASUREMENTS[name].model == model:
-            seed = trainer.derive_seed(server_round(config), name)
+            seed = trainer.derive_seed(round_of(config), name)
             with reproducible(seed, trainer.device), eval_mode(trainer.model):
                 value = MEASUREMENTS[name].compute(trainer)
             if isinstance(value, Mapping):
@@ -343,14 +347,6 @@ def _measure(
             else:
                 numbers[name] = value
     return numbers, arrays
-
-
-def _set_radius(trainer: Trainer, rho: float) -> None:
-    """Use the server's radius for measurements and for SAM's steps."""
-    if not 0 <= rho < math.inf:
-        raise ConfigError(f"rho = {rho} from the server: expected a number >= 0.")
-    trainer.measure_rho = rho
-    trainer.settings = replace(trainer.settings, rho=rho)
 
 
 def requested(config: Mapping[str, Any]) -> list[str]:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fairflower.config.privacy import PrivacyConfig, number_range
+from fairflower.files import Arrays
 from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.training.measurements import requested
-from fairflower.training.trainer import Arrays, server_round
+from fairflower.training.trainer import round_of
 
 #: Metrics that a client sends without noise, because they do not depend on its examples.
 _OPEN = ("client-id", "state-round")
@@ -57,7 +58,7 @@ def noised_numbers(
         low, high = number_range(name, privacy.loss_range)
         value = float(numbers.get(name, math.nan))
         value = min(max(value, low), high) if math.isfinite(value) else high
-        purpose = (int(config.get("seed", 0)), client_id, server_round(config), name)
+        purpose = (int(config.get("seed", 0)), client_id, round_of(config), name)
         draw = float(gaussian(1, noise_source(privacy.noise_seed, *purpose))[0])
         value += privacy.number_noise_multiplier * (high - low) * draw
         noised[name] = min(max(value, low), high)

@@ -8,24 +8,22 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
-from fairflower.data import Split
+from fairflower.data import Augment, Federation, Split
 from fairflower.errors import ConfigError
+from fairflower.files import Arrays
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, to_numpy, trainable
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
 from fairflower.training.modes import at_least_float32, reproducible, use_running_stats
 from fairflower.training.optim import apply_sam_gradient, build_optimizer
-
-NDArray = np.ndarray[Any, np.dtype[Any]]
-Arrays = dict[str, NDArray]
 
 
 class TrainerSpec(Configurable):
@@ -62,7 +60,7 @@ class TrainerSpec(Configurable):
         return [exchange.made_with(arguments) for exchange in cls.exchanges]
 
     @classmethod
-    def adapt(cls, model: Any, federation: Any, **arguments: Any) -> None:
+    def adapt(cls, model: nn.Module, federation: Federation, **arguments: Any) -> None:
         """Adapt a network before the clients and the server use it; by default it is unchanged."""
 
     @classmethod
@@ -71,7 +69,7 @@ class TrainerSpec(Configurable):
         return ()
 
     @classmethod
-    def run_warning(cls, model: Any, by: str) -> str:
+    def run_warning(cls, model: nn.Module, by: str) -> str:
         """Return a warning about a run with this network and ``evaluate.by``, or ""."""
         return ""
 
@@ -111,7 +109,7 @@ class TrainerSpec(Configurable):
             )
 
 
-class Trainer(TrainerSpec, Configurable):
+class Trainer(TrainerSpec, Configurable):  # a direct subclass: a base class of methods
     """Base class of all trainers; on its own, it does plain local training.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
@@ -240,7 +238,7 @@ class Trainer(TrainerSpec, Configurable):
 
     def test(self) -> dict[str, float]:
         """Test the model on the client's test examples."""
-        loss, accuracy = self.measure(self.test_examples)
+        loss, accuracy = self.loss_and_accuracy(self.test_examples)
         return {"eval_loss": loss, "accuracy": accuracy}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -264,6 +262,8 @@ class Trainer(TrainerSpec, Configurable):
         optimizer.step()
         return loss.detach()
 
+    # --- helpers for methods -----------------------------------------------------------
+
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ``loss``, computed under autocast if ``train.precision`` is not float32."""
         if self.settings.precision == "float32":
@@ -285,14 +285,14 @@ class Trainer(TrainerSpec, Configurable):
         named = zip(trainable(self.model), values, strict=True)
         return {name: to_numpy(value) for name, value in named}
 
-    def from_named(self, arrays: Mapping[str, NDArray]) -> list[Tensor]:
+    def from_named(self, arrays: Mapping[str, NDArray[Any]]) -> list[Tensor]:
         """Return one tensor per trainable parameter from named arrays; zeros if one is missing."""
         return [
             torch.tensor(arrays[name], device=p.device) if name in arrays else torch.zeros_like(p)
             for name, p in trainable(self.model).items()
         ]
 
-    def to_device(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
+    def to_device(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
         """Return copies of named arrays on the device."""
         return {name: torch.tensor(array, device=self.device) for name, array in arrays.items()}
 
@@ -320,7 +320,7 @@ class Trainer(TrainerSpec, Configurable):
 
     # --- a round -----------------------------------------------------------------------
 
-    def receive(self, arrays: Mapping[str, NDArray]) -> None:
+    def receive(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Copy arrays into the model; raise ``ValueError`` if names, shapes or types differ."""
         set_arrays(self.model, arrays, str(self))
 
@@ -345,7 +345,7 @@ class Trainer(TrainerSpec, Configurable):
         """
         epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
         if epochs == 0:
-            return self.measure(self.train_examples)[0]
+            return self.loss_and_accuracy(self.train_examples)[0]
         draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
         total = torch.zeros((), dtype=float64_on(self.device), device=self.device)
         self.model.train()
@@ -374,7 +374,7 @@ class Trainer(TrainerSpec, Configurable):
         """Return a copy of the model's arrays, by name."""
         return copy_arrays(self.model)
 
-    def measure(self, examples: Examples) -> tuple[float, float]:
+    def loss_and_accuracy(self, examples: Examples) -> tuple[float, float]:
         """Return mean cross entropy and accuracy (0 to 1) on examples, without augmentation."""
         loss = torch.zeros((), dtype=float64_on(self.device), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -393,34 +393,33 @@ class Trainer(TrainerSpec, Configurable):
     @cached_property
     def train_examples(self) -> Examples:
         """The training examples on the device."""
-        return _examples(self, self.data.train, "training")
+        return self._examples(self.data.train, "training", self.data.augment)
 
     @cached_property
     def test_examples(self) -> Examples:
         """The test examples on the device."""
-        return _examples(self, self.data.test, "test")
+        return self._examples(self.data.test, "test", None)
+
+    def _examples(self, split: Split, purpose: str, augment: Augment | None) -> Examples:
+        data = self.data
+        if not len(split.y):
+            raise ValueError(f"{self} has no {purpose} {data.kind}. Add some, or omit the client.")
+        return examples_of(
+            split,
+            data.mean,
+            data.std,
+            augment,
+            device=self.device,
+            model=self.model,
+            first_stages=data.first_stages,
+        )
 
     def __str__(self) -> str:
         """Return the client's name for error messages."""
         return f"Client {self.client_id}"
 
 
-def _examples(trainer: Trainer, split: Split, purpose: str) -> Examples:
-    data = trainer.data
-    if not len(split.y):
-        raise ValueError(f"{trainer} has no {purpose} {data.kind}. Add some, or omit the client.")
-    return examples_of(
-        split,
-        data.mean,
-        data.std,
-        data.augment if purpose == "training" else None,
-        device=trainer.device,
-        model=trainer.model,
-        first_stages=data.first_stages,
-    )
-
-
-def server_round(config: Mapping[str, Any]) -> int:
+def round_of(config: Mapping[str, Any]) -> int:
     """Return the round in a message's config, under the key of Flower's strategies."""
     if "server-round" not in config:
         raise ValueError(

@@ -22,8 +22,8 @@ from flwr.serverapp.strategy import FedAvg
 from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid
 from fairflower.engines.launch import simulate
-from fairflower.engines.ray import _HERE, RayGrid, _Task
-from fairflower.engines.workers import Worker
+from fairflower.engines.ray import _HERE, RayGrid
+from fairflower.engines.workers import Batch, Task, Worker
 from fairflower.errors import ConfigError, EngineError
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.server.transport import send_and_receive
@@ -227,7 +227,7 @@ def test_queued_messages_are_discarded_after_the_timeout():
 
         def push_messages(self, messages):
             ids = list(InlineGrid.push_messages(self, messages))
-            self._tasks = deque(_Task(self._pending[i], {}) for i in ids)
+            self._tasks = deque(Task(self._pending[i], {}) for i in ids)
             return ids
 
         def pull_messages(self, message_ids):
@@ -237,7 +237,7 @@ def test_queued_messages_are_discarded_after_the_timeout():
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
     assert send_and_receive(grid, messages, 0.0, threading.Event()) == []
     assert not grid._tasks
-    (task, *_) = (_Task(message, {}) for message in messages)
+    (task, *_) = (Task(message, {}) for message in messages)
     grid._queue_first([task])  # its worker died
     assert not grid._tasks, "a discarded message is queued again"
 
@@ -287,7 +287,7 @@ def test_a_full_object_store_ends_the_run_and_names_the_node(kind, remote):
         def __init__(self) -> None:
             self._ray = SimpleNamespace(exceptions=errors, get=fail, put=fail)
 
-    worker = SimpleNamespace(batches={"r": None}, node=SimpleNamespace(name="10.0.0.2"))
+    worker = SimpleNamespace(batches={"r": Batch([], [])}, node=SimpleNamespace(name="10.0.0.2"))
     node = r"10\.0\.0\.2" if remote else _HERE
     with pytest.raises(EngineError, match=f"object store on {node} is full"):
         Full()._receive(worker, "r")

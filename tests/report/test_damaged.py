@@ -155,7 +155,7 @@ def test_invalid_fields_of_run_json_raise_only_user_errors(name: str, folder: Pa
         file.write_text(json.dumps(replaced(whole, path, VALUES[name])))
         wrong += bool(refused(use, folder))
         refused(lambda folder: resumed_config(folder, {}), folder)
-        list(resumable_configs(folder.parent))
+        resumable_configs(folder.parent)
     file.write_text(json.dumps(whole))
     assert not refused(use, folder)
     assert wrong >= (20 if name == "missing" else 40)

@@ -789,7 +789,7 @@ def test_minus_accuracy_measures_the_mean_of_the_other_clients() -> None:
     c = 0.3
     one, two = mine.send(), other.send()
     merged = {k: (c * one[k] + (1 - c) * two[k]).astype(one[k].dtype) for k in one}
-    expected = other.measure(mine.train_examples)[1]
+    expected = other.loss_and_accuracy(mine.train_examples)[1]
     (x, y), *_ = mine.train_examples.eval_batches(64)
     balanced = balanced_accuracy_score(y, other.model.eval()(x).argmax(1))
 
@@ -847,7 +847,7 @@ def test_minus_models_have_no_negative_variance_and_keep_counters(
         seen.append((variance.item(), int(batches)))
         return 0.0, 0.0
 
-    monkeypatch.setattr(client, "measure", spy)
+    monkeypatch.setattr(client, "loss_and_accuracy", spy)
     config = {"server-round": 2, "coefficient": c, "measure": "minus_accuracy"}
     train_and_measure(client, config)
     assert seen == [(0.0, 7)]
