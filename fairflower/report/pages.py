@@ -17,7 +17,7 @@ from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairflower.config import execution, shown
+from fairflower.config import execution_keys, shown
 from fairflower.data import ClientInfo
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.methods import Comparison, differing
@@ -304,7 +304,7 @@ def _templates() -> Environment:
 
 def _differences(comparison: Comparison) -> dict[str, list[str]]:
     """Return the config keys that differ between methods, with each method's value."""
-    left_out = {"seed", *execution()}
+    left_out = {"seed", *execution_keys()}
     return differing(
         [
             {key: shown(value) for key, value in method.config.items() if key not in left_out}
