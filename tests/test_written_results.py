@@ -352,7 +352,7 @@ def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, rea
         for ends in zip(*((-one.low, one.high) for one in both), strict=True)
     )
     assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in readme
-    by_place = findings.secondary(named["randhie-site"])
+    by_place = findings.judged_secondary(named["randhie-site"])
     worst = interval(by_place["worst domain", "afl"])
     average = interval(by_place["average", "afl"], -1, "")
     page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
@@ -390,7 +390,7 @@ def test_the_conclusions_over_benchmarks_match_the_leaderboard(
     page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
     results = " ".join(page.split())
     assert (len(findings.benchmarks), len(findings.sources)) == (7, 5)
-    judged = findings.over_benchmarks
+    judged = findings.judged_over_benchmarks
     by_conclusion = {
         word: {method for method, one in judged.items() if outcome(one) == word}
         for word in ("better", "worse", "equivalent", "undecided")
@@ -512,7 +512,10 @@ def first_choices(findings: Findings) -> Iterator[Difference]:
 def test_documented_intervals_are_among_the_computed_ones(findings: Findings) -> None:
     one = [*first_choices(findings)]
     for benchmark in findings.benchmarks:
-        one += [*findings.judged(benchmark).values(), *findings.secondary(benchmark).values()]
+        one += [
+            *findings.judged(benchmark).values(),
+            *findings.judged_secondary(benchmark).values(),
+        ]
         one += [
             difference
             for family in findings.other_references(benchmark).values()
@@ -520,7 +523,7 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         ]
     for sweep in findings.stages.sweeps:
         one += findings.swept(sweep).values()
-    one += findings.over_benchmarks.values()
+    one += findings.judged_over_benchmarks.values()
     for benchmark in findings.benchmarks:  # of the methods in docs/what-holds.md
         std = next(m for m in secondary(findings.design, ()) if m.summary is STD0)
         for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):
