@@ -204,7 +204,7 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
 def sentence(name: str, against: Mapping[str, Contrast]) -> str:
     worst = ", ".join(f"{signed(c.differences[0])} points against {b}" for b, c in against.items())
     spread = " and ".join(signed(c.differences[1]) for c in against.values())
-    lower = " and ".join(f"{b}'s" for b, c in against.items() if sign(c["AVG"][0]) < 0)
+    lower = " and ".join(f"{b}'s" for b, c in against.items() if sign(c["AVG"].difference) < 0)
     (n,) = {c.n for c in against.values()}
     return (
         f"- {name}: worst domain {worst}, STD {spread} ({n} seed{'s' * (n > 1)}): "
@@ -469,10 +469,10 @@ def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
     page = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
     text = " ".join(page.split())
     office = readings_of_eq_1("office", "Uniform")
-    assert not any(of["MIN"][0].sign > 0 for of in office.values())
-    detectable = [of["MIN"][0].detectable for of in office.values()]
+    assert not any(of["MIN"].difference.sign > 0 for of in office.values())
+    detectable = [of["MIN"].difference.detectable for of in office.values()]
     assert f"{number(min(detectable))} to {number(max(detectable))} points would" in text
-    lower = {name for name, of in office.items() if of["AVG"][0].sign < 0}
+    lower = {name for name, of in office.items() if of["AVG"].difference.sign < 0}
     assert lower == {"printed", "drawn"}
 
     over_fedavg, digits = (readings_of_eq_1("digits", name) for name in ("FedAvg", "Uniform"))
@@ -482,11 +482,11 @@ def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
         ("STD", hold - {"by-layer"}),
         ("AVG", hold | {"summed"}),
     ):
-        assert {name for name, of in over_fedavg.items() if of[metric][1] > 0} == better
-    assert all(digits[name]["MIN"][0].equivalent for name in hold)
-    assert not any(sign > 0 for of in digits.values() for *_, sign in of.by_metric)
-    assert {n for n, of in digits.items() if of["MIN"][0].sign < 0} == {"printed", "drawn"}
-    lower = {name for name, of in digits.items() if of["AVG"][0].sign < 0}
+        assert {name for name, of in over_fedavg.items() if of[metric].sign > 0} == better
+    assert all(digits[name]["MIN"].difference.equivalent for name in hold)
+    assert not any(one.sign > 0 for of in digits.values() for one in of.by_metric)
+    assert {n for n, of in digits.items() if of["MIN"].difference.sign < 0} == {"printed", "drawn"}
+    lower = {name for name, of in digits.items() if of["AVG"].difference.sign < 0}
     assert lower == {"printed", "drawn", "batches"}
 
 
