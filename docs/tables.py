@@ -134,7 +134,7 @@ def settings() -> str:
     texts = run_config.key_help()
     rows = [
         (f"`{key}`", f"`{json.dumps(value)}`", texts[key])
-        for key, value in run_config.keys().items()
+        for key, value in run_config.default_values().items()
         if value != "default"
     ]
     return _table(("key", "default", "what it is"), rows)

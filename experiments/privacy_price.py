@@ -225,7 +225,7 @@ def table(runs: Sequence[Run]) -> Table:
                 contrast = judged[f"{condition} {strategy}"]
                 before = [by_cell[base, strategy].over_seeds(f.value) for f in METRICS[:2]]
                 cells = [judged_cell(estimate, 0) for estimate in before]
-                cells += [_cell(d, better) for _, d, better in contrast.by_metric]
+                cells += [_cell(one.difference, one.sign) for one in contrast.by_metric]
                 rows.append(Row(strategy, f"{contrast.n} federations", cells))
         if rows:
             groups.append(Group(f"{condition} against {base}", rows))

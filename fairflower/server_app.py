@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from fairflower.config import RunConfig, keys
+from fairflower.config import RunConfig, default_values
 from fairflower.flower_compat import stopping_with_flower
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.from_flat(context.run_config)
     if config.resume:
         # Flower sends all keys. The user has given those that differ from pyproject.toml.
-        flat, defaults = config.to_flat(), keys()
+        flat, defaults = config.to_flat(), default_values()
         given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
         config = resumed_config(Path(config.resume), given)
     console, stop = Console(width=200, force_terminal=False), threading.Event()

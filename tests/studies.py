@@ -9,7 +9,7 @@ from typing import Any
 
 from fairflower.config import RunConfig, StrategyConfig
 from fairflower.data import prepare
-from fairflower.errors import Diverged, RoundFailed
+from fairflower.errors import RoundFailed
 from fairflower.participation.availability import trace_digest
 from fairflower.plans.plan import Plan
 from fairflower.plans.protocol import TuningProtocol
@@ -65,9 +65,7 @@ def run_study(
             error = problem
             write_run(config, (0.1, 0.1), problem)
         done.append(config)
-        more, excused = studies.ended(config, error)
-        assert error is None or excused == isinstance(error, Diverged)
-        todo += more
+        todo += studies.ended(config, error)
     return done
 
 

@@ -26,15 +26,15 @@ def test_pyproject_declares_every_key_with_its_default():
     text = (ROOT / "pyproject.toml").read_text()
     assert tables.with_settings(text) == text, "run python docs/tables.py"
     declared = config.flatten_tables(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
-    assert declared == config.keys()
-    for key, default in config.keys().items():
+    assert declared == config.default_values()
+    for key, default in config.default_values().items():
         assert type(declared[key]) is type(default), key
 
 
 def test_execution_settings_do_not_change_the_method():
-    (more_rounds,) = CHANGEABLE - config.execution()
+    (more_rounds,) = CHANGEABLE - config.execution_keys()
     assert more_rounds == "num-server-rounds"
-    own = config.keys()
+    own = config.default_values()
     changed = own | {"round-timeout": 60.0, "client-gpus": 0.5, "workers": 2, "data.dir": "/x"}
     assert config.method_key(changed) == config.method_key(own)
     assert config.method_key(own | {"train.lr": 0.1}) != config.method_key(own)

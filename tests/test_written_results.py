@@ -210,7 +210,7 @@ def differences(text: str) -> dict[str, dict[str, Contrast]]:
 def sentence(name: str, against: Mapping[str, Contrast]) -> str:
     worst = ", ".join(f"{signed(c.differences[0])} points against {b}" for b, c in against.items())
     spread = " and ".join(signed(c.differences[1]) for c in against.values())
-    lower = " and ".join(f"{b}'s" for b, c in against.items() if sign(c["AVG"][0]) < 0)
+    lower = " and ".join(f"{b}'s" for b, c in against.items() if sign(c["AVG"].difference) < 0)
     (n,) = {c.n for c in against.values()}
     return (
         f"- {name}: worst domain {worst}, STD {spread} ({n} seed{'s' * (n > 1)}): "
@@ -358,7 +358,7 @@ def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, rea
         for ends in zip(*((-one.low, one.high) for one in both), strict=True)
     )
     assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in readme
-    by_place = findings.secondary(named["randhie-site"])
+    by_place = findings.judged_secondary(named["randhie-site"])
     worst = interval(by_place["worst domain", "afl"])
     average = interval(by_place["average", "afl"], -1, "")
     page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
@@ -396,7 +396,7 @@ def test_the_conclusions_over_benchmarks_match_the_leaderboard(
     page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
     results = " ".join(page.split())
     assert (len(findings.benchmarks), len(findings.sources)) == (7, 5)
-    judged = findings.over_benchmarks
+    judged = findings.judged_over_benchmarks
     by_conclusion = {
         word: {method for method, one in judged.items() if outcome(one) == word}
         for word in ("better", "worse", "equivalent", "undecided")
@@ -475,10 +475,10 @@ def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
     page = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
     text = " ".join(page.split())
     office = readings_of_eq_1("office", "Uniform")
-    assert not any(of["MIN"][0].sign > 0 for of in office.values())
-    detectable = [of["MIN"][0].detectable for of in office.values()]
+    assert not any(of["MIN"].sign > 0 for of in office.values())
+    detectable = [of["MIN"].difference.detectable for of in office.values()]
     assert f"{number(min(detectable))} to {number(max(detectable))} points would" in text
-    lower = {name for name, of in office.items() if of["AVG"][0].sign < 0}
+    lower = {name for name, of in office.items() if of["AVG"].sign < 0}
     assert lower == {"printed", "drawn"}
 
     over_fedavg, digits = (readings_of_eq_1("digits", name) for name in ("FedAvg", "Uniform"))
@@ -488,11 +488,11 @@ def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
         ("STD", hold - {"by-layer"}),
         ("AVG", hold | {"summed"}),
     ):
-        assert {name for name, of in over_fedavg.items() if of[metric][1] > 0} == better
-    assert all(digits[name]["MIN"][0].equivalent for name in hold)
-    assert not any(sign > 0 for of in digits.values() for *_, sign in of.by_metric)
-    assert {n for n, of in digits.items() if of["MIN"][0].sign < 0} == {"printed", "drawn"}
-    lower = {name for name, of in digits.items() if of["AVG"][0].sign < 0}
+        assert {name for name, of in over_fedavg.items() if of[metric].sign > 0} == better
+    assert all(digits[name]["MIN"].difference.equivalent for name in hold)
+    assert not any(one.sign > 0 for of in digits.values() for one in of.by_metric)
+    assert {n for n, of in digits.items() if of["MIN"].sign < 0} == {"printed", "drawn"}
+    lower = {name for name, of in digits.items() if of["AVG"].sign < 0}
     assert lower == {"printed", "drawn", "batches"}
 
 
@@ -538,7 +538,10 @@ def first_choices(findings: Findings) -> Iterator[Difference]:
 def test_documented_intervals_are_among_the_computed_ones(findings: Findings) -> None:
     one = [*first_choices(findings)]
     for benchmark in findings.benchmarks:
-        one += [*findings.judged(benchmark).values(), *findings.secondary(benchmark).values()]
+        one += [
+            *findings.judged(benchmark).values(),
+            *findings.judged_secondary(benchmark).values(),
+        ]
         one += [
             difference
             for family in findings.other_references(benchmark).values()
@@ -546,7 +549,7 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         ]
     for sweep in findings.stages.sweeps:
         one += findings.swept(sweep).values()
-    one += findings.over_benchmarks.values()
+    one += findings.judged_over_benchmarks.values()
     for benchmark in findings.benchmarks:  # of the methods in docs/what-holds.md
         std = next(m for m in secondary(findings.design, ()) if m.summary is STD0)
         for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from fairflower.config import (
     AdapterSpec,
@@ -28,6 +28,7 @@ from fairflower.config import (
     read_toml,
     unknown,
 )
+from fairflower.config.methods import Choice
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.errors import ConfigError, quoted
 from fairflower.registry import METRICS
@@ -40,8 +41,6 @@ SettingsLike = Mapping[str, Any] | str | PathLike[str]
 #: A method: a name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping with the key
 #: ``name`` (a name or a class) and the arguments.
 MethodLike = str | type | Mapping[str, Any]
-
-_Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 _SPECS = (
     *(StrategyConfig, ClientConfig, DataSpec, ModelSpec),
@@ -113,7 +112,7 @@ def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
+def method(kind: type[Choice], given: MethodLike | Choice) -> Choice:
     """Convert a method to a config.
 
     Raises ``ConfigError`` for several methods and for instances, because a run config needs the
@@ -145,8 +144,8 @@ def method(kind: type[_Choice], given: MethodLike | _Choice) -> _Choice:
 
 
 def methods(
-    kind: type[_Choice], given: MethodLike | Iterable[MethodLike | _Choice] | None
-) -> list[_Choice]:
+    kind: type[Choice], given: MethodLike | Iterable[MethodLike | Choice] | None
+) -> list[Choice]:
     """Convert methods to configs; return an empty list for None."""
     if given is None:
         return []

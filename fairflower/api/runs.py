@@ -122,9 +122,10 @@ def run(
         raise ConfigError(f"on_round = {quoted(on_round)}: expected a function.")
     overrides = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
     if resume is None:
-        rule = None if strategy is None else method(StrategyConfig, strategy)
-        trainer = None if client is None else method(ClientConfig, client)
-        config = single_run_config(settings_of(settings), rule, trainer, overrides)
+        chosen_strategy = None if strategy is None else method(StrategyConfig, strategy)
+        chosen_client = None if client is None else method(ClientConfig, client)
+        flat = settings_of(settings)
+        config = single_run_config(flat, chosen_strategy, chosen_client, overrides)
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
@@ -215,8 +216,11 @@ def compare(
     given = settings_of(settings)
     if isinstance(settings, Mapping):  # a file may also be used for single runs
         _check_shared(given, federated)
-    rules, trainers = methods(StrategyConfig, strategies), methods(ClientConfig, clients)
-    if (strategies is not None and not rules) or (clients is not None and not trainers):
+    strategy_configs = methods(StrategyConfig, strategies)
+    client_configs = methods(ClientConfig, clients)
+    if (strategies is not None and not strategy_configs) or (
+        clients is not None and not client_configs
+    ):
         raise ConfigError(
             "strategies, clients: the list is empty. Name at least one method, or omit the "
             "argument."
@@ -234,7 +238,12 @@ def compare(
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
     plan = Plan.grid(
-        flat, rules, numbers, clients=trainers, federations=federated, held_out=held_out
+        flat,
+        strategy_configs,
+        numbers,
+        clients=client_configs,
+        federations=federated,
+        held_out=held_out,
     )
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")

@@ -12,7 +12,7 @@ import typer
 from fairflower.cli.options import ConfigOverrides, Jobs, with_settings
 from fairflower.cli.report import print_report, readable_runs
 from fairflower.cli.terminal import console, text_table
-from fairflower.config import ClientConfig, StrategyConfig, check_key, methods_of
+from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, methods_of
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.comparison import run_comparison
@@ -224,10 +224,12 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         *("metric", "SD of differences", "smallest detectable difference"),
         *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
     )
-    of = f"{methods} method{'s' * (methods > 1)}"
-    title = f"Differences that {federations} pairs can detect, for {of} against Uniform"
+    title = (
+        f"Differences that {federations} pairs can detect, for {counted(methods, 'method')} against"
+        " Uniform"
+    )
     table = text_table(title, columns, rows)
-    pilots = f"{pilot_spreads[0].methods} earlier method{'s' * (pilot_spreads[0].methods > 1)}"
+    pilots = counted(pilot_spreads[0].methods, "earlier method")
     table.caption = (
         "In percentage points, with 80 % power at the 5 % level over all methods and metrics. SD "
         f"from {pilots}, paired by {pilot_spreads[0].unit}."

@@ -117,6 +117,6 @@ def _settings() -> Table:
     texts = run_config.key_help()
     rows = (
         (key, repr(default) if isinstance(default, str) else str(default).lower(), texts[key])
-        for key, default in run_config.keys().items()
+        for key, default in run_config.default_values().items()
     )
     return text_table("Settings (run config keys)", ("key", "default", "meaning"), rows)

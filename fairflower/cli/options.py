@@ -7,18 +7,16 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
-from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config.methods import Choice
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_float
 from fairflower.errors import ConfigError
-
-_Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 Client = Annotated[
     str | None,
@@ -126,7 +124,7 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-def single_choice(choices: list[_Choice]) -> _Choice:
+def single_choice(choices: list[Choice]) -> Choice:
     """Return the only method that an option names; raise ``ConfigError`` if there are several."""
     if len(choices) > 1:
         raise ConfigError(

@@ -13,6 +13,7 @@ from fairflower.cli.compare import parse_jobs, plan_of
 from fairflower.cli.options import ConfigOverrides, InlineJobs, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
+from fairflower.config import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder
@@ -119,7 +120,7 @@ def tune(
     )
     from fairflower.plans.tuning import TuningStudies  # imported late, because it is slow to import
 
-    with locked_folder(folder, study=True):
+    with locked_folder(folder, "study"):
         protocol = TuningProtocol(
             budget, numbers, select, metric, tune_training, defaults, federated
         )
@@ -133,7 +134,7 @@ def _make(tuning: TuningStudies, jobs: int | None) -> None:
     try:
         execute(tuning.plan, console, jobs=jobs, study=tuning)
     finally:
-        print_report(tuning.tests(), tuning.folder / "report", tuned=tuning.tuned())
+        print_report(tuning.test_folders(), tuning.folder / "report", tuned=tuning.tuned())
     if failed := [method.method for method in tuning.tuned() if method.chosen is None]:
         raise ConfigError(
             f"No trial of {', '.join(failed)} was completed, so nothing was chosen or tested. The "
@@ -169,7 +170,7 @@ def _announce(tuning: TuningStudies) -> None:
     """Print each method's search ranges and number of trials, and how many runs are left."""
     for method in tuning.tuned():
         ranges = "; ".join(f"{key} from {search}" for key, search in method.ranges.items())
-        trials = f"{len(method.trials)} trial{'s' * (len(method.trials) > 1)}"
+        trials = counted(len(method.trials), "trial")
         console.print(
             f"{method.method}: {trials}, {ranges or 'nothing to tune'}",
             highlight=False,

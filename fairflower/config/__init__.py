@@ -14,7 +14,7 @@ Traceback (most recent call last):
 fairflower.errors.ConfigError: Unknown run config key 'sed'. Did you mean 'seed'?
 """
 
-from fairflower.config.identity import data_key, method_key, tuned_keys
+from fairflower.config.identity import COMPARED_TABLES, data_key, method_key, tuned_keys
 from fairflower.config.methods import (
     AdapterSpec,
     ClientConfig,
@@ -25,20 +25,20 @@ from fairflower.config.methods import (
     TrackerSpec,
 )
 from fairflower.config.run import (
-    METHOD_TABLES,
     RunConfig,
     check_key,
     check_values,
-    execution,
+    default_values,
+    execution_keys,
     is_setting,
     key_help,
-    keys,
     methods_of,
 )
 from fairflower.config.settings import DataConfig, ModelConfig, TrainConfig
 from fairflower.config.text import (
     Scalar,
     argument_to_key,
+    counted,
     flatten_tables,
     is_argument,
     key_to_argument,
@@ -53,7 +53,7 @@ from fairflower.config.text import (
 )
 
 __all__ = [
-    "METHOD_TABLES",
+    "COMPARED_TABLES",
     "AdapterSpec",
     "ClientConfig",
     "DataConfig",
@@ -69,14 +69,15 @@ __all__ = [
     "argument_to_key",
     "check_key",
     "check_values",
+    "counted",
     "data_key",
-    "execution",
+    "default_values",
+    "execution_keys",
     "flatten_tables",
     "is_argument",
     "is_setting",
     "key_help",
     "key_to_argument",
-    "keys",
     "method_key",
     "methods_of",
     "names_in",

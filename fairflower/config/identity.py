@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairflower.config.methods import DEFAULT
-from fairflower.config.run import METHOD_TABLES, execution, methods_of
+from fairflower.config.run import execution_keys, methods_of
 from fairflower.config.text import argument_to_key, names_in, shown
+
+#: Tables in which the methods of a comparison may differ; their value `default` means missing.
+COMPARED_TABLES = ("strategy.", "client.", "bound.")
 
 
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
@@ -15,7 +18,7 @@ def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
     Arguments that equal the method's defaults are left out.
     """
-    left = {"seed", *execution()}
+    left = {"seed", *execution_keys()}
     for choice in methods_of(config):
         defaults = choice.defaults() if choice.args else {}
         given = choice.args.items()
@@ -27,13 +30,13 @@ def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     return frozenset(
         (key, shown(value))
         for key, value in config.items()
-        if key not in left and not (key.startswith(METHOD_TABLES) and value == DEFAULT)
+        if key not in left and not (key.startswith(COMPARED_TABLES) and value == DEFAULT)
     )
 
 
 def data_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Return the settings that determine the clients' data: ``data.*`` but execution settings."""
-    left = execution()
+    left = execution_keys()
     return frozenset(
         (key, shown(value))
         for key, value in config.items()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from fairflower.arguments import argument_specs
 from fairflower.config.text import (
@@ -335,3 +335,7 @@ class ClientConfig(MethodSpec):
         "Correct its arguments or its code: a constructor accepts *args and **options and calls "
         "super().__init__(*args, **options)."
     )
+
+
+#: Either kind of method.
+Choice = TypeVar("Choice", StrategyConfig, ClientConfig)

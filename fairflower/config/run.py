@@ -40,7 +40,7 @@ from fairflower.config.settings import (
     setting,
 )
 from fairflower.config.text import (
-    METHOD_KEYS,
+    METHOD_TABLES,
     Scalar,
     argument_to_key,
     names_in,
@@ -181,7 +181,7 @@ class RunConfig:
         strategy stays a name: only the server imports it, in `from_flat`.
         """
         settings = {k: checked(k, flat[k], spec) for k, spec in _schema().items() if k in flat}
-        methods = {k: v for k, v in flat.items() if k.startswith(METHOD_KEYS)}
+        methods = {k: v for k, v in flat.items() if k.startswith(METHOD_TABLES)}
         return _build(settings | methods)
 
     def to_flat(self) -> dict[str, Scalar]:
@@ -211,7 +211,7 @@ class RunConfig:
 
 
 @cache
-def keys() -> MappingProxyType[str, Scalar]:
+def default_values() -> MappingProxyType[str, Scalar]:
     """Return every key of the run config with its default (``[tool.flwr.app.config]``)."""
     return MappingProxyType(RunConfig().to_flat())
 
@@ -227,13 +227,13 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
     All settings, and the arguments of built-in methods and of ``methods``, are valid. For a key in
     a method's table, the error lists only the arguments of ``methods``.
     """
-    if key in (*_schema(), *_NAMES) or key in keys():
+    if key in (*_schema(), *_NAMES) or key in default_values():
         return
     named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
     arguments = {f"{m.TABLE}.{argument_to_key(a)}" for m in named for a in m.factory.arguments()}
     if key in arguments:
         return
-    valid = arguments | {m.KEY for m in named} or keys()
+    valid = (arguments | {m.KEY for m in named}) or default_values()
     words = unknown("run config key", key, valid, key_help())
     if named and not arguments:
         names = ", ".join(m.name for m in named)
@@ -243,7 +243,7 @@ def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
 
 def is_setting(key: str) -> bool:
     """Return whether a key of a message is a setting or an argument of a method."""
-    return key in _schema() or key.startswith(METHOD_KEYS)
+    return key in _schema() or key.startswith(METHOD_TABLES)
 
 
 def key_help() -> dict[str, str]:
@@ -257,16 +257,13 @@ def key_help() -> dict[str, str]:
 
 
 @cache
-def execution() -> frozenset[str]:
+def execution_keys() -> frozenset[str]:
     """Return the keys that affect how a run is executed, but not its result."""
     return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
 
 
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
 _NAMES = ("client.name", "strategy.name")
-
-#: Tables in which a key with the value `default` is treated as missing.
-METHOD_TABLES = ("strategy.", "client.", "bound.")
 
 
 @cache
@@ -285,7 +282,7 @@ def _schema() -> dict[str, dataclasses.Field[Any]]:
 def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
     """Convert a value to its key's type; raise ``ConfigError`` if the key or value is invalid."""
     check_key(key, methods)
-    return _valued(key, value)
+    return _converted(key, value)
 
 
 def check_values(flat: Mapping[str, Any]) -> None:
@@ -296,10 +293,10 @@ def check_values(flat: Mapping[str, Any]) -> None:
     """
     methods_of(flat)
     for key, value in flat.items():
-        _valued(key, value)
+        _converted(key, value)
 
 
-def _valued(key: str, value: Any) -> Any:
+def _converted(key: str, value: Any) -> Any:
     if key in _NAMES:
         return value
     if key not in _schema():

@@ -16,7 +16,7 @@ from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.paths import read_text
 
 #: Tables of strategies and clients.
-METHOD_KEYS = ("client.", "strategy.")
+METHOD_TABLES = ("client.", "strategy.")
 
 Scalar = bool | int | float | str
 
@@ -184,7 +184,7 @@ def unknown(
     else:
         leaf, written = name, {key.lower(): key for key in valid}
     same_leaf = [key for key in reversed(valid) if key.endswith(f".{name}")]
-    near = [key for key in same_leaf if not key.startswith(METHOD_KEYS)]
+    near = [key for key in same_leaf if not key.startswith(METHOD_TABLES)]
     near += _nearest(leaf, written, 0.8)
     words = name.rpartition(".")[2].replace("-", " ").replace("_", " ").lower()
     spoken = re.compile(rf"(?<![\w.-]){re.escape(words)}(?![\w-])")
@@ -200,7 +200,7 @@ def unknown(
 
 def is_argument(key: str) -> bool:
     """Return whether a run config key is an argument of a strategy or client, by its table."""
-    return key.startswith(METHOD_KEYS) and not key.endswith(".name")
+    return key.startswith(METHOD_TABLES) and not key.endswith(".name")
 
 
 def _nearest(name: str, valid: Mapping[str, str], cutoff: float) -> list[str]:
@@ -217,3 +217,12 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if value != "" else '""'
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which gets an s unless the number is 1.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -104,21 +104,23 @@ def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
 
     The configs must have the same data set.
     """
-    held = []
-    for config in (a, b):
-        _, groups, rows = _divided_rows(make_data_set(config))
-        domains = {group.name: group.domain for group in groups}
-        held.append(
-            {
-                s: {
-                    (domains[name], row) for name in of for row in np.concatenate(of[name]).tolist()
-                }
-                for s, of in rows.items()
-            }
-        )
-    first, second = held
+    first, second = _held_examples(a), _held_examples(b)
     smaller = {s: max(1, min(len(first[s]), len(second[s]))) for s in first}
     return {s: len(first[s] & second[s]) / smaller[s] for s in first}
+
+
+def _held_examples(config: DataConfig) -> dict[str, set[tuple[str, int]]]:
+    """Return the domains and rows of all clients' examples, by split."""
+    _, groups, rows = _divided_rows(make_data_set(config))
+    domains = {group.name: group.domain for group in groups}
+    return {
+        split: {
+            (domains[name], row)
+            for name, by_client in by_group.items()
+            for row in np.concatenate(by_client).tolist()
+        }
+        for split, by_group in rows.items()
+    }
 
 
 def with_absolute_dir(config: DataConfig) -> DataConfig:
@@ -150,9 +152,9 @@ def _hash(config: DataConfig, data_set: DataSet) -> str:
     for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
         del settings[key]
     content = [_VERSION, settings, data_set.fingerprint()]
-    # The attributes of built-in data sets change only with `_VERSION`.
-    users = not type(data_set).__module__.startswith("fairflower.")
-    return _digest([*content, attributes_of(data_set)] if users else content)[:12]
+    if not type(data_set).__module__.startswith("fairflower."):  # others change with `_VERSION`
+        content.append(attributes_of(data_set))
+    return _digest(content)[:12]
 
 
 def _digest(value: Any) -> str:
@@ -190,7 +192,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     unseen_rows = _test_rows(config, unseen, labels["test"])
     unseen_examples = _examples(data_set, unseen, unseen_rows, "test")
     shape = _shape(data_set, {**examples, "test": examples["test"] | unseen_examples})
-    trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in labels)
+    trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in ("train", "test"))
     most = 1 + max(int(trained[-1]), int(tested[-1]))
     num_classes = data_set.num_classes or len(data_set.classes) or most
     people = groups_by_client(data_set, groups, rows, labels, SPLITS)
@@ -203,9 +205,11 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     data: list[Arrays] = []
     for group in groups:
         for splits in _splits_by_client(config, group, rows, examples, labels, shape):
-            data.append(_arrays(splits, people[len(data)]))
+            client_id = len(clients)
+            data.append(_arrays(splits, people[client_id]))
             counts = np.bincount(splits["train"].y, minlength=num_classes).tolist()
-            clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
+            clients.append(ClientInfo(client_id, group.name, sum(counts), tuple(counts)))
+    drawn = rows | ({"held-out": unseen_rows} if unseen else {})
     domains = (*(group.name for group in groups), config.held_out)
     check_names((*domains, *data_set.classes, *data_set.group_names))
     federation = Federation(
@@ -221,7 +225,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         clients=tuple(clients),
         auc=data_set.auc,
         classes=data_set.classes,
-        fingerprint=_digest(_listed({**rows, **({"held-out": unseen_rows} if unseen else {})})),
+        fingerprint=_digest(_listed(drawn)),
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
@@ -246,8 +250,8 @@ def _splits_by_client(
 ) -> Iterator[dict[str, Split]]:
     """Yield the splits of each client of a group."""
     shares: dict[str, list[Split]] = {}
-    for split, of_split in rows.items():
-        source, by_client = SPLITS[split], of_split[group.name]
+    for split, by_group in rows.items():
+        source, by_client = SPLITS[split], by_group[group.name]
         unscaled = examples[split][group.name]
         array = _to_training_layout(config, group, unscaled, by_client, source, shape)
         x = np.split(array, np.cumsum([len(share) for share in by_client])[:-1])
@@ -281,8 +285,8 @@ def _divided_rows(
     data_set: DataSet,
 ) -> tuple[dict[str, dict[str, Ints]], list[ClientGroup], dict[str, Rows]]:
     """Return labels by split and domain, groups of clients, and rows by split, group and client."""
-    of_split = {"train": data_set.client_domains, "test": data_set.domains}
-    labels = {s: {d: labels_of(data_set, d, s) for d in of_split[s]} for s in of_split}
+    domains = {"train": data_set.client_domains, "test": data_set.domains}
+    labels = {s: {d: labels_of(data_set, d, s) for d in domains[s]} for s in domains}
     groups = client_groups(data_set, labels["train"])
     return labels, groups, _rows(data_set, groups, labels)
 

@@ -102,7 +102,8 @@ def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Client
                     "data.corrupted-clients."
                 )
             sizes = _sizes(data_set, domain, len(rows), members)
-            groups.append(ClientGroup(prefix + name, domain, rows, sizes, name == "corrupted"))
+            group = ClientGroup(prefix + name, domain, rows, sizes, corrupted=name == "corrupted")
+            groups.append(group)
     return groups
 
 
@@ -154,11 +155,14 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     """
     config = data_set.config
     for key in (
-        *("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"),
+        "fraction",
+        "examples_per_client",
+        "dirichlet_alpha",
+        "corrupted_clients",
         "validation_examples",  # the clients have all examples of their partitions
     ):
         _refuse(config.name, key, getattr(config, key))
-    _refuse(config.name, "imbalance_factor", config.imbalance_factor - 1)
+    _refuse(config.name, "imbalance_factor", config.imbalance_factor > 1)
     groups = []
     for domain, values in labels.items():
         test = None
@@ -179,7 +183,8 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
             )
         rng = np.random.default_rng(derive_seed(config.seed, domain, "parts"))
         drawn = sorted(rng.permutation(usable)[: config.clients_per_domain].tolist())
-        own, tests = (tuple(parts[k] for k in drawn if parts) for parts in (trained_on, tested_on))
+        own = tuple(trained_on[k] for k in drawn)
+        tests = tuple(tested_on[k] for k in drawn) if tested_on else ()
         sizes, pool = tuple(map(len, own)), np.concatenate(own)
         groups.append(ClientGroup(domain, domain, pool, sizes, trained_on=own, tested_on=tests))
     return groups
@@ -239,5 +244,5 @@ def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tupl
     total = data_set.train_size(domain, available, clients)
     each, rest = divmod(total, clients)
     if data_set.config.dirichlet_alpha:  # the Dirichlet partitioner takes any number
-        return tuple(each + (place < rest) for place in range(clients))
+        return (each + 1,) * rest + (each,) * (clients - rest)
     return (each,) * clients

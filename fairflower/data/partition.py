@@ -15,7 +15,7 @@ from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
 
 #: Minimum number of rows per client in a Dirichlet partition: batch norm cannot train on a single
-#: image.
+#: example.
 _LEAST = 2
 
 #: Maximum number of draws of a Dirichlet partition. The first draw that gives each client `_LEAST`
@@ -202,35 +202,35 @@ def apply_partitioner(
 
 def cover_every_class(
     order: Ints,
-    values: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
     sizes: Sequence[int],
     rng: np.random.Generator,
 ) -> Ints:
     """Change a permutation as little as possible so that each client gets every class.
 
-    Client 0 gets the first ``sizes[0]`` images of ``order``, client 1 the next ``sizes[1]``, and so
-    on; the remaining images are unused. If a client lacks a class, one of its images is exchanged:
-    it gives away a random image of a class of which it has several, and it gets a random unused
-    image of the missing class. If there is no unused image, it gets an image from a client with
-    several images of the missing class. If there is none either, the class has fewer images than
-    there are clients, and a random image is shared.
+    Client 0 gets the first ``sizes[0]`` examples of ``order``, client 1 the next ``sizes[1]``, and
+    so on; the remaining examples are unused. If a client lacks a class, one of its examples is
+    exchanged: it gives away a random example of a class of which it has several, and it gets a
+    random unused example of the missing class. If there is no unused example, it gets one from a
+    client with several examples of the missing class. If there is none either, the class has fewer
+    examples than there are clients, and a random example is shared.
 
-    (FedHEAL's code draws the missing image from the whole domain, so clients may share an image
-    even if there are enough images.)
+    (FedHEAL's code draws the missing example from the whole domain, so clients may share an example
+    even if there are enough examples.)
 
-    ``order``, int64 [N], is a permutation of the domain's images, and ``values`` [N] are their
+    ``order``, int64 [N], is a permutation of the domain's examples, and ``labels`` [N] are their
     classes. ``sizes`` sum to at most N, and each is at least the number of classes. Returns int64
-    [N + number of shared images].
+    [N + number of shared examples].
     """
     order = order.copy()
     clients, ends = len(sizes), np.cumsum(sizes)
     for size, end in zip(sizes, ends, strict=True):
         held = np.arange(end - size, end)
-        for value in np.setdiff1d(values, values[order[held]]):
-            classes = values[order[held]]
+        for label in np.setdiff1d(labels, labels[order[held]]):
+            classes = labels[order[held]]
             _, kind, counts = np.unique(classes, return_inverse=True, return_counts=True)
             given = rng.choice(held[counts[kind] > 1])
-            candidates = np.flatnonzero(values[order] == value)
+            candidates = np.flatnonzero(labels[order] == label)
             holder = np.searchsorted(ends, candidates, side="right")
             spare = candidates[holder == clients]
             if not len(spare):

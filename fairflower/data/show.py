@@ -11,6 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from fairflower.config import counted
 from fairflower.data.federation import Federation, Split
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     for row, domain, test_size in zip(grid, federation.domains, federation.test_sizes, strict=True):
         clients = federation.clients_of(domain)
         train_size = sum(federation.clients[client].num_examples for client in clients)
-        count = f"{len(clients)} client{'s' if len(clients) > 1 else ''}"
+        count = counted(len(clients), "client")
         sizes = f"{count}, {train_size:,} training images, {test_size:,} test images"
         _heading(row[0], 0, domain, weight="bold", ha="left")
         _heading(row[-1], 1, sizes, color="0.35", ha="right")

@@ -125,7 +125,7 @@ class Findings:
         stages, methods = self.stages, benchmark.confirmed
         planned = chain(
             stages.screening(benchmark, methods),
-            stages.again(benchmark, methods),
+            stages.finalist_runs(benchmark, methods),
             stages.references(benchmark),
         )
         rows = (row for run in planned if (row := stages.row(run)))
@@ -136,8 +136,8 @@ class Findings:
 
         Trials are tested on validation examples. None: not tuned yet, or nothing was chosen.
         """
-        number = self.stages.chosen(benchmark, method)
-        if number is None or number < 0:
+        number = self.stages.usable(benchmark, method)
+        if number is None:
             return None
         trials = self.stages.trials(benchmark, method, number)
         return fmean(
@@ -146,7 +146,7 @@ class Findings:
             if (row := self.stages.row(trial))
         )
 
-    def elsewhere(self, benchmark: Benchmark) -> Counter[str]:
+    def on_other_processors(self, benchmark: Benchmark) -> Counter[str]:
         """Return how many of a method's runs are on another kind of processor than its pair's."""
         reference = self.design.reference
         completed = [row for row in self.rows[benchmark.name] if row.completed]
@@ -196,13 +196,13 @@ class Findings:
         """Return the methods for which tuning chose the largest learning rate that it tried."""
         highest = []
         for method in benchmark.confirmed:
-            number = self.stages.chosen(benchmark, method)
+            number = self.stages.usable(benchmark, method)
             rates = [point[LR] for point in self.stages.points(benchmark, method)]
-            if number is not None and number >= 0 and rates[number] == max(rates):
+            if number is not None and rates[number] == max(rates):
                 highest.append(method)
         return highest
 
-    def secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
+    def judged_secondary(self, benchmark: Benchmark) -> dict[tuple[str, str], Difference]:
         """Return the family of differences in all other metrics, by metric and method."""
         measures = secondary(self.design, self.domains(benchmark))
         return self._judged(self.accuracies(benchmark), measures, benchmark.overlap)
@@ -241,18 +241,18 @@ class Findings:
         }
 
     @cached_property
-    def over_benchmarks(self) -> dict[str, Difference]:
+    def judged_over_benchmarks(self) -> dict[str, Difference]:
         """Each method's mean gain over `sources`, judged as a family."""
         return over_benchmarks(self.over_sources(), primary(self.design).margin)
 
     @cached_property
     def over_by_mixed_model(self) -> dict[str, Difference]:
-        """The same as `over_benchmarks`, judged by a mixed model."""
+        """The same as `judged_over_benchmarks`, judged by a mixed model."""
         return mixed_model(self.over_sources(), primary(self.design).margin)
 
     @cached_property
     def over_with_other_references(self) -> dict[str, dict[str, Difference]]:
-        """`over_benchmarks` with another finalist as reference on one benchmark, by its name."""
+        """The same with another finalist as reference on one benchmark, by its name."""
         margin = primary(self.design).margin
         return {
             f"{benchmark.name}, {settings}": over_benchmarks(
@@ -281,11 +281,9 @@ class Findings:
                 return {}
             rows[place].append(row)
         judged: dict[tuple[str, str], Difference] = {}
+        metrics, overlap = [primary(self.design)], sweep.benchmark.overlap
         for place, members in rows.items():
-            alone = self._alone(
-                *(_accuracies(members), [primary(self.design)]),
-                *(sweep.benchmark.overlap, self.design.reference),
-            )
+            alone = self._alone(_accuracies(members), metrics, overlap, self.design.reference)
             judged |= {(place, method): difference for (_, method), difference in alone.items()}
         return judged_as_family(judged)
 

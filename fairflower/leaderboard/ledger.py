@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from fairflower.config import RunConfig, keys, method_key, shown
+from fairflower.config import RunConfig, default_values, method_key, shown
 from fairflower.errors import RunFolderError
 from fairflower.participation.availability import trace_digest
 from fairflower.paths import open_regular
@@ -88,7 +88,7 @@ def key_of(config: RunConfig) -> str:
     out, so that later versions with new settings give the same digest. A file named
     by `participation.availability` is represented by its content.
     """
-    defaults = {key: shown(value) for key, value in keys().items()}
+    defaults = {key: shown(value) for key, value in default_values().items()}
     chosen = method_key(config.to_flat()) | {("seed", str(config.seed))}
     if trace := trace_digest(config.participation.availability):
         chosen |= {("trace", trace)}

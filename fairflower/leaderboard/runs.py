@@ -43,8 +43,8 @@ class LeaderboardRuns:
         settings = f" {planned.settings}" if planned.settings else ""
         return f"{planned.stage}, {planned.benchmark}: {planned.method}{settings}"
 
-    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended. Return the runs to start, and whether the run diverged."""
+    def ended(self, config: RunConfig, error: Exception | None) -> list[RunConfig]:
+        """Record how a run ended; return the runs to start."""
         self.out -= 1
         path = self.folder / config.run_name
         if error is None or isinstance(error, Diverged):
@@ -52,7 +52,7 @@ class LeaderboardRuns:
             info = run.info if run else read_facts(path)
             self.stages.ledger.add(_row(planned, run, info, error, self.stages.design.margins))
             shutil.rmtree(path, ignore_errors=True)
-        return self._more(), isinstance(error, Diverged)
+        return self._more()
 
     def died(self, config: RunConfig) -> list[RunConfig]:
         """Return the run of a process that died, to start it again from its beginning."""

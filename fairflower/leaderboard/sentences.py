@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
+from fairflower.config import counted
 from fairflower.leaderboard.analysis import Findings
 from fairflower.leaderboard.design import Benchmark, Sweep
 from fairflower.report.text import format_number, format_p_value, join_words
@@ -120,7 +121,7 @@ def _main_conclusion(
     return (
         f"{benchmark.name}: {len(enough)} {'methods were' if len(enough) > 1 else 'method was'} "
         f"compared with {findings.design.reference} on the worst half of the "
-        f"domains in {federations} federations: {_counted(enough)}; the largest "
+        f"domains in {federations} federations: {_count_by_kind(enough)}; the largest "
         f"difference that is detectable with 80 % power is {largest}."
     )
 
@@ -197,32 +198,32 @@ def _over_all(findings: Findings) -> Iterator[str]:
     sources, reference = len(findings.sources), findings.design.reference
     if not is_over_all(findings):
         yield (
-            f"{count} of {planned} benchmark{'s' * (planned != 1)} {'is' if count == 1 else 'are'} "
-            f"finished, with {sources} independent data set{'s' * (sources != 1)}. "
+            f"{count} of {counted(planned, 'benchmark')} {'is' if count == 1 else 'are'} finished, "
+            f"with {counted(sources, 'independent data set')}. "
             f"Conclusions over benchmarks need all of them, their runs with {reference}'s other "
             f"finalists, and {MIN_PAIRS} data sets."
         )
         return
     over = f"{count} benchmarks with {sources} independent data sets"
-    judged = findings.over_benchmarks
+    judged = findings.judged_over_benchmarks
     confirmed = chain.from_iterable(b.confirmed for b in findings.design.benchmarks)
     for method in dict.fromkeys(confirmed):
         if method not in judged and method != reference:
             yield f"Over {over}, {method} is not compared, because a benchmark does not judge it."
     yield (
-        f"Over {over}, the mean gain over {reference} on the worst half: {_counted(judged)}; the "
-        "largest difference that is detectable with 80 % power is "
+        f"Over {over}, the mean gain over {reference} on the worst half: {_count_by_kind(judged)}; "
+        "the largest difference that is detectable with 80 % power is "
         f"{largest_detectable(judged, ' points')}."
     )
     if findings.over_with_other_references:
         stay = [method for method in judged if not changes_over_all(findings, method)]
         yield (
             f"Over {over}, compared with each of {reference}'s other finalists on one benchmark at "
-            f"a time, these conclusions stay: {_counted({m: judged[m] for m in stay})}."
+            f"a time, these conclusions stay: {_count_by_kind({m: judged[m] for m in stay})}."
         )
     yield (
         f"Over {over}, by a mixed model with Dunnett's intervals, which assumes that all methods "
-        f"depend equally much on the benchmark: {_counted(findings.over_by_mixed_model)}."
+        f"depend equally much on the benchmark: {_count_by_kind(findings.over_by_mixed_model)}."
     )
     if len(judged) > 1:  # ranks need three methods
         yield _ranked(findings, over)
@@ -237,7 +238,7 @@ def is_over_all(findings: Findings) -> bool:
     )
 
 
-def _counted(judged: Mapping[str, Difference]) -> str:
+def _count_by_kind(judged: Mapping[str, Difference]) -> str:
     """Return how many methods have which conclusion, with their names."""
     return ", ".join(
         f"{len(names)} {word}{f' ({join_words(names)})' if names else ''}"
@@ -252,7 +253,7 @@ def _by_kind(judged: Mapping[str, Difference]) -> dict[str, list[str]]:
 
 def changes_over_all(findings: Findings, method: str) -> list[str]:
     """Return the conclusions on a method that differ if the reference is another finalist."""
-    word = kind(findings.over_benchmarks[method])
+    word = kind(findings.judged_over_benchmarks[method])
     return [
         f"{kind(judged[method])} ({name})"
         for name, judged in findings.over_with_other_references.items()
@@ -303,8 +304,7 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
         yield (
             f"Sweep {sweep.name}: no gain of more than {_GAIN:g} points over "
             f"{findings.design.reference} is shown for any of "
-            f"{variations} variation{'s' * (variations > 1)}; the largest upper limit of an "
-            "interval is "
+            f"{counted(variations, 'variation')}; the largest upper limit of an interval is "
             f"{format_number(judged[place, method].high)} ({method}, {place})."
         )
 

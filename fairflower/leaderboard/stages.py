@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
+from itertools import product
 from typing import Any
 
 from fairflower.config import RunConfig, shown
@@ -51,7 +51,7 @@ class Stages:
         self.benchmarks = [b for b in design.benchmarks if not benchmarks or b.name in benchmarks]
         self.sweeps = [s for s in design.sweeps if s.benchmark in self.benchmarks]
         self.points = cache(self._points)
-        self._planned = cache(self._plan)
+        self._planned = cache(self._make_planned)
 
     # --- points to try, and the chosen point -----------------------------------------------
 
@@ -111,6 +111,11 @@ class Stages:
                 best, mean = number, value
         return best
 
+    def usable(self, benchmark: Benchmark, method: str) -> int | None:
+        """Return the chosen point, or None if it is not known yet or no finalist completed."""
+        number = self.chosen(benchmark, method)
+        return None if number == -1 else number
+
     def never_completed(self, benchmark: Benchmark, methods: Iterable[str]) -> list[str]:
         """Return the methods of which no finalist completed all its trials."""
         return [method for method in methods if self.chosen(benchmark, method) == -1]
@@ -123,7 +128,7 @@ class Stages:
             for number in range(len(self.points(benchmark, method))):
                 yield self.screened(benchmark, method, number)
 
-    def again(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
+    def finalist_runs(self, benchmark: Benchmark, methods: Sequence[str]) -> Iterator[Planned]:
         """Yield the runs of the finalists, once they are known, on the other tuning federations."""
         for method in methods:
             for number in self.finalists(benchmark, method) or ():
@@ -131,7 +136,7 @@ class Stages:
 
     def confirmation(self, benchmark: Benchmark) -> Iterator[Planned]:
         """Yield runs with the chosen settings, by federation, so that pairs are complete early."""
-        chosen = {method: self._usable(benchmark, method) for method in benchmark.confirmed}
+        chosen = {method: self.usable(benchmark, method) for method in benchmark.confirmed}
         for federation in benchmark.federations:
             for method, number in chosen.items():
                 if number is not None:
@@ -140,11 +145,12 @@ class Stages:
     def references(self, benchmark: Benchmark) -> Iterator[Planned]:
         """Yield the reference's runs with its other finalists, finalist by finalist."""
         reference = self.design.reference
-        chosen = self._usable(benchmark, reference)
-        if chosen is not None:
-            for number in self.finalists(benchmark, reference) or ():
-                for federation in benchmark.federations if number != chosen else ():
-                    yield self._planned(REFERENCE, benchmark, reference, federation, number)
+        chosen = self.usable(benchmark, reference)
+        if chosen is None:
+            return
+        others = [n for n in self.finalists(benchmark, reference) or () if n != chosen]
+        for number, federation in product(others, benchmark.federations):
+            yield self._planned(REFERENCE, benchmark, reference, federation, number)
 
     def tuned(self, sweep: Sweep) -> bool:
         """Return whether all trials of a sweep's methods are finished, so its runs are known."""
@@ -155,7 +161,7 @@ class Stages:
         for name, place in sweep.places.items():
             for federation in sweep.federations:
                 for method in sweep.methods:
-                    number = self._usable(sweep.benchmark, method)
+                    number = self.usable(sweep.benchmark, method)
                     if number is not None:
                         key = (SWEEP, sweep.benchmark, method, federation, number)
                         yield name, self._planned(*key, tuple(place.items()))
@@ -164,17 +170,17 @@ class Stages:
         """Yield all runs that can be planned now. Those needed for conclusions come first."""
         for benchmark in self.benchmarks:
             yield from self.screening(benchmark, benchmark.confirmed)
-            yield from self.again(benchmark, benchmark.confirmed)
+            yield from self.finalist_runs(benchmark, benchmark.confirmed)
             yield from self.confirmation(benchmark)
             yield from self.references(benchmark)
-        for _, planned in chain.from_iterable(map(self.swept, self.sweeps)):
-            yield planned
+        for sweep in self.sweeps:
+            yield from (planned for _, planned in self.swept(sweep))
         for benchmark in self.benchmarks:
             others = [
                 method for method in self.design.screened if method not in benchmark.confirmed
             ]
             yield from self.screening(benchmark, others)
-            yield from self.again(benchmark, others)
+            yield from self.finalist_runs(benchmark, others)
 
     def left(self) -> Iterator[Planned]:
         """Return the planned runs that have no row yet."""
@@ -205,15 +211,10 @@ class Stages:
             counts[SWEEP, name] = counts.get((SWEEP, name), 0) + runs
         return counts
 
-    def _usable(self, benchmark: Benchmark, method: str) -> int | None:
-        """Return the chosen point, or None if it is not known yet or no finalist completed."""
-        number = self.chosen(benchmark, method)
-        return None if number == -1 else number
-
     def _able(self, benchmark: Benchmark, methods: Sequence[str]) -> int:
         return len(methods) - len(self.never_completed(benchmark, methods))
 
-    def _plan(
+    def _make_planned(
         self,
         stage: str,
         benchmark: Benchmark,
@@ -224,7 +225,7 @@ class Stages:
     ) -> Planned:
         settings = {**self.points(benchmark, method)[number], **dict(varied)}
         on_test = stage in (CONFIRMATION, REFERENCE, SWEEP)
-        chosen = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
-        config = self.design.config(benchmark, method, federation, **chosen)
+        flat = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
+        config = self.design.config(benchmark, method, federation, **flat)
         told = " ".join(f"{key}={shown(value)}" for key, value in settings.items())
         return Planned(stage, benchmark.name, method, federation, told, config, key_of(config))

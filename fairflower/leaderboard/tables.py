@@ -69,7 +69,7 @@ def summary(findings: Findings) -> Table:
 def _over_all_table(findings: Findings) -> Table:
     """Return the methods' gains on each independent data set, and their means."""
     reference, by_model = findings.design.reference, findings.over_by_mixed_model
-    gains, judged = findings.over_sources(), findings.over_benchmarks
+    gains, judged = findings.over_sources(), findings.judged_over_benchmarks
     rows = []
     for method in sorted(judged, key=lambda name: -judged[name].mean):
         cells = [Cell(format_number(gain, signed=True)) for gain in gains[method]]
@@ -94,7 +94,7 @@ def _over_all_table(findings: Findings) -> Table:
 
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     metric, reference = primary(findings.design), findings.design.reference
-    first, others = findings.judged(benchmark), findings.secondary(benchmark)
+    first, others = findings.judged(benchmark), findings.judged_secondary(benchmark)
     better = {
         m.title: m.summary.better for m in secondary(findings.design, findings.domains(benchmark))
     }
@@ -115,7 +115,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     made = len(findings.rows[benchmark.name])
     hours = findings.hours(benchmark)
     processors = sorted({row.processor for row in findings.rows[benchmark.name]} - {""})
-    elsewhere = findings.elsewhere(benchmark)
+    elsewhere = findings.on_other_processors(benchmark)
     mixed = (
         f" Runs on another kind of processor than the {reference} run of the same federation: "
         f"{', '.join(f'{method} {runs}' for method, runs in elsewhere.items())}."

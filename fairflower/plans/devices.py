@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fairflower.config import RunConfig
+from fairflower.config import RunConfig, counted
 from fairflower.engines.ray_cluster import share_of, worker_capacity
 from fairflower.errors import ConfigError
 from fairflower.numerics.threads import cpus
@@ -57,7 +57,7 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     fitting = _room(_methods(runs), device).clients(1 if pinned else count)
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
-    line = f"{name}, {workers} client{'s' * (workers > 1)} at a time"
+    line = f"{name}, {counted(workers, 'client')} at a time"
     if pinned:  # Ray would hide this GPU from workers that get another GPU
         return Placement(replace(config, client_gpus=0.0, workers=workers), None, line)
     share = share_of(-(-workers // count))
@@ -79,7 +79,7 @@ def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
     if device.type == "cpu":
         return _without_gpu(replace(runs[0], client_gpus="auto")).line
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    line = f"{device}{name}, {jobs} run{'s' * (jobs > 1)} at a time"
+    line = f"{device}{name}, {counted(jobs, 'run')} at a time"
     others = len(gpu_names()) - 1
     if others > 0 and runs[0].train.device in ("auto", "cuda"):
         line += (
@@ -112,7 +112,7 @@ def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Plac
         )
     if gpus > count:
         raise ConfigError(
-            f"client-gpus = {gpus:g}: this machine has {count} GPU{'s' * (count > 1)}, {name}. Set "
+            f"client-gpus = {gpus:g}: this machine has {counted(count, 'GPU')}, {name}. Set "
             f"client-gpus to at most {count}, or to 'auto'."
         )
     fitting = worker_capacity({"CPU": cpus(), "GPU": count}, config.client_cpus, gpus)

@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.config import DataConfig, RunConfig
+from fairflower.config import DataConfig, RunConfig, counted
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
 from fairflower.participation.availability import check_availabilities
@@ -46,18 +46,18 @@ def spinner(what: str, console: Console) -> Iterator[Status]:
 
 
 @contextmanager
-def locked_folder(folder: Path, study: bool = False) -> Iterator[None]:
+def locked_folder(
+    folder: Path, wanted: Literal["comparison", "study"] = "comparison"
+) -> Iterator[None]:
     """Create the folder of a comparison or a study, and lock it against other processes.
 
     Raises ``ConfigError`` if another process has locked the folder, if the folder of a comparison
     is needed but this is the folder of a study, or vice versa.
     """
-    has_study = is_study(folder)
-    if has_study != study and (has_study or (folder / "runs").exists()):
-        raise ConfigError(
-            f"{folder} is the folder of a {'study' if has_study else 'comparison'}. Choose another "
-            "folder."
-        )
+    made = "comparison" if (folder / "runs").exists() else wanted
+    kind = "study" if is_study(folder) else made
+    if kind != wanted:
+        raise ConfigError(f"{folder} is the folder of a {kind}. Choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     held = lock_folder(folder)
     try:
@@ -86,21 +86,20 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         "for tests": sum(federation.test_sizes),
     }
     fraction, data = shared("fraction_train"), plan.runs[0].data
-    unread = bool(data.dir) and make_data_set(data).folder is None
-    unequal = data.imbalance_factor > 1
+    notes = ""
+    if data.imbalance_factor > 1:
+        notes += ", set by data.imbalance-factor instead of data.clients-per-domain"
+    if data.dir and make_data_set(data).folder is None:
+        notes += f", not read from data.dir, because {data.name} does not use it"
+    examples = ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
+    participation = "" if fraction == "1.0" else f", fraction-train {fraction}"
     return (
-        f"  data      {clients} client{'s' * (clients > 1)} of {domains} domain"
-        f"{'s' * (domains > 1)}"
-        + ", set by data.imbalance-factor instead of data.clients-per-domain" * unequal
-        + f", not read from data.dir, because {data.name} does not use it" * unread
-        + f"; {federation.kind}: "
-        + ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
-        + f"\n  training  {shared('model.name')}, lr {shared('train.lr')}, local epochs "
+        f"  data      {counted(clients, 'client')} of {counted(domains, 'domain')}{notes}; "
+        f"{federation.kind}: {examples}\n"
+        f"  training  {shared('model.name')}, lr {shared('train.lr')}, local epochs "
         f"{shared('train.local_epochs')}, batch size {shared('train.batch_size')}, "
-        f"{shared('train.optimizer')}"
-        + f", fraction-train {fraction}" * (fraction != "1.0")
-        + _masks(plan.runs[0], clients)
-        + _overlap(plan)
+        f"{shared('train.optimizer')}{participation}"
+        f"{_masks(plan.runs[0], clients)}{_overlap(plan)}"
     )
 
 
@@ -193,7 +192,7 @@ def execute(
     with spinner("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
         from fairflower.engines.launch import quiet_flower, stop_on_interrupt
-        from fairflower.plans.devices import Placement, parallel_line, place_clients
+        from fairflower.plans.devices import parallel_line, place_clients
 
     first = plan.runs[0]
     if study is None:
@@ -206,14 +205,15 @@ def execute(
     jobs = jobs or auto_jobs(plan, study.total if study else None)
     parallel = study is not None or (jobs > 1 and on_round is None)
     if parallel:
-        placed = Placement(first, line=parallel_line(plan.runs, jobs))
+        line = parallel_line(plan.runs, jobs)
     else:
-        if line := engine_line(plan.runs[0]):
-            console.print(f"  engine    {escape(line)}", soft_wrap=True, highlight=False)
+        if engine := engine_line(plan.runs[0]):
+            console.print(f"  engine    {escape(engine)}", soft_wrap=True, highlight=False)
         num_clients = max([len(federation.clients), *_client_counts(plan, first.data)])
         placed = place_clients([first, *plan.runs[1:]], num_clients)
-    if placed.line:
-        console.print(f"  device    {escape(placed.line)}", soft_wrap=True, highlight=False)
+        line = placed.line
+    if line:
+        console.print(f"  device    {escape(line)}", soft_wrap=True, highlight=False)
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
     )

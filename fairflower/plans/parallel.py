@@ -24,11 +24,12 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from rich.markup import escape
 
-from fairflower.config import RunConfig
+from fairflower.config import RunConfig, counted
 from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
 from fairflower.errors import (
     USER_ERRORS,
+    Diverged,
     EngineError,
     GpuMemoryError,
     RunInterrupted,
@@ -53,8 +54,8 @@ class Study(Protocol):
     def title(self, config: RunConfig) -> str:
         """Return a run's name in messages, with the tuned values."""
 
-    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return new runs to start, and whether to ignore the error."""
+    def ended(self, config: RunConfig, error: Exception | None) -> list[RunConfig]:
+        """Record how a run ended; return new runs to start."""
 
     def died(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died, including this run if needed."""
@@ -92,7 +93,7 @@ def execute_parallel(
     with counting_bar(console, "runs", transient=True) as bar, _processes(jobs) as processes:
         runs = _Runs(console, folders, processes, study)
         total = study.total if study else len(plan.runs)
-        task = bar.add_task(f"{jobs} parallel run{'s' * (jobs > 1)}", total=total)
+        task = bar.add_task(counted(jobs, "parallel run"), total=total)
         new = plan.runs
         while True:
             for config in new:
@@ -102,11 +103,8 @@ def execute_parallel(
             ended = processes.ended(timeout=0.5)
             if stop.is_set():
                 raise RunInterrupted
-            new = []
-            for config, future in ended:
-                more, over = runs.ended(config, future)
-                new += more
-                bar.advance(task, over)
+            new = [config for run, future in ended for config in runs.ended(run, future)]
+            bar.update(task, completed=runs.over)
     if runs.failure is not None:
         raise runs.failure
 
@@ -120,17 +118,18 @@ class _Runs:
         self._console, self._folders = console, folders
         self._processes, self._study = processes, study
         self._deaths: Counter[str] = Counter()
+        self.over = 0  # number of runs that have ended and are not retried
         self.failure: BaseException | None = None  # first failure of a run
 
-    def ended(self, config: RunConfig, future: Future[_Result]) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return the runs to start next, and whether the run is over."""
+    def ended(self, config: RunConfig, future: Future[_Result]) -> list[RunConfig]:
+        """Record how a run ended; return the runs to start next."""
         name = self._study.title(config) if self._study else run_title(config)
         title = f"{name}, seed {config.seed}"
         problem: Exception | None = None
         try:
             folder, line = future.result()
         except (BrokenProcessPool, RunInterrupted):
-            if self._is_first_death(config, title):
+            if self._count_death(config, title) == 1:
                 self._print("yellow", f"{title}: its process died.", "The run is retried.")
                 return self._again(config)
             problem = EngineError(
@@ -138,7 +137,7 @@ class _Runs:
                 "the command with fewer parallel runs (--jobs) to resume the run."
             )
         except GpuMemoryError as error:
-            retries = config.gpu_memory_errors == "retry" and self._is_first_death(config, title)
+            retries = config.gpu_memory_errors == "retry" and self._count_death(config, title) == 1
             if retries and (left := self._processes.halve()):
                 after = f"The run is retried; the number of parallel runs is now {left}."
                 self._print("yellow", f"{title} ran out of GPU memory.", after)
@@ -149,30 +148,36 @@ class _Runs:
         else:
             self._folders.append(folder)
             self._print("bold", title, f" {line}")
-        more, excused = self._study.ended(config, problem) if self._study else ([], False)
-        if problem is not None:
-            self.failure = self.failure or (None if excused else problem)
-            color, ending = ("yellow", "is lost") if excused else ("red", "failed")
-            self._print(color, f"{title} {ending}:", error_text(problem))
-        return more, True
+        self.over += 1
+        more = self._study.ended(config, problem) if self._study else []
+        if self._study and isinstance(problem, Diverged):
+            self._print("yellow", f"{title} is lost:", error_text(problem))
+        elif problem is not None:
+            self.failure = self.failure or problem
+            self._print("red", f"{title} failed:", error_text(problem))
+        return more
 
-    def _is_first_death(self, config: RunConfig, title: str) -> bool:
+    def _count_death(self, config: RunConfig, title: str) -> int:
+        """Count a death of a run's process; return the number of deaths."""
         self._deaths[config.run_name or title] += 1
-        return self._deaths[config.run_name or title] == 1
+        return self._deaths[config.run_name or title]
 
-    def _again(self, config: RunConfig) -> tuple[list[RunConfig], bool]:
-        """Return the run to start again after its process died, and whether the run is over."""
+    def _again(self, config: RunConfig) -> list[RunConfig]:
+        """Return the runs to start after a run's process died, including this run if needed."""
         if self._study:
             more = self._study.died(config)
-            return more, all(other.run_name != config.run_name for other in more)
+            if config.run_name not in {other.run_name for other in more}:
+                self.over += 1
+            return more
         from fairflower.report import find_readable_runs  # slow to import, and rarely needed
 
         home, key = runs_home(config), run_key(config.to_flat())
         earlier = [run for run in find_readable_runs(home) if run_key(run.config) == key]
         if completed := [run.path for run in earlier if run.status == "completed"]:
             self._folders.append(completed[-1])
-            return [], True
-        return Plan([config]).resuming(resumable_configs(home)).runs, False
+            self.over += 1
+            return []
+        return Plan([config]).resuming(resumable_configs(home)).runs
 
     def _print(self, color: str, title: str, text: str) -> None:
         line = f"[{color}]{escape(title)}[/] {escape(text)}"

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
@@ -17,11 +17,13 @@ from fairflower.config import (
     RunConfig,
     StrategyConfig,
     argument_to_key,
+    counted,
     data_key,
     is_argument,
     key_to_argument,
     method_key,
 )
+from fairflower.config.methods import Choice
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
@@ -45,8 +47,6 @@ MAX_SEEDS = 1000
 
 #: Default of ``--federations``.
 FEDERATIONS = "0-9"
-
-_Choice = TypeVar("_Choice", StrategyConfig, ClientConfig)
 
 
 def grid_configs(
@@ -120,7 +120,7 @@ def _of_no_method(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in flat.items() if is_argument(k) and k.partition(".")[0] in tables}
 
 
-def _share(choices: Sequence[_Choice], shared: Mapping[str, Any]) -> list[_Choice]:
+def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]:
     """Add shared arguments to each method that accepts them and does not set them."""
     table = f"{choices[0].TABLE}."
     args = {
@@ -284,7 +284,7 @@ class Plan:
             "to": (config.resume or runs_home(config) for config in runs),
         }
         several = len(runs) > 1
-        lines = [f"{len(runs)} run{'s' if several else ''} on {runs[0].data.name}"]
+        lines = [f"{counted(len(runs), 'run')} on {runs[0].data.name}"]
         for name, values in facts.items():
             shown = ", ".join(dict.fromkeys(map(str, values)))
             if shown:

@@ -1,10 +1,10 @@
-"""Tuning of methods on validation images: trials, choice of values, and tests.
+"""Tuning of methods on validation examples: trials, choice of values, and tests.
 
 Every method gets the same number of trials. The first trial uses the paper's values. The values of
 the other trials are drawn at random from the ranges declared with the arguments
 (`fairflower.arguments.Search`); they do not depend on earlier trials or on the number of parallel
-runs. Trials never use test images. Only the chosen values are tested, in runs with other seeds. All
-outcomes are read from the run folders, so a study continues from whatever runs it has.
+runs. Trials never use test examples. Only the chosen values are tested, in runs with other seeds.
+All outcomes are read from the run folders, so a study continues from whatever runs it has.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class MethodStudy:
             facts, before = read_facts(path), read_config(path)
             now = self._trial_config(number).to_flat()
             if run_key(before) != run_key(now):
-                changed = sorted(dict(run_key(before)[0] ^ run_key(now)[0])) or ["seed"]
+                changed = sorted({key for key, _ in run_key(before)[0] ^ run_key(now)[0]})
                 differences = (
                     f"{key} was {quoted(before.get(key, DEFAULT))} and is now "
                     f"{quoted(now.get(key, DEFAULT))}"
-                    for key in changed
+                    for key in changed or ["seed"]
                 )
                 raise ConfigError(
                     f"{path} has other settings: {'; '.join(differences)}. Repeat the study's "
@@ -125,17 +125,19 @@ class MethodStudy:
 
     # --- runs ----------------------------------------------------------------------------
 
-    def pending_runs(self) -> list[RunConfig]:
-        """Return the runs that can start now and have not been started: trials, and then tests."""
-        left = self._unfinished()
-        unstarted = [n for n in left if self.path(n).name not in self.submitted]
-        ready = list(map(self._trial, unstarted)) if left else self._tests()
-        new = [config for config in ready if config.run_name not in self.submitted]
+    def take_runs(self) -> list[RunConfig]:
+        """Return the runs that can start now, trials and then tests, and mark them as submitted."""
+        if left := self._unfinished():
+            # `_prepare_trial` would delete the folder of a trial that is running.
+            fresh = [n for n in left if self.path(n).name not in self.submitted]
+            new = [self._prepare_trial(number) for number in fresh]
+        else:
+            new = [c for c in self._remaining_tests() if c.run_name not in self.submitted]
         self.submitted |= {config.run_name for config in new}
         return new
 
-    def _trial(self, number: int) -> RunConfig:
-        """Return the run of a trial, resumed if it has a checkpoint."""
+    def _prepare_trial(self, number: int) -> RunConfig:
+        """Return a trial's run, resumed from its checkpoint; without one, delete its folder."""
         path = self.path(number)
         if path.exists():
             try:
@@ -162,13 +164,13 @@ class MethodStudy:
             tested[f"{name}-default"] = first
         return tested
 
-    def _tests(self) -> list[RunConfig]:
-        """Return the remaining tests."""
-        lost = self._lost()
-        plan = Plan([c for c in self._planned() if run_key(c.to_flat()) not in lost])
-        return plan.without(self._made()).resuming(resumable_configs(self.folder / "runs")).runs
+    def _remaining_tests(self) -> list[RunConfig]:
+        lost = self._diverged_tests()
+        plan = Plan([c for c in self._planned_tests() if run_key(c.to_flat()) not in lost])
+        left = plan.without(self._read_tests())
+        return left.resuming(resumable_configs(self.folder / "runs")).runs
 
-    def _planned(self) -> Iterator[RunConfig]:
+    def _planned_tests(self) -> Iterator[RunConfig]:
         """Yield all planned tests."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
@@ -182,16 +184,16 @@ class MethodStudy:
                     drawn["data.seed"] = seed
                 yield RunConfig.from_flat({**flat, **own, **trial.values, **drawn})
 
-    def tests(self) -> Iterator[Path]:
+    def test_folders(self) -> Iterator[Path]:
         """Yield the folders of planned tests, without tests of values that were chosen earlier."""
-        planned = {run_key(config.to_flat()) for config in self._planned()}
+        planned = {run_key(config.to_flat()) for config in self._planned_tests()}
         return (path for path in self._folders() if run_key(read_config(path)) in planned)
 
-    def _made(self) -> list[Run]:
+    def _read_tests(self) -> list[Run]:
         """Return all tests that can be read, whatever their status."""
         return [run for path in self._folders() if (run := _read(path))]
 
-    def _lost(self) -> set[Hashable]:
+    def _diverged_tests(self) -> set[Hashable]:
         """Return the tests that diverged, by `run_key`."""
         lost = [path for path in self._folders() if _outcome(read_facts(path))[0] == "lost"]
         return {run_key(read_config(path)) for path in lost}
@@ -242,10 +244,10 @@ class TuningStudies:
         self.plan = Plan([])  # the first runs
         for method in self.methods:
             method.record_outcomes()
-            self.plan.runs += method.pending_runs()
+            self.plan.runs += method.take_runs()
             left = method.tuned().count("unfinished")
             tests = len(protocol.seeds) * (1 + protocol.defaults)
-            self.total += left + tests if left else len(method.submitted)
+            self.total += (left + tests) if left else len(method.submitted)
 
     def title(self, config: RunConfig) -> str:
         """Return a run's name in messages: its label, and the tuned values that labels lack."""
@@ -253,22 +255,22 @@ class TuningStudies:
         tuned = [f"{key}={shown(flat[key])}" for key in space if key.startswith("train.")]
         return " ".join([run_title(config), *tuned])
 
-    def ended(self, config: RunConfig, error: Exception | None) -> tuple[list[RunConfig], bool]:
-        """Record how a run ended; return new runs to start, and whether the run diverged."""
+    def ended(self, config: RunConfig, error: Exception | None) -> list[RunConfig]:
+        """Record how a run ended; return new runs to start."""
         method = self._of(config)
         method.record_outcomes()
-        return method.pending_runs(), isinstance(error, Diverged)
+        return method.take_runs()
 
     def died(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died, including this run if needed."""
         method = self._of(config)
         method.submitted.discard(config.run_name)
         method.record_outcomes()
-        return method.pending_runs()
+        return method.take_runs()
 
-    def tests(self) -> list[Path]:
+    def test_folders(self) -> list[Path]:
         """Return the folders of the planned tests of all methods."""
-        return sorted({path for method in self.methods for path in method.tests()})
+        return sorted({path for method in self.methods for path in method.test_folders()})
 
     def tuned(self) -> list[Tuned]:
         """Return the trials of all methods."""
@@ -292,12 +294,12 @@ def _check_other_seeds(config: RunConfig, protocol: TuningProtocol) -> None:
 
 def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
     """Return a run's outcome and its reason; the outcome is None if the run should be resumed."""
-    reason = " ".join(str(facts["error"] or "").split())
-    if facts["status"] == "failed":
-        # Other failures, for example a full disk, are not caused by the trial's values.
-        prefix = f"{Diverged.__name__}: "
-        return ("lost" if reason.startswith(prefix) else None), reason.removeprefix(prefix)
-    return ("completed" if facts["status"] == "completed" else None), ""
+    if facts["status"] == "completed":
+        return "completed", ""
+    reason, prefix = " ".join(str(facts["error"] or "").split()), f"{Diverged.__name__}: "
+    if facts["status"] == "failed" and reason.startswith(prefix):
+        return "lost", reason.removeprefix(prefix)
+    return None, ""  # other failures, such as a full disk, are not caused by the trial's values
 
 
 def _read(path: Path) -> Run | None:

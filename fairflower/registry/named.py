@@ -124,8 +124,8 @@ class Registry(UserDict[str, Any]):
         except AttributeError:
             fit = [n for n, value in vars(imported).items() if self._fits(value, base)]
             near = difflib.get_close_matches(attribute, fit, n=1, cutoff=0.5) or fit
-            where = f"{remedy} ({getattr(imported, '__file__', None)})"
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"{where}."
+            file = getattr(imported, "__file__", None)
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"{remedy} ({file})."
             raise ConfigError(f"{start}: {module} has no {attribute!r}. {hint}") from None
         self._check_entry(start, entry, base)
         return entry
@@ -177,11 +177,11 @@ def distribution_of(offer: EntryPoint) -> str:
 
 
 def _entry_points(group: str) -> tuple[EntryPoint, ...]:
-    return _found(group, tuple(sys.path))
+    return _cached_entry_points(group, tuple(sys.path))
 
 
 @functools.lru_cache(maxsize=16)
-def _found(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _cached_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group; cached for each ``sys.path``, because it takes 10 ms."""
     return tuple(sorted(entry_points(group=group), key=lambda offer: (offer.name, offer.value)))
 
@@ -196,10 +196,10 @@ class MethodRegistry(Registry):
 
     def _check_entry(self, start: str, entry: Any, base: type) -> None:
         super()._check_entry(start, entry, base)
-        for name in sorted({"name", *shared_arguments(base)} & {*argument_specs(entry)}):
+        if taken := sorted({"name", *shared_arguments(base)} & {*argument_specs(entry)}):
             raise ConfigError(
-                f"{start}: its constructor has the argument {name!r}, which every {self.kind} has "
-                "already. Rename the argument."
+                f"{start}: its constructor has the argument {taken[0]!r}, which every {self.kind} "
+                "has already. Rename the argument."
             )
 
     def arguments(self) -> dict[str, list[str]]:
@@ -214,8 +214,10 @@ class MethodRegistry(Registry):
 class DescribedRegistry(Registry):
     """Registry with a one-line description of each entry, so that listing it imports nothing."""
 
-    def __init__(self, package: str, entries: Mapping[str, tuple[str, str]], **of: Any) -> None:
-        super().__init__(package, {name: place for name, (place, _) in entries.items()}, **of)
+    def __init__(
+        self, package: str, entries: Mapping[str, tuple[str, str]], **options: Any
+    ) -> None:
+        super().__init__(package, {name: place for name, (place, _) in entries.items()}, **options)
         self.lines = {name: line for name, (_, line) in entries.items()}
 
 
@@ -231,9 +233,9 @@ class FamilyRegistry(DescribedRegistry):
         package: str,
         entries: Mapping[str, tuple[str, str]],
         families: Mapping[str, tuple[str, str, tuple[str, ...]]],
-        **of: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(package, entries, **of)
+        super().__init__(package, entries, **options)
         self.families = {family: place for family, (place, _, _) in families.items()}
         self.kinds = {family: kinds for family, (_, _, kinds) in families.items()}
         self.lines |= {f"{family}:NAME": line for family, (_, line, _) in families.items()}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,6 +53,14 @@ class Pairs:
     unit: str
 
 
+class MetricDifference(NamedTuple):
+    """The difference between two methods in a metric, in percentage points."""
+
+    metric: Metric
+    difference: Difference
+    sign: int  # 1 if better, -1 if worse, 0 if neither
+
+
 @dataclass(frozen=True)
 class Contrast:
     """Differences between two methods in each metric of a measure, in percentage points."""
@@ -66,31 +75,29 @@ class Contrast:
         return self.differences[0].n
 
     @property
-    def by_metric(self) -> list[tuple[Metric, Difference, int]]:
-        """Each metric, its difference, and its sign: 1 if better, -1 if worse, 0 if neither."""
+    def by_metric(self) -> list[MetricDifference]:
+        """The differences in the order of the measure's metrics."""
         pairs = zip(self.measure.metrics, self.differences, strict=True)
-        return [
-            (metric, difference, metric.better * difference.sign) for metric, difference in pairs
-        ]
+        return [MetricDifference(metric, d, metric.better * d.sign) for metric, d in pairs]
 
-    def __getitem__(self, title: str) -> tuple[Difference, int]:
-        """Return the difference in the metric with this title, and its sign as in `by_metric`."""
-        return next((d, sign) for metric, d, sign in self.by_metric if metric.title == title)
+    def __getitem__(self, title: str) -> MetricDifference:
+        """Return the difference in the metric with this title."""
+        return next(one for one in self.by_metric if one.metric.title == title)
 
     @property
     def judgment(self) -> tuple[str, str]:
         """The judgment and its preposition, for example ``("fairer (STD)", "than")``."""
         if self.n < MIN_PAIRS:
             return TOO_FEW, "against"
-        judged = [(metric, d, sign) for metric, d, sign in self.by_metric if metric.judged]
-        better = ", ".join(metric.name for metric, _, sign in judged if sign > 0)
-        worse = ", ".join(metric.name for metric, _, sign in judged if sign < 0)
+        judged = [one for one in self.by_metric if one.metric.judged]
+        better = ", ".join(one.metric.name for one in judged if one.sign > 0)
+        worse = ", ".join(one.metric.name for one in judged if one.sign < 0)
         if better and worse:
             return f"mixed ({better} better; {worse} worse)", "compared with"
         if better or worse:
-            return f"{self.measure.words[not better]} ({better or worse})", "than"
-        if all(difference.equivalent for _, difference, _ in judged):
-            within = ", ".join(f"{metric.name} within {metric.margin:g}" for metric, *_ in judged)
+            return f"{self.measure.words[0 if better else 1]} ({better or worse})", "than"
+        if all(one.difference.equivalent for one in judged):
+            within = ", ".join(f"{one.metric.name} within {one.metric.margin:g}" for one in judged)
             return f"equivalent ({within})", "to"
         return UNDECIDED, "against"
 
@@ -98,9 +105,9 @@ class Contrast:
     def detectable(self) -> str:
         """The smallest difference that is detectable with 80 % power, for each metric."""
         return ", ".join(
-            f"{metric.name} {format_number(difference.detectable, 1)}"
-            for metric, difference, _ in self.by_metric
-            if metric.judged
+            f"{one.metric.name} {format_number(one.difference.detectable, 1)}"
+            for one in self.by_metric
+            if one.metric.judged
         )
 
 
@@ -137,14 +144,14 @@ class Contrasts:
 
 def contrasts_of(comparison: Comparison) -> Contrasts:
     """Compute all contrasts between the methods of a comparison."""
-    groups = measures(comparison)
-    baselines = [against_baselines(comparison, measure) for measure in groups]
+    all_measures = measures(comparison)
+    baselines = [against_baselines(comparison, measure) for measure in all_measures]
     return Contrasts(
-        groups,
-        baselines,
-        [by_strategy(comparison, groups_of) for groups_of in baselines],
-        {
-            title: [judged_groups(against, comparison, measure) for measure in groups]
+        measures=all_measures,
+        against_baselines=baselines,
+        by_strategy=[by_strategy(comparison, against) for against in baselines],
+        further={
+            title: [judged_groups(against, comparison, measure) for measure in all_measures]
             for title, against in FURTHER.items()
         },
     )
@@ -156,19 +163,21 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     Runs in which some domain was not tested are left out. `judge_family` judges the
     differences.
     """
+    metrics = measure.metrics
 
-    def counts(run: Run) -> bool:
-        return run.fully_tested() and all(np.isfinite(f.value(run)) for f in measure.metrics)
+    def is_usable(run: Run) -> bool:
+        return run.fully_tested() and all(np.isfinite(metric.value(run)) for metric in metrics)
 
-    if not {method.name, other.name} <= {member.name for member in measure.of}:
+    if not {method.name, other.name} <= {member.name for member in measure.methods}:
         return None
-    theirs = {run.replicate: run for run in other.runs if counts(run)}
-    pairs = [(r, theirs[r.replicate]) for r in method.runs if counts(r) and r.replicate in theirs]
+    theirs = {run.replicate: run for run in other.runs if is_usable(run)}
+    usable = (run for run in method.runs if is_usable(run))
+    pairs = [(run, theirs[run.replicate]) for run in usable if run.replicate in theirs]
     if not pairs:
         return None
-    values = (tuple(f.value(mine) - f.value(its) for mine, its in pairs) for f in measure.metrics)
+    values = (tuple(metric.value(a) - metric.value(b) for a, b in pairs) for metric in metrics)
     runs = [run for pair in pairs for run in pair]
-    floors = (fmean(metric.example_worth(run) for run in runs) for metric in measure.metrics)
+    floors = (fmean(metric.example_worth(run) for run in runs) for metric in metrics)
     return Pairs(measure, tuple(values), tuple(floors), method.unit)
 
 
@@ -196,10 +205,10 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
 
 def against_baselines(comparison: Comparison, measure: Measure) -> ByBaseline:
     """Return every method's contrasts with FedAvg and Uniform under the same local training."""
-    contrasts: dict[str, dict[str, Contrast]] = {method.name: {} for method in measure.of}
+    contrasts: dict[str, dict[str, Contrast]] = {method.name: {} for method in measure.methods}
     for baseline in BASELINES:
         families: dict[str, dict[str, Pairs]] = {}
-        for method in measure.of:
+        for method in measure.methods:
             if method.strategy == baseline:
                 continue
             other = comparison.baseline(method, baseline)
@@ -235,7 +244,8 @@ def judged_groups(
     for heading, other, methods in against(comparison):
         family = {name: paired_differences(*pair, measure) for name, pair in methods.items()}
         contrasts = judge_family({name: pairs for name, pairs in family.items() if pairs})
-        judged += [ContrastGroup(heading, other, contrasts)] if contrasts else []
+        if contrasts:
+            judged.append(ContrastGroup(heading, other, contrasts))
     return judged
 
 

@@ -95,22 +95,22 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
         (
             *(name, baseline, contrast.measure.name, metric.title),
             *(d.mean, d.std, d.n, d.low, d.high, d.p, d.margin, d.detectable),
-            _verdict(d, better),
+            _verdict(d, sign),
         )
         for chapter in analyze(runs).chapters
         for by_method in chapter.contrasts.against_baselines
         for name, contrasts in by_method.items()
         for baseline, contrast in contrasts.items()
-        for metric, d, better in contrast.by_metric
+        for metric, d, sign in contrast.by_metric
     ]
     names = ["method", "against", "measure", "metric", "mean", "std", "seeds", "low", "high"]
     return pd.DataFrame(rows, columns=[*names, "p", "margin", "least", "verdict"])
 
 
-def _verdict(difference: Difference, better: int) -> str:
+def _verdict(difference: Difference, sign: int) -> str:
     if difference.n < MIN_PAIRS:
         return ""
-    return MARKS[better][1] or ("equivalent" if difference.equivalent else UNDECIDED)
+    return MARKS[sign][1] or ("equivalent" if difference.equivalent else UNDECIDED)
 
 
 def csv_table(runs: Sequence[Run] | Analysis) -> str:

@@ -69,7 +69,7 @@ class Measure:
     metrics: tuple[Metric, ...]
     #: Adjectives for a better and for a worse method.
     words: tuple[str, str]
-    of: tuple[Method, ...]  # the methods that have these metrics
+    methods: tuple[Method, ...]  # those that have these metrics
 
     def __getitem__(self, title: str) -> Metric:
         """Return the metric with this title."""
@@ -81,9 +81,9 @@ def measures(comparison: Comparison) -> list[Measure]:
     groups = [fairness(comparison)]
     rated = rated_methods(comparison)
     for score in SCORES:
-        of = [m for m in rated if all(score in run.scores for run in m.runs)]
-        if of:
-            groups.append(_scored(comparison, score, of))
+        scored = [m for m in rated if all(score in run.scores for run in m.runs)]
+        if scored:
+            groups.append(_scored(comparison, score, scored))
     groups += [_by_user(*metric) for metric in by_user_metric(comparison)]
     for attribute, with_groups in by_attribute(comparison):
         named = f"fairness between groups by {attribute}"
@@ -120,12 +120,12 @@ def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Meth
         name: better for run in comparison.kept_runs for name, better in run.user_metrics.items()
     }
     for name, better in metrics.items():
-        of = [m for m in comparison.methods if all(name in run.user_metrics for run in m.runs)]
-        if of:
-            yield name, better, of
+        methods = [m for m in comparison.methods if all(name in r.user_metrics for r in m.runs)]
+        if methods:
+            yield name, better, methods
 
 
-def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
+def _by_user(metric: str, better: int, methods: list[Method]) -> Measure:
     """Return the measure for a user metric over domains: worst value, STD and average."""
 
     def over(row: Summary) -> Callable[[Run], float]:
@@ -145,7 +145,9 @@ def _by_user(metric: str, better: int, of: list[Method]) -> Measure:
         )
         for row, margin in rows.items()
     ]
-    return Measure(f"{metric} over domains", tuple(metrics), ("fairer", "less fair"), tuple(of))
+    return Measure(
+        f"{metric} over domains", tuple(metrics), ("fairer", "less fair"), tuple(methods)
+    )
 
 
 def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
@@ -168,15 +170,15 @@ def of_people(metric: str, place: int) -> Callable[[Run], float]:
     return value
 
 
-def _of_people(name: str, place: int, words: str, margin: float, of: list[Method]) -> Measure:
+def _of_people(name: str, place: int, words: str, margin: float, methods: list[Method]) -> Measure:
     """Return the measure of differences between groups at a ``place``, if they are defined."""
     values = {metric: of_people(metric.name, place) for metric in DIFFERENCES}
     metrics = [
         Metric(metric.title, value, metric.better, f"{words}{metric.phrase}", margin=margin)
         for metric, value in values.items()
-        if all(np.isfinite(value(run)) for method in of for run in method.runs)
+        if all(np.isfinite(value(run)) for method in methods for run in method.runs)
     ]
-    return Measure(name, tuple(metrics), ("fairer", "less fair"), tuple(of if metrics else ()))
+    return Measure(name, tuple(metrics), ("fairer", "less fair"), tuple(methods if metrics else ()))
 
 
 def rated_methods(comparison: Comparison) -> list[Method]:
@@ -240,7 +242,7 @@ def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float
     return value
 
 
-def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
+def _scored(comparison: Comparison, score: str, methods: list[Method]) -> Measure:
     """Return the measure for a score: the mean over the last rounds by group, average and gap."""
     title, name = SCORES[score]
 
@@ -260,12 +262,12 @@ def _scored(comparison: Comparison, score: str, of: list[Method]) -> Measure:
             Metric(f"{AVG.phrase} {title}", over(AVG), AVG.better),
             Metric(f"{title} gap", over(GAP), GAP.better, margin=2.0),
         ]
-    return Measure(name, tuple(metrics), ("better", "worse"), tuple(of))
+    return Measure(name, tuple(metrics), ("better", "worse"), tuple(methods))
 
 
-def _over_clients(of: list[Method]) -> Measure:
+def _over_clients(methods: list[Method]) -> Measure:
     """Return FedGCR's measure: the average over clients, and the spread over types and clients."""
-    clients = of_clients(of)
+    clients = of_clients(methods)
     return Measure(
         "client types and clients",
         (
@@ -277,5 +279,5 @@ def _over_clients(of: list[Method]) -> Measure:
             Metric(f"{SIGMA} client", lambda run: 100 * STD0(clients(run)), STD0.better),
         ),
         ("better", "worse"),
-        tuple(of),
+        tuple(methods),
     )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.config import (
-    METHOD_TABLES,
+    COMPARED_TABLES,
     ClientConfig,
     data_key,
     method_key,
@@ -112,7 +112,7 @@ class Method:
     @cached_property
     def shared(self) -> _Settings:
         """The settings of ``setting``, with the values of those that were tuned."""
-        return self.identity - self.settings(*METHOD_TABLES)
+        return self.identity - self.settings(*COMPARED_TABLES)
 
     @property
     def tuned(self) -> list[str]:

@@ -17,7 +17,7 @@ from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairflower.config import execution, shown
+from fairflower.config import execution_keys, shown
 from fairflower.data import ClientInfo
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.methods import Comparison, differing
@@ -49,7 +49,8 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
     for chapter in analysis.chapters:
         parts += _rich_tables(chapter.all_tables)
         for section in chapter.sections:
-            parts += [Text(section.title, style="bold")] if section.title else []
+            if section.title:
+                parts.append(Text(section.title, style="bold"))
             parts += [Text(f"• {verdict}") for verdict in section.verdicts]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
         parts += [Text(chapter.legend, style="dim"), Text()]
@@ -88,7 +89,8 @@ class _WholeTable:
         room = options.max_width - max(sum(widths[place] for place in part) for part in parts)
         name_width = max(1, min(max([*names, *headings], default=1), room))
         for number, part in enumerate(parts):
-            yield from [Text()] * (number > 0)
+            if number:
+                yield Text()
             yield _rich_table(self.table.groups, [columns[place] for place in part], name_width)
 
 
@@ -103,8 +105,10 @@ def _parted(widths: Sequence[int], room: int) -> list[list[int]]:
             parts[-1].append(place)
         return parts
 
-    count = len(filled(room))
-    return next(parts for width in range(max(room, 0) + 1) if len(parts := filled(width)) == count)
+    count, width = len(filled(room)), 0
+    while len(filled(width)) > count:
+        width += 1
+    return filled(width)
 
 
 def _rich_table(
@@ -304,7 +308,7 @@ def _templates() -> Environment:
 
 def _differences(comparison: Comparison) -> dict[str, list[str]]:
     """Return the config keys that differ between methods, with each method's value."""
-    left_out = {"seed", *execution()}
+    left_out = {"seed", *execution_keys()}
     return differing(
         [
             {key: shown(value) for key, value in method.config.items() if key not in left_out}

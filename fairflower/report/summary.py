@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import METHOD_TABLES, RunConfig, execution, parse_assignment, shown
+from fairflower.config import COMPARED_TABLES, RunConfig, execution_keys, parse_assignment, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.group_fairness import METRICS
@@ -258,7 +258,7 @@ def _run_of_row(row: Mapping[str, str]) -> Run:
     settings = [
         parse_assignment(f"{key}={text}")
         for key, text in row.items()
-        if text and (key in known or key.startswith(METHOD_TABLES))
+        if text and (key in known or key.startswith(COMPARED_TABLES))
     ]
     personal_rounds = _numbers(row, "personal rounds", np.int64)
     held_out_rounds = _numbers(row, "held-out rounds", np.int64)
@@ -374,13 +374,13 @@ def _settings(runs: Iterable[Run]) -> list[str]:
         return places.get(key, places.get(f"{key.partition('.')[0]}.name", -1)), key not in places
 
     keys = dict.fromkeys(key for run in runs for key in run.config if key in changed)
-    left_out = {"seed", *execution()} - {"tuned"}  # which reports need
+    left_out = {"seed", *execution_keys()} - {"tuned"}  # which reports need
     return sorted((key for key in keys if place(key)[0] >= 0 and key not in left_out), key=place)
 
 
 def _is_set(config: Mapping[str, Any], key: str) -> bool:
     """Return whether the config sets a key to a value that is not the method's default."""
-    return key in config and not (key.startswith(METHOD_TABLES) and config[key] == "default")
+    return key in config and not (key.startswith(COMPARED_TABLES) and config[key] == "default")
 
 
 def _by_domain(domains: Sequence[str], metric: str, values: NDArray[np.float64]) -> dict[str, str]:

@@ -53,17 +53,22 @@ class Section:
 def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
     """Return the sentences about all methods, for every measure and every comparison."""
     fair, *others = contrasts.against_baselines
-    sections = [Section("", [verdict(comparison, m, fair[m.name]) for m in comparison.methods])]
+    found = [fairness_verdict(comparison, m, fair[m.name]) for m in comparison.methods]
+    sections = [Section("", found)]
     for measure, by_method in zip(contrasts.measures[1:], others, strict=True):
-        sentences = [sentence(name, of) for name, of in by_method.items() if of]
-        sections.append(Section(f"Against the baselines, {measure.name}", sentences))
+        found = [
+            plain_verdict(name, by_baseline)
+            for name, by_baseline in by_method.items()
+            if by_baseline
+        ]
+        sections.append(Section(f"Against the baselines, {measure.name}", found))
     by_title = {"Strategies by local training": contrasts.by_strategy, **contrasts.further}
     for title, by_measure in by_title.items():
         # A grid has too many methods for one sentence per method.
         write = _of_each if title in contrasts.further and title != PLAIN_TITLE else _of_group
         for measure, groups in zip(contrasts.measures, by_measure, strict=True):
-            sentences = [verdict for group in groups for verdict in write(group)]
-            sections.append(Section(f"{title}, {measure.name}", sentences))
+            found = [verdict for group in groups for verdict in write(group)]
+            sections.append(Section(f"{title}, {measure.name}", found))
     return [
         replace(section, verdicts=_with_few_summed_up(section.verdicts))
         for section in sections
@@ -71,18 +76,20 @@ def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
     ]
 
 
-def _with_few_summed_up(sentences: Sequence[Verdict]) -> Sequence[Verdict]:
-    """Merge the sentences about methods with too few pairs into a single sentence."""
-    few = [verdict for verdict in sentences if verdict.too_few]
+def _with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:
+    """Merge the verdicts on methods with too few pairs into a single verdict."""
+    few = [verdict for verdict in found if verdict.too_few]
     if len(few) < 2:
-        return sentences
+        return found
     names = join_words([verdict.name for verdict in few])
     together = Verdict(names, "", f"{TOO_FEW}; see the tables for the differences")
-    return [together, *(verdict for verdict in sentences if verdict not in few)]
+    return [together, *(verdict for verdict in found if verdict not in few)]
 
 
-def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contrast]) -> Verdict:
-    """Return the sentence about a method's fairness over the last five tested rounds."""
+def fairness_verdict(
+    comparison: Comparison, method: Method, against: Mapping[str, Contrast]
+) -> Verdict:
+    """Return the verdict on a method's fairness over the last five tested rounds."""
     if not (against or method.fully_tested()):
         return Verdict(
             method.name, "", "not compared, because some domains were not tested in every round"
@@ -96,9 +103,9 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
         tested = all(baseline is None or baseline.fully_tested() for baseline in baselines)
         condition = "" if tested else ", tested on every domain,"
         return Verdict(method.name, "", f"{conclusion}{condition} to compare with")
-    worst = [f"{signed(contrast['MIN'][0])} points against {n}" for n, contrast in against.items()]
-    std = [signed(contrast["STD"][0]) for contrast in against.values()]
-    lower = [f"{name}'s" for name, contrast in against.items() if contrast["AVG"][1] < 0]
+    worst = [f"{signed(c['MIN'].difference)} points against {name}" for name, c in against.items()]
+    std = [signed(contrast["STD"].difference) for contrast in against.values()]
+    lower = [f"{name}'s" for name, contrast in against.items() if contrast["AVG"].sign < 0]
     return Verdict(
         method.name,
         f"worst domain {', '.join(worst)}, STD {' and '.join(std)} "
@@ -110,7 +117,7 @@ def verdict(comparison: Comparison, method: Method, against: Mapping[str, Contra
 
 
 def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
-    """Yield one sentence for the whole group: ``fairer (STD) with a, b; ...``."""
+    """Yield one verdict on the whole group: ``fairer (STD) with a, b; ...``."""
     conclusion = "; ".join(
         f"{judgment} with {', '.join(names)}"
         for (judgment, _), names in _by_judgment(group.contrasts).items()
@@ -120,9 +127,9 @@ def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
 
 
 def _of_each(group: ContrastGroup) -> Iterator[Verdict]:
-    """Yield one sentence for each contrast of the group."""
+    """Yield one verdict on each contrast of the group."""
     for name, contrast in group.contrasts.items():
-        yield sentence(f"{group.heading}, {name}", {group.other: contrast})
+        yield plain_verdict(f"{group.heading}, {name}", {group.other: contrast})
 
 
 def verdict_legend(contrasts: Contrasts) -> str:
@@ -135,10 +142,10 @@ def verdict_legend(contrasts: Contrasts) -> str:
     )
 
 
-def sentence(name: str, contrasts: Mapping[str, Contrast]) -> Verdict:
-    """Return a sentence with a method's differences and the conclusion from them."""
+def plain_verdict(name: str, contrasts: Mapping[str, Contrast]) -> Verdict:
+    """Return the verdict with a method's differences and the conclusion from them."""
     numbers = "; ".join(
-        ", ".join(f"{metric.name} {signed(d)}" for metric, d, _ in contrast.by_metric)
+        ", ".join(f"{one.metric.name} {signed(one.difference)}" for one in contrast.by_metric)
         + f" points against {other}"
         for other, contrast in contrasts.items()
     )

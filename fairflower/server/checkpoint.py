@@ -19,7 +19,7 @@ from fairflower.config import (
     RunConfig,
     check_key,
     check_values,
-    execution,
+    execution_keys,
     methods_of,
 )
 from fairflower.config.methods import DEFAULT
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Settings that may change when a run is resumed: execution settings except the folder, and the
 #: number of rounds. (A new number of rounds changes the result of methods with a schedule over all
 #: rounds.)
-CHANGEABLE = (execution() - {"run-name", "output-dir", "resume"}) | {"num-server-rounds"}
+CHANGEABLE = (execution_keys() - {"run-name", "output-dir", "resume"}) | {"num-server-rounds"}
 
 
 @dataclass(frozen=True)

@@ -469,23 +469,25 @@ def test_hours_count_planned_runs_and_other_processors_are_reported(tmp_path: Pa
         run.benchmark == "plain" and run.stage != SWEEP for run in results.stages.planned()
     )
     others = [m for m in results.design.screened if m not in plain.confirmed]
-    planned -= len([*results.stages.screening(plain, others), *results.stages.again(plain, others)])
+    planned -= len(
+        [*results.stages.screening(plain, others), *results.stages.finalist_runs(plain, others)]
+    )
     rows = results.stages.ledger.rows
     first = next(iter(rows.values()))
     rows["old"] = dataclasses.replace(first, key="old", seconds=3.6e6)  # of an earlier design
     assert results.hours(plain) == pytest.approx(planned / 3600)
-    assert not results.elsewhere(plain)
+    assert not results.on_other_processors(plain)
     for federation in range(3):
         at = key(results, "plain", "fedheal", federation)
         rows[at] = dataclasses.replace(rows[at], processor="two")
     again = Findings(results.stages)
-    assert again.elsewhere(plain) == {"fedheal": 3}
+    assert again.on_other_processors(plain) == {"fedheal": 3}
     assert "the uniform run of the same federation: fedheal 3." in tables(again)[1].caption
     lost = {"outcome": "lost", "processor": ""}
     for method, federation in (("uniform", 3), ("fedheal", 4)):
         at = key(results, "plain", method, federation)
         rows[at] = dataclasses.replace(rows[at], **lost)
-    assert Findings(results.stages).elsewhere(plain) == {"fedheal": 3}
+    assert Findings(results.stages).on_other_processors(plain) == {"fedheal": 3}
 
 
 def test_the_number_of_test_examples_is_inferred_from_accuracies() -> None:

@@ -12,7 +12,7 @@ from command import call
 from resuming import config, session
 from rich.console import Console
 
-from fairflower.config import ClientConfig, RunConfig, StrategyConfig, keys
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig, default_values
 from fairflower.errors import ConfigError, DataError
 from fairflower.plans import parallel
 from fairflower.plans.execution import execute
@@ -44,7 +44,7 @@ def test_a_completed_run_with_other_examples_is_refused(tmp_path: Path) -> None:
     ("settings", "jobs"),
     [
         ({}, None),
-        (keys(), None),  # the config.toml of a run has all keys
+        (default_values(), None),  # the config.toml of a run has all keys
         ({"workers": 2}, 1),
         ({"engine": "ray"}, 1),
         ({"ray-address": "auto"}, 1),
@@ -117,8 +117,8 @@ def test_settings_of_parallel_clients_are_refused_with_parallel_runs(
     settings: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"--jobs 2: .* but {key} = .* is set"):
-        resolve_jobs({**keys(), **settings}, 2)
-    assert resolve_jobs({**keys(), **settings}, 1) == 1
+        resolve_jobs({**default_values(), **settings}, 2)
+    assert resolve_jobs({**default_values(), **settings}, 1) == 1
     assigned = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
     output = call("tune", "--strategies", "fedavg", "--output-dir", tmp_path, *assigned, expect=2)
     assert f"{key} = {settings[key]!r}: the runs of a study use the inline engine" in output

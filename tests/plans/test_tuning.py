@@ -435,11 +435,11 @@ def test_a_study_is_read_from_its_run_folders(tmp_path: Path) -> None:
     run_study(first, diverging(above=0.6))
     assert tuned_of(first, "fedheal").count("lost")
     assert {path.name for path in tmp_path.iterdir()} == {"trials", "runs"}
-    with locked_folder(tmp_path, study=True):
+    with locked_folder(tmp_path, "study"):
         again = tuning(tmp_path)
     assert again.total == 0
     assert again.tuned() == first.tuned()
-    assert again.tests() == first.tests() == sorted((tmp_path / "runs").iterdir())
+    assert again.test_folders() == first.test_folders() == sorted((tmp_path / "runs").iterdir())
 
 
 def by_two_domains(config: RunConfig) -> tuple[float, float]:
@@ -468,7 +468,7 @@ def test_more_trials_or_another_criterion_only_change_the_choice(
     best, before = tuned_of(again, "fedheal").chosen, tuned_of(first, "fedheal").chosen
     assert best != before
     assert best
-    reported = [path for path in again.tests() if path.name.startswith("fedheal")]
+    reported = [path for path in again.test_folders() if path.name.startswith("fedheal")]
     assert [read_config(path)["strategy.tau"] for path in reported] == [
         best.values["strategy.tau"]
     ] * 2
@@ -590,7 +590,7 @@ def test_labels_of_test_images_do_not_influence_trials_or_choices(tmp_path: Path
             path = Session(grid, config, Console(quiet=True)).run()
             if config.evaluate.test:
                 tested.append((path / "history.csv").read_text())
-            todo += studies.ended(config, None)[0]
+            todo += studies.ended(config, None)
         tuned.append(studies.tuned())
     assert tuned[0] == tuned[1]
     accuracies = [line for text in tested for line in text.splitlines() if ",domain," in line]

@@ -126,12 +126,12 @@ def test_significant_differences_are_those_that_scipys_paired_test_rejects(
     one = judge_family({"fedism": pairs})["fedism"]
     metrics = ((clean_of, 1), (noisy_of, 1), (mean_of, 1), (gap_of, -1))
     differences = []
-    for (_, estimate, counted), (values_of, sign) in zip(one.by_metric, metrics, strict=True):
+    for judged, (values_of, sign) in zip(one.by_metric, metrics, strict=True):
         new, old = values_of(table[:, 2:]), values_of(table[:, :2])
         difference = 100 * (new - old)
-        assert estimate.mean == pytest.approx(difference.mean(), abs=1e-9)
-        assert estimate.std == pytest.approx(difference.std(ddof=1), abs=1e-9)
-        differences.append((difference, sign, counted))
+        assert judged.difference.mean == pytest.approx(difference.mean(), abs=1e-9)
+        assert judged.difference.std == pytest.approx(difference.std(ddof=1), abs=1e-9)
+        differences.append((difference, sign, judged.sign))
     # A difference that is the same in all pairs, but not 0, cannot be tested.
     tested = [d for d in differences if d[0].std() > 1e-9 or abs(d[0].mean()) < 1e-9]
     p = [stats.ttest_1samp(d, 0).pvalue if d.std() > 1e-9 else 1.0 for d, _, _ in tested]
@@ -182,9 +182,9 @@ def test_p_values_are_corrected_over_the_methods_of_a_table(tmp_path: Path) -> N
         (comparison,) = group_runs(read_run(path) for label in labels for path in runs[label])
         return against_baselines(comparison, measures(comparison)[1])["fedism"]["FedAvg"]
 
-    alone, beside = contrast("fedavg", "fedism"), contrast("fedavg", *gains)
-    (one, counts), (other, _) = alone["corrupted ACC"], beside["corrupted ACC"]
-    assert counts == 1
+    alone = contrast("fedavg", "fedism")["corrupted ACC"]
+    assert alone.sign == 1
+    one, other = alone.difference, contrast("fedavg", *gains)["corrupted ACC"].difference
     assert other.p > 3 * one.p
     assert one.p == pytest.approx(4 * p)  # of four metrics, three of which move alike
     assert other.error > one.error

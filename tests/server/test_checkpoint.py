@@ -540,13 +540,13 @@ def test_the_server_app_resumes_although_flower_sends_all_keys_with_defaults(tmp
 
     from fairflower import server_app
     from fairflower.client_app import app as client_app
-    from fairflower.config import keys
+    from fairflower.config import default_values
     from fairflower.engines.inline import InlineGrid
 
     whole = session(config(tmp_path, **{"num-server-rounds": 4})).run()
     folder = stopped(config(tmp_path), 2)
     grid = InlineGrid(client_app, 4)
-    sent = keys() | {"resume": str(folder), "num-server-rounds": 4}
+    sent = default_values() | {"resume": str(folder), "num-server-rounds": 4}
     server_app.app(grid, Context(1, 1, {}, RecordDict(), sent))
     assert outcome(folder) == outcome(whole)
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.3 was given"):

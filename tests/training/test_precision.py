@@ -112,10 +112,10 @@ def test_denormal_numbers_are_flushed_to_0_while_a_client_works():
 
 
 def test_precision_is_part_of_the_method_and_float32_by_default():
-    flat = dict(config.keys())
+    flat = dict(config.default_values())
     assert flat["train.precision"] == "float32"
     assert config.method_key(flat) != config.method_key(flat | {"train.precision": "bf16"})
-    assert "train.precision" not in config.execution()
+    assert "train.precision" not in config.execution_keys()
 
 
 def test_missing_hardware_support_for_bf16_is_logged(monkeypatch, tmp_path):

@@ -43,7 +43,7 @@ def _baselines_table(comparison: Comparison, measure: Measure, against: ByBaseli
         columns=[f"{f.title} vs {name}" for name in baselines for f in measure.metrics],
         groups=[
             Group(heading, [_row(name, against[name], measure, baselines) for name in members])
-            for heading, members in group_comparable(comparison, measure.of)
+            for heading, members in group_comparable(comparison, measure.methods)
             if baselines
         ],
     )
@@ -76,16 +76,16 @@ def _row(
     cells: list[Cell] = []
     for other in others:
         if other in contrasts:
-            cells += [_cell(d, better) for _, d, better in contrasts[other].by_metric]
+            cells += [_cell(one.difference, one.sign) for one in contrasts[other].by_metric]
         else:
             cells += [Cell(DASH)] * len(measure.metrics)
     paired = pairs_text(contrasts.values()) if contrasts else "nothing to compare with"
     return Row(name, paired, cells)
 
 
-def _cell(difference: Difference, better: int) -> Cell:
+def _cell(difference: Difference, sign: int) -> Cell:
     """Return a cell with the mean and, below it, the interval and the detectable difference."""
-    cell = judged_cell(difference, better, signed=True)
+    cell = judged_cell(difference, sign, signed=True)
     if math.isnan(difference.low):
         return cell
     power = f"; {format_number(difference.detectable)}" if difference.detectable else ""
