@@ -180,7 +180,8 @@ def _announce(tuning: TuningStudies) -> None:
         trial.outcome != "unfinished" for method in tuning.tuned() for trial in method.trials
     )
     if done:
-        console.print(f"{done} trials are already completed.")
+        console.print(f"Already finished: {counted(done, 'trial')}.")
     console.print(
-        f"{tuning.total} runs are left. Output folder: {escape(str(tuning.folder))}", soft_wrap=True
+        f"At most {counted(tuning.total, 'run')} left. Output folder: {escape(str(tuning.folder))}",
+        soft_wrap=True,
     )

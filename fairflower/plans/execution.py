@@ -57,7 +57,8 @@ def locked_folder(
     made = "comparison" if (folder / "runs").exists() else wanted
     kind = "study" if is_study(folder) else made
     if kind != wanted:
-        raise ConfigError(f"{folder} is the folder of a {kind}. Choose another folder.")
+        lost = ", or its trials/ was deleted" if wanted == "study" else ""
+        raise ConfigError(f"{folder} is the folder of a {kind}{lost}. Choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     held = lock_folder(folder)
     try:

@@ -10,8 +10,9 @@ All outcomes are read from the run folders, so a study continues from whatever r
 from __future__ import annotations
 
 import shutil
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
-from fairflower.server.checkpoint import check_same_examples, resumable_configs, resumed_config
+from fairflower.server.checkpoint import check_same_examples, resumable_configs
 from fairflower.server.contents import read_config, read_facts
 
 
@@ -52,24 +53,29 @@ class MethodStudy:
 
     def _check(self) -> None:
         """Raise ``ConfigError`` if a trial in the folder has other settings, values or data."""
-        federation, availability = prepare(self.config.data), self.config.participation.availability
+        federation, availability = None, self.config.participation.availability
         for number in range(self.budget):
             path = self.path(number)
             if not (path / "run.json").exists():
                 continue
-            facts, before = read_facts(path), read_config(path)
+            with _advising_to_repeat(path):
+                facts, before = read_facts(path), read_config(path)
             now = self._trial_config(number).to_flat()
             if run_key(before) != run_key(now):
                 changed = sorted({key for key, _ in run_key(before)[0] ^ run_key(now)[0]})
+                if before["seed"] != now["seed"]:  # which changes all drawn values
+                    changed = ["seed"]
                 differences = (
                     f"{key} was {quoted(before.get(key, DEFAULT))} and is now "
                     f"{quoted(now.get(key, DEFAULT))}"
-                    for key in changed or ["seed"]
+                    for key in changed
                 )
                 raise ConfigError(
                     f"{path} has other settings: {'; '.join(differences)}. Repeat the study's "
-                    "settings, --seed and --tune-training, or choose another --output-dir."
+                    "settings, seed, --tune-training, and ranges and defaults of arguments, or "
+                    "choose another --output-dir."
                 )
+            federation = federation or prepare(self.config.data)
             check_same_examples(path, facts, federation)
             check_same_trace(path, facts.get("availability"), availability)
 
@@ -107,12 +113,14 @@ class MethodStudy:
             path = self.path(number)
             if not (path / "run.json").exists():
                 continue
-            outcome, reason = _outcome(read_facts(path))
+            with _advising_to_repeat(path):
+                facts = read_facts(path)
+                outcome, reason = _outcome(facts)
+                run = read_run(path) if outcome == "completed" else None
             accuracies: list[float] = []
-            if outcome == "completed":
-                run = read_run(path)
+            if run:
                 tests = run if metric == "accuracy" else run.tests_by(metric)
-                if tests.fully_tested():
+                if tests.fully_tested() and run.last_round == facts["rounds"]:
                     accuracies = tests.final().tolist()
                 else:
                     outcome, reason = "lost", "some domains were not tested in every round"
@@ -138,17 +146,14 @@ class MethodStudy:
 
     def _prepare_trial(self, number: int) -> RunConfig:
         """Return a trial's run, resumed from its checkpoint; without one, delete its folder."""
-        path = self.path(number)
+        path, config = self.path(number), self._trial_config(number)
+        with suppress(ConfigError, RunFolderError):  # it has no run.json, or no readable checkpoint
+            read_facts(path)
+            if checkpoint.load(path):
+                return replace(config, resume=str(path))
         if path.exists():
-            try:
-                read_facts(path)
-                saved = checkpoint.load(path)
-            except (ConfigError, RunFolderError):  # it has no run.json, or no readable checkpoint
-                saved = None
-            if saved:
-                return resumed_config(path, {"data.dir": self.config.data.dir})
             shutil.rmtree(path)
-        return self._trial_config(number)
+        return config
 
     def _trial_config(self, number: int) -> RunConfig:
         """Return the run of a trial, starting with the first round."""
@@ -165,9 +170,10 @@ class MethodStudy:
         return tested
 
     def _remaining_tests(self) -> list[RunConfig]:
-        lost = self._diverged_tests()
+        made = list(self.test_folders())
+        lost = {run_key(read_config(p)) for p in made if _outcome(read_facts(p))[0] == "lost"}
         plan = Plan([c for c in self._planned_tests() if run_key(c.to_flat()) not in lost])
-        left = plan.without(self._read_tests())
+        left = plan.without(run for path in made if (run := _read(path)))
         return left.resuming(resumable_configs(self.folder / "runs")).runs
 
     def _planned_tests(self) -> Iterator[RunConfig]:
@@ -185,22 +191,18 @@ class MethodStudy:
                 yield RunConfig.from_flat({**flat, **own, **trial.values, **drawn})
 
     def test_folders(self) -> Iterator[Path]:
-        """Yield the folders of planned tests, without tests of values that were chosen earlier."""
-        planned = {run_key(config.to_flat()) for config in self._planned_tests()}
-        return (path for path in self._folders() if run_key(read_config(path)) in planned)
+        """Yield the folders of planned tests, without tests of values that were chosen earlier.
 
-    def _read_tests(self) -> list[Run]:
-        """Return all tests that can be read, whatever their status."""
-        return [run for path in self._folders() if (run := _read(path))]
-
-    def _diverged_tests(self) -> set[Hashable]:
-        """Return the tests that diverged, by `run_key`."""
-        lost = [path for path in self._folders() if _outcome(read_facts(path))[0] == "lost"]
-        return {run_key(read_config(path)) for path in lost}
-
-    def _folders(self) -> Iterator[Path]:
-        names = f"{file_name(self.name)}-*/run.json"
-        return (info.parent for info in (self.folder / "runs").glob(names))
+        Damaged folders are left out, so their tests are repeated.
+        """
+        # `tuned` is not in a run's key, but reports compare methods by it.
+        planned = {(run_key(c.to_flat()), c.tuned) for c in self._planned_tests()}
+        for info in (self.folder / "runs").glob(f"{file_name(self.name)}-*/run.json"):
+            with suppress(RunFolderError):
+                read_facts(info.parent)
+                config = read_config(info.parent)
+                if (run_key(config), config["tuned"]) in planned:
+                    yield info.parent
 
 
 class TuningStudies:
@@ -240,13 +242,13 @@ class TuningStudies:
             for config in configs
         ]
         self.folder = folder
-        self.total = 0  # expected number of remaining runs
+        self.total = 0  # largest possible number of remaining runs
         self.plan = Plan([])  # the first runs
         for method in self.methods:
             method.record_outcomes()
             self.plan.runs += method.take_runs()
             left = method.tuned().count("unfinished")
-            tests = len(protocol.seeds) * (1 + protocol.defaults)
+            tests = len(protocol.seeds) * (1 + (protocol.defaults and bool(method.search_space)))
             self.total += (left + tests) if left else len(method.submitted)
 
     def title(self, config: RunConfig) -> str:
@@ -300,6 +302,17 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
     if facts["status"] == "failed" and reason.startswith(prefix):
         return "lost", reason.removeprefix(prefix)
     return None, ""  # other failures, such as a full disk, are not caused by the trial's values
+
+
+@contextmanager
+def _advising_to_repeat(path: Path) -> Iterator[None]:
+    """Add to errors about the folder of a trial how to repeat the trial."""
+    try:
+        yield
+    except RunFolderError as error:
+        raise RunFolderError(
+            f"{error} To repeat this trial, delete {path} and repeat the command."
+        ) from error
 
 
 def _read(path: Path) -> Run | None:

@@ -135,6 +135,12 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
             for method in tuned
             for trial in method.trials
             if trial.outcome == "lost"
+        ]
+        + [
+            f"{method.method}: {left} of {len(method.trials)} trials are unfinished, so the choice "
+            "may change"
+            for method in tuned
+            if (left := method.count("unfinished"))
         ],
     )
 

@@ -335,7 +335,9 @@ def lock_folder(path: Path, name: str = LOCK) -> FileLock:
         check_folder(path)  # a FileLock would create it
         lock.acquire(timeout=_LOCK_TIMEOUT)
     except Timeout:
-        raise FolderInUse(f"Another process is using {path}.") from None
+        raise FolderInUse(
+            f"Another process is using {path}. Wait until it ends, or choose another folder."
+        ) from None
     except NotImplementedError:
         pass  # filelock found a file system without locks
     except OSError as error:

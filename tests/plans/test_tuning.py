@@ -36,7 +36,7 @@ from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.analysis import analyze
-from fairflower.report.tuning import CRITERIA, Trial, chosen
+from fairflower.report.tuning import CRITERIA, Trial, chosen, tuning_tables
 from fairflower.server.contents import read_config, read_facts
 from fairflower.server.session import Session
 
@@ -476,6 +476,74 @@ def test_more_trials_or_another_criterion_only_change_the_choice(
     assert not run_study(tuning(tmp_path, "fedheal", **changes)), "nothing is left"
 
 
+def by_learning_rate(config: RunConfig) -> tuple[float, float]:
+    """Return accuracies of which uniform weights like large learning rates, and FedAvg small."""
+    lr = config.train.lr
+    lr = 0.3 - lr if config.strategy.name == "uniform" else lr
+    return 0.5 - lr, 0.1 + 2 * lr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"select": "average", "defaults": True}, {"select": "worst", "defaults": True}),
+        ({"select": "worst", "defaults": True}, {"select": "average", "defaults": True}),
+        ({"training": False}, {}),
+    ],
+    ids=["to-worst", "to-average", "to-training"],
+)
+def test_tests_of_chosen_and_of_the_papers_values_are_not_mistaken_for_each_other(
+    first: Any, then: Any, tmp_path: Path
+) -> None:
+    """They may have the same values, but reports compare them with other tests (``tuned``)."""
+    for changes in (first, then):
+        continued = tuning(tmp_path, "fedavg", **({"training": True} | changes))
+        run_study(continued, by_learning_rate)
+    fresh = tuning(tmp_path / "fresh", "fedavg", **({"training": True} | then))
+    run_study(fresh, by_learning_rate)
+
+    def tests(study: TuningStudies) -> list[tuple[Any, ...]]:
+        configs = map(read_config, study.test_folders())
+        keys = ("strategy.name", "seed", "train.lr", "train.local-epochs", "tuned")
+        return sorted(tuple(config[key] for key in keys) for config in configs)
+
+    assert tests(continued) == tests(fresh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["run.json", "config.toml"])
+def test_a_damaged_test_is_repeated_and_the_report_leaves_it_out(file: str, tmp_path: Path) -> None:
+    run_study(tuning(tmp_path, "fedheal"))
+    damaged = tmp_path / "runs" / "fedheal-seed1"
+    (damaged / file).write_text("")
+    again = tuning(tmp_path, "fedheal")
+    (repeated,) = run_study(again)
+    assert repeated.seed == 1
+    assert damaged not in again.test_folders()
+    assert len(again.test_folders()) == 4
+
+
+@pytest.mark.slow
+def test_a_report_says_that_trials_are_unfinished(tmp_path: Path) -> None:
+    study = tuning(tmp_path, "fedheal")
+    run_study(study, most=3)
+    table, *_ = tuning_tables(study.tuned())
+    left = 5 - len(study.methods[0].finished)
+    assert f"fedheal: {left} of 5 trials are unfinished, so the choice may change" in table.footers
+
+
+@pytest.mark.slow
+def test_a_completed_trial_whose_last_round_is_missing_is_lost(tmp_path: Path) -> None:
+    run_study(tuning(tmp_path, "fedheal"))
+    history = tmp_path / "trials" / "fedheal-trial1" / "history.csv"
+    lines = history.read_text().splitlines()
+    history.write_text("\n".join(line for line in lines if line[:1] != "4") + "\n")
+    outcomes = [t.outcome for t in tuned_of(tuning(tmp_path, "fedheal"), "fedheal").trials]
+    assert outcomes.count("lost") == 1
+    assert outcomes[1] == "lost"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "says"),
@@ -521,7 +589,9 @@ def test_a_study_with_other_ranges_or_another_seed_is_refused(
 def test_a_damaged_trial_is_refused(file: str, says: str, tmp_path: Path) -> None:
     run_study(tuning(tmp_path, "fedheal"), most=3)
     (tmp_path / "trials" / "fedheal-trial1" / file).write_text("{")
-    with pytest.raises(RunFolderError, match=f"fedheal-trial1.*{says}"):
+    with pytest.raises(
+        RunFolderError, match=f"fedheal-trial1.*{says}.*delete .*fedheal-trial1 and"
+    ):
         tuning(tmp_path, "fedheal")
 
 
@@ -629,7 +699,7 @@ def test_a_killed_study_ends_with_the_models_of_an_uninterrupted_study(tmp_path:
             time.sleep(0.05)
         assert not belonging_to(tmp_path)
     again = run(begun, env=env)
-    assert "trials are already completed" in again
+    assert "Already finished: " in again
 
     def outcome(name: str) -> dict[str, Any]:
         return {
