@@ -239,7 +239,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('tune --seeds 0-2', '--seeds: the trials have seed 0, but tests need different seeds. Choose different seeds, or move the trials with --seed N.'),
             ('tune --set evaluate.test=true --seeds 0', '--seeds: the trials have seed 0'),
             ('tune --config {run}/config.toml --seeds 0', '--seeds: the trials have seed 0'),
-            ('tune --config {run}/config.toml --set data.validation-fraction=0', 'data.validation-fraction = 0: a study needs validation images. Increase this setting.'),
+            ('tune --config {run}/config.toml --set data.validation-fraction=0', 'data.validation-fraction = 0: a study needs validation examples. Increase this setting.'),
             ('tune --set evaluate.test=false', 'evaluate.test = false: a study has to test the chosen values. Remove this setting.'),
             ('tune --config {text-seed}', "seed = 'one': expected a whole number, got str."),
             ('leaderboard {no-design}', "no-design: [protocol]: Unknown key 'strategies'."),

@@ -1,4 +1,4 @@
-"""``fairflower tune``: tune methods on validation images, and test the chosen values."""
+"""``fairflower tune``: tune methods on validation examples, and test the chosen values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tune(
     ] = 12,
     select: Annotated[
         Select,
-        typer.Option(help="Criterion for choosing among trials, computed on validation images."),
+        typer.Option(help="Criterion for choosing among trials, computed on validation examples."),
     ] = "worst-then-average",
     metric: Annotated[
         Metric,
@@ -101,13 +101,13 @@ def tune(
         Path | None, typer.Option(help="Folder for the study. Default: a new folder.")
     ] = None,
 ) -> None:
-    """Tune every method with the same budget on validation images, then test the chosen values.
+    """Tune every method with the same budget on validation examples, then test the chosen values.
 
     Every method gets the same number of trials: the first uses the paper's values, and the others
     use values drawn at random from the ranges that `fairflower list` shows. All trials train with
-    the config's seed and are compared on validation images, which are held out from training
+    the config's seed and are compared on validation examples, which are held out from training
     (data.validation-fraction, 0.2 by default in this command). Each method is then trained with its
-    chosen values on --federations, or with --seeds, and tested on the test images.
+    chosen values on --federations, or with --seeds, and tested on the test examples.
 
     If --output-dir contains a study, the study is resumed. Its report then covers the methods and
     seeds of this command.
@@ -143,7 +143,7 @@ def _make(tuning: TuningStudies, jobs: int | None) -> None:
 
 
 def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
-    """Add validation images to the settings; raise ``ConfigError`` if a study cannot use them."""
+    """Add validation examples to the settings; raise ``ConfigError`` if a study cannot use them."""
     if "seed" in overrides.assigned:
         raise ConfigError("This command does not support --set seed. Use --seed instead.")
     if key := for_parallel_clients(overrides.settings):
@@ -159,7 +159,7 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
         return overrides
     if overrides.assigned.get(VALIDATION, SHARE) == 0:
         raise ConfigError(
-            f"{VALIDATION} = 0: a study needs validation images. Increase this setting."
+            f"{VALIDATION} = 0: a study needs validation examples. Increase this setting."
         )
     # The config.toml of a run contains all settings, including 0 for this fraction by default.
     share = overrides.file.get(VALIDATION) or SHARE

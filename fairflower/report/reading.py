@@ -65,9 +65,10 @@ _NO_TESTS = AccuracyHistory(rounds=np.empty(0, np.int64), accuracy=np.empty((0, 
 class Run(AccuracyHistory):
     """A run read from its folder: config, facts, and the global model's accuracies by domain.
 
-    With ``evaluate.test = false``, accuracies are measured on validation images. With ``evaluate.by
-    = "clients"``, a domain's accuracy is the mean over its clients, weighted by test images, or NaN
-    if no client of the domain tested the model. Each round has at least one tested domain.
+    With ``evaluate.test = false``, accuracies are measured on validation examples. With
+    ``evaluate.by = "clients"``, a domain's accuracy is the mean over its clients, weighted by test
+    examples, or NaN if no client of the domain tested the model. Each round has at least one tested
+    domain.
     """
 
     #: The run folder.
@@ -88,7 +89,7 @@ class Run(AccuracyHistory):
     #: clients did not test the model.
     by_client: AccuracyHistory
     #: Accuracies of the clients' personal models by domain: means over the domain's clients,
-    #: weighted by test images. There are no rounds if there are no personal models.
+    #: weighted by test examples. There are no rounds if there are no personal models.
     personal: AccuracyHistory
     #: Accuracies of the personal models by client, in the order of ``clients``.
     personal_by_client: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)

@@ -1,4 +1,4 @@
-"""Tables of tuning: the trials of each method on validation images, and the chosen values."""
+"""Tables of tuning: the trials of each method on validation examples, and the chosen values."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
 def _trials(tuned: Sequence[Tuned]) -> Table:
     first = tuned[0]
     return Table(
-        title=f"Tuning: {METRICS[first.metric]} on validation images",
+        title=f"Tuning: {METRICS[first.metric]} on validation examples",
         caption=(
             "In %, mean of the last five tested rounds (of all, if fewer). Over trials: mean and, "
             f"below it, ± {SIGMA} (ddof 1) of completed trials. Chosen: {CRITERIA[first.select]}. "

@@ -105,7 +105,7 @@ class RoundLoop:
                     arrays = self._train(server_round, arrays, seconds)
                 ending = server_round == last or self._ends_early()
                 if ending:
-                    self._check_summed(server_round)
+                    _check_summed(self.folder, server_round)
                 if server_round % self.config.evaluate.every == 0 or ending:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
@@ -119,17 +119,17 @@ class RoundLoop:
                 self._save(server_round, arrays)
             self._release_memory()
             if ending:
-                self._warn_if_diverged(server_round)
+                _warn_if_diverged(self.folder, self.setup, server_round)
                 return
             if stopped:
                 raise StopRun
 
     def _finish_resumed(self, server_round: int, arrays: ArrayRecord) -> None:
         """Complete a run that was stopped after its last round."""
-        self._check_summed(server_round)
+        _check_summed(self.folder, server_round)
         if not self.folder.is_tested(server_round):  # it was not known to be the last round
             self._evaluate(server_round, arrays)
-        self._warn_if_diverged(server_round)
+        _warn_if_diverged(self.folder, self.setup, server_round)
 
     def _release_memory(self) -> None:
         """Release free memory, unless this was done just before."""
@@ -143,16 +143,6 @@ class RoundLoop:
             self.folder.note("ended_early", reason)
             return True
         return self._out_of_patience()
-
-    def _check_summed(self, server_round: int) -> None:
-        """Raise ``RoundFailed`` if secure aggregation has not produced a sum in any round."""
-        halted = self.folder.fact("halted_rounds") or {}
-        if server_round and all(str(r) in halted for r in range(1, server_round + 1)):
-            raise RoundFailed(
-                f"Secure aggregation stopped in every round (1 to {server_round}), so the model "
-                f"is still the initial model. The last reason: {halted[str(server_round)]}. The "
-                "log lists each client's reasons. Correct the cause, then resume the run."
-            )
 
     def _out_of_patience(self) -> bool:
         """Return whether the loss has not improved for ``stop.patience`` rounds, and record it."""
@@ -355,34 +345,35 @@ class RoundLoop:
         except ConfigError as error:  # for example, weights that are not on the simplex
             raise ConfigError(f"Round {server_round}, {name}: {error}") from error
 
-    def _warn_if_diverged(self, server_round: int) -> None:
-        """Log a warning if the final model is far worse than random guessing on a domain."""
-        tested = self.folder.metrics.of(server_round).items()
-        losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
-        loss = float(np.max([0.0, *losses]))  # NaN if any loss is
-        guessing = math.log(self.federation.num_classes)
-        diverged = guessing > 0 and not loss <= DIVERGED * guessing
-        self.folder.note("diverged", loss if diverged else None)
-        if diverged:
-            further = ", or bound the updates (bound.clip-update-norm)"
-            if self.config.privacy.on:
-                further = ", or the noise (privacy.clip)"
-            elif self.config.secure_aggregation:  # the server sees no single update to bound
-                further = ""
-            logger.warning(
-                "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
-                "has diverged. Decrease train.lr%s.",
-                loss,
-                guessing,
-                further,
-            )
-
 
 @contextmanager
 def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     begin = time.monotonic()
     yield
     seconds[name] = time.monotonic() - begin
+
+
+def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> None:
+    """Log a warning if the final model is far worse than random guessing on a domain."""
+    tested = folder.metrics.of(server_round).items()
+    losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
+    loss = float(np.max([0.0, *losses]))  # NaN if any loss is
+    guessing = math.log(setup.federation.num_classes)
+    diverged = guessing > 0 and not loss <= DIVERGED * guessing
+    folder.note("diverged", loss if diverged else None)
+    if diverged:
+        further = ", or bound the updates (bound.clip-update-norm)"
+        if setup.config.privacy.on:
+            further = ", or the noise (privacy.clip)"
+        elif setup.config.secure_aggregation:  # the server sees no single update to bound
+            further = ""
+        logger.warning(
+            "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
+            "has diverged. Decrease train.lr%s.",
+            loss,
+            guessing,
+            further,
+        )
 
 
 def _domain_means(
@@ -409,6 +400,17 @@ def _domain_means(
         for domain, n in tested.items()
         if n
     }
+
+
+def _check_summed(folder: RunFolder, server_round: int) -> None:
+    """Raise ``RoundFailed`` if secure aggregation has not produced a sum in any round."""
+    halted = folder.fact("halted_rounds") or {}
+    if server_round and all(str(r) in halted for r in range(1, server_round + 1)):
+        raise RoundFailed(
+            f"Secure aggregation stopped in every round (1 to {server_round}), so the model "
+            f"is still the initial model. The last reason: {halted[str(server_round)]}. The "
+            "log lists each client's reasons. Correct the cause, then resume the run."
+        )
 
 
 def _summed(

@@ -685,7 +685,7 @@ def test_a_killed_study_ends_with_the_models_of_an_uninterrupted_study(tmp_path:
     env = environment(tmp_path)
     whole = run([*COMMAND, "--output-dir", tmp_path / "whole"], env=env)
     assert "Ranges and chosen values" in whole
-    assert "Tuning: accuracy on validation images" in whole
+    assert "Tuning: accuracy on validation examples" in whole
     begun = [*COMMAND, "--output-dir", tmp_path / "killed"]
     with started(begun, env=env) as process:
         while not list((tmp_path / "killed").glob("trials/fedheal-trial1/checkpoints/*2*")):

@@ -38,7 +38,7 @@ def _trials(method: Tuned, place: int) -> FigureDraft:
             panel.set_xscale("log")
         panel.set_xlabel(key)
     for panel in axes[:, 0]:
-        panel.set_ylabel("on validation images, %")
+        panel.set_ylabel("on validation examples, %")
     legend(sheet, *axes.flat)
     left = len(method.trials) - len(method.completed)
     missing = f" {left} lost or unfinished trials are not shown." if left else ""
@@ -46,7 +46,7 @@ def _trials(method: Tuned, place: int) -> FigureDraft:
         f"tuning-{place}",
         sheet,
         f"{method.method}: {len(method.completed)} trials",
-        "Accuracy on validation images against the value of each argument. Trials differ in all "
+        "Accuracy on validation examples against the value of each argument. Trials differ in all "
         f"arguments at once. Dashed line: the paper's value. Ring: the chosen trial.{missing}",
         f"Worst domain and average of {len(method.completed)} trials of {method.method}; the "
         f"chosen trial has {' and '.join(f'{best.percent(row):.1f}' for row in SHOWN)}.",
