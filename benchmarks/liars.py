@@ -38,7 +38,7 @@ from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run, write_summary
 from fairflower.report.summary import read_summary
 from fairflower.training.batches import Examples
-from fairflower.training.trainer import Trainer
+from fairflower.training.trainer import Trainer, prepared_examples
 
 Lie = Literal["labels", "updates", "loss"]
 
@@ -82,7 +82,7 @@ class Liar(Trainer):
         train = self.data.train
         if self.lie:
             train = train._replace(y=9 - train.y)
-        return self._examples(train, "training", self.data.augment)
+        return prepared_examples(self, train, "training", self.data.augment)
 
     def loss_and_accuracy(self, examples: Examples) -> tuple[float, float]:
         """Return loss and accuracy; the loss of a liar may be false."""

@@ -290,10 +290,10 @@ class RoundLoop:
         replies = self._exchange(messages)
         answers = strategy.evaluations(server_round, replies, most, self._groups.number)
         folder.append_dropped_in_test(server_round, strategy.dropped)
-        user_metrics = metric_names(self.config.evaluate.metrics)
-        self._report_failed_of_clients(server_round, user_metrics, answers, replies)
+        self._report_failed_of_clients(server_round, answers, replies)
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
-        keys = {name: name for name in (*names, *user_metrics)}  # name -> key in replies
+        names += metric_names(self.config.evaluate.metrics)
+        keys = {name: name for name in names}  # name -> key in replies
         keys["loss"] = "eval_loss"
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
@@ -301,13 +301,10 @@ class RoundLoop:
         return _domain_means(answers, keys, self.federation), counts_in(answers)
 
     def _report_failed_of_clients(
-        self,
-        server_round: int,
-        names: Iterable[str],
-        answers: Mapping[int, Mapping[str, object]],
-        replies: Iterable[Message],
+        self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]
     ) -> None:
-        """Report those of the user-defined metrics ``names`` that a client did not compute."""
+        """Report user-defined metrics that a client did not compute."""
+        names = metric_names(self.config.evaluate.metrics)
         reasons_at: dict[int, Mapping[str, object]] = {
             reply.metadata.src_node_id: dict(reply.content.config_records.get(FAILED_METRICS) or {})
             for reply in replies

@@ -393,30 +393,34 @@ class Trainer(TrainerSpec, Configurable):  # a direct subclass: a base class of 
     @cached_property
     def train_examples(self) -> Examples:
         """The training examples on the device."""
-        return self._examples(self.data.train, "training", self.data.augment)
+        return prepared_examples(self, self.data.train, "training", self.data.augment)
 
     @cached_property
     def test_examples(self) -> Examples:
         """The test examples on the device."""
-        return self._examples(self.data.test, "test", None)
-
-    def _examples(self, split: Split, purpose: str, augment: Augment | None) -> Examples:
-        data = self.data
-        if not len(split.y):
-            raise ValueError(f"{self} has no {purpose} {data.kind}. Add some, or omit the client.")
-        return examples_of(
-            split,
-            data.mean,
-            data.std,
-            augment,
-            device=self.device,
-            model=self.model,
-            first_stages=data.first_stages,
-        )
+        return prepared_examples(self, self.data.test, "test", None)
 
     def __str__(self) -> str:
         """Return the client's name for error messages."""
         return f"Client {self.client_id}"
+
+
+def prepared_examples(
+    trainer: Trainer, split: Split, purpose: str, augment: Augment | None
+) -> Examples:
+    """Return a split on the trainer's device; raise ``ValueError`` if it is empty."""
+    data = trainer.data
+    if not len(split.y):
+        raise ValueError(f"{trainer} has no {purpose} {data.kind}. Add some, or omit the client.")
+    return examples_of(
+        split,
+        data.mean,
+        data.std,
+        augment,
+        device=trainer.device,
+        model=trainer.model,
+        first_stages=data.first_stages,
+    )
 
 
 def round_of(config: Mapping[str, Any]) -> int:
