@@ -273,9 +273,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics, self.clusters = {}, None
         reply_filter.check_cap(len(cohort), self.max_client_weight)
-        cohort, factors = clip_cohort(
-            cohort, self.exchanges, self.clip_update_norm, self.clip_update_median
-        )
+        max_norm, median = self.clip_update_norm, self.clip_update_median
+        cohort, factors = clip_cohort(cohort, self.exchanges, max_norm, median)
         if factors is not None:
             self.diagnostics["clipped"] = factors
         with one_thread():  # the same bits on any number of cores
@@ -339,13 +338,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
         """Return a filter for the replies to these messages, which fills ``self.dropped``."""
+        key, least = self.weighted_by_key, self.min_clients
         reply_filter = ReplyFilter(
-            server_round,
-            asked,
-            self.enrolled,
-            self.weighted_by_key,
-            self.min_clients,
-            large_norms=self._large_norms,
+            server_round, asked, self.enrolled, key, least, large_norms=self._large_norms
         )
         self.dropped = reply_filter.dropped
         return reply_filter
@@ -353,10 +348,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     # --- internals -------------------------------------------------------------------
 
     def _draw(self, server_round: int, nodes: Mapping[int, int]) -> Draw:
-        fraction, at_least = self.fraction_train, self.min_train_nodes
-        return self.enrolled.draw(
-            server_round, self.seed, fraction, at_least, nodes, self.availability
-        )
+        share, least = self.fraction_train, self.min_train_nodes
+        return self.enrolled.draw(server_round, self.seed, share, least, nodes, self.availability)
 
 
 def _check_arrays(name: str, merged: Any, received: Arrays) -> None:
