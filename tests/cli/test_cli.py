@@ -528,7 +528,7 @@ def test_an_output_folder_is_locked_and_holds_either_a_comparison_or_a_study(tmp
         with locked_folder(tmp_path):
             assert f"Another process is using {tmp_path}." in error_of(command)
     (tmp_path / "runs").mkdir()
-    assert f"{tmp_path} is the folder of a comparison." in error_of("tune")
+    assert f"{tmp_path} is the folder of a comparison" in error_of("tune")
     (tmp_path / "trials" / "20261128-101500-42").mkdir(parents=True)
     assert not is_study(tmp_path), "a trial deployment is no trial"
     (tmp_path / "trials" / "fedavg-trial0").mkdir()
