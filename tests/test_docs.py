@@ -30,6 +30,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.participation import Draw, checked_choice
 from fairflower.clients import fisher_diagonal, mean_loss, mean_representation
 from fairflower.config import DataConfig
+from fairflower.data import prepare
 from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
 from fairflower.leaderboard.design import Design
@@ -437,6 +438,7 @@ def test_the_documented_leaderboard_is_a_valid_design(tmp_path: Path) -> None:
     assert [benchmark.name for benchmark in board.benchmarks] == ["digits"]
     config = board.config(board.benchmarks[0], "fedheal", 3)
     assert (config.data.name, config.data.seed, config.num_server_rounds) == ("uci-digits", 3, 30)
+    assert min(prepare(config.data).validation_sizes) > 0
 
 
 @pytest.mark.parametrize("path", needs.DOCUMENTS, ids=lambda path: path.name)

@@ -82,7 +82,7 @@ class EnrolledClients:
         config_key: str,
         exchanges: Iterable[Exchange],
     ) -> None:
-        """Add to test messages what each client needs to find its state and its own arrays."""
+        """Add to messages what each client needs to find its state and its own arrays."""
         for message in messages:
             client = self.client_of(message)
             add_client_config(message, config_key, self.merged_round_config(merged_rounds, client))

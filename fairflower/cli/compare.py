@@ -224,10 +224,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         *("metric", "SD of differences", "smallest detectable difference"),
         *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
     )
-    title = (
-        f"Differences that {federations} pairs can detect, for {counted(methods, 'method')} against"
-        " Uniform"
-    )
+    compared = counted(methods, "method")
+    title = f"Differences that {federations} pairs can detect, for {compared} against Uniform"
     table = text_table(title, columns, rows)
     pilots = counted(pilot_spreads[0].methods, "earlier method")
     table.caption = (

@@ -118,8 +118,8 @@ def _check_no_studies(runs: list[Path]) -> None:
             raise ConfigError(
                 f"{given} is a study. For a report that includes the trials, repeat its "
                 "`fairflower tune` command with the same --output-dir; completed runs are kept. "
-                "For a report on the test runs only, also those of values that were chosen "
-                "earlier: fairflower report "
+                "For a report on the test runs only, including those of earlier choices: "
+                "fairflower report "
                 f"{shlex.quote(str(given / 'runs'))}"
             )
 

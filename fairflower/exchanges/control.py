@@ -22,7 +22,7 @@ class ControlVariates(Exchange):
     As in the paper, c is a plain mean. Once the control variates have converged, every client
     follows the mean gradient, so a run converges to the optimum of the clients' mean loss, whatever
     weights the strategy gives. (FedDyn's authors weigh c in their code of SCAFFOLD.) Clients keep
-    whole changes, also if bounds clip what the server adds to c; then c is no longer the mean, and
+    whole changes, even if bounds clip what the server adds to c; then c is no longer the mean, and
     a run does not converge to this optimum.
     """
 

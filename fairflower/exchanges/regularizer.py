@@ -22,7 +22,7 @@ class DynamicRegularizer(Exchange):
     w, the method converges to a point where sum_k w_k grad L_k = 0 (exactly so only if all
     clients take part); so does the authors' code, whose weights are the numbers of examples. The
     printed equations would converge to the optimum of the mean loss with any strategy. Buffers are
-    not corrected. Clients keep the sums of their whole updates, also if bounds clip what is merged;
+    not corrected. Clients keep the sums of their whole updates, even if bounds clip what is merged;
     then H differs from the clients' sums, and a run does not converge to this point.
     """
 

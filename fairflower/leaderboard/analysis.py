@@ -252,7 +252,7 @@ class Findings:
 
     @cached_property
     def over_with_other_references(self) -> dict[str, dict[str, Difference]]:
-        """The same with another finalist as reference on one benchmark, by its name."""
+        """`judged_over_benchmarks` with another finalist as reference, by its benchmark."""
         margin = primary(self.design).margin
         return {
             f"{benchmark.name}, {settings}": over_benchmarks(

@@ -117,7 +117,7 @@ class _Runs:
     ) -> None:
         self._console, self._folders = console, folders
         self._processes, self._study = processes, study
-        self._deaths: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
         self.over = 0  # number of runs that have ended and are not retried
         self.failure: BaseException | None = None  # first failure of a run
 
@@ -129,7 +129,7 @@ class _Runs:
         try:
             folder, line = future.result()
         except (BrokenProcessPool, RunInterrupted):
-            if self._count_death(config, title) == 1:
+            if self._count_failure(config, title) == 1:
                 self._print("yellow", f"{title}: its process died.", "The run is retried.")
                 return self._again(config)
             problem = EngineError(
@@ -137,7 +137,9 @@ class _Runs:
                 "the command with fewer parallel runs (--jobs) to resume the run."
             )
         except GpuMemoryError as error:
-            retries = config.gpu_memory_errors == "retry" and self._count_death(config, title) == 1
+            retries = (
+                config.gpu_memory_errors == "retry" and self._count_failure(config, title) == 1
+            )
             if retries and (left := self._processes.halve()):
                 after = f"The run is retried; the number of parallel runs is now {left}."
                 self._print("yellow", f"{title} ran out of GPU memory.", after)
@@ -157,10 +159,10 @@ class _Runs:
             self._print("red", f"{title} failed:", error_text(problem))
         return more
 
-    def _count_death(self, config: RunConfig, title: str) -> int:
-        """Count a death of a run's process; return the number of deaths."""
-        self._deaths[config.run_name or title] += 1
-        return self._deaths[config.run_name or title]
+    def _count_failure(self, config: RunConfig, title: str) -> int:
+        """Count a failure that is retried once; return the number of such failures of the run."""
+        self._failures[config.run_name or title] += 1
+        return self._failures[config.run_name or title]
 
     def _again(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died, including this run if needed."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from fairflower.arguments import Search
-from fairflower.config import shown
+from fairflower.config import counted, shown
 from fairflower.numerics.metrics import AVG, MIN, Summary
 from fairflower.report.measures import SIGMA
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
@@ -137,8 +137,8 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
             if trial.outcome == "lost"
         ]
         + [
-            f"{method.method}: {left} of {len(method.trials)} trials are unfinished, so the choice "
-            "may change"
+            f"{method.method}: unfinished: {left} of {counted(len(method.trials), 'trial')}, so "
+            "the choice may change"
             for method in tuned
             if (left := method.count("unfinished"))
         ],

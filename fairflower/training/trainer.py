@@ -1,4 +1,4 @@
-"""Trainer: the base class of all local training methods."""
+"""The base class of all trainers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fairflower.training.optim import apply_sam_gradient, build_optimizer
 
 
 class TrainerSpec(Configurable):
-    """Declarations of a local training method, as class attributes and class methods."""
+    """Declarations of a trainer, as class attributes and class methods."""
 
     #: Paper of the method, for ``fairflower list``.
     paper: ClassVar[str] = ""
@@ -109,7 +109,8 @@ class TrainerSpec(Configurable):
             )
 
 
-class Trainer(TrainerSpec, Configurable):  # a direct subclass: a base class of methods
+# A direct subclass of Configurable is a base class of methods, whose arguments are shared.
+class Trainer(TrainerSpec, Configurable):
     """Base class of all trainers; on its own, it does plain local training.
 
     A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on

@@ -530,7 +530,7 @@ def test_a_report_says_that_trials_are_unfinished(tmp_path: Path) -> None:
     run_study(study, most=3)
     table, *_ = tuning_tables(study.tuned())
     left = 5 - len(study.methods[0].finished)
-    assert f"fedheal: {left} of 5 trials are unfinished, so the choice may change" in table.footers
+    assert f"fedheal: unfinished: {left} of 5 trials, so the choice may change" in table.footers
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ def test_changed_data_and_versions_are_noted(tmp_path: Path) -> None:
     assert message in printed_tables(*moved), "other examples of the clients"
 
 
-def test_a_report_without_uniform_averaging_says_so(tmp_path: Path) -> None:
+def test_a_report_without_uniform_weights_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
     assert "Uniform weights are not among the runs" in printed_tables(folder)
     assert "Uniform weights are not" not in printed_tables(*runs_with(tmp_path, "uniform", [0.5]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fairflower.config import counted
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, legend
 from fairflower.report.tuning import SHOWN, Tuned
@@ -41,7 +42,7 @@ def _trials(method: Tuned, place: int) -> FigureDraft:
         panel.set_ylabel("on validation examples, %")
     legend(sheet, *axes.flat)
     left = len(method.trials) - len(method.completed)
-    missing = f" {left} lost or unfinished trials are not shown." if left else ""
+    missing = f" Not shown: {counted(left, 'lost or unfinished trial')}." if left else ""
     return FigureDraft(
         f"tuning-{place}",
         sheet,
