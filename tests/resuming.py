@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from apps import app_with_handlers
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -20,9 +19,6 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.errors import RunInterrupted
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
-
-#: The nodes that were asked in this round, which no later round reads.
-FORGOTTEN = {"_asked"}
 
 SETTINGS = {
     "engine": "inline",
@@ -66,24 +62,6 @@ def stopped(run_config: RunConfig, server_round: int) -> Path:
         assert made_session.folder is not None
         return made_session.folder.path
     raise AssertionError(f"the run ended before round {server_round}")
-
-
-def attributes(remembering: object) -> dict[str, Any]:
-    """Return what a strategy, policy or exchange remembers, whether or not STATE names it."""
-    return {name: a for name, a in vars(remembering).items() if name not in FORGOTTEN}
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Return whether values are equal: numbers, arrays, collections or objects with these."""
-    if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return a == b or (hasattr(a, "__dict__") and equal(vars(a), vars(b)))
 
 
 def outcome(folder: Path) -> dict[str, Any]:

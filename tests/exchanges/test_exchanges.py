@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resuming import attributes, equal
+from remembering import attributes, equal
 from torch.nn import functional as F
 from toy_trainers import exchanges, models_equal, run_toy_rounds, trainer
 

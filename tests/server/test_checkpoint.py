@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from parametrize import mark_others_nightly
-from resuming import attributes, config, equal, outcome, resume, session, stopped
+from remembering import attributes, equal
+from resuming import config, outcome, resume, session, stopped
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.errors import ConfigError, WriteError

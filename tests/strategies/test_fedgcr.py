@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resuming import attributes, equal
+from remembering import attributes, equal
 
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
