@@ -324,7 +324,8 @@ def test_a_run_on_two_nodes_of_which_one_is_killed_equals_a_run_on_one_machine(f
                     os.killpg(second.pid, signal.SIGKILL)
                     assert cli.wait(TIMEOUT) == 0, log.read_text()
         notes = (history.parent / "log.txt").read_text()
-        assert "has died. Its clients are retried once" in notes
+        # Which of them depends on whether the node was training when it was killed.
+        assert "has died. Its clients are retried once" in notes or "is lost." in notes
         assert "continues without" not in notes
         run(run_here.split(), env=env)
         run(compare.split(), env=env)
