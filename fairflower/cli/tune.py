@@ -19,11 +19,13 @@ from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder
 from fairflower.plans.jobs import for_parallel_clients
 from fairflower.plans.plan import replicates
-from fairflower.plans.protocol import EXAMPLES, SHARE, VALIDATION, TuningProtocol
+from fairflower.plans.protocol import EXAMPLES, TuningProtocol
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
 
+#: Key of the fraction of validation examples, and its default in a study.
+_VALIDATION, _SHARE = "data.validation-fraction", 0.2
 
 #: Default of --seeds. The trials have seed 0.
 SEEDS = "1-3"
@@ -157,13 +159,13 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
         )
     if overrides.settings.get(EXAMPLES):
         return overrides
-    if overrides.assigned.get(VALIDATION, SHARE) == 0:
+    if overrides.assigned.get(_VALIDATION, _SHARE) == 0:
         raise ConfigError(
-            f"{VALIDATION} = 0: a study needs validation examples. Increase this setting."
+            f"{_VALIDATION} = 0: a study needs validation examples. Increase this setting."
         )
     # The config.toml of a run contains all settings, including 0 for this fraction by default.
-    share = overrides.file.get(VALIDATION) or SHARE
-    return replace(overrides, options={VALIDATION: share, **overrides.options})
+    share = overrides.file.get(_VALIDATION) or _SHARE
+    return replace(overrides, options={_VALIDATION: share, **overrides.options})
 
 
 def _announce(tuning: TuningStudies) -> None:

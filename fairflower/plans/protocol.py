@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Key of the fraction of validation examples, and its default in a study.
-VALIDATION, SHARE = "data.validation-fraction", 0.2
-
 #: Key of the number of validation examples per domain, which replaces the fraction.
 EXAMPLES = "data.validation-examples"
 

@@ -10,7 +10,7 @@ All outcomes are read from the run folders, so a study continues from whatever r
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,11 +170,14 @@ class MethodStudy:
         return tested
 
     def _remaining_tests(self) -> list[RunConfig]:
-        made = list(self.test_folders())
-        lost = {run_key(read_config(p)) for p in made if _outcome(read_facts(p))[0] == "lost"}
+        made, lost = [], set()
+        for path, key, facts in self._made_tests():
+            if _outcome(facts)[0] == "lost":
+                lost.add(key)
+            elif run := _read(path):
+                made.append(run)
         plan = Plan([c for c in self._planned_tests() if run_key(c.to_flat()) not in lost])
-        left = plan.without(run for path in made if (run := _read(path)))
-        return left.resuming(resumable_configs(self.folder / "runs")).runs
+        return plan.without(made).resuming(resumable_configs(self.folder / "runs")).runs
 
     def _planned_tests(self) -> Iterator[RunConfig]:
         """Yield all planned tests."""
@@ -191,18 +194,19 @@ class MethodStudy:
                 yield RunConfig.from_flat({**flat, **own, **trial.values, **drawn})
 
     def test_folders(self) -> Iterator[Path]:
-        """Yield the folders of planned tests, without tests of values that were chosen earlier.
+        """Yield the folders of planned tests, without tests of values that were chosen earlier."""
+        return (path for path, _, _ in self._made_tests())
 
-        Damaged folders are left out, so their tests are repeated.
-        """
+    def _made_tests(self) -> Iterator[tuple[Path, Hashable, Mapping[str, Any]]]:
+        """Yield folder, `run_key` and facts of planned tests; damaged ones will be repeated."""
         # `tuned` is not in a run's key, but reports compare methods by it.
         planned = {(run_key(c.to_flat()), c.tuned) for c in self._planned_tests()}
         for info in (self.folder / "runs").glob(f"{file_name(self.name)}-*/run.json"):
             with suppress(RunFolderError):
-                read_facts(info.parent)
-                config = read_config(info.parent)
-                if (run_key(config), config["tuned"]) in planned:
-                    yield info.parent
+                facts, config = read_facts(info.parent), read_config(info.parent)
+                key = run_key(config)
+                if (key, config["tuned"]) in planned:
+                    yield info.parent, key, facts
 
 
 class TuningStudies:
