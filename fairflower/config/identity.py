@@ -7,10 +7,10 @@ from typing import Any
 
 from fairflower.config.methods import DEFAULT
 from fairflower.config.run import execution_keys, methods_of
-from fairflower.config.text import argument_to_key, names_in, shown
+from fairflower.config.text import METHOD_TABLES, argument_to_key, names_in, shown
 
 #: Tables in which the methods of a comparison may differ; their value `default` means missing.
-COMPARED_TABLES = ("strategy.", "client.", "bound.")
+COMPARED_TABLES = (*METHOD_TABLES, "bound.")
 
 
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
