@@ -122,10 +122,9 @@ def run(
         raise ConfigError(f"on_round = {quoted(on_round)}: expected a function.")
     overrides = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
     if resume is None:
-        chosen_strategy = None if strategy is None else method(StrategyConfig, strategy)
-        chosen_client = None if client is None else method(ClientConfig, client)
-        flat = settings_of(settings)
-        config = single_run_config(flat, chosen_strategy, chosen_client, overrides)
+        given = {StrategyConfig: strategy, ClientConfig: client}
+        chosen = [method(kind, value) for kind, value in given.items() if value is not None]
+        config = single_run_config(settings_of(settings), chosen, overrides)
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:

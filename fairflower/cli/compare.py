@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fairflower.cli.options import ConfigOverrides, Jobs, with_settings
+from fairflower.cli.options import ConfigOverrides, Jobs, methods_named, with_settings
 from fairflower.cli.report import print_report, readable_runs
 from fairflower.cli.terminal import console, text_table
 from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, methods_of
@@ -172,12 +172,14 @@ def plan_of(
     if clients is not None and "client.name" in overrides.assigned:
         raise ConfigError("--set client.name and --clients both name clients. Remove one of them.")
     settings = overrides.settings | {"output-dir": str(folder)}
-    chosen = () if strategies is None else StrategyConfig.parse(strategies)
-    trainers = () if clients is None else ClientConfig.parse(clients)
-    named = [*chosen, *trainers, *methods_of(overrides.settings)]
+    strategy_configs = methods_named(StrategyConfig, strategies)
+    client_configs = methods_named(ClientConfig, clients)
+    named = [*strategy_configs, *client_configs, *methods_of(overrides.settings)]
     for key in overrides.settings:
         check_key(key, named)
-    return Plan.grid(settings, chosen, seeds, overrides.shared, trainers, federations, held_out)
+    return Plan.grid(
+        settings, strategy_configs, seeds, overrides.shared, client_configs, federations, held_out
+    )
 
 
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:

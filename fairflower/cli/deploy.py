@@ -11,7 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from fairflower.cli.options import Client, ConfigOverrides, single_choice, with_settings
+from fairflower.cli.options import (
+    Client,
+    ConfigOverrides,
+    method_named,
+    methods_named,
+    with_settings,
+)
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console, friendly_errors
 from fairflower.config import ClientConfig, StrategyConfig
@@ -67,9 +73,13 @@ def trial(
         raise ConfigError(
             f"resume = {quoted(settings['resume'])}: a trial starts new runs. Remove this setting."
         )
-    chosen = () if strategies is None else StrategyConfig.parse(strategies)
-    trainers = () if client is None else [single_choice(ClientConfig.parse(client))]
-    configs = list(map(deployable, grid_configs(settings, chosen, overrides.shared, trainers)))
+    grid = grid_configs(
+        settings,
+        methods_named(StrategyConfig, strategies),
+        overrides.shared,
+        method_named(ClientConfig, client),
+    )
+    configs = list(map(deployable, grid))
     folder, data = new_folder("trials", output_dir), configs[0].data
     if site and sites is not None:
         raise ConfigError(

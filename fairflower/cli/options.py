@@ -124,11 +124,17 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-def single_choice(choices: list[Choice]) -> Choice:
-    """Return the only method that an option names; raise ``ConfigError`` if there are several."""
-    if len(choices) > 1:
+def methods_named(kind: type[Choice], option: str | None) -> list[Choice]:
+    """Return the methods that an option names; return an empty list if it is not given."""
+    return [] if option is None else kind.parse(option)
+
+
+def method_named(kind: type[Choice], option: str | None) -> list[Choice]:
+    """Return the same; raise ``ConfigError`` if the option names several methods."""
+    named = methods_named(kind, option)
+    if len(named) > 1:
         raise ConfigError(
-            f"--{choices[0].TABLE}: expected a single method. To train several methods, use "
+            f"--{kind.TABLE}: expected a single method. To train several methods, use "
             "`fairflower compare`."
         )
-    return choices[0]
+    return named

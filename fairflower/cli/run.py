@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fairflower.cli.options import Client, ConfigOverrides, single_choice, with_settings
+from fairflower.cli.options import Client, ConfigOverrides, method_named, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.config import ClientConfig, StrategyConfig
@@ -50,11 +50,8 @@ def run(
     Only --rounds and execution settings (--engine, --workers, --data-dir, ...) may be changed.
     """
     if resume is None:
-        rule = None if strategy is None else single_choice(StrategyConfig.parse(strategy))
-        trainer = None if client is None else single_choice(ClientConfig.parse(client))
-        config = single_run_config(
-            overrides.file, rule, trainer, overrides.options | overrides.assigned
-        )
+        chosen = [*method_named(StrategyConfig, strategy), *method_named(ClientConfig, client)]
+        config = single_run_config(overrides.file, chosen, overrides.options | overrides.assigned)
     else:
         named = {"strategy": strategy, "client": client, "config": overrides.config}
         for option, value in named.items():

@@ -338,4 +338,4 @@ class ClientConfig(MethodSpec):
 
 
 #: Either kind of method.
-Choice = TypeVar("Choice", StrategyConfig, ClientConfig)
+Choice = TypeVar("Choice", bound=MethodSpec)

@@ -23,7 +23,7 @@ from fairflower.config import (
     key_to_argument,
     method_key,
 )
-from fairflower.config.methods import Choice
+from fairflower.config.methods import Choice, MethodSpec
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
@@ -94,17 +94,16 @@ def grid_configs(
 
 def single_run_config(
     flat: Mapping[str, Any],
-    strategy: StrategyConfig | None,
-    client: ClientConfig | None,
+    chosen: Iterable[MethodSpec],
     overrides: Mapping[str, Any],
 ) -> RunConfig:
-    """Return a run's config: ``flat`` with the given methods, overridden by ``overrides``.
+    """Return a run's config: ``flat`` with the chosen methods, overridden by ``overrides``.
 
     If ``flat`` names the same strategy or client, or none, its arguments in ``flat`` are kept
-    unless the given method sets them.
+    unless the chosen method sets them.
     """
-    for choice in filter(None, (strategy, client)):
-        flat = choice.override(flat)
+    for method in chosen:
+        flat = method.override(flat)
     config = RunConfig.from_flat({**flat, **overrides})
     if config.resume:
         raise ConfigError(

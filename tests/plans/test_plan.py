@@ -138,7 +138,7 @@ def test_arguments_without_a_name_apply_to_all_methods_that_have_them() -> None:
     assert labels[4] == "fedprox:mu=0.5+qffl:q=5.0"
     with pytest.raises(ConfigError, match=r"strategy\.q is not an argument of fedavg"):
         grid_configs(flat, strategies[:1], clients=clients)
-    single = single_run_config({"strategy.q": 5.0}, StrategyConfig("qffl"), None, {})
+    single = single_run_config({"strategy.q": 5.0}, [StrategyConfig("qffl")], {})
     assert single.label == "qffl:q=5.0"
     with pytest.raises(ConfigError, match=r"strategy\.q is an argument of .*qffl"):
-        single_run_config({"strategy.q": 5.0}, StrategyConfig("fedavg"), None, {})
+        single_run_config({"strategy.q": 5.0}, [StrategyConfig("fedavg")], {})
