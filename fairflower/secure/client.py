@@ -6,7 +6,7 @@ trains, and then masks the app's reply; it expects the records of Flower's class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
 
     Other train messages go directly to the app. If the run or the node config requires secure
     aggregation, ``ValueError`` is raised instead, so that no unmasked model leaves the client. It
-    is also raised if the server would accept a sum over fewer than `SMALLEST_SUM` clients.
+    is also raised for instructions with which the server could unmask a single update.
     """
     records = message.content.config_records
     config = records.get("config", ConfigRecord())
@@ -44,14 +44,7 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
                 "this run or in this site's node config. Nothing was sent"
             )
         return call_next(message, context)
-    setup = records[RECORD_KEY_CONFIGS]
-    if setup.get(Key.STAGE) == Stage.SETUP:
-        for key in (Key.SHARE_NUMBER, Key.THRESHOLD):
-            if not (isinstance(number := setup.get(key), int) and number >= SMALLEST_SUM):
-                raise ValueError(
-                    f"the server set {key} = {number!r} for secure aggregation, but fewer than "
-                    f"{SMALLEST_SUM} do not hide this client's model. Nothing was sent"
-                )
+    _check_instructions(message.metadata.message_type, records[RECORD_KEY_CONFIGS])
 
     def masked(request: Message, _: Context) -> Message:
         reply = _as_classic(request, call_next(request, context))
@@ -63,6 +56,37 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
 
     with _numpy_random_state():
         return secaggplus_mod(message, context, masked)
+
+
+def _check_instructions(message_type: str, instructions: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the server could unmask a single update by these instructions."""
+    if message_type != "train":  # Flower's mod would pass it on without masking the reply
+        raise ValueError(
+            f"the server sent secure aggregation's instructions in a message of type "
+            f"{message_type!r}, expected 'train'. Nothing was sent"
+        )
+    stage = instructions.get(Key.STAGE)
+    if stage == Stage.SETUP:
+        for key in (Key.SHARE_NUMBER, Key.THRESHOLD):
+            if not (isinstance(number := instructions.get(key), int) and number >= SMALLEST_SUM):
+                raise ValueError(
+                    f"the server set {key} = {number!r} for secure aggregation, but fewer than "
+                    f"{SMALLEST_SUM} do not hide this client's model. Nothing was sent"
+                )
+        shares, threshold = instructions[Key.SHARE_NUMBER], instructions[Key.THRESHOLD]
+        if 2 * threshold <= shares:
+            # One half could unmask a client's update as present, the other half as absent.
+            raise ValueError(
+                f"the server set {Key.THRESHOLD} = {threshold} for {shares} shares, but more than "
+                "half must be needed to remove this client's mask. Nothing was sent"
+            )
+    elif stage == Stage.UNMASK:
+        present = instructions.get(Key.ACTIVE_NODE_ID_LIST, [])
+        if both := set(present).intersection(instructions.get(Key.DEAD_NODE_ID_LIST, [])):
+            raise ValueError(
+                f"the server named node {min(both)} as both present and absent, which would reveal "
+                "its update. Nothing was sent"
+            )
 
 
 def _as_classic(request: Message, reply: Message) -> Message:

@@ -20,10 +20,11 @@ from flwr.server import LegacyContext
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
 from flwr.server.workflow.constant import Key as WorkflowKey
+from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
 from fairflower.aggregation.replies import shorten_error
 from fairflower.arrays import view
-from fairflower.errors import RoundFailed
+from fairflower.errors import RoundFailed, logger
 from fairflower.numerics import Vector
 from fairflower.secure.vectors import CLIPPING, quantization_range
 
@@ -161,19 +162,23 @@ class _StageGrid:
         if trains:
             replies = self._usable(messages, replies)
             self.task = "sent a masked vector"
-        elif stage == {Stage.UNMASK}:
+        else:
+            replies, reasons = _readable(min(stage), messages, replies)
+            if stage != {Stage.UNMASK} and reasons:
+                raise LostClients(reasons)
             self.task = "helped to remove the masks"
-        elif reasons := _missing(messages, replies):
-            raise LostClients(reasons)
-        self.answered = sum(not reply.has_error() for reply in replies)
+            for node, reason in reasons.items():
+                logger.warning("Node %d does not help to remove the masks: %s", node, reason)
+        self.answered = len(replies)
         return replies
 
 
 def masked_sizes(content: RecordDict) -> list[int]:
-    """Return the lengths of a reply's masked arrays; raise ``ValueError`` if any is not int64.
+    """Return the lengths of a reply's masked arrays; raise an exception if Flower cannot add them.
 
     The first array is the masked weight, with length 1.
     """
+    secaggplus_workflow.compat.recorddict_to_fitres(content, True)  # type: ignore[attr-defined]
     masked: Any = content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
     arrays = [view(Array("", (), "numpy.ndarray", data)) for data in masked]
     if any(array.dtype != np.int64 for array in arrays):
@@ -183,19 +188,47 @@ def masked_sizes(content: RecordDict) -> list[int]:
     return [array.size for array in arrays]
 
 
-def _missing(messages: Sequence[Message], replies: Sequence[Message]) -> dict[int, str]:
-    """Return the nodes without a usable reply, each with the reason."""
-    nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-    missing = {m.metadata.dst_node_id: "no reply before the timeout" for m in messages}
+def _readable(
+    stage: str, messages: Sequence[Message], replies: Sequence[Message]
+) -> tuple[list[Message], dict[int, str]]:
+    """Return the replies that Flower can read, and the reason for each node without one."""
+    requests = {m.metadata.dst_node_id: m for m in messages}
+    nodes = {m.metadata.message_id: node for node, m in requests.items()}
+    reasons = dict.fromkeys(requests, "no reply before the timeout")
+    readable = []
     for reply in replies:
         node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
         if reply.has_error():
-            missing[node] = shorten_error(reply.error.reason or "it failed without a message")
+            reasons[node] = shorten_error(reply.error.reason or "it failed without a message")
         elif RECORD_KEY_CONFIGS not in reply.content.config_records:
-            missing[node] = "its ClientApp lacks secure_mod, the mod for secure aggregation"
+            reasons[node] = "its ClientApp lacks secure_mod, the mod for secure aggregation"
         else:
-            missing.pop(node, None)
-    return missing
+            try:
+                _check_reply(stage, requests[node], reply)
+            except Exception as error:
+                reasons[node] = f"its reply does not follow Flower's protocol ({error!r})"
+            else:
+                reasons.pop(node, None)
+                readable.append(reply)
+    return readable, reasons
+
+
+def _check_reply(stage: str, request: Message, reply: Message) -> None:
+    """Raise an exception if Flower cannot read a reply of this stage."""
+    asked: Mapping[str, Any] = request.content.config_records[RECORD_KEY_CONFIGS]
+    answer: Mapping[str, Any] = reply.content.config_records[RECORD_KEY_CONFIGS]
+    if stage == Stage.SETUP:
+        for key in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2):
+            secaggplus_workflow.bytes_to_public_key(answer[key])  # type: ignore[attr-defined]
+        return
+    if stage == Stage.SHARE_KEYS:  # the request has the keys of all neighbors, by node
+        nodes, secrets = answer[Key.DESTINATION_LIST], answer[Key.CIPHERTEXT_LIST]
+        expected = {int(key) for key in asked if key != Key.STAGE} - {request.metadata.dst_node_id}
+    else:
+        nodes, secrets = answer[Key.NODE_ID_LIST], answer[Key.SHARE_LIST]
+        expected = {*asked[Key.ACTIVE_NODE_ID_LIST], *asked[Key.DEAD_NODE_ID_LIST]}
+    if sorted(nodes) != sorted(expected) or [*map(type, secrets)] != [bytes] * len(expected):
+        raise ValueError(f"{stage}: expected bytes for each of {len(expected)} nodes")
 
 
 def _context(server_round: int, receiver: _Receiver) -> LegacyContext:

@@ -142,7 +142,8 @@ class SecureAggregation:
         self, now: _Round, clients: Sequence[int], total: WeightedSum | None = None
     ) -> SumCohort:
         """Return a cohort of these clients, with their numbers and the sum of their updates."""
-        both = [{**now.numbers[k], **now.trained.get(k, {})} for k in clients]
+        # Weights and factors were computed from the numbers of the first exchange.
+        both = [{**now.trained.get(k, {}), **now.numbers[k]} for k in clients]
         metrics = stack_common_metrics([MetricRecord(numbers) for numbers in both])
         return SumCohort(
             now.server_round,
@@ -247,26 +248,26 @@ class SecureAggregation:
     ) -> MetricRecord:
         """Return a client's training metrics; raise ``InvalidReply`` if the sum must exclude it."""
         mine = instructions[client]
-        numbers = content.metric_records.get("metrics", MetricRecord())
+        used = metrics.pop("num_examples", None)  # the weight, in Flower's record
         if any(len(record) for record in content.array_records.values()):
             raise InvalidReply("it sent arrays that are not masked")
-        now.parser.check_numbers(client, numbers, self.strategy.learns)
-        now.parser.check_policy({**now.numbers[client], **numbers})
-        for name, value in numbers.items():
+        now.parser.check_numbers(client, metrics, self.strategy.learns)
+        now.parser.check_policy({**metrics, **now.numbers[client]})
+        for name, value in metrics.items():
             check_finite(name, value)
-        if (used := metrics.get("num_examples")) != mine.weight:
+        if used != mine.weight:
             raise InvalidReply(f"it used the weight {used} instead of {mine.weight}")
-        planned, steps = now.numbers[client].get("steps"), numbers.get("steps", None)
+        planned, steps = now.numbers[client].get("steps"), metrics.get("steps")
         if planned is not None and steps != planned:
             raise InvalidReply(f"it took {steps} steps, but had announced {planned}")
         try:
             sizes = masked_sizes(content)
         except Exception as error:
-            raise InvalidReply(f"its masked vector cannot be read ({error})") from error
+            raise InvalidReply(f"its masked vector cannot be read ({error!r})") from error
         size = size_of(now.received, mine.factor is not None)
         if sizes != [1, size]:
             raise InvalidReply(f"its masked arrays have {sizes} numbers, expected {[1, size]}")
-        return numbers
+        return metrics
 
     def _conclude(self, now: _Round, cohort: SumCohort, measured: tuple[int, ...]) -> Arrays:
         """Return the next global model from the sum, and record the merge in the strategy."""

@@ -41,9 +41,10 @@ def send_and_receive(
         asked = time.monotonic()
         pulled = grid.pull_messages(waiting)
         # A grid may also return late replies to earlier messages.
-        arrived = [m for m in pulled if m.metadata.reply_to_message_id in waiting]
-        replies += arrived
-        waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+        every = {m.metadata.reply_to_message_id: m for m in pulled}  # a node may reply twice
+        arrived = {message_id: m for message_id, m in every.items() if message_id in waiting}
+        replies += arrived.values()
+        waiting -= arrived.keys()
         if waiting and time.monotonic() > deadline and not (patient and arrived):
             if discard := getattr(grid, "discard", None):
                 discard(waiting)

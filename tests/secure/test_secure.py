@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from secure_federation import STAGES, SecureFederation, raise_at, stage_of
+from secure_federation import CONFIG, STAGES, SecureFederation, raise_at, stage_of
 from sgd_clients import batch_normed, linear, sgd_trainer
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -376,6 +377,9 @@ def test_a_client_that_uses_another_weight_than_instructed_is_detected(
         (lambda c: c.metric_records["metrics"].update({"num-examples": 3}), "18 training"),
         (lambda c: c[RECORD_KEY_CONFIGS].update({"masked_params": [b"x"]}), "cannot be read"),
         (lambda c: c[RECORD_KEY_CONFIGS].update(masked_params=[]), "expected [1, 775]"),
+        (lambda c: c.pop("fitres.status"), "cannot be read (KeyError('fitres.status'))"),
+        (lambda c: c["fitres.status"].update({"code": 99}), "cannot be read"),
+        (lambda c: c["metrics"].update({"num-examples": [18]}), "lack 'num-examples'"),
     ],
 )
 def test_replies_that_cannot_be_summed_are_left_out(change: Any, reason: str) -> None:
@@ -429,20 +433,71 @@ def test_a_client_refuses_to_send_an_update_out_of_range() -> None:
     assert "100" not in reason, "an unmasked value"
 
 
-@pytest.mark.parametrize("stage", ["setup", "share_keys", "unmask"])
-def test_a_reply_that_flower_cannot_read_halts_the_round_but_not_the_run(stage: str) -> None:
+def changed_reply(stage: str, client: int, **values: Any) -> Callable[[str, int, Message], None]:
+    """Return a function for ``after`` that changes the protocol's record; None removes a value."""
+
+    def after(now: str, k: int, reply: Message) -> None:
+        if (now, k) == (stage, client):
+            record = reply.content.config_records[RECORD_KEY_CONFIGS]
+            record.update({key: value for key, value in values.items() if value is not None})
+            for key in [key for key, value in values.items() if value is None]:
+                del record[key]
+
+    return after
+
+
+@pytest.mark.parametrize(
+    ("stage", "values"),
+    [
+        ("setup", {"pk1": None}),
+        ("setup", {"pk2": b"not a key"}),
+        ("share_keys", {"dsts": None}),
+        ("share_keys", {"ctxts": []}),
+        ("share_keys", {"ctxts": "text"}),
+        ("share_keys", {"dsts": [1, 2, 3, 4]}),
+        ("unmask", {"nids": None}),
+        ("unmask", {"shares": [b"x"]}),
+        ("unmask", {"nids": [1, 2, 3, 4, 5]}),
+    ],
+)
+def test_a_client_whose_reply_flower_cannot_read_is_left_out(
+    stage: str, values: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    masked, plain = SecureFederation(Uniform()), SecureFederation(Uniform(), secure=False)
+    masked.after = changed_reply(stage, 2, **values)
+    if stage != "unmask":  # otherwise the others can unmask its update
+        plain.disturb = raise_at("", 2)
+    received = arrays_of(plain.model)
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        actual, expected = masked.train(), plain.train()
+    assert_close(actual, expected, received, masked.strategy.diagnostics["quantization_error"])
+    assert masked.strategy.client_ids == plain.strategy.client_ids
+    if stage == "unmask":
+        assert "Node 1002 does not help to remove the masks: its reply does not" in caplog.text
+    else:
+        assert "does not follow Flower's protocol" in masked.strategy.dropped[2]
+
+
+def test_shares_that_restore_nothing_halt_the_round_but_not_the_run() -> None:
     federation = SecureFederation(Uniform())
-
-    def empty(now: str, client: int, reply: Message) -> None:
-        if (now, client) == (stage, 2):
-            reply.content.config_records[RECORD_KEY_CONFIGS].clear()
-
-    federation.after = empty
-    with pytest.raises(Halted, match=r"does not follow Flower's protocol \(KeyError: "):
+    federation.after = changed_reply("unmask", 2, shares=[b"x"] * 5)
+    with pytest.raises(Halted, match="does not follow Flower's protocol"):
         federation.train()
     federation.after = lambda stage, client, reply: None
     federation.train()
     assert federation.strategy.client_ids == (0, 1, 2, 3, 4)
+
+
+def test_metrics_after_training_do_not_replace_those_that_determined_the_weights() -> None:
+    honest, lying = (SecureFederation(QFFL(q=1.0)) for _ in range(2))
+
+    def lie(stage: str, client: int, reply: Message) -> None:
+        if (stage, client) == ("collect_masked_vectors", 2):
+            reply.content["metrics"].update({"received_loss": 0.0, "odd": [1.0, 2.0]})
+
+    lying.after = lie
+    assert flat(lying.train()).tobytes() == flat(honest.train()).tobytes()
+    assert not lying.strategy.dropped
 
 
 def test_a_connection_error_is_not_treated_as_an_invalid_reply(
@@ -472,6 +527,53 @@ def test_a_site_refuses_too_few_shares_and_too_low_a_threshold(key: str) -> None
     federation.train()
     assert f"the server set {key} = 2" in federation.strategy.dropped[1]
     assert federation.strategy.client_ids == (0, 2, 3, 4)
+
+
+def test_a_site_refuses_a_threshold_that_two_halves_of_the_others_reach() -> None:
+    federation = SecureFederation(Uniform(), clients=7)
+
+    def weaken(stage: str, client: int, message: Message) -> None:
+        if (stage, client) == ("setup", 1):
+            message.content.config_records[RECORD_KEY_CONFIGS]["threshold"] = 3
+
+    federation.disturb = weaken
+    federation.train()
+    assert "threshold = 3 for 7 shares, but more than half" in federation.strategy.dropped[1]
+
+
+def test_a_site_does_not_unmask_a_node_both_as_present_and_as_absent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    federation = SecureFederation(Uniform())
+
+    def curious(stage: str, client: int, message: Message) -> None:
+        if stage == "unmask":
+            message.content.config_records[RECORD_KEY_CONFIGS]["dead_nids"] = [1002]
+
+    federation.disturb = curious
+    with pytest.raises(Halted, match="0 of 5 clients helped to remove the masks"):
+        federation.train()
+    assert "node 1002 as both present and absent" in caplog.text
+    assert not any(
+        "shares" in reply.content.get(RECORD_KEY_CONFIGS, {})
+        for _, _, reply in federation.replies
+        if reply.has_content()
+    )
+
+
+@pytest.mark.parametrize("stage", ["collect_masked_vectors", "anything"])
+def test_a_site_sends_no_update_for_a_message_type_that_flower_does_not_mask(stage: str) -> None:
+    """Flower's mod masks replies to "train", but its ClientApp also trains for "train.default"."""
+    federation = SecureFederation(Uniform())
+    config = {**CONFIG, "server-round": 1, "client-id": 2, "secure.weight": 1, "secure.range": 1}
+    content = {
+        "arrays": federation.model,
+        "config": ConfigRecord({**config, "secure-aggregation": True}),
+        RECORD_KEY_CONFIGS: ConfigRecord({"stage": stage}),
+    }
+    (reply,) = federation._send([Message(RecordDict(content), 1002, "train.default")])
+    assert "in a message of type 'train.default', expected 'train'" in reply.error.reason
+    assert not federation.trained
 
 
 def test_a_client_with_another_number_of_steps_than_announced_is_dropped() -> None:

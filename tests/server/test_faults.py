@@ -684,6 +684,15 @@ def test_registration_refuses_two_nodes_with_the_same_partition_id():
         register_clients(grid, 3, timeout=1, stop=threading.Event())
 
 
+def test_send_and_receive_returns_one_reply_per_message():
+    grid = InlineGrid(lambda message, context: Message(RecordDict(), reply_to=message), 2)
+    pull = grid.pull_messages
+    grid.pull_messages = lambda ids: [m for m in pull(ids) for _ in range(2)]
+    messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
+    replies = send_and_receive(grid, messages, timeout=5, stop=threading.Event())
+    assert sorted(r.metadata.src_node_id for r in replies) == sorted(grid.get_node_ids())
+
+
 def test_send_and_receive_does_not_wait_for_messages_refused_by_flower():
     class Refusing(InlineGrid):
         def push_messages(self, messages):
