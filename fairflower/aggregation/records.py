@@ -144,6 +144,7 @@ def check_test(
     ``max_test_sizes`` has the largest possible number of test examples by client id, where known.
     With ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
     """
+    metrics.pop(GROUP_COUNTS, None)  # these counts are in a record of their own
     most = max_test_sizes.get(client, math.inf)
     for key in ("accuracy", "eval_loss"):
         if key not in metrics:

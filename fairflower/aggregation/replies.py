@@ -106,8 +106,7 @@ class ReplyFilter:
 
     def drop(self, client: int, reason: str) -> None:
         """Drop a client, and log the reason, shortened and without unprintable characters."""
-        reason = "".join(c if c.isprintable() else repr(c)[1:-1] for c in reason[:_LONGEST_REASON])
-        self.dropped[client] = reason
+        self.dropped[client] = reason = printable(reason[:_LONGEST_REASON])
         text = "Round %d continues without client %d: %s"
         logger.warning(text, self.server_round, client, reason)
 
@@ -425,7 +424,7 @@ class ReplyParser:
 
 
 def shorten_error(reason: str) -> str:
-    """Return the message of an error reply, without the traceback around it.
+    """Return the message of an error reply, printable and without the traceback around it.
 
     >>> shorten_error("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
     'boom'
@@ -436,7 +435,16 @@ def shorten_error(reason: str) -> str:
         return "its Ray worker died (killed, or out of memory); run again with fewer workers"
     text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
     text = re.sub(r"^<class '(?:[\w.<>]+\.)?(\w+)'>:<'", r"\1: ", text)
-    return text if len(text) <= 300 else "... " + text[-300:]
+    return printable(text if len(text) <= 300 else "... " + text[-300:])
+
+
+def printable(text: str) -> str:
+    r"""Return a client's text with escaped control characters, which could forge log lines.
+
+    >>> printable("no disk\\n\\x1b[2J")
+    'no disk\\\\n\\\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from reprlib import repr as shortened
 
 import numpy as np
 
@@ -119,6 +120,7 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
 
 
 def _check_compatible(sites: Sequence[Federation]) -> None:
+    """Raise ``DataError`` if the sites' examples cannot be used together."""
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
         listing = ", ".join(
@@ -131,6 +133,16 @@ def _check_compatible(sites: Sequence[Federation]) -> None:
             else "Give all examples the same size"
         )
         raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
+    most = max(sites, key=lambda site: site.shape[0])
+    for site in sites:  # grayscale images have the first of three channels' constants
+        for name in ("mean", "std", "augment"):
+            own, common = getattr(site, name), getattr(most, name)
+            if own != (common if name == "augment" else common[: len(own)]):
+                raise DataError(
+                    f"Sites {most.domains[0]} and {site.domains[0]} declare different constants: "
+                    f"{name} = {shortened(common)} and {shortened(own)}. Use the same data class "
+                    "and version of fairflower at all sites."
+                )
     if len({bool(site.classes) for site in sites}) > 1:
         raise DataError(
             "Some sites name their classes, and others only number them. Use class names at all "

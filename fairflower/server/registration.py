@@ -41,7 +41,9 @@ class ClientRegistry:
 
     def has_same_data(self, client: int, info: NodeInfo) -> bool:
         """Return whether a node has the same data as the client had at registration."""
-        return True
+        if self.federation is None or info.federation is None:
+            return self.federation is None
+        return _without_paths(info.federation) == _without_paths(self.federation)
 
 
 @dataclass(frozen=True)
@@ -197,13 +199,17 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
     return ClientRegistry(nodes, _common_data({node: infos[node] for node in nodes.values()}))
 
 
+def _without_paths(federation: Federation) -> Federation:
+    """Return the federation without its files' paths, which may differ between machines."""
+    return replace(federation, sources=())
+
+
 def _common_data(infos: NodeInfos) -> Federation | None:
     """Return the data set that all nodes share; None if nodes were not asked to describe it."""
     nodes_with: dict[Federation, list[int]] = defaultdict(list)
     for node, info in sorted(infos.items()):
         if info.federation is not None:
-            # Paths of files may differ between machines.
-            nodes_with[replace(info.federation, sources=())].append(node)
+            nodes_with[_without_paths(info.federation)].append(node)
     if not nodes_with:
         return None
     most, *others = sorted(nodes_with.values(), key=len, reverse=True)
@@ -370,8 +376,8 @@ class NodeTracker:
         settings: ConfigRecord | None = None,
     ) -> None:
         self.registry = registry
-        site_settings = settings if isinstance(registry, SiteRegistry) else None
-        self._discovery = NodeDiscovery(grid, min(timeout, 60), stop, site_settings)
+        described = settings if registry.federation else None
+        self._discovery = NodeDiscovery(grid, min(timeout, 60), stop, described)
         self._left_out: dict[int, str] = {}
 
     def locate(self, nodes: Mapping[int, int]) -> dict[int, int]:

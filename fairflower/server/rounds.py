@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
+from fairflower.aggregation.replies import printable
 from fairflower.arrays import arrays_of, record_of
 from fairflower.data import Federation
 from fairflower.errors import (
@@ -314,7 +315,9 @@ class RoundLoop:
         for client, answer in sorted(answers.items()):
             reasons = reasons_at.get(self.nodes[client], {})
             wrong = {
-                name: str(reasons.get(name, default))[:300] for name in names if name not in answer
+                name: printable(str(reasons.get(name, default))[:300])
+                for name in names
+                if name not in answer
             }
             domain = self.federation.clients[client].domain
             self._report_failed(server_round, f"client {client} of domain {domain}", wrong)

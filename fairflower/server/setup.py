@@ -75,8 +75,11 @@ class RunSetup:
         """Return the config of every message: the run config and, for sites, the federation."""
         flat: dict[str, Any] = self.config.to_flat()
         if isinstance(self.registry, SiteRegistry):
-            # Other sites must not see a site's description of its data.
-            flat["federation"] = replace(self.federation, clients=()).to_json()
+            # Other sites must not see what a site has; they need the common classes and channels.
+            shared = replace(
+                self.federation, clients=(), domains=(), test_sizes=(), validation_sizes=()
+            )
+            flat["federation"] = shared.to_json()
         return flat
 
     def facts(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rich.console import Console
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import prepare
+from fairflower.data.federation import Augment, Federation
 from fairflower.data.sites import as_in, merge_sites, open_site
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
@@ -330,6 +331,31 @@ def test_sites_with_images_of_different_sizes_are_refused(tmp_path: Path) -> Non
     assert merge_sites(unseen) == merge_sites(sites(image_size=8))  # held-out data are the server's
 
 
+@pytest.mark.parametrize(
+    ("change", "constant"),
+    [
+        ({"std": (1e-300,)}, r"std = \(0\.5, 0\.5, 0\.5\) and \(1e-300,\)"),
+        ({"mean": (0.1,)}, r"mean = \(0\.5, 0\.5, 0\.5\) and \(0\.1,\)"),
+        ({"augment": Augment(crop_padding=4)}, "augment = "),
+    ],
+)
+def test_sites_with_different_constants_are_refused(
+    tmp_path: Path, change: dict[str, Any], constant: str
+) -> None:
+    npz(tmp_path / "gray" / "x.npz")
+    npz(tmp_path / "colour" / "x.npz", colour=True)
+    gray, colour = (
+        open_site(DataConfig(name="npz", dir=str(tmp_path / name)), name)
+        for name in ("gray", "colour")
+    )
+    assert merge_sites([gray, colour]).std == (0.5, 0.5, 0.5)
+    odd = replace(gray, **change)
+    with pytest.raises(DataError, match=f"Sites colour and gray declare different .*{constant}"):
+        merge_sites([odd, colour])
+    with pytest.raises(DataError, match="declare different constants"):
+        merge_sites([gray, odd])
+
+
 def test_a_site_may_have_one_class_but_not_all_sites_the_same(tmp_path: Path) -> None:
     sites = []
     for number, name in enumerate(("one", "two")):
@@ -445,6 +471,22 @@ def test_a_restarted_site_with_different_data_is_ignored(
     assert "Node 7000 is ignored: Client 1 (b) had different data" in caplog.text
 
 
+def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, divided = shares(tmp_path, [40] * 4), {"data.clients-per-domain": 2}
+    npz(tmp_path / "other" / "a.npz", train=20)
+    shutil.copy(tmp_path / "40" / "b.npz", tmp_path / "other")
+    for folder, node in (("other", 1001), ("40", 7000)):
+        registry, there = register(nodes, **divided), grid(nodes)
+        config = there.contexts.pop(1001).node_config | {"data-dir": str(tmp_path / folder)}
+        there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
+        tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of(**divided))
+        with caplog.at_level("WARNING", logger="flwr.fairflower"):
+            assert tracker.locate(registry.nodes)[1] == node
+    assert caplog.text.count("Node 7000 is ignored: Client 1 (a) had different data") == 1
+
+
 @pytest.mark.slow
 def test_a_run_of_sites_is_resumed_only_with_the_same_sites(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -540,6 +582,9 @@ def test_the_candidate_with_the_same_data_is_recognized_as_the_site(
     session = Session(there, resumed_config(first, {"num-server-rounds": 2}), Console(quiet=True))
     setup = set_up(there, session.config, session.resume, session.stop)
     assert setup.registry.nodes == {0: 1000, 1: 1001, 2: 1002}
+    sent = Federation.from_json(setup.settings()["federation"], tmp_path)
+    assert (sent.shape, sent.classes) == (setup.federation.shape, setup.federation.classes)
+    assert sent.clients == sent.domains == sent.test_sizes == sent.validation_sizes == ()
 
 
 def test_a_site_that_reconnects_without_its_domain_is_ignored(

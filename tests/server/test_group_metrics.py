@@ -27,6 +27,7 @@ from fairflower.report.tables.groups import group_tables
 from fairflower.report.text import UNDEFINED
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.evaluation import CentralizedEvaluator
+from fairflower.server.group_metrics import counts_in
 
 HEARTS: dict[str, Any] = {
     "data.name": "heart-disease",
@@ -322,6 +323,13 @@ def test_invalid_group_counts_are_refused(counts: Any, message: str) -> None:
         content[GROUP_COUNTS] = MetricRecord({"counts": counts})
     with pytest.raises(InvalidReply, match=message):
         check_test("num-examples", {}, 2, 0, content, metrics)
+
+
+def test_a_metric_that_is_named_like_the_counts_is_ignored() -> None:
+    metrics = MetricRecord({"accuracy": 0.5, "eval_loss": 1.0, "num-examples": 10})
+    metrics[GROUP_COUNTS] = 1.0
+    checked = check_test("num-examples", {}, 0, 0, RecordDict({"metrics": metrics}), metrics)
+    assert counts_in({0: checked}) == {}
 
 
 def test_valid_group_counts_are_kept() -> None:
