@@ -32,7 +32,7 @@ from fairflower.statistics.differences import Difference, differences, judged_as
 FEDERATION, RUN = 0.9 / np.sqrt(2), 2.0
 #: Largest difference in points at which two methods count as equivalent.
 MARGIN = 2.0
-METHODS, REPLICATES = (2, 10, 39), (5, 10, 24)
+METHODS, REPLICATES = (2, 3, 10, 39), (5, 10, 24)
 
 Judge = Callable[[Mapping[int, Difference]], float]
 

@@ -269,6 +269,12 @@ def _ranked(findings: Findings, over: str) -> str:
     if ranked.p >= LEVEL:
         return f"{text}, so no ranks are compared."
     mine = ranked.mean[reference]
+    if ranked.critical > max(mine - 1, len(ranked.mean) - mine):
+        return (
+            f"{text}; with so few data sets no rank can be shown to differ from {reference}'s, "
+            f"{format_number(mine)} of {len(ranked.mean)} (Nemenyi: by more than "
+            f"{format_number(ranked.critical)})."
+        )
     differ = [m for m, rank in ranked.mean.items() if abs(rank - mine) > ranked.critical]
     return (
         f"{text}; mean ranks that differ from {reference}'s, {format_number(mine)}, by more than "

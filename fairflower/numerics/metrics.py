@@ -229,10 +229,10 @@ class Summary:
         return f"{self.title} over domains{ddof}{'' if self.relative else ', %'}"
 
 
-def _std_gradient(a: Vector) -> Vector:
-    """Return the gradient of `std` with ddof 1. It is zero for a single value or equal values."""
-    spread = std(a, ddof=1) if len(a) > 1 else 0.0
-    return (a - a.mean()) / ((len(a) - 1) * spread) if spread > 0 else np.zeros(len(a))
+def _std_gradient(a: Vector, ddof: int) -> Vector:
+    """Return the gradient of `std`. It is zero for a single value or equal values."""
+    spread = std(a, ddof) if len(a) > 1 else 0.0
+    return (a - a.mean()) / ((len(a) - ddof) * spread) if spread > 0 else np.zeros(len(a))
 
 
 def _worst_fraction_gradient(a: Vector, fraction: float) -> Vector:
@@ -248,7 +248,7 @@ STD, STD0 = (
     Summary(
         *("STD", "STD", -1, partial(std, ddof=ddof), ddof),
         compares=True,
-        gradient=_std_gradient if ddof else None,
+        gradient=partial(_std_gradient, ddof=ddof),
     )
     for ddof in (1, 0)
 )
@@ -258,7 +258,11 @@ WORST_HALF = Summary(
     *("worst half", "worst half of the domains", 1, partial(worst_fraction, fraction=0.5)),
     gradient=partial(_worst_fraction_gradient, fraction=0.5),
 )
-GAP = Summary("GAP", "best minus worst", -1, gap, compares=True)
+GAP = Summary(
+    *("GAP", "best minus worst", -1, gap),
+    compares=True,
+    gradient=lambda a: np.eye(len(a))[a.argmax()] - np.eye(len(a))[a.argmin()],
+)
 MAX = Summary("MAX", "best domain", 0, best)
 SUMMARIES = (
     *(AVG, STD0, STD, MIN),

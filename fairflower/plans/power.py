@@ -59,9 +59,8 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
 
     Raises ``ConfigError`` if no method shares two federations or seeds with uniform weights.
     """
-    variances: dict[str, list[float]] = {}
+    by_unit: dict[str, dict[str, list[float]]] = {}
     margins: dict[str, float] = {}
-    units: list[str] = []
     for comparison in group_runs(runs):
         group = fairness(comparison)
         for method in comparison.methods:
@@ -69,18 +68,20 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
             pairs = paired_differences(method, uniform, group) if uniform else None
             if pairs is None or len(pairs.values[0]) < 2:
                 continue
-            units.append(pairs.unit)
+            variances = by_unit.setdefault(pairs.unit, {})
             for metric, values in zip(group.metrics, pairs.values, strict=True):
                 variances.setdefault(metric.name, []).append(float(np.var(values, ddof=1)))
                 margins[metric.name] = metric.margin
-    if not variances:
+    if not by_unit:
         raise ConfigError(
             "The spread cannot be estimated from the earlier runs, because no method shares two "
             "federations or seeds with uniform weights. Choose other runs with --pilot."
         )
+    # Seeds of one federation lack what varies between federations.
+    unit = "federation" if "federation" in by_unit else min(by_unit)
     return [
-        Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), units[0])
-        for name, squares in variances.items()
+        Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), unit)
+        for name, squares in by_unit[unit].items()
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +12,14 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, stdtr
 
-from fairflower.statistics.differences import Difference, differences, judged_as_family
+from fairflower.statistics.differences import (
+    Difference,
+    MeanStd,
+    difference_of,
+    differences,
+    holm,
+    judged_as_family,
+)
 from fairflower.statistics.power import LEVEL, chi
 
 _Key = TypeVar("_Key")
@@ -58,35 +66,35 @@ def mixed_model(
     ----------
     gains : mapping
         Method -> its mean difference from the reference on each benchmark, the same for all. At
-        least one method and two benchmarks.
+        least two benchmarks.
     margin : float
-        Margin within which methods count as equivalent, by tests at half of Dunnett's p-value.
+        Margin within which methods count as equivalent, by Student's tests with Holm's correction.
     """
+    if not gains:
+        return {}
     table = np.vstack([np.zeros_like(next(iter(gains.values()))), *gains.values()])
     k, n = table.shape
     df = (k - 1) * (n - 1)
     rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-    # Not 0, so that methods with the same gain everywhere have a test.
-    error = max(math.sqrt(2 * float((rest**2).sum()) / df / n), 1e-12)
+    error = math.sqrt(2 * float((rest**2).sum()) / df / n)
+    if error < 1e-12:  # all methods have the same gain everywhere
+        error = 0.0
+    alone = {m: difference_of(MeanStd.of(gain), error, df, margin) for m, gain in gains.items()}
+    same = holm({method: one.p_same for method, one in alone.items()})
     threshold = _dunnett_threshold(k - 1, df)
-    judged = {}
-    for key, values in gains.items():
-        mean, std = float(np.mean(values)), float(np.std(values, ddof=1))
-        t, room = abs(mean) / error, (margin - abs(mean)) / error
-        judged[key] = Difference(
-            mean,
-            std,
-            n,
-            low=mean - threshold * error,
-            high=mean + threshold * error,
-            p=_dunnett(t, k - 1, df),
-            error=error,
-            df=df,
-            margin=margin,
-            p_same=_dunnett(room, k - 1, df) / 2 if room > 0 else 1.0,
+    return {
+        method: replace(one, p_same=same[method])
+        if error == 0
+        else replace(
+            one,
+            low=one.mean - threshold * error,
+            high=one.mean + threshold * error,
+            p=_dunnett(abs(one.mean) / error, k - 1, df),
+            p_same=same[method],
             level=2 * float(stdtr(df, -threshold)),
         )
-    return judged
+        for method, one in alone.items()
+    }
 
 
 @lru_cache(64)

@@ -7,11 +7,14 @@ There are few replicates and many methods. This has three consequences:
   methods (`moderated_variances`). A variance is only ever raised: lowering that of a method which
   really varies more than the others would make false claims about it
   (experiments/error-rates.md).
-- Several tests are performed. Therefore, p-values are corrected by Holm's method over the family.
-  The matching intervals (Strassburger & Bretz 2008; Guilbaud 2008) are Bonferroni's, cut off at 0
-  if Holm's test shows a difference but the interval contains 0. With at least `MIN_PAIRS` pairs, an
-  interval thus excludes 0 if and only if there is a verdict. An interval of an equivalent method
-  may reach beyond the margin, because the tests of equivalence are one-sided.
+- Several tests are performed. Therefore, p-values are corrected by Holm's method over the family,
+  so that with a probability of 95 % all its verdicts are right. The intervals are Bonferroni's,
+  which all contain the true differences with a probability of 95 %. An interval is cut off at 0 if
+  it contains 0 but Holm's test, which finds more, shows a difference. With at least `MIN_PAIRS`
+  pairs, an interval thus excludes 0 if and only if there is a verdict. A cut interval is as certain
+  as its verdict; in a family with cut intervals all of them and all verdicts are right together
+  with a probability of 90 % at least. An interval of an equivalent method may reach beyond the
+  margin, because the tests of equivalence are one-sided.
 - A difference that is not significant may be zero, or too small for the design. Therefore, besides
   *better* and *worse* there are two other verdicts. *Equivalent* is shown by two one-sided tests
   within a margin that was fixed in advance. *Undecided* comes with the smallest difference that the
@@ -150,6 +153,7 @@ def differences(
             judged[key] = difference_of(MeanStd(0.0, 0.0, n), error, n - 1, margin)
         elif key in spreads:
             shrunk, df = spreads[key]
+            # The larger of two variances errs upward, by more than the common df err downward.
             variance = max(shrunk, own[key], floor**2)
             judged[key] = difference_of(kept[key], math.sqrt(variance / n), df, margin)
         else:
@@ -265,22 +269,18 @@ def difference_of(
     estimate: MeanStd, error: float, df: float, margin: float = math.nan
 ) -> Difference:
     """Return a difference with p-values and interval; its error has ``df`` degrees of freedom."""
-    unknown = math.isnan(error) or (error == 0 and abs(estimate.mean) > _SAME)
+    mean, std, n = estimate.mean, estimate.std, estimate.n
+    unknown = math.isnan(error) or (error == 0 and abs(mean) > _SAME)
     if unknown:
-        return Difference(
-            estimate.mean, estimate.std, estimate.n, math.nan, math.nan, math.nan, margin=margin
-        )
+        return Difference(mean, std, n, low=math.nan, high=math.nan, p=math.nan, margin=margin)
     if error == 0:
         same = float(margin <= 0) if not math.isnan(margin) else math.nan
         return Difference(
-            *(estimate.mean, estimate.std, estimate.n, estimate.mean, estimate.mean, 1.0),
-            *(0.0, df, margin, same),
+            mean, std, n, low=mean, high=mean, p=1.0, error=0.0, df=df, margin=margin, p_same=same
         )
     width = critical(df) * error
     # SciPy's ttest_1samp gives the same result, but takes a hundred times as long.
-    p = 2 * float(stdtr(df, -abs(estimate.mean) / error))
-    same = float(stdtr(df, (abs(estimate.mean) - margin) / error))
-    return Difference(
-        *(estimate.mean, estimate.std, estimate.n, estimate.mean - width, estimate.mean + width, p),
-        *(error, df, margin, same),
-    )
+    p = 2 * float(stdtr(df, -abs(mean) / error))
+    same = float(stdtr(df, (abs(mean) - margin) / error))
+    low, high = mean - width, mean + width
+    return Difference(mean, std, n, low, high, p, error, df, margin, same)
