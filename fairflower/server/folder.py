@@ -156,7 +156,7 @@ class RunFolder:
             check_regular(file, file.stat().st_mode)
         earlier = read_facts(path)
         _compare(path, earlier, facts)
-        folder = cls(path, lock, {**facts, **earlier}, seconds)
+        folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
@@ -310,6 +310,14 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "
                 f"Restore {where}, or start a new run."
             )
+
+
+def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``run.json`` without what was noted of later rounds and of the end."""
+    halted = {r: why for r, why in facts.get("halted_rounds", {}).items() if int(r) <= server_round}
+    ended = ("ended_early", "diverged")
+    kept = {name: value for name, value in facts.items() if name not in ended}
+    return kept | ({"halted_rounds": halted} if halted else {})
 
 
 def _here(config: RunConfig) -> dict[str, Any]:

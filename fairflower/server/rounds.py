@@ -418,21 +418,17 @@ def _summed(
     arrays: ArrayRecord,
 ) -> ArrayRecord:
     """Compute the next model by secure aggregation; keep the model if there is no sum."""
-    halted = dict(folder.fact("halted_rounds") or {})
-    halted.pop(str(server_round), None)  # of a round that is repeated, after a resume
     try:
-        merged = secure.train(server_round, messages, arrays)
+        return secure.train(server_round, messages, arrays)
     except Halted as reason:
         logger.warning(
             "Round %d: secure aggregation stopped, so the model is unchanged: %s.",
             server_round,
             reason,
         )
+        halted = folder.fact("halted_rounds") or {}
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
         return arrays
-    if folder.fact("halted_rounds"):
-        folder.note("halted_rounds", halted)
-    return merged
 
 
 def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
