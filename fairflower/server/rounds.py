@@ -19,6 +19,7 @@ from fairflower.errors import (
     ConfigError,
     MetricError,
     RoundFailed,
+    RunInterrupted,
     StopRun,
     StrategyError,
     logger,
@@ -173,11 +174,13 @@ class RoundLoop:
         self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
     ) -> ArrayRecord:
         strategy, folder = self.strategy, self.folder
-        self._privacy.begin_round()
         before = dict(strategy.merged_rounds)
         merged: ArrayRecord | None
         with _timed(seconds, "train_seconds"):
             messages = self._configure(server_round, arrays)
+            if self.stop.is_set():
+                raise RunInterrupted  # before the round counts
+            self._privacy.begin_round()
             if self._secure is None:
                 replies = self._exchange(messages)
             else:
