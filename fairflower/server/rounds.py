@@ -130,6 +130,7 @@ class RoundLoop:
         _check_summed(self.folder, server_round)
         if not self.folder.is_tested(server_round):  # it was not known to be the last round
             self._evaluate(server_round, arrays)
+            self._save(server_round, arrays)  # otherwise more rounds would cut off this test
         _warn_if_diverged(self.folder, self.setup, server_round)
 
     def _release_memory(self) -> None:

@@ -277,13 +277,15 @@ def test_an_os_error_in_a_callback_is_logged_and_advises_a_new_run_without_check
     assert "os.listdir(" in (new_session.folder.path / "log.txt").read_text()
 
 
-def test_a_run_resumed_with_fewer_rounds_tests_the_last_round_and_completes(tmp_path):
+def test_a_run_resumed_with_fewer_rounds_completes_with_a_test_that_more_rounds_keep(tmp_path):
     folder = stopped(config(tmp_path, **{"num-server-rounds": 5, "evaluate.every": 5}), 3)
     resume(folder, **{"num-server-rounds": 2})
     run = read_run(folder)
     assert list(run.rounds) == [0, 2]
     with pytest.raises(ConfigError, match="is complete"):
         resume(folder, **{"num-server-rounds": 2})
+    resume(folder, **{"num-server-rounds": 3})
+    assert list(read_run(folder).rounds) == [0, 2, 3]
 
 
 def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_states):
