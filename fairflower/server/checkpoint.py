@@ -8,7 +8,7 @@ generators are not saved, because random draws are derived from the seed and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +93,12 @@ def load(run: Path) -> Checkpoint | None:
 
 def prune(run: Path, keep: int) -> None:
     """Delete temporary files of a killed run, and all but the newest ``keep`` checkpoints."""
-    for path in [*_paths(run)[keep:], *run.glob("checkpoints/.round-*.tmp")]:
-        with suppress(PermissionError):  # on Windows, if another process has it open
-            path.unlink(missing_ok=True)
+    _delete([*_paths(run)[keep:], *run.glob("checkpoints/.round-*.tmp")])
+
+
+def delete_later(run: Path, server_round: int) -> None:
+    """Delete the checkpoints of later rounds: damaged ones, if the run goes on from this round."""
+    _delete(path for path in _paths(run) if _round(path) > server_round)
 
 
 def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
@@ -175,7 +178,7 @@ def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> 
 
 def rounds(run: Path) -> list[int]:
     """Return the rounds of a run's checkpoints, in increasing order."""
-    return sorted(int(path.stem.removeprefix("round-")) for path in _paths(run))
+    return sorted(map(_round, _paths(run)))
 
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
@@ -242,6 +245,16 @@ def resumable_configs(folder: Path) -> list[RunConfig]:
 def _paths(run: Path) -> list[Path]:
     """Return the checkpoint files of a run folder, newest first."""
     return sorted(run.glob(f"checkpoints/round-{6 * '[0-9]'}.safetensors"), reverse=True)
+
+
+def _round(path: Path) -> int:
+    return int(path.stem.removeprefix("round-"))
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(PermissionError):  # on Windows, if another process has it open
+            path.unlink(missing_ok=True)
 
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:

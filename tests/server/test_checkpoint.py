@@ -288,6 +288,20 @@ def test_a_run_resumed_with_fewer_rounds_completes_with_a_test_that_more_rounds_
     assert list(read_run(folder).rounds) == [0, 2, 3]
 
 
+def test_a_damaged_checkpoint_does_not_outlive_the_one_that_a_run_goes_on_from(tmp_path):
+    whole = session(config(tmp_path)).run()
+    folder = stopped(config(tmp_path), 3)
+    (newest, _) = sorted((folder / "checkpoints").iterdir(), reverse=True)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert resumed_config(folder, {})
+    assert checkpoint.load(folder).server_round == 1
+    assert checkpoint.rounds(folder) == [1, 2], "reading deletes nothing"
+    stopped(resumed_config(folder, {}), 2)
+    assert checkpoint.rounds(folder) == [1]
+    resume(folder, **{"num-server-rounds": 1})
+    assert outcome(resume(folder, **{"num-server-rounds": 3})) == outcome(whole)
+
+
 def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_states):
     settings = {"client.name": "scaffold", "fraction-train": 1.0}
     folder = stopped(config(tmp_path, **settings), 3)
