@@ -26,7 +26,7 @@ from fairflower.config.methods import DEFAULT
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.participation.availability import absolute_trace
-from fairflower.server.contents import read_config, read_facts
+from fairflower.server.contents import original_of, read_config, read_facts
 
 if TYPE_CHECKING:
     from fairflower.data import Federation
@@ -147,7 +147,8 @@ def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -
 def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> None:
     """Raise ``ConfigError`` if a run is complete, or has no checkpoint to resume from.
 
-    Likewise if it already has more rounds than ``config`` asks for.
+    Likewise if it already has more rounds than ``config`` asks for, or if it is a copy of a run
+    whose clients have state.
     """
     done = int(facts["rounds"])
     if facts["status"] == "completed" and (reason := facts.get("ended_early")):
@@ -173,6 +174,16 @@ def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> 
         raise ConfigError(
             f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "
             "after the last round. Start a new run with more rounds."
+        )
+    check_own_states(run, facts)
+
+
+def check_own_states(run: Path, facts: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if a run folder is a copy, and its clients' state the original's."""
+    if facts.get("client_state") and (original := original_of(run, facts)):
+        raise ConfigError(
+            f"{run} is a copy of {original}, and only one of them can go on with the state of "
+            f"their clients. Resume {original}, or start a new run."
         )
 
 

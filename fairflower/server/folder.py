@@ -26,7 +26,7 @@ from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.contents import HISTORY_COLUMNS, read_facts
+from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_facts
 from fairflower.server.history import History
 
 #: Split -> levels of the history for results per domain and per client.
@@ -102,6 +102,7 @@ class RunFolder:
         path, lock = _new_folder(runs_home(config), config.run_name or _name(config))
         begun = {
             "name": path.name,
+            "path": str(path),
             "label": config.label,
             "status": "running",
             "error": None,
@@ -156,12 +157,14 @@ class RunFolder:
             check_regular(file, file.stat().st_mode)
         earlier = read_facts(path)
         _compare(path, earlier, facts)
+        if original_of(path, earlier):  # a run of its own from now on, with state of its own
+            earlier.pop("run_id", None)
         folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
         running = {"status": "running", "error": None, "finished": None, "seconds": None}
-        folder._facts |= {**running, "rounds": server_round}
+        folder._facts |= {**running, "rounds": server_round, "path": str(path)}
         if not sizes:
             folder._facts["label"] = config.label
         session = {"after_round": server_round, "at": _now(), **_here(config)}

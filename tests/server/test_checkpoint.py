@@ -30,6 +30,7 @@ from fairflower.server.checkpoint import (
     resumable_configs,
     resumed_config,
 )
+from fairflower.server.contents import read_facts
 from fairflower.server.folder import RunFolder, lock_folder
 from fairflower.strategies import STRATEGIES, FedAvg
 from fairflower.testing.rounds import MODEL, Rounds, updates
@@ -317,6 +318,39 @@ def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_st
         in caplog.text
     )
     assert "Client 0" not in caplog.text
+
+
+@pytest.mark.posix
+def test_a_copied_run_whose_clients_have_state_is_refused_and_a_moved_one_resumed(
+    tmp_path, caplog, no_states
+):
+    settings = {"client.name": "scaffold"}
+    whole = session(config(tmp_path, **settings)).run()
+    folder = stopped(config(tmp_path, **settings), 3)
+    moved = folder.rename(tmp_path / "moved")
+    copy = shutil.copytree(stopped(resumed_config(moved, {}), 3), tmp_path / "copy")
+    with pytest.raises(ConfigError, match=rf"a copy of {moved}, .* Resume {moved}, or start a new"):
+        resume(copy)
+    (tmp_path / "link").symlink_to(moved)
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert outcome(resume(tmp_path / "link")) == outcome(whole)
+    assert "lost its state" not in caplog.text
+    with pytest.raises(ConfigError, match="copy is a copy of"):
+        resume(copy)
+
+
+@pytest.mark.parametrize(("client", "server_round"), [("sgd", 3), ("scaffold", 1)])
+def test_a_copied_run_whose_clients_have_no_state_yet_is_a_run_of_its_own(
+    tmp_path, client, server_round
+):
+    settings = {"client.name": client}
+    whole = session(config(tmp_path, **settings)).run()
+    folder = stopped(config(tmp_path, **settings), server_round)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert stopped(resumed_config(copy, {}), 3) == copy
+    assert outcome(resume(folder)) == outcome(whole)
+    assert outcome(resume(copy)) == outcome(whole)
+    assert read_facts(copy)["run_id"] != read_facts(folder)["run_id"]
 
 
 WRITES = ["append_metrics", "append_diagnostics", "write_model", "_write_facts", "sizes"]
