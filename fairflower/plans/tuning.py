@@ -147,8 +147,9 @@ class MethodStudy:
     def _prepare_trial(self, number: int) -> RunConfig:
         """Return a trial's run, resumed from its checkpoint; without one, delete its folder."""
         path, config = self.path(number), self._trial_config(number)
-        with suppress(ConfigError, RunFolderError):  # it has no run.json, or no readable checkpoint
-            read_facts(path)
+        # It may have no run.json or no readable checkpoint, or be a copy whose clients have state.
+        with suppress(ConfigError, RunFolderError):
+            checkpoint.check_own_states(path, read_facts(path))
             if checkpoint.load(path):
                 return replace(config, resume=str(path))
         if path.exists():

@@ -8,7 +8,7 @@ generators are not saved, because random draws are derived from the seed and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from fairflower.config.methods import DEFAULT
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.participation.availability import absolute_trace
-from fairflower.server.contents import read_config, read_facts
+from fairflower.server.contents import original_of, read_config, read_facts
 
 if TYPE_CHECKING:
     from fairflower.data import Federation
@@ -93,9 +93,12 @@ def load(run: Path) -> Checkpoint | None:
 
 def prune(run: Path, keep: int) -> None:
     """Delete temporary files of a killed run, and all but the newest ``keep`` checkpoints."""
-    for path in [*_paths(run)[keep:], *run.glob("checkpoints/.round-*.tmp")]:
-        with suppress(PermissionError):  # on Windows, if another process has it open
-            path.unlink(missing_ok=True)
+    _delete([*_paths(run)[keep:], *run.glob("checkpoints/.round-*.tmp")])
+
+
+def delete_later(run: Path, server_round: int) -> None:
+    """Delete the checkpoints of later rounds: damaged ones, if the run goes on from this round."""
+    _delete(path for path in _paths(run) if _round(path) > server_round)
 
 
 def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
@@ -144,7 +147,8 @@ def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -
 def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> None:
     """Raise ``ConfigError`` if a run is complete, or has no checkpoint to resume from.
 
-    Likewise if it already has more rounds than ``config`` asks for.
+    Likewise if it already has more rounds than ``config`` asks for, or if it is a copy of a run
+    whose clients have state.
     """
     done = int(facts["rounds"])
     if facts["status"] == "completed" and (reason := facts.get("ended_early")):
@@ -171,11 +175,21 @@ def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> 
             f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "
             "after the last round. Start a new run with more rounds."
         )
+    check_own_states(run, facts)
+
+
+def check_own_states(run: Path, facts: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if a run folder is a copy, and its clients' state the original's."""
+    if facts.get("client_state") and (original := original_of(run, facts)):
+        raise ConfigError(
+            f"{run} is a copy of {original}, and only one of them can go on with the state of "
+            f"their clients. Resume {original}, or start a new run."
+        )
 
 
 def rounds(run: Path) -> list[int]:
     """Return the rounds of a run's checkpoints, in increasing order."""
-    return sorted(int(path.stem.removeprefix("round-")) for path in _paths(run))
+    return sorted(map(_round, _paths(run)))
 
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
@@ -242,6 +256,16 @@ def resumable_configs(folder: Path) -> list[RunConfig]:
 def _paths(run: Path) -> list[Path]:
     """Return the checkpoint files of a run folder, newest first."""
     return sorted(run.glob(f"checkpoints/round-{6 * '[0-9]'}.safetensors"), reverse=True)
+
+
+def _round(path: Path) -> int:
+    return int(path.stem.removeprefix("round-"))
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(PermissionError):  # on Windows, if another process has it open
+            path.unlink(missing_ok=True)
 
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -83,6 +84,8 @@ class Info(Part, total=False):
     """Contents of ``run.json``."""
 
     name: str
+    #: The run folder's path when it was last written.
+    path: str
     label: Required[str]
     status: Required[Literal["running", "completed", "stopped", "failed"]]
     error: Required[str | None]
@@ -164,7 +167,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     info = _json(text, str(file))
     if isinstance(info, dict):
         info.pop("remarks", None)  # only summaries have it
-        for name in ("command", "error"):  # may contain names of files in any encoding
+        for name in ("command", "error", "path"):  # may contain names of files in any encoding
             if isinstance(info.get(name), str):
                 info[name] = info[name].encode(errors="replace").decode().replace("\0", "?")
     _held_to(info, Info, str(file))
@@ -180,6 +183,20 @@ def read_facts(path: Path) -> dict[str, Any]:
     if "sites" in info and "nodes" not in info:
         raise RunFolderError(f"{file}: it has 'sites' and no 'nodes'.")
     return info  # type: ignore[no-any-return]
+
+
+def original_of(path: Path, facts: Mapping[str, Any]) -> Path | None:
+    """Return the run folder of which ``path`` is a copy; None if it is the original, or moved.
+
+    ``facts`` are those of ``path``. Both folders have the same run id, and so the same state of
+    clients.
+    """
+    original = Path(facts.get("path", path))
+    with suppress(OSError, RunFolderError):
+        if not original.samefile(path):
+            same = read_facts(original).get("run_id") == facts.get("run_id")
+            return original if same else None
+    return None
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.contents import HISTORY_COLUMNS, read_facts
+from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_facts
 from fairflower.server.history import History
 
 #: Split -> levels of the history for results per domain and per client.
@@ -102,6 +102,7 @@ class RunFolder:
         path, lock = _new_folder(runs_home(config), config.run_name or _name(config))
         begun = {
             "name": path.name,
+            "path": str(path),
             "label": config.label,
             "status": "running",
             "error": None,
@@ -156,12 +157,14 @@ class RunFolder:
             check_regular(file, file.stat().st_mode)
         earlier = read_facts(path)
         _compare(path, earlier, facts)
-        folder = cls(path, lock, {**facts, **earlier}, seconds)
+        if original_of(path, earlier):  # a run of its own from now on, with state of its own
+            earlier.pop("run_id", None)
+        folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
         running = {"status": "running", "error": None, "finished": None, "seconds": None}
-        folder._facts |= {**running, "rounds": server_round}
+        folder._facts |= {**running, "rounds": server_round, "path": str(path)}
         if not sizes:
             folder._facts["label"] = config.label
         session = {"after_round": server_round, "at": _now(), **_here(config)}
@@ -310,6 +313,14 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "
                 f"Restore {where}, or start a new run."
             )
+
+
+def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``run.json`` without what was noted of later rounds and of the end."""
+    halted = {r: why for r, why in facts.get("halted_rounds", {}).items() if int(r) <= server_round}
+    ended = ("ended_early", "diverged")
+    kept = {name: value for name, value in facts.items() if name not in ended}
+    return kept | ({"halted_rounds": halted} if halted else {})
 
 
 def _here(config: RunConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fairflower.errors import (
     ConfigError,
     MetricError,
     RoundFailed,
+    RunInterrupted,
     StopRun,
     StrategyError,
     logger,
@@ -130,6 +131,7 @@ class RoundLoop:
         _check_summed(self.folder, server_round)
         if not self.folder.is_tested(server_round):  # it was not known to be the last round
             self._evaluate(server_round, arrays)
+            self._save(server_round, arrays)  # otherwise more rounds would cut off this test
         _warn_if_diverged(self.folder, self.setup, server_round)
 
     def _release_memory(self) -> None:
@@ -174,11 +176,13 @@ class RoundLoop:
         self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
     ) -> ArrayRecord:
         strategy, folder = self.strategy, self.folder
-        self._privacy.begin_round()
         before = dict(strategy.merged_rounds)
         merged: ArrayRecord | None
         with _timed(seconds, "train_seconds"):
             messages = self._configure(server_round, arrays)
+            if self.stop.is_set():
+                raise RunInterrupted  # before the round counts
+            self._privacy.begin_round()
             if self._secure is None:
                 replies = self._exchange(messages)
             else:
@@ -421,21 +425,17 @@ def _summed(
     arrays: ArrayRecord,
 ) -> ArrayRecord:
     """Compute the next model by secure aggregation; keep the model if there is no sum."""
-    halted = dict(folder.fact("halted_rounds") or {})
-    halted.pop(str(server_round), None)  # of a round that is repeated, after a resume
     try:
-        merged = secure.train(server_round, messages, arrays)
+        return secure.train(server_round, messages, arrays)
     except Halted as reason:
         logger.warning(
             "Round %d: secure aggregation stopped, so the model is unchanged: %s.",
             server_round,
             reason,
         )
+        halted = folder.fact("halted_rounds") or {}
         folder.note("halted_rounds", halted | {str(server_round): str(reason)})
         return arrays
-    if folder.fact("halted_rounds"):
-        folder.note("halted_rounds", halted)
-    return merged
 
 
 def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:

@@ -214,6 +214,7 @@ class Session:
             sizes=saved.sizes,
             seconds=saved.seconds,
         )
+        checkpoint.delete_later(path, saved.server_round)  # else they would outlive good ones
         return folder, saved
 
 

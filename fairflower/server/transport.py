@@ -19,12 +19,14 @@ def send_and_receive(
     """Push messages, and return the replies that arrive within ``timeout`` seconds.
 
     Flower's method polls ten times a second. Unlike it, this function raises ``RunInterrupted`` as
-    soon as ``stop`` is set, and immediately polls again if a grid itself waits for replies
-    (`fairflower.engines.ray`). After the timeout, a grid with a method ``discard`` drops messages
-    that no worker has received, so that they do not delay the next round. A grid that computes
-    replies while it is asked for them (``computes_replies``, the inline engine) has no timeout as
-    long as it replies.
+    soon as ``stop`` is set, and then pushes nothing. It immediately polls again if a grid itself
+    waits for replies (`fairflower.engines.ray`). After the timeout, a grid with a method
+    ``discard`` drops messages that no worker has received, so that they do not delay the next
+    round. A grid that computes replies while it is asked for them (``computes_replies``, the inline
+    engine) has no timeout as long as it replies.
     """
+    if stop.is_set():
+        raise RunInterrupted
     messages = list(messages)
     waiting = set()
     for message, message_id in zip(messages, grid.push_messages(messages), strict=True):

@@ -429,6 +429,17 @@ def test_a_killed_trial_is_repeated_and_finished_trials_are_kept(tmp_path: Path)
     assert names == ["fedheal-trial0", "fedheal-trial4", "uniform-trial0"]
 
 
+def test_a_copied_study_repeats_unfinished_trials_whose_clients_have_state(tmp_path: Path) -> None:
+    settings = {"client.name": "scaffold"}
+    config = tuning(tmp_path / "study", "fedavg", settings).plan.runs[0]
+    path = Session(InlineGrid(app, 2), config, Console(quiet=True), on_round=lambda *_: True).run()
+    shutil.copytree(tmp_path / "study", tmp_path / "copy")
+    resumed = [
+        tuning(tmp_path / n, "fedavg", settings).plan.runs[0].resume for n in ("study", "copy")
+    ]
+    assert resumed == [str(path), ""]
+
+
 @pytest.mark.slow
 def test_a_study_is_read_from_its_run_folders(tmp_path: Path) -> None:
     first = tuning(tmp_path)

@@ -59,6 +59,7 @@ def write_run_folder(folder: Path) -> Path:
         diagnostics=RECORDS,
         config="[observe]\nwindow = 1\n",
         status="stopped",
+        path="/runs/a",
         run_id="0123456789abcdef" * 2,
         test_sizes=[100, 100],
         classes=["cat", "dog"],

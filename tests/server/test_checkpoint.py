@@ -30,6 +30,7 @@ from fairflower.server.checkpoint import (
     resumable_configs,
     resumed_config,
 )
+from fairflower.server.contents import read_facts
 from fairflower.server.folder import RunFolder, lock_folder
 from fairflower.strategies import STRATEGIES, FedAvg
 from fairflower.testing.rounds import MODEL, Rounds, updates
@@ -277,13 +278,29 @@ def test_an_os_error_in_a_callback_is_logged_and_advises_a_new_run_without_check
     assert "os.listdir(" in (new_session.folder.path / "log.txt").read_text()
 
 
-def test_a_run_resumed_with_fewer_rounds_tests_the_last_round_and_completes(tmp_path):
+def test_a_run_resumed_with_fewer_rounds_completes_with_a_test_that_more_rounds_keep(tmp_path):
     folder = stopped(config(tmp_path, **{"num-server-rounds": 5, "evaluate.every": 5}), 3)
     resume(folder, **{"num-server-rounds": 2})
     run = read_run(folder)
     assert list(run.rounds) == [0, 2]
     with pytest.raises(ConfigError, match="is complete"):
         resume(folder, **{"num-server-rounds": 2})
+    resume(folder, **{"num-server-rounds": 3})
+    assert list(read_run(folder).rounds) == [0, 2, 3]
+
+
+def test_a_damaged_checkpoint_does_not_outlive_the_one_that_a_run_goes_on_from(tmp_path):
+    whole = session(config(tmp_path)).run()
+    folder = stopped(config(tmp_path), 3)
+    (newest, _) = sorted((folder / "checkpoints").iterdir(), reverse=True)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert resumed_config(folder, {})
+    assert checkpoint.load(folder).server_round == 1
+    assert checkpoint.rounds(folder) == [1, 2], "reading deletes nothing"
+    stopped(resumed_config(folder, {}), 2)
+    assert checkpoint.rounds(folder) == [1]
+    resume(folder, **{"num-server-rounds": 1})
+    assert outcome(resume(folder, **{"num-server-rounds": 3})) == outcome(whole)
 
 
 def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_states):
@@ -301,6 +318,39 @@ def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_st
         in caplog.text
     )
     assert "Client 0" not in caplog.text
+
+
+@pytest.mark.posix
+def test_a_copied_run_whose_clients_have_state_is_refused_and_a_moved_one_resumed(
+    tmp_path, caplog, no_states
+):
+    settings = {"client.name": "scaffold"}
+    whole = session(config(tmp_path, **settings)).run()
+    folder = stopped(config(tmp_path, **settings), 3)
+    moved = folder.rename(tmp_path / "moved")
+    copy = shutil.copytree(stopped(resumed_config(moved, {}), 3), tmp_path / "copy")
+    with pytest.raises(ConfigError, match=rf"a copy of {moved}, .* Resume {moved}, or start a new"):
+        resume(copy)
+    (tmp_path / "link").symlink_to(moved)
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert outcome(resume(tmp_path / "link")) == outcome(whole)
+    assert "lost its state" not in caplog.text
+    with pytest.raises(ConfigError, match="copy is a copy of"):
+        resume(copy)
+
+
+@pytest.mark.parametrize(("client", "server_round"), [("sgd", 3), ("scaffold", 1)])
+def test_a_copied_run_whose_clients_have_no_state_yet_is_a_run_of_its_own(
+    tmp_path, client, server_round
+):
+    settings = {"client.name": client}
+    whole = session(config(tmp_path, **settings)).run()
+    folder = stopped(config(tmp_path, **settings), server_round)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert stopped(resumed_config(copy, {}), 3) == copy
+    assert outcome(resume(folder)) == outcome(whole)
+    assert outcome(resume(copy)) == outcome(whole)
+    assert read_facts(copy)["run_id"] != read_facts(folder)["run_id"]
 
 
 WRITES = ["append_metrics", "append_diagnostics", "write_model", "_write_facts", "sizes"]

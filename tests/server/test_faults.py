@@ -38,7 +38,7 @@ from fairflower.aggregation.records import InvalidReply, decode_record
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError, Diverged, RoundFailed
+from fairflower.errors import ConfigError, Diverged, RoundFailed, RunInterrupted
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.server.discovery import NodeDiscovery
@@ -702,6 +702,17 @@ def test_send_and_receive_does_not_wait_for_messages_refused_by_flower():
     messages = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
     replies = send_and_receive(grid, messages, timeout=5, stop=threading.Event())
     assert [r.metadata.src_node_id for r in replies] == [1001]
+
+
+def test_send_and_receive_pushes_nothing_after_a_stop():
+    class Closed(InlineGrid):
+        def push_messages(self, messages):
+            raise AssertionError("a message was pushed")
+
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RunInterrupted):
+        send_and_receive(Closed(client_app, 2), [Message(RecordDict(), 1001, "query")], 5, stop)
 
 
 @pytest.mark.slow

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from resuming import config, resume, stopped
+from resuming import config, resume, session, stopped
 
 import fairflower as ff
 from fairflower.aggregation.noise import MARGIN, NoisySum
 from fairflower.config import RunConfig
 from fairflower.config.privacy import PROVEN, PrivacyConfig
-from fairflower.errors import ConfigError, RoundFailed
+from fairflower.errors import ConfigError, RoundFailed, RunInterrupted
 from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry import STRATEGIES
 from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
 from fairflower.server.checkpoint import resumed_config
+from fairflower.server.contents import read_facts
 from fairflower.server.privacy import check_reachable, epsilon
 from fairflower.strategies import FairStrategy
 from fairflower.testing import make_cohort
@@ -254,6 +256,20 @@ def test_a_run_ends_before_max_epsilon_and_an_interrupted_round_counts(
     assert "above privacy.max-epsilon = 9.5" in after["ended_early"]
     assert after["privacy"] == facts["privacy"]
     assert list(read_run(folder).rounds) == [0, last - 1], "the final model is tested"
+
+
+def test_a_round_counts_only_if_the_run_is_not_stopped_before_it(
+    tmp_path: Path, accountant: None
+) -> None:
+    stop = threading.Event()
+    settings = {**SMALL, **PRIVATE, "fraction-train": 1.0, "strategy.name": "uniform"}
+    begun = session(config(tmp_path, **settings), stop=stop, on_round=lambda *_: stop.set())
+    with pytest.raises(RunInterrupted):
+        begun.run()
+    assert begun.folder is not None
+    facts = read_facts(begun.folder.path)
+    assert (facts["status"], facts["rounds"], facts["privacy"]["rounds"]) == ("stopped", 1, 1)
+    assert read_facts(resume(begun.folder.path))["privacy"]["rounds"] == 3
 
 
 def test_models_with_batchnorm_are_refused(tmp_path: Path, accountant: None) -> None:

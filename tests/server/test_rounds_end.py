@@ -22,8 +22,10 @@ from fairflower.errors import ConfigError, RunInterrupted, StopRun, StrategyErro
 from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import group_runs
 from fairflower.server.checkpoint import resumed_config
+from fairflower.server.contents import read_facts
 from fairflower.server.folder import lock_folder
 from fairflower.server.history import History, early_stop_round
+from fairflower.server.rounds import RoundLoop
 from fairflower.strategies import FedHEAL
 
 # --- metrics ----------------------------------------------------------------------------------
@@ -214,6 +216,44 @@ def test_resuming_a_run_killed_after_early_stopping_trains_no_further_rounds(tmp
     assert read_run(folder).progress.startswith("running after round")
     lock.release()
     assert outcome(resume(folder)) == before
+
+
+def test_a_run_killed_in_its_last_test_does_not_end_early_if_the_repeated_loss_improves(
+    tmp_path, monkeypatch
+) -> None:
+    def killed(self, server_round, arrays):
+        if server_round:
+            raise KeyboardInterrupt
+        return evaluate(self, server_round, arrays)
+
+    def improves(message, context):
+        reply = client_app(message, context)
+        reply.content["metrics"]["train_loss"] = -20.0
+        return reply
+
+    evaluate = RoundLoop._evaluate
+    begun = session(resuming.config(tmp_path, **(STOPS_EARLY | {"evaluate.every": 4})))
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundLoop, "_evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            begun.run()
+    folder = begun.folder.path
+    assert "has not improved since round 1" in read_facts(folder)["ended_early"]
+    resume(folder, app_with_handlers(train=improves))
+    run = read_run(folder)
+    assert (run.progress, "ended_early" in run.info) == ("completed after round 4 of 4", False)
+    assert resumed_config(folder, {"num-server-rounds": 5}).num_server_rounds == 5
+
+
+def test_resuming_forgets_what_was_noted_of_the_end_and_of_later_rounds(tmp_path) -> None:
+    folder = resuming.stopped(resuming.config(tmp_path), 3)
+    halted = {"2": "too few clients", "3": "too few clients"}
+    noted = {"ended_early": "no improvement", "diverged": 9.0, "halted_rounds": halted}
+    (folder / "run.json").write_text(json.dumps(read_facts(folder) | noted))
+    resuming.stopped(resumed_config(folder, {}), 3)
+    facts = read_facts(folder)
+    assert not {"ended_early", "diverged"} & facts.keys()
+    assert list(facts["halted_rounds"]) == ["2"]
 
 
 def test_a_run_that_ends_while_it_is_read_is_not_reported_as_killed(tmp_path, monkeypatch) -> None:
