@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import re
 import sys
 import sysconfig
 import traceback
@@ -107,6 +108,30 @@ def quoted(value: object, most: int = 120) -> str:
         return f"a {type(value).__name__} nested too deeply"
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[: half + 1]}...{text[-half:]}"
+
+
+def shorten_error(reason: str) -> str:
+    """Return the message of an error reply, printable and without the traceback around it.
+
+    >>> shorten_error("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
+    'boom'
+    >>> shorten_error("<class 'fairflower.errors.DataError'>:<'no images'>")
+    'DataError: no images'
+    """
+    if "ActorDiedError" in reason or "actor is dead" in reason:
+        return "its Ray worker died (killed, or out of memory); run again with fewer workers"
+    text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
+    text = re.sub(r"^<class '(?:[\w.<>]+\.)?(\w+)'>:<'", r"\1: ", text)
+    return escaped(text if len(text) <= 300 else "... " + text[-300:])
+
+
+def escaped(text: str) -> str:
+    r"""Return a client's text with escaped control characters, which could forge log lines.
+
+    >>> escaped("no disk\n\x1b[2J")
+    'no disk\\n\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def is_text(value: str) -> bool:

@@ -34,7 +34,7 @@ from fairflower.aggregation.records import (
     scalar_metrics,
     stack_common_metrics,
 )
-from fairflower.errors import ConfigError, Diverged, RoundFailed, logger
+from fairflower.errors import ConfigError, Diverged, RoundFailed, escaped, logger, shorten_error
 from fairflower.registry.user_metrics import LARGEST
 
 #: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
@@ -106,7 +106,7 @@ class ReplyFilter:
 
     def drop(self, client: int, reason: str) -> None:
         """Drop a client, and log the reason, shortened and without unprintable characters."""
-        self.dropped[client] = reason = printable(reason[:_LONGEST_REASON])
+        self.dropped[client] = reason = escaped(reason[:_LONGEST_REASON])
         text = "Round %d continues without client %d: %s"
         logger.warning(text, self.server_round, client, reason)
 
@@ -421,30 +421,6 @@ class ReplyParser:
             arrays = decode_record(content.array_records[exchange.name])
             examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
             return exchange.check(arrays, self.trained, examples)
-
-
-def shorten_error(reason: str) -> str:
-    """Return the message of an error reply, printable and without the traceback around it.
-
-    >>> shorten_error("<class 'X'>:<'... Exception ClientAppException occurred. Message: boom'>")
-    'boom'
-    >>> shorten_error("<class 'fairflower.errors.DataError'>:<'no images'>")
-    'DataError: no images'
-    """
-    if "ActorDiedError" in reason or "actor is dead" in reason:
-        return "its Ray worker died (killed, or out of memory); run again with fewer workers"
-    text = " ".join(reason.rpartition("Message: ")[2].split()).removesuffix("'>")
-    text = re.sub(r"^<class '(?:[\w.<>]+\.)?(\w+)'>:<'", r"\1: ", text)
-    return printable(text if len(text) <= 300 else "... " + text[-300:])
-
-
-def printable(text: str) -> str:
-    r"""Return a client's text with escaped control characters, which could forge log lines.
-
-    >>> printable("no disk\\n\\x1b[2J")
-    'no disk\\\\n\\\\x1b[2J'
-    """
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 @contextmanager

@@ -22,9 +22,8 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
-from fairflower.aggregation.replies import shorten_error
 from fairflower.arrays import view
-from fairflower.errors import RoundFailed, logger
+from fairflower.errors import RoundFailed, logger, shorten_error
 from fairflower.numerics import Vector
 from fairflower.secure.vectors import CLIPPING, quantization_range
 

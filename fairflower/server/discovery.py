@@ -12,9 +12,8 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairflower.aggregation.replies import shorten_error
 from fairflower.data import Federation
-from fairflower.errors import ConfigError, DataError, RunInterrupted, logger
+from fairflower.errors import ConfigError, DataError, RunInterrupted, logger, shorten_error
 from fairflower.server.transport import send_and_receive
 
 #: Placeholder for the data folder of a federation whose clients have the data.

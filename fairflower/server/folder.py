@@ -318,8 +318,8 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
 def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of ``run.json`` without what was noted of later rounds and of the end."""
     halted = {r: why for r, why in facts.get("halted_rounds", {}).items() if int(r) <= server_round}
-    ended = ("ended_early", "diverged")
-    kept = {name: value for name, value in facts.items() if name not in ended}
+    later = ("ended_early", "diverged", "halted_rounds")
+    kept = {name: value for name, value in facts.items() if name not in later}
     return kept | ({"halted_rounds": halted} if halted else {})
 
 

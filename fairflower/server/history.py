@@ -9,7 +9,9 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+from flwr.app import MetricRecord
 
+from fairflower.data import Federation
 from fairflower.numerics.metrics import AVG, MIN, STD, mean
 from fairflower.server.contents import read_history
 
@@ -169,3 +171,29 @@ def _over_domains(
         return {}
     rows = (AVG, STD, MIN) if len(accuracies) > 1 else (AVG, MIN)
     return {f"{prefix}accuracy/{row.title}": row(accuracies) for row in rows}
+
+
+def domain_means(
+    answers: Mapping[int, MetricRecord], keys: Mapping[str, str], federation: Federation
+) -> dict[str, dict[str, float]]:
+    """Return the mean metrics of each tested domain, weighted by its clients' test examples.
+
+    ``keys`` maps names to keys in the answers. A domain has a metric only if all of its clients
+    have reported it.
+    """
+    domain_of = {client.client_id: client.domain for client in federation.clients}
+    sums = {domain: dict.fromkeys(keys, 0.0) for domain in federation.domains}
+    tested = dict.fromkeys(federation.domains, 0.0)
+    for client, answer in sorted(answers.items()):
+        domain, n = domain_of[client], float(answer["num-examples"])  # type: ignore[arg-type]
+        sums[domain] = {
+            name: value + float(answer[keys[name]]) * n  # type: ignore[arg-type]
+            for name, value in sums[domain].items()
+            if keys[name] in answer
+        }
+        tested[domain] += n
+    return {
+        domain: {name: value / n for name, value in sums[domain].items()}
+        for domain, n in tested.items()
+        if n
+    }

@@ -13,9 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
-from fairflower.aggregation.replies import printable
 from fairflower.arrays import arrays_of, record_of
-from fairflower.data import Federation
 from fairflower.errors import (
     ConfigError,
     MetricError,
@@ -23,6 +21,7 @@ from fairflower.errors import (
     RunInterrupted,
     StopRun,
     StrategyError,
+    escaped,
     logger,
     naming_failures,
 )
@@ -37,7 +36,7 @@ from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LEVELS, LOG, RunFolder
 from fairflower.server.group_metrics import GroupMetrics, counts_in
-from fairflower.server.history import HELD_OUT, Metrics, early_stop_round
+from fairflower.server.history import HELD_OUT, Metrics, domain_means, early_stop_round
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
@@ -303,7 +302,7 @@ class RoundLoop:
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
-        return _domain_means(answers, keys, self.federation), counts_in(answers)
+        return domain_means(answers, keys, self.federation), counts_in(answers)
 
     def _report_failed_of_clients(
         self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]
@@ -319,7 +318,7 @@ class RoundLoop:
         for client, answer in sorted(answers.items()):
             reasons = reasons_at.get(self.nodes[client], {})
             wrong = {
-                name: printable(str(reasons.get(name, default))[:300])
+                name: escaped(str(reasons.get(name, default))[:300])
                 for name in names
                 if name not in answer
             }
@@ -378,32 +377,6 @@ def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> 
             guessing,
             further,
         )
-
-
-def _domain_means(
-    answers: Mapping[int, MetricRecord], keys: Mapping[str, str], federation: Federation
-) -> dict[str, dict[str, float]]:
-    """Return the mean metrics of each tested domain, weighted by its clients' test examples.
-
-    ``keys`` maps names to keys in the answers. A domain has a metric only if all of its clients
-    have reported it.
-    """
-    domain_of = {client.client_id: client.domain for client in federation.clients}
-    sums = {domain: dict.fromkeys(keys, 0.0) for domain in federation.domains}
-    tested = dict.fromkeys(federation.domains, 0.0)
-    for client, answer in sorted(answers.items()):
-        domain, n = domain_of[client], float(answer["num-examples"])  # type: ignore[arg-type]
-        sums[domain] = {
-            name: value + float(answer[keys[name]]) * n  # type: ignore[arg-type]
-            for name, value in sums[domain].items()
-            if keys[name] in answer
-        }
-        tested[domain] += n
-    return {
-        domain: {name: value / n for name, value in sums[domain].items()}
-        for domain, n in tested.items()
-        if n
-    }
 
 
 def _check_summed(folder: RunFolder, server_round: int) -> None:
