@@ -272,6 +272,10 @@ class Findings:
 
         The result is empty if the sweep, or the tuning of one of its methods, has remaining runs.
         """
+        return judged_as_family(self.swept_alone(sweep))
+
+    def swept_alone(self, sweep: Sweep) -> dict[tuple[str, str], Difference]:
+        """Return the same before the correction for several tests."""
         if not self.stages.tuned(sweep):
             return {}
         rows: dict[str, list[Row]] = defaultdict(list)
@@ -285,7 +289,7 @@ class Findings:
         for place, members in rows.items():
             alone = self._alone(_accuracies(members), metrics, overlap, self.design.reference)
             judged |= {(place, method): difference for (_, method), difference in alone.items()}
-        return judged_as_family(judged)
+        return judged
 
     def _judged(
         self, accuracies: Accuracies, metrics: Sequence[Metric], overlap: float, other: str = ""

@@ -39,7 +39,8 @@ class FedEquilibria(FairStrategy):
         the smallest Fisher information, which the model already fits best: since F_k >= 0, a client
         i with <F_i, F_j> >= ||F_i||^2 for all j gets all the weight. With "unit", weight goes to
         the clients that differ most from the others, including noisy clients. So "unit" deviates
-        from the paper (experiments/fedequilibria-digits-cpu.md compares both).
+        from the paper. experiments/fisher-readings-digits.md and fisher-readings-office.md compare
+        both.
     space : {"fisher", "gradient"}
         Vectors in the QP. ``"gradient"`` uses gradients at the received model, which clients send
         in an ArrayRecord named ``gradient`` (the paper's MOO_G).
