@@ -55,7 +55,8 @@ class Draw:
         most = min(size, int(np.count_nonzero(shares)))
         drawn = self.rng.choice(len(self.clients), most, replace=False, p=shares)
         chosen = [self.clients[i] for i in drawn]
-        others = [client for client in self.clients if client not in chosen]
+        left = set(self.clients).difference(chosen)
+        others = [client for client in self.clients if client in left]
         return sorted([*chosen, *others[: max(0, self.size - len(chosen))]])
 
 
@@ -146,13 +147,15 @@ def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float
 
 
 def _check_available(policy: Participation, draw: Draw, chosen: Sequence[int]) -> None:
-    for client in chosen:
-        if client not in draw.clients:
-            raise ConfigError(
-                f"The participation policy {type(policy).__name__} selected client {client!r} in "
-                f"round {draw.server_round}, but this client does not exist or is not available. "
-                "Select from draw.clients."
-            )
+    with _naming(policy, draw.server_round):  # an id may not be hashable
+        strangers = set(chosen).difference(draw.clients)
+    if strangers:
+        client = next(client for client in chosen if client in strangers)
+        raise ConfigError(
+            f"The participation policy {type(policy).__name__} selected client {client!r} in "
+            f"round {draw.server_round}, but this client does not exist or is not available. "
+            "Select from draw.clients."
+        )
 
 
 def _naming(policy: Participation, server_round: int) -> AbstractContextManager[None]:

@@ -242,6 +242,20 @@ def norm(arrays: Arrays) -> float:
     return math.sqrt(sum(map(squared_norm, arrays.values())))
 
 
+def others_medians(norms: Mapping[int, float]) -> dict[int, float]:
+    """Return, for each client, the lower median of the other clients' norms; 0 without others.
+
+    >>> others_medians({0: 1.0, 1: 2.0, 2: 9.0})
+    {0: 2.0, 1: 1.0, 2: 1.0}
+    """
+    ranked = sorted(norms, key=norms.__getitem__)
+    middle = (len(ranked) - 2) // 2  # among the others
+    if middle < 0:
+        return dict.fromkeys(ranked, 0.0)
+    medians = (norms[ranked[middle + (rank <= middle)]] for rank in range(len(ranked)))
+    return dict(zip(ranked, medians, strict=True))
+
+
 def squared_norm(array: NDArray[Any]) -> float:
     """Return an array's sum of squares, added up in double precision; 0 for integers."""
     if array.dtype.kind != "f":

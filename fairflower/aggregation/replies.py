@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median_low, mode
+from statistics import mode
 from typing import NamedTuple, TypeVar
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -31,6 +31,7 @@ from fairflower.aggregation.records import (
     decode_record,
     measured_arrays,
     norm,
+    others_medians,
     scalar_metrics,
     stack_common_metrics,
 )
@@ -277,10 +278,10 @@ class ReplyParser:
         """Drop clients whose additional arrays are so long that others would be lost in a sum."""
         for name in sorted(next(iter(parsed.values())).measured):
             norms = {client: norm(m.measured[name]) for client, m in parsed.items()}
-            for client, own_norm in sorted(norms.items()):
-                usual = median_low([norms[other] for other in norms if other != client] or [0.0])
+            for client, usual in sorted(others_medians(norms).items()):
+                own = norms[client]
                 try:
-                    self._check_norm(client, repr(name), own_norm, usual, "the others' median is")
+                    self._check_norm(client, repr(name), own, usual, "the others' median is")
                 except NotFinite as problem:
                     reply_filter.drop(client, str(problem))
                     reply_filter.diverged.add(client)

@@ -13,7 +13,6 @@ import math
 import pickle
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -35,7 +34,8 @@ from fairflower.engines.ray_cluster import (
     object_store_full_error,
     prepare_ray,
 )
-from fairflower.engines.workers import Batch, Task, Worker, Workers, done
+from fairflower.engines.tasks import Task, TaskQueue
+from fairflower.engines.workers import Batch, Worker, Workers, done
 from fairflower.errors import EngineError, logger
 
 #: Batches per worker: the current batch and the next, so that the worker never waits.
@@ -44,8 +44,15 @@ _IN_FLIGHT = 2
 #: Longest duration of a batch of messages, in seconds.
 _BATCH = 0.25
 
-#: Largest batch as a fraction of a worker's remaining work in a round.
-_SHARE = 0.7
+#: Longest duration of a batch behind which another is sent. Behind a longer one it gains nothing.
+_SHORT = 1.0
+
+#: Seconds after which a worker is replaced that has not answered while tasks wait behind its first.
+#: Its batch was expected to be short, but a model may be slow to reach its node.
+_STUCK = 30.0
+
+#: Seconds that a worker has for a batch that nobody waits for. A new one takes as long to start.
+_LATE = 5.0
 
 #: Seconds for which a poll waits for the first reply.
 _POLL_SECONDS = 0.1
@@ -59,9 +66,10 @@ class RayGrid(InlineGrid):
 
     Clients that took longest in the previous round start first, and fast clients are sent in
     batches. If a worker dies, it is replaced if its node is alive, and the clients of its current
-    batch are retried once, each alone, on any node. If a client runs out of GPU memory, all workers
-    are replaced with half as many, and the client is retried once. Results do not depend on the
-    assignment of clients to workers.
+    batch are retried once, each alone, on any node. If a worker does not answer, it is replaced, so
+    that no other client waits for the one that hangs. If a client runs out of GPU memory, all
+    workers are replaced with half as many, and the client is retried once. Results do not depend on
+    the assignment of clients to workers.
 
     Parameters
     ----------
@@ -105,15 +113,12 @@ class RayGrid(InlineGrid):
         self._retry_out_of_memory = retry_out_of_memory
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
-        self._tasks: deque[Task] = deque()  # not sent yet
+        self._queue = TaskQueue()
         self._arrived: dict[str, Message] = {}  # id of a message -> its reply
-        self._discarded: set[str] = set()  # ids of messages that nobody waits for
         # Node -> its pickled state, or a reference if the state is large.
         self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
         #: Node -> id of its newest message. Late replies to older ones do not change its state.
         self._newest: dict[int, str] = {}
-        # Node and type -> duration of its last message.
-        self._seconds: dict[tuple[int, str], float] = {}
         granted = client_cpus, client_gpus
         most = min(workers or num_supernodes, num_supernodes)
         try:
@@ -136,6 +141,7 @@ class RayGrid(InlineGrid):
         ids = list(super().push_messages(messages))
         pushed = [self._pending.pop(i) for i in ids if i]
         stored: dict[int, Any] = {}  # id of a record -> its reference
+        tasks = []
         for message in pushed:
             large = {
                 name: record
@@ -145,8 +151,8 @@ class RayGrid(InlineGrid):
             for record in large.values():
                 if id(record) not in stored:
                     stored[id(record)] = self._put(record)
-            self._tasks.append(Task(message, {n: stored[id(r)] for n, r in large.items()}))
-        self._tasks = deque(sorted(self._tasks, key=self._expected, reverse=True))
+            tasks.append(Task(message, {n: stored[id(r)] for n, r in large.items()}))
+        self._queue.add(tasks)
         self._hand_out()
         return ids
 
@@ -163,7 +169,7 @@ class RayGrid(InlineGrid):
     def _collect(self, wanted: Collection[str]) -> None:
         """Wait a moment for a reply; store all replies for which somebody waits."""
         at_work = [reference for worker in self._workers.ready for reference in worker.batches]
-        if not at_work and not self._tasks:
+        if not at_work and not self._queue:
             return
         if awaited := [*at_work, *self._workers.starting]:
             self._ray.wait(awaited, timeout=_POLL_SECONDS)
@@ -172,8 +178,9 @@ class RayGrid(InlineGrid):
             for reference in [r for r in worker.batches if r in arrived]:
                 for reply in self._receive(worker, reference):
                     answered = reply.metadata.reply_to_message_id
-                    if answered in wanted or answered not in self._discarded:
+                    if answered in wanted or answered not in self._queue.discarded:
                         self._arrived[answered] = reply
+        self._replace_stuck_workers()
         self._hand_out()
         if not self._workers.ready and not self._workers.starting:
             raise EngineError(
@@ -198,23 +205,13 @@ class RayGrid(InlineGrid):
         return [replies[i] for i in ids if i in replies]
 
     def discard(self, message_ids: Collection[str]) -> None:
-        """Remove queued messages; messages that a worker already has are not retried."""
-        self._discarded |= set(message_ids)
-        waiting, self._tasks = self._tasks, deque()
-        self._queue_first(waiting)
-
-    def _queue_first(self, tasks: Iterable[Task]) -> None:
-        wanted = [t for t in tasks if t.message.metadata.message_id not in self._discarded]
-        self._tasks.extendleft(reversed(wanted))
+        """Remove queued messages, and replace workers that hang in one of the messages."""
+        self._queue.discard(message_ids)
+        self._replace_stuck_workers()
 
     def close(self) -> None:
         """Stop the workers, and also Ray unless it is a cluster."""
         self._ray.shutdown()
-
-    def _expected(self, task: Task) -> float:
-        """Return the duration in seconds of the node's last message of this type, or inf."""
-        metadata = task.message.metadata
-        return self._seconds.get((metadata.dst_node_id, metadata.message_type), math.inf)
 
     def _hand_out(self) -> None:
         """Send every worker a batch, then another while there are more tasks than workers."""
@@ -223,34 +220,43 @@ class RayGrid(InlineGrid):
         for depth in range(1, _IN_FLIGHT + 1):
             reserved = 0 if depth == 1 else len(workers)
             for worker in workers:
-                spare = len(self._tasks) > reserved
+                spare = len(self._queue) > reserved
                 if spare and len(worker.batches) < depth and self._can_queue_behind(worker):
-                    self._send(worker, self._next_batch())
+                    longest = _BATCH if worker.tried else 0.0  # a new worker may load data first
+                    self._send(worker, self._queue.next_batch(len(workers), longest))
 
     def _can_queue_behind(self, worker: Worker) -> bool:
         """Return whether the next task may queue behind a worker's batches.
 
-        A task whose worker crashed is retried alone, so that a second crash identifies the task.
-        (If the worker had two batches, the first may have been answered and its replies lost.)
+        No task waits for one that may take long, as another worker may be idle before. A task whose
+        worker crashed is retried alone, so that a second crash identifies the task. (If the worker
+        had two batches, the first may have been answered and its replies lost.)
         """
-        queued = [task for batch in worker.batches.values() for task in batch.tasks]
-        return not queued or not any(task.deaths for task in (self._tasks[0], *queued))
+        sent = worker.tasks()
+        short = worker.tried and self._queue.seconds(sent) <= _SHORT
+        retried = any(task.deaths for task in (self._queue.first, *sent))
+        return not sent or (short and not retried)
 
-    def _next_batch(self) -> list[Task]:
-        """Remove and return the first task, and more tasks up to a short total duration.
+    def _replace_stuck_workers(self) -> None:
+        """Replace workers that do not answer, and queue those of their tasks again that are wanted.
 
-        Batches become smaller towards the end of a round, so that all workers finish together.
+        A worker is killed, so that no task goes on in two processes. Any task of its current batch
+        may be the one that hangs, so each is retried alone, after all others.
         """
-        left = sum(map(self._expected, self._tasks))
-        most = min(_BATCH, _SHARE * left / len(self._workers.ready))
-        batch = [self._tasks.popleft()]
-        seconds = self._expected(batch[0])
-        while self._tasks and not batch[0].deaths and not self._tasks[0].deaths:
-            seconds += self._expected(self._tasks[0])
-            if seconds > most:
-                break
-            batch.append(self._tasks.popleft())
-        return batch
+        for worker in [w for w in self._workers.ready if w.batches and self._is_stuck(w)]:
+            running, *queued = [batch.tasks for batch in worker.batches.values()]
+            self._workers.kill(worker)
+            self._queue.forget(running)
+            self._queue.put_first(task for tasks in queued for task in tasks)
+            self._queue.put_last(running)
+
+    def _is_stuck(self, worker: Worker) -> bool:
+        """Return whether a worker is too late; a single task has time until it is discarded."""
+        reference, batch = next(iter(worker.batches.items()))
+        unwanted = self._queue.is_unwanted(batch.tasks)
+        most = _LATE if unwanted else _STUCK if len(worker.tasks()) > 1 else math.inf
+        # The reply may have arrived while this process did something else.
+        return time.monotonic() - worker.begun > most and not done(self._ray, [reference])
 
     def _send(self, worker: Worker, tasks: list[Task]) -> None:
         requests = []
@@ -269,12 +275,15 @@ class RayGrid(InlineGrid):
         answer = worker.actor.answer.options(num_returns=1 + len(held))
         returned = answer.remote(requests, *held)
         replies, *states = returned if held else [returned]
+        if not worker.batches:
+            worker.begun = time.monotonic()
         worker.batches[replies] = Batch(tasks, states)
 
     def _receive(self, worker: Worker, reference: Any) -> list[Message]:
         batch = worker.batches.get(reference)
         if batch is None:
             return []  # the worker has died, and its batches were queued again
+        worker.begun, worker.tried = time.monotonic(), True  # the next batch begins
         errors = self._ray.exceptions
         try:
             replies = self._ray.get(reference)
@@ -296,7 +305,7 @@ class RayGrid(InlineGrid):
         del worker.batches[reference]
         for task, (_, seconds, state) in zip(batch.tasks, replies, strict=True):
             node = task.message.metadata.dst_node_id
-            self._seconds[node, task.message.metadata.message_type] = seconds
+            self._queue.note(task, seconds)
             if state is None:
                 state = next(large)
             elif not isinstance(state, bytes):  # the state has become large
@@ -321,8 +330,7 @@ class RayGrid(InlineGrid):
     def _replace_dead_worker(self, worker: Worker, error: Exception) -> list[Message]:
         """Replace a dead worker and queue its tasks again."""
         at_work, *queued = worker.batches.values()
-        self._queue_first(task for batch in queued for task in batch.tasks)
-        worker.batches = {}
+        self._queue.put_first(task for batch in queued for task in batch.tasks)
         self._workers.replace(worker)
         return self._try_again(at_work, error)
 
@@ -343,14 +351,14 @@ class RayGrid(InlineGrid):
             left,
         )
         task.lacked_memory = True
-        self._queue_first([task, *(other for other in at_work if other is not task)])
+        self._queue.put_first([task, *(other for other in at_work if other is not task)])
         return []
 
     def _try_again(self, batch: Batch, error: Exception) -> list[Message]:
         """Queue the tasks of a dead worker again; return error replies after a second death."""
         for task in batch.tasks:
             task.deaths += 1
-        self._queue_first(task for task in batch.tasks if task.deaths == 1)
+        self._queue.put_first(task for task in batch.tasks if task.deaths == 1)
         return [error_reply(task.message, error) for task in batch.tasks if task.deaths > 1]
 
 

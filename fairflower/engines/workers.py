@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
-
-from flwr.app import Message
 
 from fairflower.engines.ray_cluster import (
     RayNode,
@@ -17,20 +16,11 @@ from fairflower.engines.ray_cluster import (
     pin_to_node,
     share_of,
 )
+from fairflower.engines.tasks import Task
 from fairflower.errors import ConfigError, logger
 
 #: Seconds within which the first worker on a cluster must get free CPUs and start.
 _FIRST_WORKER = 120
-
-
-@dataclass
-class Task:
-    """A message that has not been answered yet."""
-
-    message: Message
-    stored: dict[str, Any]  # records of the message that are in the object store
-    deaths: int = 0  # of workers that processed the message
-    lacked_memory: bool = False  # whether the client has run out of GPU memory
 
 
 @dataclass
@@ -48,6 +38,12 @@ class Worker:
     actor: Any
     node: RayNode
     batches: dict[Any, Batch] = field(default_factory=dict)
+    begun: float = 0.0  # when its first batch began, by `time.monotonic`
+    tried: bool = False  # whether it has answered a batch
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks of its batches, in order."""
+        return [task for batch in self.batches.values() for task in batch.tasks]
 
 
 class Workers:
@@ -134,7 +130,22 @@ class Workers:
         """Replace a dead worker with a new worker on a node with capacity."""
         name = dead.node.name
         logger.warning("A worker on %s has died. Its clients are retried once.", name)
-        self.ready.remove(dead)
+        self._renew(dead)
+
+    def kill(self, stuck: Worker) -> None:
+        """Kill a worker that does not answer, and replace it with a new worker."""
+        logger.warning(
+            "A worker on %s has not answered for %d s and is replaced. Clients that a round still "
+            "waits for are tried again.",
+            stuck.node.name,
+            time.monotonic() - stuck.begun,
+        )
+        self._ray.kill(stuck.actor)
+        self._renew(stuck)
+
+    def _renew(self, worker: Worker) -> None:
+        worker.batches = {}
+        self.ready.remove(worker)
         self._forget_lost_nodes()
         self._start_workers()
 

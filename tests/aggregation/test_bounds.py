@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from statistics import median_low
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from replies import error_reply, valid_reply
 from resuming import config, session
 
 from fairflower.aggregation.bounds import cap_weights, clip_updates
-from fairflower.aggregation.records import InvalidReply
+from fairflower.aggregation.records import InvalidReply, others_medians
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates, Prototypes
 from fairflower.strategies import STRATEGIES, Cohort, FedAvg, FedHEAL, Uniform
@@ -268,6 +270,14 @@ def test_with_two_clients_the_median_is_the_shorter_update():
     rounds = Rounds(FedAvg(clip_update_median=1), {"w": np.zeros(2, np.float32)}, range(2))
     model = rounds.step({0: {"w": np.float32([1, 0])}, 1: {"w": np.float32([0, 1e6])}})
     np.testing.assert_allclose(model["w"], [0.5, 0.5])
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 1e30, math.inf]) | st.floats(0, 3), max_size=9)
+)
+def test_the_others_median_is_that_of_the_other_clients(norms):
+    expected = {k: median_low([*norms[:k], *norms[k + 1 :]] or [0.0]) for k in range(len(norms))}
+    assert others_medians(dict(enumerate(norms))) == expected
 
 
 def test_prototype_counts_above_num_examples_are_refused():

@@ -6,7 +6,6 @@ import os
 import random
 import threading
 import time
-from collections import deque
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +17,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from processes import TIMEOUT, wait_for
 
 from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid
 from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
-from fairflower.engines.workers import Batch, Task, Worker
+from fairflower.engines.tasks import Task, TaskQueue
+from fairflower.engines.workers import Batch, Worker
 from fairflower.errors import ConfigError, EngineError
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.server.transport import send_and_receive
@@ -223,11 +224,12 @@ def test_queued_messages_are_discarded_after_the_timeout():
     class Busy(RayGrid):
         def __init__(self):
             InlineGrid.__init__(self, ClientApp(), 2)
-            self._discarded = set()
+            self._queue = TaskQueue()
+            self._workers = SimpleNamespace(ready=[])
 
         def push_messages(self, messages):
             ids = list(InlineGrid.push_messages(self, messages))
-            self._tasks = deque(Task(self._pending[i], {}) for i in ids)
+            self._queue.add(Task(self._pending[i], {}) for i in ids)
             return ids
 
         def pull_messages(self, message_ids):
@@ -236,10 +238,10 @@ def test_queued_messages_are_discarded_after_the_timeout():
     grid = Busy()
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
     assert send_and_receive(grid, messages, 0.0, threading.Event()) == []
-    assert not grid._tasks
+    assert not grid._queue
     (task, *_) = (Task(message, {}) for message in messages)
-    grid._queue_first([task])  # its worker died
-    assert not grid._tasks, "a discarded message is queued again"
+    grid._queue.put_first([task])  # its worker died
+    assert not grid._queue, "a discarded message is queued again"
 
 
 def test_replies_are_kept_until_their_message_ids_are_pulled():
@@ -248,13 +250,16 @@ def test_replies_are_kept_until_their_message_ids_are_pulled():
     class Answered(RayGrid):
         def __init__(self, replies):
             InlineGrid.__init__(self, ClientApp(), 3)
-            self._arrived, self._discarded, self._tasks = {}, set(), deque()
-            worker = SimpleNamespace(batches=dict(enumerate(replies)))
+            self._arrived, self._queue = {}, TaskQueue()
+            worker = Worker(None, None, dict(enumerate(replies)))
             self._workers = SimpleNamespace(ready=[worker], starting={})
             self._ray = SimpleNamespace(wait=lambda references, **_: (references, []))
 
         def _receive(self, worker, reference):
             return [worker.batches.pop(reference)]
+
+        def _replace_stuck_workers(self):
+            pass
 
         def _hand_out(self):
             pass
@@ -308,7 +313,8 @@ def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped():
             RayGrid(app, 2, workers=1)
 
 
-def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_path):
+def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairflower.engines.ray._LATE", TIMEOUT)  # its worker is not replaced
     app = ClientApp()
 
     @app.train()
@@ -333,6 +339,49 @@ def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_
         time.sleep(1)
         actual = ask(grid, round=3)[0].content["metrics"]["rounds"]
     assert actual == [0, 2, 3]
+
+
+def test_no_client_is_left_out_because_another_one_hangs(monkeypatch, caplog):
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client = context.node_config["partition-id"]
+        while message.content["config"].get("hangs") == client:
+            time.sleep(1)
+        time.sleep(0.02 if client == 5 else 0.01)  # client 5 is the first of the first batch
+        count = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
+        count["n"] = int(count["n"]) + 1
+        metrics = MetricRecord({"n": count["n"]})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def ask_others(grid: RayGrid, hangs: int) -> None:
+        """Wait until all other clients have replied, and discard the message to this one."""
+        content = RecordDict({"config": ConfigRecord({"hangs": hangs})})
+        waiting = set(grid.push_messages([Message(content, n, "train") for n in grid.contexts]))
+
+        def answered() -> bool:
+            replies = grid.pull_messages(waiting)
+            waiting.difference_update(reply.metadata.reply_to_message_id for reply in replies)
+            return len(waiting) == 1
+
+        wait_for(answered, f"replies of all clients but {hangs}")
+        grid.discard(waiting)
+
+    def counts(replies: dict[int, Message]) -> dict[int, int]:
+        return {k: reply.content["metrics"]["n"] for k, reply in replies.items()}
+
+    monkeypatch.setattr("fairflower.engines.ray._LATE", 0)
+    with closing(RayGrid(app, 20, workers=2)) as grid:
+        # In the first round the durations are unknown, and no message is sent behind another.
+        ask_others(grid, hangs=0)
+        assert caplog.text.count("has not answered") == 1  # after its message was discarded
+        assert counts(ask(grid)) == {0: 1} | dict.fromkeys(range(1, 20), 2)
+        # Now there are batches. Those of the hanging client's worker are moved.
+        monkeypatch.setattr("fairflower.engines.ray._STUCK", 2)
+        ask_others(grid, hangs=5)
+        assert caplog.text.count("has not answered") >= 3
+        assert counts(ask(grid)) == {0: 3, 5: 3} | dict.fromkeys({*range(1, 20)} - {5}, 4)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from replies import valid_reply
 from resuming import config, outcome, resume, session, stopped
 from runs import history
 
-from fairflower.aggregation.participation import checked_choice
+from fairflower.aggregation.participation import checked_candidates, checked_choice
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.errors import ConfigError, RoundFailed, StrategyError
@@ -106,6 +106,25 @@ def test_clients_of_unknown_size_are_drawn_only_if_too_few_sizes_are_known() -> 
     assert {k for draw in draws for k in draw.weighted(2)} == {1, 2, 3}
     one = [Draw(r, (0, 1, 2, 3), 3, sizes={3: 5}).weighted(3) for r in range(20)]
     assert one == [[0, 1, 3]] * 20
+
+
+def test_every_client_is_looked_up_once() -> None:
+    """A search through all clients for each of them would take minutes for 100,000 clients."""
+
+    class Id(int):
+        compared = 0
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Id.compared += 1
+            return int(self) == other
+
+    clients = tuple(map(Id, range(300)))
+    sizes = {client: int(client) + 1 for client in clients[:150]}
+    draw = Draw(1, clients, 300, sizes=sizes)
+    assert checked_candidates(PowerOfChoice(d=300), draw) == list(range(300))
+    assert checked_choice(ByExamples(), draw, {}) == list(range(300))
+    assert Id.compared < 10 * len(clients)
 
 
 @pytest.mark.parametrize("answers", [3, 1])
