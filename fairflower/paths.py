@@ -106,6 +106,15 @@ def check_output(path: Path) -> None:
         )
 
 
+def check_output_file(path: Path, suffix: str = "") -> None:
+    """Raise ``ConfigError`` if --out cannot be written, must not be, or has another suffix."""
+    check_output(path)
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder. Name a file.")
+    if suffix and path.suffix != suffix:
+        raise ConfigError(f"--out {path}: expected a file name that ends in {suffix}.")
+
+
 def check_folder(path: Path) -> None:
     """Raise ``OSError`` if a path is not a folder or is not accessible."""
     if not stat.S_ISDIR(path.stat().st_mode):

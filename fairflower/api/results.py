@@ -16,6 +16,7 @@ from fairflower.api.overrides import path_of
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.report import Analysis, Run, analyze, terminal_table, write_report, write_summary
 from fairflower.report.pages import html_table
+from fairflower.report.reading import model_file
 
 if TYPE_CHECKING:  # both are slow to import
     import numpy as np
@@ -211,13 +212,13 @@ class Result(Results):
     def model(self) -> dict[str, NDArray[np.generic]]:
         """The arrays of the final global model, by name.
 
-        Raises ``RunFolderError`` if the run did not complete any round, or the file is damaged.
+        Raises ``RunFolderError`` if the run did not complete any round, was read from a summary, or
+        the file is damaged.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        if not (path := self.path / "model.safetensors").is_file():
-            raise RunFolderError(f"{path} is missing: the run did not complete any round.")
+        path = model_file(self.run)
         try:
             return load_file(path)
         except SafetensorError as error:

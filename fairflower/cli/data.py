@@ -32,6 +32,8 @@ def show(
     For features and token ids, the command prints statistics of the training examples instead of
     saving images.
     """
+    if (other := overrides.assigned.get("data.name", name)) != name:
+        raise ConfigError(f"--set data.name={other}: the command names {name}. Remove one of them.")
     settings = overrides.file | {"data.name": name} | overrides.options | overrides.assigned
     config = RunConfig.from_flat(settings)
     path = (out or Path(f"{name}.png")).absolute()

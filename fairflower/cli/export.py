@@ -9,7 +9,7 @@ import typer
 
 from fairflower.cli.options import DataDir
 from fairflower.cli.terminal import friendly_errors, say_where
-from fairflower.paths import check_output
+from fairflower.paths import check_output_file
 
 
 @friendly_errors()
@@ -32,9 +32,10 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Export a run's final model for use in other programs."""
+    from fairflower.final_model.exporting import FORMATS
     from fairflower.final_model.exporting import export as write
     from fairflower.report import read_run
 
     if out:
-        check_output(out)
+        check_output_file(out, Path(FORMATS.get(format_, "")).suffix)
     say_where("model", write(read_run(run), format_, out, data_dir or ""))

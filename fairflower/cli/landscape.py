@@ -56,6 +56,8 @@ def landscape(
     from fairflower.report import read_run
     from fairflower.server.progress import counting_bar
 
+    if out and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file. Name a folder.")
     selected = [read_run(folder) for folder in run_folders(*runs)]
     if out and len({run.path.name for run in selected}) < len(selected):
         raise ConfigError(
@@ -64,7 +66,7 @@ def landscape(
         )
     landscapes, places = [], []
     with counting_bar(console, "points", transient=True) as bar:
-        tasks = [bar.add_task(run.label, total=grid**2) for run in selected]
+        tasks = [bar.add_task(run.path.name, total=grid**2) for run in selected]
         for run, task in zip(selected, tasks, strict=True):
             landscapes.append(
                 explore(
@@ -83,17 +85,15 @@ def landscape(
             landscapes[-1].write_csv(folder / f"{prefix}landscape.csv")
             places.append((folder, prefix))
     levels = levels_of(landscapes)
-    for surfaces, (folder, prefix) in zip(landscapes, places, strict=True):
+    for run, surfaces, (folder, prefix) in zip(selected, landscapes, places, strict=True):
         draw(surfaces, levels, folder, prefix)
-        console.print(_heights(surfaces))
+        console.print(_heights(run.path.name, surfaces))
         say_where("landscape", folder / f"{prefix}landscape.png")
 
 
-def _heights(landscape: Landscape) -> Table:
+def _heights(run: str, landscape: Landscape) -> Table:
     """Return a table of the model's loss and the mean increase in the loss around it."""
-    table = Table(
-        title=f"Loss around the model trained with {escape(landscape.label)}", title_justify="left"
-    )
+    table = Table(title=f"Loss around the model of {escape(run)}", title_justify="left")
     for column in ("domain", "examples", "loss", "mean rise"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for surface in landscape.surfaces:

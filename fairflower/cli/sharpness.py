@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fairflower.cli.options import NUMBER, DataDir, Device, RunFolders
 from fairflower.cli.terminal import console, friendly_errors, say_where
-from fairflower.paths import check_output, run_folders
+from fairflower.paths import check_output_file, run_folders
 
 if TYPE_CHECKING:
     from fairflower.final_model.landscape import ClientSharpness
@@ -39,10 +39,10 @@ def sharpness(
     from fairflower.server.progress import counting_bar
 
     if out:
-        check_output(out)
+        check_output_file(out, ".csv")
     selected = [read_run(folder) for folder in run_folders(*runs)]
     measured = []
-    with counting_bar(console, "points", transient=True) as bar:
+    with counting_bar(console, "clients", transient=True) as bar:
         task = bar.add_task("clients", total=sum(len(run.clients) for run in selected))
         for run, name in zip(selected, method_names(selected), strict=True):
             sharpness = client_sharpness(
@@ -60,31 +60,29 @@ def sharpness(
 
 
 def by_method(measured: list[ClientSharpness]) -> Table:
-    """Return a table with a row for each method: mean and standard deviation over clients."""
+    """Return a table of each method's mean sharpness per domain and over all clients."""
     import numpy as np
 
     table = Table(
         title="Sharpness of the final model over clients",
-        caption="Mean over the clients of each domain; mean (all) and standard deviation (std, "
-        "ddof 0) over all clients. All values are averaged over a method's runs.",
+        caption="Mean over the clients of each domain; mean and standard deviation (ddof 0) over "
+        "all clients. All values are averaged over a method's runs.",
         title_justify="left",
         caption_justify="left",
     )
     methods: dict[tuple[str, tuple[str, ...]], list[ClientSharpness]] = {}
     for sharpness in measured:
         methods.setdefault((sharpness.label, tuple(sharpness.values)), []).append(sharpness)
-    domains = list(dict.fromkeys(domain for _, groups in methods for domain in groups))
-    table.add_column("method", overflow="fold")
-    for column in (*domains, "all", "std"):
-        table.add_column(escape(column), justify="right")
-    for (label, groups), runs in methods.items():
-        shown = [
-            f"{np.mean([sharpness.values[d].mean() for sharpness in runs]):.4f}"
-            if d in groups
-            else ""
-            for d in domains
-        ]
-        overall = np.mean([sharpness.over_clients for sharpness in runs], axis=0)
+    # Domains are rows, because a column that does not fit would be cropped.
+    for heading in ("method", "domain"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("sharpness", justify="right", no_wrap=True)
+    for (label, domains), runs in methods.items():
         count = f" ({len(runs)} runs)" if len(runs) > 1 else ""
-        table.add_row(escape(label) + count, *shown, *(f"{value:.4f}" for value in overall))
+        mean, std = np.mean([sharpness.over_clients for sharpness in runs], axis=0)
+        table.add_section()
+        table.add_row(escape(label) + count, "all clients", f"{mean:.4f} ±{std:.4f}")
+        for domain in domains:
+            mean = np.mean([sharpness.values[domain].mean() for sharpness in runs])
+            table.add_row("", escape(domain), f"{mean:.4f}")
     return table

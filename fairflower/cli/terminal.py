@@ -14,8 +14,8 @@ from rich.table import Table
 
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 
-# Errors go to the same stream, so that they appear between lines of progress.
 console = Console()
+_errors = Console(stderr=True)
 
 #: ASCII replacements for characters in tables and verdicts that some terminals lack.
 _ASCII = str.maketrans(
@@ -53,12 +53,12 @@ def friendly_errors(extra: str = "train") -> Iterator[None]:
         yield
     except USER_ERRORS as error:
         text = escape(printable(error))
-        console.print(f"[bold red]Error:[/] {text}", soft_wrap=True, highlight=False)
+        _errors.print(f"[bold red]Error:[/] {text}", soft_wrap=True, highlight=False)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except RuntimeError as error:
         if str(error) != NO_HOME:
             raise
-        console.print(
+        _errors.print(
             "[bold red]Error:[/] A path starts with ~ and a user name, but this user does not "
             "exist."
         )

@@ -87,21 +87,39 @@ def clients_table(federation: Federation) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    shown.add_column("client", justify="right")
-    shown.add_column("domain")
     splits = {"test": federation.test_sizes}
     if federation.validation_sizes:
         splits["validation"] = federation.validation_sizes
-    for heading in ("train", *map(str, range(federation.num_classes)), *splits):
-        shown.add_column(heading, justify="right")
+    per_class = np.sum([client.class_counts for client in federation.clients], axis=0)
+    width = len(str(max(*per_class.tolist(), federation.num_classes)))
+    per_line = 10 if width < 5 else 5  # in a terminal of 80 columns, which would crop more columns
+
+    def in_lines(numbers: Sequence[int]) -> str:
+        padded = [str(number).rjust(width) for number in numbers]
+        lines = range(0, len(padded), per_line)
+        return "\n".join(" ".join(padded[first : first + per_line]) for first in lines)
+
+    shown.add_column("client", justify="right", no_wrap=True)
+    shown.add_column("domain", overflow="fold")
+    shown.add_column("train", justify="right", no_wrap=True)
+    shown.add_column(in_lines(range(federation.num_classes)), overflow="fold")
+    for heading in splits:
+        shown.add_column(heading, justify="right", no_wrap=True)
     for domain, *sizes in zip(federation.domains, *splits.values(), strict=True):
         clients = [federation.clients[client] for client in federation.clients_of(domain)]
         for client in clients:
-            numbers = (client.num_examples, *client.class_counts)
-            shown.add_row(str(client.client_id), escape(domain), *map(str, numbers))
+            shown.add_row(
+                str(client.client_id),
+                escape(domain),
+                str(client.num_examples),
+                in_lines(client.class_counts),
+            )
         totals = np.sum([client.class_counts for client in clients], axis=0).tolist()
-        numbers = (sum(totals), *totals, *sizes)
-        shown.add_row("all", escape(domain), *map(str, numbers), style="bold", end_section=True)
+        shown.add_row(
+            *("all", escape(domain), str(sum(totals)), in_lines(totals), *map(str, sizes)),
+            style="bold",
+            end_section=True,
+        )
     return shown
 
 

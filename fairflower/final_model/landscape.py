@@ -30,6 +30,7 @@ from fairflower.models import set_arrays, trainable
 from fairflower.numerics import Vector
 from fairflower.numerics.threads import cpus
 from fairflower.report import Run
+from fairflower.report.reading import model_file
 from fairflower.seeds import derive_seed
 from fairflower.server.checkpoint import check_same_examples
 from fairflower.training.batches import Examples, examples_of
@@ -157,11 +158,7 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
 
     Raises `RunFolderError` if the run has no model or the model does not match the config.
     """
-    path = run.path / "model.safetensors"
-    if not path.is_file():
-        raise RunFolderError(
-            f"{run.path} has no model.safetensors, because the run did not complete any round."
-        )
+    path = model_file(run)
     # As the clients build it: arrays that stay with them have their initial values.
     keeps = issubclass(config.client.factory, LocalArraysTrainer) and run.info.get("local_arrays")
     spec, seed = (config.model, config.seed) if keeps else (config.model.to_receive(), 0)

@@ -186,6 +186,20 @@ class Run(AccuracyHistory):
         return self.scores[score][self.last()]
 
 
+def model_file(run: Run) -> Path:
+    """Return the path of a run's final model; raise ``RunFolderError`` if there is none."""
+    if not run.path.is_absolute():  # a folder with this name here would be of another run
+        raise RunFolderError(
+            f"{run.path} was read from a summary, which has no model. Read the run folder."
+        )
+    path = run.path / "model.safetensors"
+    if not path.is_file():
+        raise RunFolderError(
+            f"{run.path} has no model.safetensors, because the run did not complete any round."
+        )
+    return path
+
+
 def read_run(path: str | Path) -> Run:
     """Read the folder of a run that is completed, stopped or still running.
 

@@ -108,7 +108,7 @@ class RunProgress:
         domains = list(recent[-1][1]) if recent else []
         names = list(dict.fromkeys(name for *_, beside in recent for name in beside))
         for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *names]:
-            table.add_column(escape(name), justify="right")
+            table.add_column(escape(name), justify="right", overflow="fold")
         for server_round, accuracies, beside in recent:
             over = (row(_tested(accuracies)) for row in _OVER_DOMAINS)
             values = [_percent(v) for v in (*accuracies.values(), *over)]

@@ -389,6 +389,15 @@ def test_a_damaged_model_is_named(results) -> None:
         _ = results[0].model
 
 
+def test_a_summary_has_no_model_even_if_a_folder_has_the_runs_name(
+    results, tmp_path, monkeypatch
+) -> None:
+    results.summary(summary := tmp_path / "summary.csv")
+    monkeypatch.chdir(results[0].path.parent)
+    with pytest.raises(RunFolderError, match="was read from a summary, which has no model"):
+        _ = ff.read(summary)[0].model
+
+
 def test_the_table_has_means_and_deviations_over_seeds(results) -> None:
     """Domain a has start + 0.04 on average over rounds 2 to 6; b has 0.9."""
     table = results.table

@@ -219,6 +219,8 @@ def test_list_shows_every_registered_name():
 
 def test_data_show_draws_a_contact_sheet(tmp_path):
     png = tmp_path / "sheet.png"
+    refused = call("data", "show", "uci-digits", "--set=data.name=randhie", expect=2)
+    assert "--set data.name=randhie: the command names uci-digits" in refused
     output = call("data", "show", "uci-digits", "--out", str(png))
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "printed" in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +48,16 @@ def test_table_counts_clients_domains_and_tests(federation: Federation, tmp_path
         numbers = (client.num_examples, *client.class_counts)
         assert [str(client.client_id), client.domain, *map(str, numbers)] in lines
     assert f"red:{tmp_path / 'red.npz'}" in "".join(captured.get().split())
+
+
+@pytest.mark.parametrize(("classes", "count"), [(10, 123), (62, 12345)])
+def test_no_number_is_cropped_on_a_narrow_terminal(
+    federation: Federation, classes: int, count: int
+) -> None:
+    counts = tuple(range(count, count + classes))
+    clients = tuple(replace(client, class_counts=counts) for client in federation.clients)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(clients_table(replace(federation, clients=clients, num_classes=classes)))
+    shown = captured.get().split()
+    assert all(shown.count(str(number)) == len(clients) for number in counts)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import call
+from command import call, invoke
 from rich.console import Console
 
 from fairflower import cli
@@ -76,6 +76,33 @@ def test_the_sharpness_command_prints_domains_and_writes_every_client(
     finally:
         (folder / "aside").rename(folder / "model.safetensors")
     assert "no model.safetensors" in missing
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.txt"
+    file.touch()
+    for command, out, reason in (
+        ("sharpness", tmp_path, "is a folder"),
+        ("sharpness", file, "expected a file name that ends in .csv"),
+        ("export", tmp_path, "is a folder"),
+        ("export", file, "expected a file name that ends in .onnx"),
+        ("landscape", file, "is a file. Name a folder"),
+    ):
+        refused = invoke(command, folder, "--out", out)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"Error: --out {out}")
+        assert reason in refused.stderr
+        assert not refused.stdout
+
+
+def test_no_number_is_cropped_on_a_narrow_terminal() -> None:
+    values = {f"domain {k}": np.full(2, k + 0.5) for k in range(8)}
+    console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(cli.sharpness.by_method([ClientSharpness("fedism", 0, values)]))
+    shown = console.export_text()
+    assert all(f"{k}.5000" in shown for k in range(8))
 
 
 def test_a_long_name_is_not_truncated_on_a_narrow_terminal() -> None:
