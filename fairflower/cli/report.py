@@ -71,6 +71,7 @@ def report(
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
     _check_outputs(format_, out, summary, into)
+    _check_overwriting(runs, format_, out, summary, into)
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
@@ -110,6 +111,23 @@ def _check_outputs(format_: str, out: Path | None, summary: Path | None, into: P
             f"--out {out}: expected a folder; the page is written to index.html in it, and the "
             "figures beside it."
         )
+
+
+def _check_overwriting(
+    runs: list[Path], format_: str, out: Path | None, summary: Path | None, into: Path | None
+) -> None:
+    """Raise ``ConfigError`` if an output equals an input or another output."""
+    # The page has a summary beside it, which may be an input.
+    table = out / "summary.csv" if out and format_ == "html" else out
+    inputs = {os.path.realpath(run.expanduser()) for run in runs}
+    outputs: set[str] = set()
+    for written in filter(None, (summary, into, table)):
+        place = os.path.realpath(written)
+        if place in inputs:
+            raise ConfigError(f"{written} would be read and overwritten. Choose another output.")
+        if place in outputs:
+            raise ConfigError(f"{written} would be written twice. Choose another output.")
+        outputs.add(place)
 
 
 def _check_no_studies(runs: list[Path]) -> None:

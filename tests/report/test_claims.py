@@ -743,6 +743,35 @@ def test_invalid_uses_of_the_report_command_are_refused(tmp_path: Path) -> None:
         write_summary([read_run(folder)], tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("x.csv --format md --out x.csv", "x.csv would be read and overwritten"),
+        ("x.csv --into link.csv", "link.csv would be read and overwritten"),
+        ("x.csv --summary ../{}/x.csv", "x.csv would be read and overwritten"),
+        ("page/summary.csv r --out page", "page/summary.csv would be read and overwritten"),
+        ("r --summary new.csv --into ./new.csv", "new.csv would be written twice"),
+    ],
+)
+@pytest.mark.posix
+def test_an_output_that_equals_an_input_or_another_output_is_refused(
+    arguments: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(make_run(tmp_path / "r", rising(0.5)))
+    (tmp_path / "page").mkdir()
+    summaries = [tmp_path / "x.csv", tmp_path / "page" / "summary.csv"]
+    for path in summaries:
+        write_summary([run], path)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "x.csv")
+    before = [path.read_bytes() for path in summaries]
+    monkeypatch.chdir(tmp_path)
+    assert f"{problem}. Choose another output." in call(
+        *arguments.format(tmp_path.name).split(), code=2
+    )
+    assert [path.read_bytes() for path in summaries] == before
+    assert not (tmp_path / "new.csv").exists()
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_page_is_written_to_the_given_folder_and_not_read_as_a_run(
     tmp_path: Path,
