@@ -229,7 +229,9 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('compare --jobs 1.5', "--jobs '1.5': expected auto or a positive whole number."),
             ('compare --jobs 2 --engine ray', "--jobs 2: parallel runs use the inline engine, on this machine and with one client at a time, but engine = 'ray' is set. Remove --jobs or engine."),
             ('compare --output-dir /proc/x', '/proc/x: No such file or directory. Check this path.'),
-            ('report /no/such/run', 'Skipped: The run folder /no/such/run does not exist.'),
+            ('report /no/such/run', 'Error: /no/such/run does not exist. Check this path, or omit it.'),
+            ('report {run} /no/such/run', 'Error: /no/such/run does not exist. Check this path, or omit it.'),
+            ('report /no/such.csv', 'Error: /no/such.csv does not exist. Check this path, or omit it.'),
             ('report {empty}', 'empty is not a run folder and contains no run folders: there is no run.json in it.'),
             ('report {text}', 'Skipped: text is a file, not a run folder or a summary (.csv).'),
             ('report {run} --summary x.txt', '--summary x.txt: expected a file name that ends in .csv.'),
@@ -361,7 +363,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
     'a run folder': (
         'report',
         [
-            ('/no/\udcff', 'Skipped: The run folder /no/\\udcff does not exist.'),
+            ('/no/\udcff', 'Error: /no/\\udcff does not exist.'),
             ('{no-facts}', 'no-facts is not a run folder and contains no run folders: there is no run.json in it.'),
             ('{torn-facts}', 'Skipped: torn-facts/run.json is not valid JSON'),
             ('{no-config}', 'Skipped: no-config is not a run folder: the file config.toml is missing.'),

@@ -70,6 +70,7 @@ def report(
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
+    _check_inputs(runs)
     _check_outputs(format_, out, summary, into)
     _check_overwriting(runs, format_, out, summary, into)
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
@@ -93,6 +94,12 @@ def report(
         from fairflower.report.pages import generated_markdown, replace_generated_block
 
         replace_generated_block(into, source, generated_markdown(source))
+
+
+def _check_inputs(runs: list[Path]) -> None:
+    for given in runs:
+        if not given.expanduser().exists():
+            raise ConfigError(f"{given} does not exist. Check this path, or omit it.")
 
 
 def _check_outputs(format_: str, out: Path | None, summary: Path | None, into: Path | None) -> None:

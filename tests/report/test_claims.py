@@ -733,7 +733,8 @@ def test_invalid_uses_of_the_report_command_are_refused(tmp_path: Path) -> None:
     document.rmdir()
     call(tmp_path / "x.csv", "--into", document)
     assert document.read_text().startswith("<!-- generated from x.csv -->")
-    assert "Skipped" in call(tmp_path / "no.csv", code=1)
+    assert "no.csv does not exist" in call(folder, tmp_path / "no.csv", code=2)
+    assert not (folder / "report").exists()
     for arguments in (["--summary", "no/x.csv"], ["--format", "md", "--out", "no/x.md"]):
         assert "the folder no does not exist" in call(folder, *arguments, code=2)
     assert "is a folder" in call(folder, "--format", "latex", "--out", tmp_path, code=2)
