@@ -16,7 +16,7 @@ from fairflower.cli.terminal import console, friendly_errors, printable, say_whe
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, run_folders
-from fairflower.plans.protocol import is_study
+from fairflower.plans.protocol import studies_in
 
 if TYPE_CHECKING:
     from fairflower.report import Run
@@ -139,13 +139,15 @@ def _check_overwriting(
 
 def _check_no_studies(runs: list[Path]) -> None:
     for given in runs:
-        if is_study(given):
+        studies = studies_in(given)
+        if studies:
+            found = f"{given} {'is a study' if given in studies else 'contains studies'}"
+            folders = shlex.join(str(study / "runs") for study in studies)
             raise ConfigError(
-                f"{given} is a study. For a report that includes the trials, repeat its "
+                f"{found}. For a report that includes the trials, repeat the study's "
                 "`fairflower tune` command with the same --output-dir; completed runs are kept. "
                 "For a report on the test runs only, including those of earlier choices: "
-                "fairflower report "
-                f"{shlex.quote(str(given / 'runs'))}"
+                f"fairflower report {folders}"
             )
 
 

@@ -788,11 +788,21 @@ def test_the_report_page_is_written_to_the_given_folder_and_not_read_as_a_run(
     assert "newer run" not in call(tmp_path, *folders), "a run that is given twice is read once"
 
 
-def test_report_refuses_a_study(tmp_path: Path) -> None:
-    for name in ("runs/a", "trials/a-trial0"):
-        make_run(tmp_path / name, rising(0.5))
-    assert f"fairflower report {tmp_path / 'runs'}" in call(tmp_path, code=2)
-    assert not (tmp_path / "report").exists()
+def test_report_refuses_a_study_and_folders_that_contain_studies(tmp_path: Path) -> None:
+    studies = [tmp_path / "boards" / name for name in ("digits", "office")]
+    for study in studies:
+        for name in ("runs/a", "trials/a-trial0"):
+            make_run(study / name, rising(0.5))
+    message = call(studies[0], code=2)
+    assert f"{studies[0]} is a study." in message
+    assert message.rstrip().endswith(f"fairflower report {studies[0] / 'runs'}")
+    tests = " ".join(str(study / "runs") for study in studies)
+    for above in (tmp_path, tmp_path / "boards"):
+        message = call(above, code=2)
+        assert f"{above} contains studies." in message
+        assert message.rstrip().endswith(f"fairflower report {tests}")
+    assert not list(tmp_path.rglob("report"))
+    call(*tests.split(), studies[0] / "trials", "--format", "csv")
 
 
 def test_latex_writes_notes_on_failed_runs_as_comments(tmp_path: Path) -> None:
