@@ -38,7 +38,8 @@ def report(
             "-o",
             help="Output folder for the HTML page, or output file for another format. Default: the "
             "HTML page is written to `report` in the folder of the runs (for summaries there is "
-            "no page), and other formats are printed.",
+            "no page, and for runs in several folders --out is needed), and other formats are "
+            "printed.",
         ),
     ] = None,
     format_: Annotated[
@@ -154,13 +155,21 @@ def _check_no_studies(runs: list[Path]) -> None:
 def _page_folder(runs: list[Path], paths: list[Path]) -> Path | None:
     """Return the default folder of the HTML page of ``runs``; None if all are summaries.
 
-    ``paths`` are the run folders and summaries in ``runs``.
+    ``paths`` are the run folders and summaries in ``runs``. Raises ``ConfigError`` if several
+    ``runs`` have different parents.
     """
     folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
     if not folders:
         return None
-    first = runs[0].expanduser().absolute()
-    return (first if len(runs) == 1 else Path(os.path.commonpath(folders))) / "report"
+    if len(runs) == 1:
+        return runs[0].expanduser().absolute() / "report"
+    parents = list(dict.fromkeys(folder.parent for folder in folders))
+    if len(parents) > 1:
+        raise ConfigError(
+            f"The runs are in several folders, such as {parents[0]} and {parents[1]}. Choose the "
+            "folder of the page with --out."
+        )
+    return parents[0] / "report"
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:

@@ -786,6 +786,12 @@ def test_the_report_page_is_written_to_the_given_folder_and_not_read_as_a_run(
     call(folders[0])
     assert (folders[0] / "report" / "index.html").exists()
     assert "newer run" not in call(tmp_path, *folders), "a run that is given twice is read once"
+    other = make_run(tmp_path / "other" / "c", rising(0.5), label="c")
+    message = call(folders[0], other, code=2)
+    assert f"such as {folders[0].parent} and {other.parent}." in message
+    assert "with --out" in message
+    call(folders[0], other, "--out", tmp_path / "page")
+    call(tmp_path)
 
 
 def test_report_refuses_a_study_and_folders_that_contain_studies(tmp_path: Path) -> None:
