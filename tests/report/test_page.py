@@ -299,6 +299,24 @@ def test_the_size_of_the_model_is_a_line_under_the_first_accuracy_table(tmp_path
     assert line in page_of(tmp_path / "out", *folders).text
 
 
+def test_only_judged_differences_are_tinted_and_the_best_of_a_column_is_bold(
+    tmp_path: Path,
+) -> None:
+    folders = [
+        make_run(tmp_path / f"{label}{i}", constant(a=a, b=0.9), label=label, seed=i)
+        for label, values in (
+            ("fedavg", (0.5, 0.51, 0.52, 0.53, 0.54)),
+            ("uniform", (0.7, 0.72, 0.72, 0.74, 0.74)),
+        )
+        for i, a in enumerate(values)
+    ]
+    text = page_of(tmp_path / "out", *folders).text
+    assert "<td><strong>72.40</strong>" in text
+    tinted = re.findall(r'<td class="(\w+)"><strong>([^<]*)', text)
+    assert ("better", "+20.40 ▲") in tinted
+    assert all(number[-1] in "▲▼" for _, number in tinted)
+
+
 def test_models_of_different_sizes_are_a_table_by_method(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "f", ALL, label="fedavg", model_bytes=4_000, num_parameters=1_000),
