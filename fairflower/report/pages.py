@@ -31,6 +31,9 @@ from fairflower.server.contents import read_text
 #: Width to which names of methods and columns are wrapped if a terminal is too narrow for them.
 _NAME = 16
 
+#: The sentence of a caption that explains bold type.
+_BOLD = re.compile(r" ?Bold: [^.]*\.")
+
 # --- a terminal -----------------------------------------------------------------------
 
 
@@ -60,8 +63,21 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
 def _rich_tables(tables: Iterable[Table]) -> Iterator[RenderableType]:
     for table in tables:
         yield from (Text(table.title, style="bold"), _WholeTable(table))
-        yield from (Text(line, "dim") for line in (table.caption, *table.footers) if line)
+        yield from (_Line(line) for line in (table.caption, *table.footers) if line)
         yield Text()
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line below a table, without the explanation of bold type where there is none."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        # A pipe or a file gets plain text.
+        text = self.text if console.color_system else _BOLD.sub("", self.text)
+        if text:
+            yield Text(text, "dim")
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,19 @@ def test_narrow_terminals_show_every_number_beside_its_method(tmp_path: Path, wi
     assert "an-unusual-metho" in narrow if width > 34 else "an-" in narrow
 
 
+@pytest.mark.parametrize(("colors", "bold"), [(None, False), ("standard", True)])
+def test_bold_type_is_explained_where_there_is_some(
+    tmp_path: Path, colors: Any, bold: bool
+) -> None:
+    folders = [make_run(tmp_path / label, ALL, label=label) for label in ("fedavg", "fedheal")]
+    console = Console(width=400, color_system=colors, force_terminal=bold)
+    with console.capture() as capture:
+        console.print(terminal_table([read_run(folder) for folder in folders]))
+    assert ("\x1b[1m" in capture.get()) == bold
+    assert ("Bold: " in capture.get()) == bold
+    assert "Test accuracy in %" in capture.get()
+
+
 def _printed(folders: list[Path], width: int) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
