@@ -323,11 +323,15 @@ def _templates() -> Environment:
 
 
 def _differences(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the config keys that differ between methods, with each method's value."""
+    """Return the config keys that differ between methods, with each method's value.
+
+    The federation of a method that has several, each drawn with its seed, has the value "seed".
+    """
     left_out = {"seed", *execution_keys()}
     return differing(
         [
             {key: shown(value) for key, value in method.config.items() if key not in left_out}
+            | ({"data.seed": "seed"} if method.federations else {})
             for method in comparison.methods
         ]
     )

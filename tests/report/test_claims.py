@@ -24,6 +24,7 @@ from run_folders import (
     edit,
     give_clients,
     make_run,
+    page_of,
     printed_tables,
     rising,
     tables_of,
@@ -856,6 +857,20 @@ def test_runs_on_several_federations_are_paired_by_federation(
     # A single run still counts as one federation, which is too few pairs.
     alone = sections([*folders[:6], folders[6]])[""][1]
     assert "(1 federation): too few pairs" in alone
+
+
+def test_federations_that_only_some_methods_have_are_no_difference_in_config(
+    tmp_path: Path,
+) -> None:
+    values = [0.5, 0.52, 0.48]
+    folders = federated(tmp_path, "fedavg", values)
+    folders += federated(tmp_path, "uniform", [0.4, *values])[1:]
+    listed = "Config keys in which the methods differ"
+    rows = page_of(tmp_path / "out", *folders).table(listed)
+    assert list(rows) == ["strategy.name"]
+    folders += federated(tmp_path, "fedheal", values, shared=0)
+    rows = page_of(tmp_path / "out", *folders).table(listed)
+    assert sorted(rows["data.seed"].values()) == ["0", "data.seed", "seed", "seed"]
 
 
 def test_seeds_on_one_federation_name_it_and_are_not_paired_with_another(
