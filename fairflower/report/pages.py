@@ -17,7 +17,8 @@ from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairflower.config import execution_keys, shown
+from fairflower.config import execution_keys, is_argument, is_setting, shown, toml_tables
+from fairflower.config.methods import DEFAULT
 from fairflower.data import ClientInfo
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.methods import Comparison, differing
@@ -296,6 +297,7 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
         figures=drawn,
         differences=_differences,
         facts=_facts,
+        settings=_settings,
         partitions=_partitions,
     )
     page.write_text(text, encoding="utf-8")
@@ -318,7 +320,6 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["toml"] = shown
     return environment
 
 
@@ -334,6 +335,17 @@ def _differences(comparison: Comparison) -> dict[str, list[str]]:
             | ({"data.seed": "seed"} if method.federations else {})
             for method in comparison.methods
         ]
+    )
+
+
+def _settings(run: Run) -> str:
+    """Return a run's settings as TOML, without arguments that it left at their defaults."""
+    return toml_tables(
+        {
+            key: value
+            for key, value in run.config.items()
+            if is_setting(key) and not (is_argument(key) and value == DEFAULT)
+        }
     )
 
 

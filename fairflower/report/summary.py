@@ -269,7 +269,9 @@ def _run_of_row(row: Mapping[str, str]) -> Run:
         status=row["status"],
         domains=domains,
         clients=tuple(ClientInfo(k, domain, 0, ()) for k, domain in enumerate(owners)),
-        config=known | dict(settings) | {"seed": int(row["seed"])},
+        config={key: value for key, value in known.items() if key not in _UNRECORDED}
+        | dict(settings)
+        | {"seed": int(row["seed"])},
         rounds=rounds,
         accuracy=accuracy,
         by_client=_client_accuracies(row, _BY_CLIENT, rounds, len(owners)),
@@ -358,6 +360,10 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
 # --- cells -----------------------------------------------------------------------------------
 
 
+#: Settings that a summary leaves out; reports need ``tuned``.
+_UNRECORDED = execution_keys() - {"tuned"}
+
+
 def _settings(runs: Iterable[Run]) -> list[str]:
     """Return the config keys that differ from their defaults in some run, in config order."""
     known = RunConfig().concise()
@@ -374,7 +380,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
         return places.get(key, places.get(f"{key.partition('.')[0]}.name", -1)), key not in places
 
     keys = dict.fromkeys(key for run in runs for key in run.config if key in changed)
-    left_out = {"seed", *execution_keys()} - {"tuned"}  # which reports need
+    left_out = {"seed", *_UNRECORDED}
     return sorted((key for key in keys if place(key)[0] >= 0 and key not in left_out), key=place)
 
 

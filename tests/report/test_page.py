@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -28,7 +31,14 @@ from run_folders import (
     rising,
 )
 
-from fairflower.report import read_run, terminal_table, write_report
+from fairflower.config import RunConfig, execution_keys, flatten_tables
+from fairflower.report import (
+    read_run,
+    read_summary,
+    terminal_table,
+    write_report,
+    write_summary,
+)
 from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import draw, plot
 from fairflower.report.latex import latex
@@ -328,6 +338,38 @@ def test_only_judged_differences_are_tinted_and_the_best_of_a_column_is_bold(
     tinted = re.findall(r'<td class="(\w+)"><strong>([^<]*)', text)
     assert ("better", "+20.40 ▲") in tinted
     assert all(number[-1] in "▲▼" for _, number in tinted)
+
+
+def test_the_resolved_config_is_toml_of_what_the_run_recorded(tmp_path: Path) -> None:
+    folder = make_run(
+        tmp_path / "a<b",
+        ALL,
+        config='[client]\nname = "fedprox"\nmu = 0.25\nrho = "default"\n',
+    )
+    write_summary([read_run(folder)], tmp_path / "x.csv")
+
+    def settings(text: str) -> dict[str, Any]:
+        (shown,) = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+        return flatten_tables(tomllib.loads(html.unescape(shown)))
+
+    recorded = settings(page_of(tmp_path / "out", folder).text)
+    given = {
+        "run-name": "a<b",
+        "num-server-rounds": 6,
+        "engine": "ray",
+        "data.name": "digits",
+        "strategy.name": "fedheal",
+        "client.name": "fedprox",
+        "client.mu": 0.25,
+        "train.lr": 0.01,
+    }
+    assert recorded == RunConfig().concise() | given
+    with mock.patch("fairflower.report.figures.comparison.draw", return_value=[]):
+        page = write_report(read_summary(tmp_path / "x.csv"), tmp_path / "out")
+    unrecorded = execution_keys() - {"tuned"}
+    assert settings(page.read_text("utf-8")) == {
+        key: value for key, value in recorded.items() if key not in unrecorded
+    }
 
 
 def test_models_of_different_sizes_are_a_table_by_method(tmp_path: Path) -> None:
