@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -288,6 +288,7 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
         for i, chapter in enumerate(chapters, start=1)
     ]
     page = out / "index.html"
+    _remove_earlier_figures(page, {figure.name for of_chapter in drawn for figure in of_chapter})
     template = _templates().get_template("page.html.j2")
     text = template.render(
         chapters=chapters,
@@ -304,6 +305,14 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
     (out / "tables.md").write_text(markdown_tables(analysis), encoding="utf-8")
     write_summary(analysis.runs, out / "summary.csv")
     return page
+
+
+def _remove_earlier_figures(page: Path, names: Set[str]) -> None:
+    """Remove the figures of an earlier report's page, except those with these names."""
+    text = page.read_bytes().decode(errors="replace") if page.exists() else ""
+    for name in set(re.findall(r'<figure data-name="([a-z0-9-]+)"', text)) - names:
+        for kind in ("png", "svg"):
+            (page.parent / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
 
 
 def html_table(table: Table) -> str:

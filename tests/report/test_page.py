@@ -134,6 +134,22 @@ def test_figures_are_written_as_valid_png_and_svg_files(hostile: Path) -> None:
             assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("drawn_once")
+def test_a_report_removes_the_figures_of_an_earlier_one_and_no_other_files(tmp_path: Path) -> None:
+    first, second = (
+        make_run(tmp_path / label, accuracies, label=label)
+        for label, accuracies in (("a", rising(0.5)), ("b", constant(x=0.5)))
+    )
+    write_report([read_run(first), read_run(second)], tmp_path / "out")
+    figures = tmp_path / "out" / "figures"
+    (figures / "mine.png").write_bytes(b"mine")
+    assert (figures / "2-average.svg").exists()
+    write_report([read_run(first)], tmp_path / "out")
+    drawn = {path.stem for path in figures.iterdir()}
+    write_report([read_run(first)], tmp_path / "other")
+    assert drawn == {path.stem for path in (tmp_path / "other" / "figures").iterdir()} | {"mine"}
+
+
 @pytest.mark.slow
 def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5, rounds=3))
