@@ -95,6 +95,7 @@ def report(
         from fairflower.report.pages import generated_markdown, replace_generated_block
 
         replace_generated_block(into, source, generated_markdown(source))
+        say_where("document", into)
 
 
 def _check_inputs(runs: list[Path]) -> None:
@@ -222,6 +223,7 @@ def print_report(
         console.print(terminal_table(analysis))
     if runs and summary:
         write_summary(runs, summary)
+        say_where("summary", summary)
     if runs and out:
         say_where("report", write_report(analysis, out))
     return bool(runs)

@@ -686,7 +686,10 @@ def test_a_document_is_filled_only_from_a_summary(tmp_path: Path) -> None:
     folders = hospitals(tmp_path / "runs")
     document = tmp_path / "x.md"
     document.write_text("# Title\n\nHow it was made.\n")
-    call(*folders, "--summary", tmp_path / "x.csv", "-o", tmp_path / "out", "--into", document)
+    written = {"summary": tmp_path / "x.csv", "document": document}
+    options = ("--summary", written["summary"], "-o", tmp_path / "out", "--into", document)
+    output = command.call("report", *folders, *options).splitlines()
+    assert all(f"{what}: {path}" in output for what, path in written.items())
     first = document.read_text()
     assert first.startswith("# Title\n\nHow it was made.\n\n<!-- generated from x.csv -->\n")
     tables = (tmp_path / "out" / "tables.md").read_text()
