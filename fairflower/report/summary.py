@@ -138,7 +138,10 @@ def read_summary(path: str | Path) -> list[Run]:
 
 def read_runs(path: str | Path) -> list[Run]:
     """Return the runs in a summary (a ``.csv`` file), or the run in a run folder."""
-    return read_summary(path) if Path(path).suffix == ".csv" else [read_run(path)]
+    path = Path(path).expanduser()
+    if path.suffix != ".csv" and path.is_file():
+        raise RunFolderError(f"{path} is a file, not a run folder or a summary (.csv).")
+    return read_summary(path) if path.suffix == ".csv" else [read_run(path)]
 
 
 # --- a row -----------------------------------------------------------------------------------
@@ -358,7 +361,6 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 # --- cells -----------------------------------------------------------------------------------
-
 
 #: Settings that a summary leaves out; reports need ``tuned``.
 _UNRECORDED = execution_keys() - {"tuned"}
