@@ -16,7 +16,7 @@ from fairflower.cli.terminal import console, friendly_errors, printable, say_whe
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, run_folders
-from fairflower.plans.protocol import is_study
+from fairflower.plans.protocol import studies_in
 
 if TYPE_CHECKING:
     from fairflower.report import Run
@@ -38,7 +38,8 @@ def report(
             "-o",
             help="Output folder for the HTML page, or output file for another format. Default: the "
             "HTML page is written to `report` in the folder of the runs (for summaries there is "
-            "no page), and other formats are printed.",
+            "no page, and for runs in several folders --out is needed), and other formats are "
+            "printed.",
         ),
     ] = None,
     format_: Annotated[
@@ -70,7 +71,9 @@ def report(
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
+    _check_inputs(runs)
     _check_outputs(format_, out, summary, into)
+    _check_overwriting(runs, format_, out, summary, into)
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
@@ -92,6 +95,13 @@ def report(
         from fairflower.report.pages import generated_markdown, replace_generated_block
 
         replace_generated_block(into, source, generated_markdown(source))
+        say_where("document", into)
+
+
+def _check_inputs(runs: list[Path]) -> None:
+    for given in runs:
+        if not given.expanduser().exists():
+            raise ConfigError(f"{given} does not exist. Check this path, or omit it.")
 
 
 def _check_outputs(format_: str, out: Path | None, summary: Path | None, into: Path | None) -> None:
@@ -112,28 +122,55 @@ def _check_outputs(format_: str, out: Path | None, summary: Path | None, into: P
         )
 
 
+def _check_overwriting(
+    runs: list[Path], format_: str, out: Path | None, summary: Path | None, into: Path | None
+) -> None:
+    """Raise ``ConfigError`` if an output equals an input or another output."""
+    # The page has a summary beside it, which may be an input.
+    table = out / "summary.csv" if out and format_ == "html" else out
+    inputs = {os.path.realpath(run.expanduser()) for run in runs}
+    outputs: set[str] = set()
+    for written in filter(None, (summary, into, table)):
+        place = os.path.realpath(written)
+        if place in inputs:
+            raise ConfigError(f"{written} would be read and overwritten. Choose another output.")
+        if place in outputs:
+            raise ConfigError(f"{written} would be written twice. Choose another output.")
+        outputs.add(place)
+
+
 def _check_no_studies(runs: list[Path]) -> None:
     for given in runs:
-        if is_study(given):
+        studies = studies_in(given)
+        if studies:
+            found = f"{given} {'is a study' if given in studies else 'contains studies'}"
+            folders = shlex.join(str(study / "runs") for study in studies)
             raise ConfigError(
-                f"{given} is a study. For a report that includes the trials, repeat its "
+                f"{found}. For a report that includes the trials, repeat the study's "
                 "`fairflower tune` command with the same --output-dir; completed runs are kept. "
                 "For a report on the test runs only, including those of earlier choices: "
-                "fairflower report "
-                f"{shlex.quote(str(given / 'runs'))}"
+                f"fairflower report {folders}"
             )
 
 
 def _page_folder(runs: list[Path], paths: list[Path]) -> Path | None:
     """Return the default folder of the HTML page of ``runs``; None if all are summaries.
 
-    ``paths`` are the run folders and summaries in ``runs``.
+    ``paths`` are the run folders and summaries in ``runs``. Raises ``ConfigError`` if several
+    ``runs`` have different parents.
     """
     folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
     if not folders:
         return None
-    first = runs[0].expanduser().absolute()
-    return (first if len(runs) == 1 else Path(os.path.commonpath(folders))) / "report"
+    if len(runs) == 1:
+        return runs[0].expanduser().absolute() / "report"
+    parents = list(dict.fromkeys(folder.parent for folder in folders))
+    if len(parents) > 1:
+        raise ConfigError(
+            f"The runs are in several folders, such as {parents[0]} and {parents[1]}. Choose the "
+            "folder of the page with --out."
+        )
+    return parents[0] / "report"
 
 
 def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
@@ -186,6 +223,7 @@ def print_report(
         console.print(terminal_table(analysis))
     if runs and summary:
         write_summary(runs, summary)
+        say_where("summary", summary)
     if runs and out:
         say_where("report", write_report(analysis, out))
     return bool(runs)

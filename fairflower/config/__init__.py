@@ -48,6 +48,7 @@ from fairflower.config.text import (
     read_tables,
     read_toml,
     shown,
+    toml_tables,
     toml_value,
     unknown,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "read_tables",
     "read_toml",
     "shown",
+    "toml_tables",
     "toml_value",
     "tuned_keys",
     "unknown",

@@ -44,7 +44,7 @@ from fairflower.config.text import (
     Scalar,
     argument_to_key,
     names_in,
-    toml_value,
+    toml_tables,
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
@@ -199,15 +199,7 @@ class RunConfig:
 
         ``parent`` is the name of a table that contains them.
         """
-        tables: dict[str, list[str]] = {"": []}
-        for key, value in self.to_flat().items():
-            table, _, leaf = key.rpartition(".")
-            tables.setdefault(table, []).append(f"{leaf} = {toml_value(value)}")
-        parts = []
-        for table, lines in tables.items():
-            name = ".".join(filter(None, (parent, table)))
-            parts.append("\n".join([f"[{name}]", *lines] if name else lines))
-        return "\n\n".join(parts) + "\n"
+        return toml_tables(self.to_flat(), parent)
 
 
 @cache

@@ -151,6 +151,23 @@ def toml_value(value: Scalar) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def toml_tables(flat: Mapping[str, Scalar], parent: str = "") -> str:
+    r"""Return flat run config keys as TOML tables, in a table ``parent`` if it has a name.
+
+    >>> toml_tables({"seed": 1, "train.lr": 0.1})
+    'seed = 1\n\n[train]\nlr = 0.1\n'
+    """
+    tables: dict[str, list[str]] = {"": []}
+    for key, value in flat.items():
+        table, _, leaf = key.rpartition(".")
+        tables.setdefault(table, []).append(f"{leaf} = {toml_value(value)}")
+    parts = []
+    for table, lines in tables.items():
+        name = ".".join(filter(None, (parent, table)))
+        parts.append("\n".join([f"[{name}]", *lines] if name else lines))
+    return "\n\n".join(parts) + "\n"
+
+
 def unknown(
     kind: str, name: str, valid: Iterable[str], meanings: Mapping[str, str] | None = None
 ) -> str:

@@ -9,11 +9,19 @@ from pathlib import Path
 #: Key of the number of validation examples per domain, which replaces the fraction.
 EXAMPLES = "data.validation-examples"
 
+#: Trials in a study. The folder `trials` in ~/.fairflower has trial deployments, which have other
+#: names.
+_TRIALS = "trials/*-trial*"
+
 
 def is_study(folder: Path) -> bool:
     """Return whether a folder contains a study."""
-    # The folder `trials` in ~/.fairflower has trial deployments, which have other names.
-    return any(folder.glob("trials/*-trial*"))
+    return any(folder.glob(_TRIALS))
+
+
+def studies_in(folder: Path) -> list[Path]:
+    """Return the studies among a folder and the folders below it."""
+    return sorted({trial.parents[1] for trial in folder.rglob(_TRIALS)})
 
 
 @dataclass(frozen=True)

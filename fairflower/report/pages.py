@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,8 @@ from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairflower.config import execution_keys, shown
+from fairflower.config import execution_keys, is_argument, is_setting, shown, toml_tables
+from fairflower.config.methods import DEFAULT
 from fairflower.data import ClientInfo
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.methods import Comparison, differing
@@ -30,6 +31,9 @@ from fairflower.server.contents import read_text
 
 #: Width to which names of methods and columns are wrapped if a terminal is too narrow for them.
 _NAME = 16
+
+#: The sentence of a caption that explains bold type.
+_BOLD = re.compile(r" ?Bold: [^.]*\.")
 
 # --- a terminal -----------------------------------------------------------------------
 
@@ -60,8 +64,21 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
 def _rich_tables(tables: Iterable[Table]) -> Iterator[RenderableType]:
     for table in tables:
         yield from (Text(table.title, style="bold"), _WholeTable(table))
-        yield from (Text(line, "dim") for line in (table.caption, *table.footers) if line)
+        yield from (_Line(line) for line in (table.caption, *table.footers) if line)
         yield Text()
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line below a table, without the explanation of bold type where there is none."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        # A pipe or a file gets plain text.
+        text = self.text if console.color_system else _BOLD.sub("", self.text)
+        if text:
+            yield Text(text, "dim")
 
 
 @dataclass(frozen=True)
@@ -271,6 +288,7 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
         for i, chapter in enumerate(chapters, start=1)
     ]
     page = out / "index.html"
+    _remove_earlier_figures(page, {figure.name for of_chapter in drawn for figure in of_chapter})
     template = _templates().get_template("page.html.j2")
     text = template.render(
         chapters=chapters,
@@ -280,12 +298,21 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
         figures=drawn,
         differences=_differences,
         facts=_facts,
+        settings=_settings,
         partitions=_partitions,
     )
     page.write_text(text, encoding="utf-8")
     (out / "tables.md").write_text(markdown_tables(analysis), encoding="utf-8")
     write_summary(analysis.runs, out / "summary.csv")
     return page
+
+
+def _remove_earlier_figures(page: Path, names: Set[str]) -> None:
+    """Remove the figures of an earlier report's page, except those with these names."""
+    text = page.read_bytes().decode(errors="replace") if page.exists() else ""
+    for name in set(re.findall(r'<figure data-name="([a-z0-9-]+)"', text)) - names:
+        for kind in ("png", "svg"):
+            (page.parent / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
 
 
 def html_table(table: Table) -> str:
@@ -302,18 +329,32 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["toml"] = shown
     return environment
 
 
 def _differences(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the config keys that differ between methods, with each method's value."""
+    """Return the config keys that differ between methods, with each method's value.
+
+    The federation of a method that has several, each drawn with its seed, has the value "seed".
+    """
     left_out = {"seed", *execution_keys()}
     return differing(
         [
             {key: shown(value) for key, value in method.config.items() if key not in left_out}
+            | ({"data.seed": "seed"} if method.federations else {})
             for method in comparison.methods
         ]
+    )
+
+
+def _settings(run: Run) -> str:
+    """Return a run's settings as TOML, without arguments that it left at their defaults."""
+    return toml_tables(
+        {
+            key: value
+            for key, value in run.config.items()
+            if is_setting(key) and not (is_argument(key) and value == DEFAULT)
+        }
     )
 
 

@@ -214,8 +214,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path).expanduser().absolute()
     if not path.is_dir():
         if path.exists():
-            others = " or a summary (.csv)" * (path.suffix != ".csv")
-            raise RunFolderError(f"{path} is a file, not a run folder{others}.")
+            raise RunFolderError(f"{path} is a file, not a run folder.")
         raise RunFolderError(f"The run folder {path} does not exist.")
     for name in ("run.json", "config.toml", "history.csv"):
         if not (path / name).is_file():

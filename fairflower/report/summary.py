@@ -138,7 +138,10 @@ def read_summary(path: str | Path) -> list[Run]:
 
 def read_runs(path: str | Path) -> list[Run]:
     """Return the runs in a summary (a ``.csv`` file), or the run in a run folder."""
-    return read_summary(path) if Path(path).suffix == ".csv" else [read_run(path)]
+    path = Path(path).expanduser()
+    if path.suffix != ".csv" and path.is_file():
+        raise RunFolderError(f"{path} is a file, not a run folder or a summary (.csv).")
+    return read_summary(path) if path.suffix == ".csv" else [read_run(path)]
 
 
 # --- a row -----------------------------------------------------------------------------------
@@ -269,7 +272,9 @@ def _run_of_row(row: Mapping[str, str]) -> Run:
         status=row["status"],
         domains=domains,
         clients=tuple(ClientInfo(k, domain, 0, ()) for k, domain in enumerate(owners)),
-        config=known | dict(settings) | {"seed": int(row["seed"])},
+        config={key: value for key, value in known.items() if key not in _UNRECORDED}
+        | dict(settings)
+        | {"seed": int(row["seed"])},
         rounds=rounds,
         accuracy=accuracy,
         by_client=_client_accuracies(row, _BY_CLIENT, rounds, len(owners)),
@@ -357,6 +362,9 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
 
 # --- cells -----------------------------------------------------------------------------------
 
+#: Settings that a summary leaves out; reports need ``tuned``.
+_UNRECORDED = execution_keys() - {"tuned"}
+
 
 def _settings(runs: Iterable[Run]) -> list[str]:
     """Return the config keys that differ from their defaults in some run, in config order."""
@@ -374,7 +382,7 @@ def _settings(runs: Iterable[Run]) -> list[str]:
         return places.get(key, places.get(f"{key.partition('.')[0]}.name", -1)), key not in places
 
     keys = dict.fromkeys(key for run in runs for key in run.config if key in changed)
-    left_out = {"seed", *execution_keys()} - {"tuned"}  # which reports need
+    left_out = {"seed", *_UNRECORDED}
     return sorted((key for key in keys if place(key)[0] >= 0 and key not in left_out), key=place)
 
 

@@ -24,6 +24,7 @@ from run_folders import (
     edit,
     give_clients,
     make_run,
+    page_of,
     printed_tables,
     rising,
     tables_of,
@@ -685,7 +686,10 @@ def test_a_document_is_filled_only_from_a_summary(tmp_path: Path) -> None:
     folders = hospitals(tmp_path / "runs")
     document = tmp_path / "x.md"
     document.write_text("# Title\n\nHow it was made.\n")
-    call(*folders, "--summary", tmp_path / "x.csv", "-o", tmp_path / "out", "--into", document)
+    written = {"summary": tmp_path / "x.csv", "document": document}
+    options = ("--summary", written["summary"], "-o", tmp_path / "out", "--into", document)
+    output = command.call("report", *folders, *options).splitlines()
+    assert all(f"{what}: {path}" in output for what, path in written.items())
     first = document.read_text()
     assert first.startswith("# Title\n\nHow it was made.\n\n<!-- generated from x.csv -->\n")
     tables = (tmp_path / "out" / "tables.md").read_text()
@@ -733,7 +737,8 @@ def test_invalid_uses_of_the_report_command_are_refused(tmp_path: Path) -> None:
     document.rmdir()
     call(tmp_path / "x.csv", "--into", document)
     assert document.read_text().startswith("<!-- generated from x.csv -->")
-    assert "Skipped" in call(tmp_path / "no.csv", code=1)
+    assert "no.csv does not exist" in call(folder, tmp_path / "no.csv", code=2)
+    assert not (folder / "report").exists()
     for arguments in (["--summary", "no/x.csv"], ["--format", "md", "--out", "no/x.md"]):
         assert "the folder no does not exist" in call(folder, *arguments, code=2)
     assert "is a folder" in call(folder, "--format", "latex", "--out", tmp_path, code=2)
@@ -741,6 +746,35 @@ def test_invalid_uses_of_the_report_command_are_refused(tmp_path: Path) -> None:
         assert "expected a folder" in call(folder, "--out", out, code=2)
     with pytest.raises(ConfigError, match=r"ends in \.csv"):
         write_summary([read_run(folder)], tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("x.csv --format md --out x.csv", "x.csv would be read and overwritten"),
+        ("x.csv --into link.csv", "link.csv would be read and overwritten"),
+        ("x.csv --summary ../{}/x.csv", "x.csv would be read and overwritten"),
+        ("page/summary.csv r --out page", "page/summary.csv would be read and overwritten"),
+        ("r --summary new.csv --into ./new.csv", "new.csv would be written twice"),
+    ],
+)
+@pytest.mark.posix
+def test_an_output_that_equals_an_input_or_another_output_is_refused(
+    arguments: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(make_run(tmp_path / "r", rising(0.5)))
+    (tmp_path / "page").mkdir()
+    summaries = [tmp_path / "x.csv", tmp_path / "page" / "summary.csv"]
+    for path in summaries:
+        write_summary([run], path)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "x.csv")
+    before = [path.read_bytes() for path in summaries]
+    monkeypatch.chdir(tmp_path)
+    assert f"{problem}. Choose another output." in call(
+        *arguments.format(tmp_path.name).split(), code=2
+    )
+    assert [path.read_bytes() for path in summaries] == before
+    assert not (tmp_path / "new.csv").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -756,13 +790,29 @@ def test_the_report_page_is_written_to_the_given_folder_and_not_read_as_a_run(
     call(folders[0])
     assert (folders[0] / "report" / "index.html").exists()
     assert "newer run" not in call(tmp_path, *folders), "a run that is given twice is read once"
+    other = make_run(tmp_path / "other" / "c", rising(0.5), label="c")
+    message = call(folders[0], other, code=2)
+    assert f"such as {folders[0].parent} and {other.parent}." in message
+    assert "with --out" in message
+    call(folders[0], other, "--out", tmp_path / "page")
+    call(tmp_path)
 
 
-def test_report_refuses_a_study(tmp_path: Path) -> None:
-    for name in ("runs/a", "trials/a-trial0"):
-        make_run(tmp_path / name, rising(0.5))
-    assert f"fairflower report {tmp_path / 'runs'}" in call(tmp_path, code=2)
-    assert not (tmp_path / "report").exists()
+def test_report_refuses_a_study_and_folders_that_contain_studies(tmp_path: Path) -> None:
+    studies = [tmp_path / "boards" / name for name in ("digits", "office")]
+    for study in studies:
+        for name in ("runs/a", "trials/a-trial0"):
+            make_run(study / name, rising(0.5))
+    message = call(studies[0], code=2)
+    assert f"{studies[0]} is a study." in message
+    assert message.rstrip().endswith(f"fairflower report {studies[0] / 'runs'}")
+    tests = " ".join(str(study / "runs") for study in studies)
+    for above in (tmp_path, tmp_path / "boards"):
+        message = call(above, code=2)
+        assert f"{above} contains studies." in message
+        assert message.rstrip().endswith(f"fairflower report {tests}")
+    assert not list(tmp_path.rglob("report"))
+    call(*tests.split(), studies[0] / "trials", "--format", "csv")
 
 
 def test_latex_writes_notes_on_failed_runs_as_comments(tmp_path: Path) -> None:
@@ -810,6 +860,20 @@ def test_runs_on_several_federations_are_paired_by_federation(
     # A single run still counts as one federation, which is too few pairs.
     alone = sections([*folders[:6], folders[6]])[""][1]
     assert "(1 federation): too few pairs" in alone
+
+
+def test_federations_that_only_some_methods_have_are_no_difference_in_config(
+    tmp_path: Path,
+) -> None:
+    values = [0.5, 0.52, 0.48]
+    folders = federated(tmp_path, "fedavg", values)
+    folders += federated(tmp_path, "uniform", [0.4, *values])[1:]
+    listed = "Config keys in which the methods differ"
+    rows = page_of(tmp_path / "out", *folders).table(listed)
+    assert list(rows) == ["strategy.name"]
+    folders += federated(tmp_path, "fedheal", values, shared=0)
+    rows = page_of(tmp_path / "out", *folders).table(listed)
+    assert sorted(rows["data.seed"].values()) == ["0", "data.seed", "seed", "seed"]
 
 
 def test_seeds_on_one_federation_name_it_and_are_not_paired_with_another(

@@ -41,7 +41,7 @@ def test_a_grid_of_clients_and_strategies_is_a_table_grouped_by_client(tmp_path:
     for group, row in zip(table.groups, cells.values(), strict=True):
         assert [r.name for r in group.rows] == list(strategies)
         assert [r.cells[worst].text for r in group.rows] == [f"{100 * a:.2f}" for a in row]
-        bold = [r.name for r in group.rows if r.cells[worst].tone == "better"]
+        bold = [r.name for r in group.rows if r.cells[worst].tone == "best"]
         assert bold == [strategies[int(np.argmax(row))]]
     page = write_report(runs, tmp_path / "out")
     assert "Local training and aggregation" in page.read_text()

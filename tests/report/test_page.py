@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -28,7 +31,14 @@ from run_folders import (
     rising,
 )
 
-from fairflower.report import read_run, terminal_table, write_report
+from fairflower.config import RunConfig, execution_keys, flatten_tables
+from fairflower.report import (
+    read_run,
+    read_summary,
+    terminal_table,
+    write_report,
+    write_summary,
+)
 from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import draw, plot
 from fairflower.report.latex import latex
@@ -124,6 +134,22 @@ def test_figures_are_written_as_valid_png_and_svg_files(hostile: Path) -> None:
             assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("drawn_once")
+def test_a_report_removes_the_figures_of_an_earlier_one_and_no_other_files(tmp_path: Path) -> None:
+    first, second = (
+        make_run(tmp_path / label, accuracies, label=label)
+        for label, accuracies in (("a", rising(0.5)), ("b", constant(x=0.5)))
+    )
+    write_report([read_run(first), read_run(second)], tmp_path / "out")
+    figures = tmp_path / "out" / "figures"
+    (figures / "mine.png").write_bytes(b"mine")
+    assert (figures / "2-average.svg").exists()
+    write_report([read_run(first)], tmp_path / "out")
+    drawn = {path.stem for path in figures.iterdir()}
+    write_report([read_run(first)], tmp_path / "other")
+    assert drawn == {path.stem for path in (tmp_path / "other" / "figures").iterdir()} | {"mine"}
+
+
 @pytest.mark.slow
 def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", rising(0.5, rounds=3))
@@ -204,6 +230,19 @@ def test_narrow_terminals_show_every_number_beside_its_method(tmp_path: Path, wi
     tables = len(re.findall(r"^fedavg ", wide, re.MULTILINE))
     assert len(values_of[0]) == len(values_of[1]) > tables  # in every part of a table
     assert "an-unusual-metho" in narrow if width > 34 else "an-" in narrow
+
+
+@pytest.mark.parametrize(("colors", "bold"), [(None, False), ("standard", True)])
+def test_bold_type_is_explained_where_there_is_some(
+    tmp_path: Path, colors: Any, bold: bool
+) -> None:
+    folders = [make_run(tmp_path / label, ALL, label=label) for label in ("fedavg", "fedheal")]
+    console = Console(width=400, color_system=colors, force_terminal=bold)
+    with console.capture() as capture:
+        console.print(terminal_table([read_run(folder) for folder in folders]))
+    assert ("\x1b[1m" in capture.get()) == bold
+    assert ("Bold: " in capture.get()) == bold
+    assert "Test accuracy in %" in capture.get()
 
 
 def _printed(folders: list[Path], width: int) -> str:
@@ -297,6 +336,56 @@ def test_the_size_of_the_model_is_a_line_under_the_first_accuracy_table(tmp_path
     assert line not in second
     assert line in printed_tables(*folders)
     assert line in page_of(tmp_path / "out", *folders).text
+
+
+def test_only_judged_differences_are_tinted_and_the_best_of_a_column_is_bold(
+    tmp_path: Path,
+) -> None:
+    folders = [
+        make_run(tmp_path / f"{label}{i}", constant(a=a, b=0.9), label=label, seed=i)
+        for label, values in (
+            ("fedavg", (0.5, 0.51, 0.52, 0.53, 0.54)),
+            ("uniform", (0.7, 0.72, 0.72, 0.74, 0.74)),
+        )
+        for i, a in enumerate(values)
+    ]
+    text = page_of(tmp_path / "out", *folders).text
+    assert "<td><strong>72.40</strong>" in text
+    tinted = re.findall(r'<td class="(\w+)"><strong>([^<]*)', text)
+    assert ("better", "+20.40 ▲") in tinted
+    assert all(number[-1] in "▲▼" for _, number in tinted)
+
+
+def test_the_resolved_config_is_toml_of_what_the_run_recorded(tmp_path: Path) -> None:
+    folder = make_run(
+        tmp_path / "a<b",
+        ALL,
+        config='[client]\nname = "fedprox"\nmu = 0.25\nrho = "default"\n',
+    )
+    write_summary([read_run(folder)], tmp_path / "x.csv")
+
+    def settings(text: str) -> dict[str, Any]:
+        (shown,) = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+        return flatten_tables(tomllib.loads(html.unescape(shown)))
+
+    recorded = settings(page_of(tmp_path / "out", folder).text)
+    given = {
+        "run-name": "a<b",
+        "num-server-rounds": 6,
+        "engine": "ray",
+        "data.name": "digits",
+        "strategy.name": "fedheal",
+        "client.name": "fedprox",
+        "client.mu": 0.25,
+        "train.lr": 0.01,
+    }
+    assert recorded == RunConfig().concise() | given
+    with mock.patch("fairflower.report.figures.comparison.draw", return_value=[]):
+        page = write_report(read_summary(tmp_path / "x.csv"), tmp_path / "out")
+    unrecorded = execution_keys() - {"tuned"}
+    assert settings(page.read_text("utf-8")) == {
+        key: value for key, value in recorded.items() if key not in unrecorded
+    }
 
 
 def test_models_of_different_sizes_are_a_table_by_method(tmp_path: Path) -> None:

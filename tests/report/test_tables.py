@@ -328,7 +328,7 @@ def test_the_best_of_comparable_methods_is_bold(tmp_path: Path) -> None:
     ]
     table = tables_of(*folders).all[0]
     cells = (cell for group in table.groups for row in group.rows for cell in row.cells)
-    best = [cell.text for cell in cells if cell.tone == "better"]
+    best = [cell.text for cell in cells if cell.tone == "best"]
     # b is a tie; the lowest STD and GAP are best; fedheal has other settings, so no mark.
     assert best == ["90.00", "60.00", "90.00", "75.00", "21.21", "15.00", "60.00", "30.00"]
 
@@ -355,7 +355,7 @@ def test_the_fairer_method_is_marked_best_in_every_metric(tmp_path: Path) -> Non
     (comparison,) = group_runs(map(read_run, folders))
     clusters = clusters_table(comparison, 5)
     tones = [[cell.tone for cell in row.cells] for row in clusters.groups[0].rows]
-    assert tones == [["", "", ""], ["", "better", "better"]]
+    assert tones == [["", "", ""], ["", "best", "best"]]
 
 
 def test_a_method_with_one_stopped_seed_is_marked(tmp_path: Path) -> None:

@@ -65,8 +65,9 @@ LineStyles = Mapping[str, LineStyle]
 
 
 class PageFigure(NamedTuple):
-    """A figure of the HTML page, as inline SVG."""
+    """A figure of the HTML page, as inline SVG; ``name`` is that of its files."""
 
+    name: str
     title: str
     caption: str
     svg: str
@@ -238,8 +239,8 @@ def _saved(sketch: FigureDraft, folder: Path, prefix: str) -> PageFigure:
         re.sub(r"(<svg\b[^>]*>)", rf"\1{paper}", text, count=1), encoding="utf-8"
     )
     wide = sketch.figure.get_figwidth() > HALF
-    inline = _inline(text, prefix + sketch.name, sketch.alt)
-    return PageFigure(sketch.title, sketch.caption, inline, wide)
+    inline = _inline(text, path.name, sketch.alt)
+    return PageFigure(path.name, sketch.title, sketch.caption, inline, wide)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

@@ -11,7 +11,9 @@ from fairflower.report.methods import Comparison, Method, several_runs
 from fairflower.report.text import DASH, MARK, format_number, format_std
 from fairflower.statistics.differences import MeanStd
 
-Tone = Literal["", "better", "worse"]
+#: How a cell is highlighted. All but the first are bold; pages tint cells that were judged better
+#: or worse, and not the best of a column.
+Tone = Literal["", "best", "better", "worse"]
 
 #: Judgment (1 better, -1 worse, 0 neither) -> mark after a number, and its tone.
 MARKS: dict[int, tuple[str, Tone]] = {0: ("", ""), 1: (" ▲", "better"), -1: (" ▼", "worse")}
@@ -98,7 +100,7 @@ class Column:
             return Cell(self.missing + mark)
         text = format_number(estimate.mean, self.digits) + mark
         mean = round(estimate.mean, self.digits)
-        tone: Tone = "better" if mean in podium[:1] else ""
+        tone: Tone = "best" if mean in podium[:1] else ""
         small = format_std(estimate.std, estimate.n, self.digits)
         return Cell(text, small, tone, mean in podium[1:])
 
