@@ -206,6 +206,7 @@ def execute(
     jobs = jobs or auto_jobs(plan, study.total if study else None)
     parallel = study is not None or (jobs > 1 and on_round is None)
     if parallel:
+        jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
         line = parallel_line(plan.runs, jobs)
     else:
         if engine := engine_line(plan.runs[0]):

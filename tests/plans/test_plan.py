@@ -82,6 +82,16 @@ def test_later_runs_of_a_plan_may_have_more_clients_than_the_first(tmp_path: Pat
     ]
 
 
+def test_there_are_no_more_processes_than_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(parallel, "execute_parallel", lambda plan, jobs, *_: asked.append(jobs))
+    runs = [config(tmp_path, seed=seed) for seed in (1, 2)]
+    execute(Plan(runs), Console(quiet=True), jobs=400)
+    assert asked == [2]
+
+
 def test_the_run_key_is_the_same_for_all_paths_to_a_weights_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
