@@ -656,6 +656,15 @@ def test_a_plan_with_a_pilot_reports_differences_in_points(tmp_path):
     assert "(within 2)" in output
 
 
+def test_a_study_whose_data_cannot_be_prepared_prints_only_the_error(tmp_path):
+    output = call(
+        "tune", "--strategies=uniform", f"--output-dir={tmp_path}",
+        "--set=data.validation-fraction=1", expect=1,
+    )  # fmt: skip
+    assert "unfinished" not in output
+    assert "Error: " in output.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("options", "changed"),
     [
