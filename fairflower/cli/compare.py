@@ -119,7 +119,7 @@ def compare(
     grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated, held_out)
     if plan:
         announce(grid, console)
-        earlier = [folder / "runs"] if (folder / "runs").exists() else []
+        earlier = [folder / "runs"] if any((folder / "runs").rglob("run.json")) else []
         print_power(grid, len(numbers), pilot or earlier)
         return
     if pilot:

@@ -642,6 +642,8 @@ def test_compare_with_plan_prints_the_plan_and_runs_nothing(tmp_path):
     assert "30 runs on uci-digits" in output
     assert "Smallest detectable difference: 1." in output
     assert not (tmp_path / "new").exists()
+    (tmp_path / "runs").mkdir()  # as a comparison that was stopped early leaves it
+    assert "Smallest detectable" in call("compare", "--plan", f"--output-dir={tmp_path}")
     message = " ".join(call("compare", f"--pilot={tmp_path}", expect=2).split())
     assert "Add --plan" in message
 
