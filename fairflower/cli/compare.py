@@ -197,7 +197,16 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         return "unknown" if math.isnan(value) else f"{value:.1f}"
 
     methods = comparisons_of(plan)
-    if federations < MIN_PAIRS:
+    if federations == 1:
+        console.print(
+            "A single federation or seed allows no inference: there are no pairs for confidence "
+            f"intervals and verdicts. Verdicts need at least {MIN_PAIRS}.",
+            soft_wrap=True,
+            highlight=False,
+        )
+        if not pilot:
+            return
+    elif federations < MIN_PAIRS:
         console.print(
             f"Fewer than {MIN_PAIRS} pairs give confidence intervals, but no verdicts.",
             highlight=False,
@@ -227,7 +236,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
     )
     compared = counted(methods, "method")
-    title = f"Differences that {federations} pairs can detect, for {compared} against Uniform"
+    title = f"Differences that {counted(federations, 'pair')} can detect, for {compared} against Uniform"
     table = text_table(title, columns, rows)
     pilots = counted(pilot_spreads[0].methods, "earlier method")
     table.caption = (
