@@ -199,8 +199,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     methods = comparisons_of(plan)
     if federations == 1:
         console.print(
-            "A single federation or seed allows no inference: there are no pairs for confidence "
-            f"intervals and verdicts. Verdicts need at least {MIN_PAIRS}.",
+            "A single federation or seed allows no inference: one pair gives neither a confidence "
+            f"interval nor a verdict. Verdicts need at least {MIN_PAIRS}.",
             soft_wrap=True,
             highlight=False,
         )
@@ -235,8 +235,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         *("metric", "SD of differences", "smallest detectable difference"),
         *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
     )
-    compared = counted(methods, "method")
-    title = f"Differences that {counted(federations, 'pair')} can detect, for {compared} against Uniform"
+    compared, pairs = counted(methods, "method"), counted(federations, "pair")
+    title = f"Differences that {pairs} can detect, for {compared} against Uniform"
     table = text_table(title, columns, rows)
     pilots = counted(pilot_spreads[0].methods, "earlier method")
     table.caption = (

@@ -79,6 +79,9 @@ def test_power_is_printed_in_points_with_a_pilot_and_else_in_standard_deviations
     assert "(within 2)" in text
     with console.capture() as capture:
         print_power(plan, 10, [])
+
+    least = TTestPower().solve_power(nobs=10, alpha=0.05 / 6, power=0.8)
+    assert f"detectable difference: {least:.1f} standard" in " ".join(capture.get().split())
     with console.capture() as capture:
         print_power(plan, 1, [])
     assert capture.get().startswith("A single federation or seed allows no inference")
@@ -86,5 +89,3 @@ def test_power_is_printed_in_points_with_a_pilot_and_else_in_standard_deviations
     with console.capture() as capture:
         print_power(plan, 1, [pilot])
     assert "Differences that 1 pair can detect" in " ".join(capture.get().split())
-    least = TTestPower().solve_power(nobs=10, alpha=0.05 / 6, power=0.8)
-    assert f"detectable difference: {least:.1f} standard" in " ".join(capture.get().split())
