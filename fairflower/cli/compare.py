@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from fairflower.cli.options import ConfigOverrides, Jobs, methods_named, with_settings
 from fairflower.cli.report import print_report, readable_runs
@@ -189,6 +190,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         comparisons_of,
         design_power,
         detectable_in_sd,
+        other_settings,
         spreads,
     )
     from fairflower.statistics.differences import MIN_PAIRS
@@ -220,7 +222,15 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             highlight=False,
         )
         return
-    pilot_spreads = spreads(readable_runs(run_folders(*pilot), console))
+    pilot_runs = readable_runs(run_folders(*pilot), console)
+    pilot_spreads = spreads(pilot_runs)
+    if differing := other_settings(plan, pilot_runs):
+        console.print(
+            "[yellow]Warning:[/] The earlier runs may have another spread than the planned runs: "
+            f"{escape('; '.join(differing))}.",
+            soft_wrap=True,
+            highlight=False,
+        )
     rows = [
         (
             row.spread.metric,

@@ -62,6 +62,20 @@ def test_comparisons_are_counted_within_each_client() -> None:
     assert comparisons_of(plan) == 2
 
 
+def test_earlier_runs_of_other_data_or_rounds_are_warned_about(pilot: Path) -> None:
+    words = {}
+    for name in ("digits", "uci-digits"):
+        flat = {"data.name": name, "num-server-rounds": 2 if name == "digits" else 7}
+        with console.capture() as capture:
+            print_power(Plan.grid(flat, StrategyConfig.parse("fedavg"), [0, 1]), 2, [pilot])
+        words[name] = " ".join(capture.get().split())
+    assert "Warning" not in words["digits"]
+    assert (
+        "Warning: The earlier runs may have another spread than the planned runs: "
+        "num-server-rounds is 2 instead of 7; data.name is 'digits' instead of 'uci-digits'."
+    ) in words["uci-digits"]
+
+
 def test_runs_without_pairs_are_refused(pilot: Path) -> None:
     with pytest.raises(ConfigError, match="no method shares two federations or seeds"):
         spreads(read_runs(pilot / "fedheal-0"))
