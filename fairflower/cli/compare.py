@@ -10,7 +10,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fairflower.cli.options import ConfigOverrides, Jobs, methods_named, with_settings
+from fairflower.cli.options import (
+    ConfigOverrides,
+    Jobs,
+    methods_named,
+    refuse_second_name,
+    with_settings,
+)
 from fairflower.cli.report import print_report, readable_runs
 from fairflower.cli.terminal import console, text_table
 from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, methods_of
@@ -170,8 +176,7 @@ def plan_of(
     for key, instead in _OTHERWISE.items():
         if key in overrides.assigned:
             raise ConfigError(f"This command does not support --set {key}: {instead}.")
-    if clients is not None and "client.name" in overrides.assigned:
-        raise ConfigError("--set client.name and --clients both name clients. Remove one of them.")
+    refuse_second_name(overrides, ClientConfig, "--clients", clients)
     settings = overrides.settings | {"output-dir": str(folder)}
     strategy_configs = methods_named(StrategyConfig, strategies)
     client_configs = methods_named(ClientConfig, clients)

@@ -61,6 +61,8 @@ def leaderboard(
     from fairflower.leaderboard.runs import LeaderboardRuns
     from fairflower.leaderboard.stages import Stages
 
+    if plan and report:
+        raise ConfigError("--plan and --report cannot be combined. Remove one of them.")
     parallel_runs = parse_jobs(jobs)
     design = Design.read(file, {"data.dir": data_dir} if data_dir else {})
     chosen = _named(benchmarks, [benchmark.name for benchmark in design.benchmarks], file)

@@ -13,7 +13,7 @@ import typer
 
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
-from fairflower.config.methods import Choice
+from fairflower.config.methods import Choice, MethodSpec
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_float
 from fairflower.errors import ConfigError
@@ -138,3 +138,11 @@ def method_named(kind: type[Choice], option: str | None) -> list[Choice]:
             "`fairflower compare`."
         )
     return named
+
+
+def refuse_second_name(
+    overrides: ConfigOverrides, kind: type[MethodSpec], option: str, given: str | None
+) -> None:
+    """Raise ``ConfigError`` if both an option and ``--set`` name a strategy or a client."""
+    if given is not None and kind.KEY in overrides.assigned:
+        raise ConfigError(f"--set {kind.KEY} and {option} both name a {kind.TABLE}. Remove one.")
