@@ -92,7 +92,7 @@ def leaderboard(
             f"{runs.total} runs are left. Results are written to {escape(str(design.results))}",
             soft_wrap=True,
         )
-        execute(runs.plan, console, jobs=runs.jobs, study=runs)
+        execute(runs.plan, console, jobs=runs.jobs, study=runs, home=folder)
 
 
 def _named(text: str, known: list[str], file: Path) -> list[str]:

@@ -134,7 +134,7 @@ def tune(
 def _make(tuning: TuningStudies, jobs: int | None) -> None:
     """Run a study and print its report if a run has ended, even after a failure or a stop."""
     try:
-        execute(tuning.plan, console, jobs=jobs, study=tuning)
+        execute(tuning.plan, console, jobs=jobs, study=tuning, home=tuning.folder)
     finally:
         if _num_finished(tuning) or tuning.test_folders():
             print_report(tuning.test_folders(), tuning.folder / "report", tuned=tuning.tuned())

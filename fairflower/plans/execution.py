@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -163,6 +164,7 @@ def execute(
     jobs: int | None = 1,
     on_round: OnRound | None = None,
     study: Study | None = None,
+    home: Path | None = None,
 ) -> list[Path]:
     """Run a plan and return its run folders.
 
@@ -177,6 +179,9 @@ def execute(
         another.
     study : Study, optional
         Adds runs when other runs end. With a study, each run has its own process.
+    home : Path, optional
+        Output folder of the command, with which it resumes its runs. Default: the plan is a single
+        run.
 
     Raises
     ------
@@ -228,10 +233,20 @@ def execute(
             else:
                 _execute_in_turn(plan, placed, num_clients, console, stop, folders, on_round)
         except RunInterrupted:
-            hint = " Unfinished runs can be resumed." if first.checkpoint.every else ""
-            console.print(f"Stopped.{hint}")
+            console.print(f"Stopped.{escape(_how_to_resume(folders, home))}", soft_wrap=True)
             raise KeyboardInterrupt from None
     return folders
+
+
+def _how_to_resume(folders: list[Path], home: Path | None) -> str:
+    """Return a sentence that says how to resume a stopped command; "" if it has no checkpoint."""
+    place = home or (folders[-1] if folders else None)
+    if place is None or not any(place.rglob("checkpoints/round-*")):
+        return ""
+    path = shlex.quote(str(place))
+    if home is None:
+        return f" To resume the run: fairflower run --resume {path}"
+    return f" To resume unfinished runs, repeat the command with --output-dir {path}"
 
 
 def _check_before_data(plan: Plan) -> None:

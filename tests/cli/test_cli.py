@@ -265,7 +265,7 @@ def planned(monkeypatch) -> list[tuple[str, StrategyConfig, ClientConfig]]:
     """Label, strategy and client of the runs that a command plans, without running them."""
     runs: list[tuple[str, StrategyConfig, ClientConfig]] = []
 
-    def execute(plan: Plan, *_: object) -> None:
+    def execute(plan: Plan, *_: object, **__: object) -> None:
         runs.extend((config.label, config.strategy, config.client) for config in plan.runs)
         raise typer.Exit
 
@@ -595,7 +595,7 @@ def test_engine_options_run_one_job_at_a_time_by_default(given, jobs, tmp_path, 
     monkeypatch.setattr(
         comparison,
         "execute",
-        lambda plan, console, folders, jobs: asked.append(jobs or auto_jobs(plan)),
+        lambda plan, console, folders, jobs, home: asked.append(jobs or auto_jobs(plan)),
     )
     call("compare", "--seeds=0", *given, "--set=train.device=cpu", f"--output-dir={tmp_path}")
     assert asked == [jobs]
