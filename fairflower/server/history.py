@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import MetricRecord
 
 from fairflower.data import Federation
 from fairflower.numerics.metrics import AVG, MIN, STD, mean
 from fairflower.server.contents import read_history
+
+if TYPE_CHECKING:  # Flower is slow to import, and `fairflower --help` imports this module
+    from flwr.app import MetricRecord
 
 #: Number of tested rounds over which the papers' tables average (FedHEAL §4.1).
 WINDOW = 5
