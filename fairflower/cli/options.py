@@ -13,6 +13,7 @@ import typer
 
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
+from fairflower.config import check_key, check_values
 from fairflower.config.methods import Choice, MethodSpec
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_float
@@ -65,8 +66,18 @@ class ConfigOverrides:
 
     @functools.cached_property
     def file(self) -> dict[str, Any]:
-        """The keys in the config file."""
-        return run_config.read_toml(self.config) if self.config else {}
+        """The keys in the config file; errors in its keys and values name the file."""
+        if self.config is None:
+            return {}
+        flat = run_config.read_toml(self.config)
+        try:
+            check_values(flat)
+            for key in flat:
+                if not is_argument(key):  # another option may name its method
+                    check_key(key)
+        except ConfigError as error:
+            raise ConfigError(f"{self.config}: {error}") from error
+        return flat
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
         def call(config: Path | None, set_: list[str] | None, **params: Any) -> None:
             values = {SHORT_NAMES[name][0]: params.pop(name) for name in names}
             options = {key: value for key, value in values.items() if value is not None}
-            assigned = run_config.parse_assignments(set_ or [])
+            assigned = run_config.parse_assignments(set_ or [], "--set")
             command(overrides=ConfigOverrides(config, options, assigned), **params)
 
         parameters: list[inspect.Parameter] = []
