@@ -172,25 +172,28 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
 
 
 def replicates(
-    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None
+    federations: str | Iterable[int] | None,
+    seeds: str | Iterable[int] | None,
+    dashes: str = "--",
 ) -> tuple[list[int], bool]:
     """Return the numbers of federations or seeds, and whether they are federations.
 
     If neither is given, the federations are `FEDERATIONS`. Raises ``ConfigError`` if both are
-    given, or if the numbers are not distinct integers.
+    given, or if the numbers are not distinct integers. The error writes ``dashes`` before the
+    names of options; in Python there are none.
 
     >>> replicates(None, "0-2"), replicates([3, 7], None)
     (([0, 1, 2], False), ([3, 7], True))
     """
     if seeds is not None and federations is not None:
         raise ConfigError(
-            "--federations and --seeds cannot be combined, because a federation's number is also "
-            "its seed. Remove one of them."
+            f"{dashes}federations and {dashes}seeds cannot be combined, because a federation's "
+            "number is also its seed. Remove one of them."
         )
     name, values = ("federations", federations) if seeds is None else ("seeds", seeds)
     values = FEDERATIONS if values is None else values
     if isinstance(values, str):
-        return parse_seeds(values, f"--{name}"), seeds is None
+        return parse_seeds(values, f"{dashes}{name}"), seeds is None
     try:
         given = list(islice(values, MAX_SEEDS + 1))
         numbers = [int(value) for value in given]
