@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from fairflower.config import (
     ClientConfig,
+    DataConfig,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from flwr.serverapp import Grid
     from rich.console import Console
 
-    from fairflower.config import DataConfig
     from fairflower.report import Run
     from fairflower.server.callbacks import OnRound
 
@@ -284,14 +284,14 @@ class Plan:
         Arguments of methods that are not shown are at their defaults.
         """
         runs = self.runs
-        same_data = len({config.data.seed for config in runs}) == 1
+        data_seeds = dict.fromkeys(config.data.seed for config in runs)
         facts: dict[str, Iterable[object]] = {
             "rounds": (config.num_server_rounds for config in runs),
             "strategy": (config.strategy.label for config in runs),
             "client": (config.client.label for config in runs),
             "seed": (config.seed for config in runs),
             "held out": (config.data.held_out for config in runs),
-            "data seed": () if same_data else (config.data.seed for config in runs),
+            "data seed": () if list(data_seeds) == [DataConfig.seed] else data_seeds,
             "to": (config.resume or runs_home(config) for config in runs),
         }
         several = len(runs) > 1
@@ -299,7 +299,7 @@ class Plan:
         for name, values in facts.items():
             shown = ", ".join(dict.fromkeys(map(str, values)))
             if shown:
-                lines.append(f"  {name:<8}  {shown}" if several else f"{name} {shown}")
+                lines.append(f"  {name:<9} {shown}" if several else f"{name} {shown}")
         if not several:
             return ", ".join(lines)
         return "\n".join([*lines, "Arguments of methods that are not shown are at their defaults."])
