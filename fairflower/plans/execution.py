@@ -199,6 +199,7 @@ def execute(
         from fairflower.data import prepare
         from fairflower.engines.launch import quiet_flower, stop_on_interrupt
         from fairflower.plans.devices import parallel_line, place_clients
+        from fairflower.server.setup import check_client_settings
 
     first = plan.runs[0]
     if study is None:
@@ -207,6 +208,7 @@ def execute(
     _check_before_data(plan)
     with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
+    check_client_settings(first, len(federation.clients))
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
     parallel = study is not None or (jobs > 1 and on_round is None)
@@ -250,14 +252,17 @@ def _how_to_resume(folders: list[Path], home: Path | None) -> str:
 
 
 def _check_before_data(plan: Plan) -> None:
-    """Check folders, availabilities and weights before the data, which may take minutes."""
+    """Check folders, availabilities, weights and devices before the data, which may be slow."""
     from fairflower.models.weights import check_file
+    from fairflower.training.device import choose_device
 
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
     check_availabilities(plan.runs)
     for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
         check_file(weights)
+    for device in {c.train.device for c in plan.runs if not c.ray_address}:  # a cluster has its own
+        choose_device(device)
 
 
 def _execute_in_turn(

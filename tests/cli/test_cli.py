@@ -114,6 +114,18 @@ def test_missing_weights_are_reported_before_data_are_prepared(tmp_path):
     assert "Preparing" not in output
 
 
+def test_an_invalid_device_is_reported_before_data_are_prepared(tmp_path):
+    output = call("run", *QUICK, f"--output-dir={tmp_path}", "--set=train.device=foo", expect=2)
+    assert "train.device = 'foo': expected auto, cpu" in output
+    assert "Preparing" not in output
+
+
+def test_too_few_clients_are_reported_before_the_engine_starts(tmp_path):
+    output = call("run", *QUICK, f"--output-dir={tmp_path}", "--set=min-clients=100", expect=2)
+    assert "min-clients = 100: only 4 clients are selected per round" in output
+    assert "Starting" not in output
+
+
 def test_invalid_availability_is_reported_before_data_are_prepared(tmp_path):
     wrong = ["--set=participation.availability=markov:leave=2:back=0.5"]
     output = call("run", *QUICK, f"--output-dir={tmp_path}", *wrong, expect=2)
