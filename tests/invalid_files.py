@@ -111,6 +111,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "date": text("seed = 2026-01-01"),
     "nested": text("[train.lr]\nvalue = 0.1"),
     "scalar": text("train = 3"),
+    "method-scalar": text('strategy = "fedheal"'),
     "deep": text("a=" + "[" * 9000),
     "pipe": pipe,
     # data

@@ -122,6 +122,8 @@ def test_engine_auto_is_ray_if_installed_and_else_inline(
     assert choice.chosen_engine(config) == "inline"
     assert choice.engine_line(config).endswith("; workers = 2 has no effect")
     assert choice.engine_line(RunConfig(engine="inline")) == ""
+    line = choice.engine_line(RunConfig(engine="inline", workers=4))
+    assert line == "inline, one client at a time; workers = 4 has no effect"
     monkeypatch.setattr(choice, "installed", lambda library: True)
     assert choice.chosen_engine(config) == "ray"
     assert choice.chosen_engine(RunConfig(engine="inline")) == "inline"

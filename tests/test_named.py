@@ -376,7 +376,7 @@ def test_a_run_can_be_read_without_its_package(tmp_path: Path, packages: Package
         ("nine:Mine", r"No module named 'nine'\. Install its package where the server runs"),
         ("mine.rules:Mine", r"'mine' is not a package"),
         ("mine.Mine", r"Unknown strategy 'mine\.Mine'.*as my_package\.module:Class"),
-        ("fedheal:tau", r"Expected key=value, got 'tau'"),
+        ("fedheal:tau", r"name = 'fedheal:tau': expected key=value, got 'tau'"),
     ],
 )
 def test_an_unusable_strategy_is_refused_with_the_reason(

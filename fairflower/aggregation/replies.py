@@ -109,7 +109,7 @@ class ReplyFilter:
         """Drop a client, and log the reason, shortened and without unprintable characters."""
         self.dropped[client] = reason = escaped(reason[:_LONGEST_REASON])
         text = "Round %d continues without client %d: %s"
-        logger.warning(text, self.server_round, client, reason)
+        logger.warning(text, self.server_round, client, _without_client(reason, client))
 
     def check_enough(self, usable: int) -> None:
         """Raise ``RoundFailed`` with all reasons if too few replies are usable.
@@ -143,7 +143,7 @@ class ReplyFilter:
         """Return one line per reason, with the clients that were dropped for it."""
         sharing: dict[str, list[int]] = {}
         for client, reason in sorted(self.dropped.items()):
-            sharing.setdefault(reason.removeprefix(f"Client {client}: "), []).append(client)
+            sharing.setdefault(_without_client(reason, client), []).append(client)
         return "".join(
             f"\n  client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
             for reason, clients in sharing.items()
@@ -183,6 +183,11 @@ class ReplyFilter:
             raise InvalidReply(f"{key} = {value}: expected at most 2**53")
         if value < 1 / MAX_COUNT:
             raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
+
+
+def _without_client(reason: str, client: int) -> str:
+    """Return a reason without the client's id at its beginning."""
+    return reason.removeprefix(f"Client {client}: ")
 
 
 class ParsedReply(NamedTuple):

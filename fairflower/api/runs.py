@@ -211,7 +211,7 @@ def compare(
         raise ConfigError(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
         )
-    numbers, federated = replicates(federations, seeds)
+    numbers, federated = replicates(federations, seeds, dashes="")
     given = settings_of(settings)
     if isinstance(settings, Mapping):  # a file may also be used for single runs
         _check_shared(given, federated)
@@ -232,7 +232,7 @@ def compare(
         "comparisons", None if output_dir is None else path_of("output_dir", output_dir)
     )
     flat = given | settings_from_options(options)
-    parallel_runs = resolve_jobs(flat, jobs)
+    parallel_runs = resolve_jobs(flat, jobs, dashes="")
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []

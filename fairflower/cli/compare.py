@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from fairflower.cli.options import ConfigOverrides, Jobs, methods_named, with_settings
+from fairflower.cli.options import (
+    ConfigOverrides,
+    Jobs,
+    methods_named,
+    refuse_second_name,
+    with_settings,
+)
 from fairflower.cli.report import print_report, readable_runs
 from fairflower.cli.terminal import console, text_table
 from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, methods_of
@@ -119,7 +126,7 @@ def compare(
     grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated, held_out)
     if plan:
         announce(grid, console)
-        earlier = [folder / "runs"] if (folder / "runs").exists() else []
+        earlier = [folder / "runs"] if any((folder / "runs").rglob("run.json")) else []
         print_power(grid, len(numbers), pilot or earlier)
         return
     if pilot:
@@ -169,8 +176,7 @@ def plan_of(
     for key, instead in _OTHERWISE.items():
         if key in overrides.assigned:
             raise ConfigError(f"This command does not support --set {key}: {instead}.")
-    if clients is not None and "client.name" in overrides.assigned:
-        raise ConfigError("--set client.name and --clients both name clients. Remove one of them.")
+    refuse_second_name(overrides, ClientConfig, "--clients", clients)
     settings = overrides.settings | {"output-dir": str(folder)}
     strategy_configs = methods_named(StrategyConfig, strategies)
     client_configs = methods_named(ClientConfig, clients)
@@ -189,6 +195,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         comparisons_of,
         design_power,
         detectable_in_sd,
+        other_settings,
         spreads,
     )
     from fairflower.statistics.differences import MIN_PAIRS
@@ -197,7 +204,16 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         return "unknown" if math.isnan(value) else f"{value:.1f}"
 
     methods = comparisons_of(plan)
-    if federations < MIN_PAIRS:
+    if federations == 1:
+        console.print(
+            "A single federation or seed allows no inference: one pair gives neither a confidence "
+            f"interval nor a verdict. Verdicts need at least {MIN_PAIRS}.",
+            soft_wrap=True,
+            highlight=False,
+        )
+        if not pilot:
+            return
+    elif federations < MIN_PAIRS:
         console.print(
             f"Fewer than {MIN_PAIRS} pairs give confidence intervals, but no verdicts.",
             highlight=False,
@@ -211,7 +227,15 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             highlight=False,
         )
         return
-    pilot_spreads = spreads(readable_runs(run_folders(*pilot), console))
+    pilot_runs = readable_runs(run_folders(*pilot), console)
+    pilot_spreads = spreads(pilot_runs)
+    if differing := other_settings(plan, pilot_runs):
+        console.print(
+            "[yellow]Warning:[/] The earlier runs may have another spread than the planned runs: "
+            f"{escape('; '.join(differing))}.",
+            soft_wrap=True,
+            highlight=False,
+        )
     rows = [
         (
             row.spread.metric,
@@ -226,8 +250,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         *("metric", "SD of differences", "smallest detectable difference"),
         *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
     )
-    compared = counted(methods, "method")
-    title = f"Differences that {federations} pairs can detect, for {compared} against Uniform"
+    compared, pairs = counted(methods, "method"), counted(federations, "pair")
+    title = f"Differences that {pairs} can detect, for {compared} against Uniform"
     table = text_table(title, columns, rows)
     pilots = counted(pilot_spreads[0].methods, "earlier method")
     table.caption = (

@@ -16,6 +16,7 @@ from fairflower.cli.options import (
     ConfigOverrides,
     method_named,
     methods_named,
+    refuse_second_name,
     with_settings,
 )
 from fairflower.cli.report import print_report
@@ -25,6 +26,14 @@ from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
 from fairflower.paths import new_folder
 from fairflower.plans.plan import grid_configs
+
+_SITES_TRAIN = "every site trains in processes of its own"
+
+#: Keys of other runs that have no effect in a trial -> why, or what to do instead.
+_OTHERWISE = {
+    "output-dir": "use --output-dir",
+    **dict.fromkeys(("engine", "workers", "ray-address", "client-gpus"), _SITES_TRAIN),
+}
 
 
 @with_settings("data", "data_dir", "model", "rounds", "epochs", "lr")
@@ -69,6 +78,11 @@ def trial(
     settings |= {"data.name": "npz"} if site else {}
     settings |= overrides.settings
     settings.pop("output-dir", None)
+    for key, instead in _OTHERWISE.items():
+        if key in overrides.assigned:
+            raise ConfigError(f"This command does not support --set {key}: {instead}.")
+    refuse_second_name(overrides, StrategyConfig, "--strategies", strategies)
+    refuse_second_name(overrides, ClientConfig, "--client", client)
     if settings.get("resume"):
         raise ConfigError(
             f"resume = {quoted(settings['resume'])}: a trial starts new runs. Remove this setting."
@@ -80,6 +94,12 @@ def trial(
         method_named(ClientConfig, client),
     )
     configs = list(map(deployable, grid))
+    by = configs[0].evaluate.by
+    if (asked := overrides.assigned.get("evaluate.by", by)) != by:
+        raise ConfigError(
+            f"evaluate.by = {quoted(asked)}: in a trial with these settings it is {by!r}. Remove "
+            "this setting."
+        )
     folder, data = new_folder("trials", output_dir), configs[0].data
     if site and sites is not None:
         raise ConfigError(

@@ -61,6 +61,8 @@ def leaderboard(
     from fairflower.leaderboard.runs import LeaderboardRuns
     from fairflower.leaderboard.stages import Stages
 
+    if plan and report:
+        raise ConfigError("--plan and --report cannot be combined. Remove one of them.")
     parallel_runs = parse_jobs(jobs)
     design = Design.read(file, {"data.dir": data_dir} if data_dir else {})
     chosen = _named(benchmarks, [benchmark.name for benchmark in design.benchmarks], file)
@@ -90,7 +92,7 @@ def leaderboard(
             f"{runs.total} runs are left. Results are written to {escape(str(design.results))}",
             soft_wrap=True,
         )
-        execute(runs.plan, console, jobs=runs.jobs, study=runs)
+        execute(runs.plan, console, jobs=runs.jobs, study=runs, home=folder)
 
 
 def _named(text: str, known: list[str], file: Path) -> list[str]:

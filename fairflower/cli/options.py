@@ -13,7 +13,8 @@ import typer
 
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
-from fairflower.config.methods import Choice
+from fairflower.config import check_key, check_values
+from fairflower.config.methods import Choice, MethodSpec
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_float
 from fairflower.errors import ConfigError
@@ -65,8 +66,18 @@ class ConfigOverrides:
 
     @functools.cached_property
     def file(self) -> dict[str, Any]:
-        """The keys in the config file."""
-        return run_config.read_toml(self.config) if self.config else {}
+        """The keys in the config file; errors in its keys and values name the file."""
+        if self.config is None:
+            return {}
+        flat = run_config.read_toml(self.config)
+        try:
+            check_values(flat)
+            for key in flat:
+                if not is_argument(key):  # another option may name its method
+                    check_key(key)
+        except ConfigError as error:
+            raise ConfigError(f"{self.config}: {error}") from error
+        return flat
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
         def call(config: Path | None, set_: list[str] | None, **params: Any) -> None:
             values = {SHORT_NAMES[name][0]: params.pop(name) for name in names}
             options = {key: value for key, value in values.items() if value is not None}
-            assigned = run_config.parse_assignments(set_ or [])
+            assigned = run_config.parse_assignments(set_ or [], "--set")
             command(overrides=ConfigOverrides(config, options, assigned), **params)
 
         parameters: list[inspect.Parameter] = []
@@ -138,3 +149,11 @@ def method_named(kind: type[Choice], option: str | None) -> list[Choice]:
             "`fairflower compare`."
         )
     return named
+
+
+def refuse_second_name(
+    overrides: ConfigOverrides, kind: type[MethodSpec], option: str, given: str | None
+) -> None:
+    """Raise ``ConfigError`` if both an option and ``--set`` name a strategy or a client."""
+    if given is not None and kind.KEY in overrides.assigned:
+        raise ConfigError(f"--set {kind.KEY} and {option} both name a {kind.TABLE}. Remove one.")

@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fairflower.cli.options import Client, ConfigOverrides, method_named, with_settings
+from fairflower.cli.options import (
+    Client,
+    ConfigOverrides,
+    method_named,
+    refuse_second_name,
+    with_settings,
+)
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
 from fairflower.config import ClientConfig, StrategyConfig
@@ -49,6 +55,8 @@ def run(
     --resume continues a stopped or killed run; the result is the same as without the interruption.
     Only --rounds and execution settings (--engine, --workers, --data-dir, ...) may be changed.
     """
+    refuse_second_name(overrides, StrategyConfig, "--strategy", strategy)
+    refuse_second_name(overrides, ClientConfig, "--client", client)
     if resume is None:
         chosen = [*method_named(StrategyConfig, strategy), *method_named(ClientConfig, client)]
         config = single_run_config(overrides.file, chosen, overrides.options | overrides.assigned)

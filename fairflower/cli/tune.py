@@ -132,11 +132,12 @@ def tune(
 
 
 def _make(tuning: TuningStudies, jobs: int | None) -> None:
-    """Run a study and print its report, even after a failure or an interruption."""
+    """Run a study and print its report if a run has ended, even after a failure or a stop."""
     try:
-        execute(tuning.plan, console, jobs=jobs, study=tuning)
+        execute(tuning.plan, console, jobs=jobs, study=tuning, home=tuning.folder)
     finally:
-        print_report(tuning.test_folders(), tuning.folder / "report", tuned=tuning.tuned())
+        if _num_finished(tuning) or tuning.test_folders():
+            print_report(tuning.test_folders(), tuning.folder / "report", tuned=tuning.tuned())
     if failed := [method.method for method in tuning.tuned() if method.chosen is None]:
         raise ConfigError(
             f"No trial of {', '.join(failed)} was completed, so nothing was chosen or tested. The "
@@ -178,12 +179,14 @@ def _announce(tuning: TuningStudies) -> None:
             highlight=False,
             markup=False,
         )
-    done = sum(
-        trial.outcome != "unfinished" for method in tuning.tuned() for trial in method.trials
-    )
-    if done:
+    if done := _num_finished(tuning):
         console.print(f"Already finished: {counted(done, 'trial')}.")
     console.print(
         f"At most {counted(tuning.total, 'run')} left. Output folder: {escape(str(tuning.folder))}",
         soft_wrap=True,
     )
+
+
+def _num_finished(tuning: TuningStudies) -> int:
+    """Return the number of trials of all methods that are completed or lost."""
+    return sum(trial.outcome != "unfinished" for tuned in tuning.tuned() for trial in tuned.trials)

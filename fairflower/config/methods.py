@@ -73,7 +73,7 @@ class ComponentSpec:
             name = f"{name}:{rest.pop(0)}"
         args: dict[str, Scalar | None] = {
             key_to_argument(key): None if str(value).lower() == "none" else value
-            for key, value in parse_assignments(rest).items()
+            for key, value in parse_assignments(rest, f"{cls.KEY} = {quoted(text)}").items()
         }
         return cls(name.strip(), args)
 

@@ -108,7 +108,9 @@ class RunConfig:
         execution=True,
     )
     workers: int = setting(
-        0, "Number of parallel clients on Ray. 0 means as many as fit.", execution=True
+        0,
+        "Number of parallel clients on Ray; the inline engine ignores it. 0 means as many as fit.",
+        execution=True,
     )
     client_cpus: int = setting(1, "Number of CPUs and torch threads per client.", min=1)
     client_gpus: float | str = setting(

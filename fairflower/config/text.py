@@ -113,15 +113,18 @@ def split_spec(text: str) -> list[str]:
     return re.split(r":(?![\\/])|(?<![:=][A-Za-z]):", text)
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
+def parse_assignment(text: str, where: str = "") -> tuple[str, Any]:
     """Parse ``key=value``; the value is a TOML scalar, but no date, if possible, else a string.
+
+    ``where`` names the place of the text in errors.
 
     >>> parse_assignment("train.lr=0.1"), parse_assignment("model.name=cnn")
     (('train.lr', 0.1), ('model.name', 'cnn'))
     """
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
-        raise ConfigError(f"Expected key=value, got {quoted(text)}.")
+        given = f"{where}: expected" if where else "Expected"
+        raise ConfigError(f"{given} key=value, got {quoted(text)}.")
     try:
         parsed = _parse_toml(f"value = {value}")
     except (ValueError, RecursionError):
@@ -132,10 +135,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     return key.strip(), parsed["value"]
 
 
-def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(texts: Iterable[str], where: str = "") -> dict[str, Any]:
     """Parse several ``key=value`` strings; raise ``ConfigError`` if a key is repeated."""
     assigned: dict[str, Any] = {}
-    for key, value in map(parse_assignment, texts):
+    for key, value in (parse_assignment(text, where) for text in texts):
         if key in assigned:
             values = f"{quoted(assigned[key])} and {quoted(value)}"
             raise ConfigError(f"{key} is given twice, as {values}. Give a single value.")
@@ -194,7 +197,10 @@ def unknown(
     valid = sorted(valid)
     table, _, leaf = name.rpartition(".")
     if within := [key for key in valid if key.startswith(f"{name}.")]:
-        return f"Unknown {kind} {quoted(name)}, which is a table. Valid: {', '.join(within)}."
+        component = f"{name}.name"  # strategy = "fedheal" means strategy.name
+        named = component in within
+        meant = f"Did you mean {component!r}?" if named else f"Valid: {', '.join(within)}."
+        return f"Unknown {kind} {quoted(name)}, which is a table. {meant}"
     if table and (beside := [key for key in valid if key.rpartition(".")[0] == table]):
         # The common table would count as matching letters.
         valid, written = beside, {key.rpartition(".")[2]: key for key in beside}

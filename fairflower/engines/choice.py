@@ -27,7 +27,12 @@ def chosen_engine(config: RunConfig) -> str:
 
 
 def engine_line(config: RunConfig) -> str:
-    """Explain why a run uses the inline engine; return "" if its config sets the engine."""
+    """Explain why a run uses the inline engine; return "" if its config sets the engine.
+
+    If the inline engine ignores ``workers``, the line says so.
+    """
+    if config.engine == "inline" and config.workers:
+        return f"inline, one client at a time; workers = {config.workers} has no effect"
     if config.engine != "auto" or installed("ray"):
         return ""
     line = (

@@ -131,6 +131,9 @@ class Design:
             tuning and for confirmation.
         """
         file = read_tables(path)
+        for name in file:
+            if name not in _TABLES:
+                raise ConfigError(f"{path}: {unknown('table', name, _TABLES)}")
         _checked(f"{path}: table", file, _TABLES)
         protocol, common, tables, sweeps = (file.get(name, {}) for name in _TABLES)
         protocol = _checked(f"{path}: [protocol]", protocol, _PROTOCOL)

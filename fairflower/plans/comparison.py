@@ -42,7 +42,7 @@ def run_comparison(
         left = remaining_plan(plan, folder / "runs", console)
         folders: list[Path] = []
         try:
-            execute(left, console, folders, jobs)
+            execute(left, console, folders, jobs, home=folder)
         finally:
             if folders or len(left.runs) < len(plan.runs):
                 at_end()

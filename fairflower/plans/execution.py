@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -163,6 +164,7 @@ def execute(
     jobs: int | None = 1,
     on_round: OnRound | None = None,
     study: Study | None = None,
+    home: Path | None = None,
 ) -> list[Path]:
     """Run a plan and return its run folders.
 
@@ -177,6 +179,9 @@ def execute(
         another.
     study : Study, optional
         Adds runs when other runs end. With a study, each run has its own process.
+    home : Path, optional
+        Output folder of the command, with which it resumes its runs. Default: the plan is a single
+        run.
 
     Raises
     ------
@@ -194,6 +199,7 @@ def execute(
         from fairflower.data import prepare
         from fairflower.engines.launch import quiet_flower, stop_on_interrupt
         from fairflower.plans.devices import parallel_line, place_clients
+        from fairflower.server.setup import check_client_settings
 
     first = plan.runs[0]
     if study is None:
@@ -202,10 +208,12 @@ def execute(
     _check_before_data(plan)
     with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
+    check_client_settings(first, len(federation.clients))
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
     parallel = study is not None or (jobs > 1 and on_round is None)
     if parallel:
+        jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
         line = parallel_line(plan.runs, jobs)
     else:
         if engine := engine_line(plan.runs[0]):
@@ -227,21 +235,34 @@ def execute(
             else:
                 _execute_in_turn(plan, placed, num_clients, console, stop, folders, on_round)
         except RunInterrupted:
-            hint = " Unfinished runs can be resumed." if first.checkpoint.every else ""
-            console.print(f"Stopped.{hint}")
+            console.print(f"Stopped.{escape(_how_to_resume(folders, home))}", soft_wrap=True)
             raise KeyboardInterrupt from None
     return folders
 
 
+def _how_to_resume(folders: list[Path], home: Path | None) -> str:
+    """Return a sentence that says how to resume a stopped command; "" if it has no checkpoint."""
+    place = home or (folders[-1] if folders else None)
+    if place is None or not any(place.rglob("checkpoints/round-*")):
+        return ""
+    path = shlex.quote(str(place))
+    if home is None:
+        return f" To resume the run: fairflower run --resume {path}"
+    return f" To resume unfinished runs, repeat the command with --output-dir {path}"
+
+
 def _check_before_data(plan: Plan) -> None:
-    """Check folders, availabilities and weights before the data, which may take minutes."""
+    """Check folders, availabilities, weights and devices before the data, which may be slow."""
     from fairflower.models.weights import check_file
+    from fairflower.training.device import choose_device
 
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:
         check_place(place)
     check_availabilities(plan.runs)
     for weights in {c.model.file for c in plan.runs if not c.resume} - {""}:
         check_file(weights)
+    for device in {c.train.device for c in plan.runs if not c.ray_address}:  # a cluster has its own
+        choose_device(device)
 
 
 def _execute_in_turn(

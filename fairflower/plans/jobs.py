@@ -23,16 +23,17 @@ def for_parallel_clients(flat: Mapping[str, Any]) -> str:
     return next((key for key, off in _INACTIVE.items() if flat.get(key, off[0]) not in off), "")
 
 
-def resolve_jobs(flat: Mapping[str, Any], jobs: int | None) -> int | None:
+def resolve_jobs(flat: Mapping[str, Any], jobs: int | None, dashes: str = "--") -> int | None:
     """Return the number of parallel runs; None means that `auto_jobs` decides.
 
     If ``jobs`` is None, the result is 1 if ``flat`` sets an engine, its workers or a cluster, and
     None otherwise. Raises ``ConfigError`` for several jobs with settings `for_parallel_clients`.
+    The error writes ``dashes`` before the option's name; in Python there are none.
     """
     if jobs not in (None, 1) and (key := for_parallel_clients(flat)):
         raise ConfigError(
-            f"--jobs {jobs}: parallel runs use the inline engine, on this machine and with one "
-            f"client at a time, but {key} = {flat[key]!r} is set. Remove --jobs or {key}."
+            f"{dashes}jobs {jobs}: parallel runs use the inline engine, on this machine and with "
+            f"one client at a time, but {key} = {flat[key]!r} is set. Remove {dashes}jobs or {key}."
         )
     chosen = flat.get("ray-address") or flat.get("workers") or flat.get("engine", "auto") != "auto"
     return 1 if jobs is None and chosen else jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rich.markup import escape
 
 from fairflower.config import (
     ClientConfig,
+    DataConfig,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it r
     from flwr.serverapp import Grid
     from rich.console import Console
 
-    from fairflower.config import DataConfig
     from fairflower.report import Run
     from fairflower.server.callbacks import OnRound
 
@@ -147,12 +148,20 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     >>> parse_seeds("0-2"), parse_seeds("3,7")
     ([0, 1, 2], [3, 7])
     """
+    if re.search(r"(^|[,-])\s*-\s*\d", text):
+        raise ConfigError(f"{option} {text!r}: expected numbers >= 0, for example 0,1,2 or 0-2.")
+    first, dash, last = text.partition("-")
+    backwards = False
     try:
-        first, dash, last = text.partition("-")
         numbers = range(int(first), int(last) + 1) if dash else map(int, text.split(","))
         seeds = list(islice(numbers, MAX_SEEDS + 1))
+        backwards = not seeds
     except ValueError:
         seeds = []
+    if backwards:
+        raise ConfigError(
+            f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
+        )
     if len(seeds) > MAX_SEEDS:
         raise ConfigError(f"{option} {text!r}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
     if not seeds or len(set(seeds)) < len(seeds):
@@ -163,25 +172,28 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
 
 
 def replicates(
-    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None
+    federations: str | Iterable[int] | None,
+    seeds: str | Iterable[int] | None,
+    dashes: str = "--",
 ) -> tuple[list[int], bool]:
     """Return the numbers of federations or seeds, and whether they are federations.
 
     If neither is given, the federations are `FEDERATIONS`. Raises ``ConfigError`` if both are
-    given, or if the numbers are not distinct integers.
+    given, or if the numbers are not distinct integers. The error writes ``dashes`` before the
+    names of options; in Python there are none.
 
     >>> replicates(None, "0-2"), replicates([3, 7], None)
     (([0, 1, 2], False), ([3, 7], True))
     """
     if seeds is not None and federations is not None:
         raise ConfigError(
-            "--federations and --seeds cannot be combined, because a federation's number is also "
-            "its seed. Remove one of them."
+            f"{dashes}federations and {dashes}seeds cannot be combined, because a federation's "
+            "number is also its seed. Remove one of them."
         )
     name, values = ("federations", federations) if seeds is None else ("seeds", seeds)
     values = FEDERATIONS if values is None else values
     if isinstance(values, str):
-        return parse_seeds(values, f"--{name}"), seeds is None
+        return parse_seeds(values, f"{dashes}{name}"), seeds is None
     try:
         given = list(islice(values, MAX_SEEDS + 1))
         numbers = [int(value) for value in given]
@@ -272,14 +284,14 @@ class Plan:
         Arguments of methods that are not shown are at their defaults.
         """
         runs = self.runs
-        same_data = len({config.data.seed for config in runs}) == 1
+        data_seeds = dict.fromkeys(config.data.seed for config in runs)
         facts: dict[str, Iterable[object]] = {
             "rounds": (config.num_server_rounds for config in runs),
             "strategy": (config.strategy.label for config in runs),
             "client": (config.client.label for config in runs),
             "seed": (config.seed for config in runs),
             "held out": (config.data.held_out for config in runs),
-            "data seed": () if same_data else (config.data.seed for config in runs),
+            "data seed": () if list(data_seeds) == [DataConfig.seed] else data_seeds,
             "to": (config.resume or runs_home(config) for config in runs),
         }
         several = len(runs) > 1
@@ -287,7 +299,7 @@ class Plan:
         for name, values in facts.items():
             shown = ", ".join(dict.fromkeys(map(str, values)))
             if shown:
-                lines.append(f"  {name:<8}  {shown}" if several else f"{name} {shown}")
+                lines.append(f"  {name:<9} {shown}" if several else f"{name} {shown}")
         if not several:
             return ", ".join(lines)
         return "\n".join([*lines, "Arguments of methods that are not shown are at their defaults."])

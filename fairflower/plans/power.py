@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflower.errors import ConfigError
+from fairflower.config import execution_keys
+from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import Plan
 from fairflower.report import Run
 from fairflower.report.contrasts import paired_differences
@@ -83,6 +84,24 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
         Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), unit)
         for name, squares in by_unit[unit].items()
     ]
+
+
+def other_settings(plan: Plan, runs: Sequence[Run]) -> list[str]:
+    """Return the settings of data, model and rounds in which earlier runs differ from a plan.
+
+    Each is described in words. ``data.seed`` and execution settings do not count.
+    """
+    planned = [config.to_flat() for config in plan.runs]
+    differing = []
+    for key in planned[0]:
+        if key in execution_keys() or key == "data.seed":
+            continue
+        if key == "num-server-rounds" or key.startswith(("data.", "model.")):
+            wanted = list(dict.fromkeys(quoted(flat[key]) for flat in planned))
+            given = dict.fromkeys(quoted(run.config[key]) for run in runs if key in run.config)
+            if others := [value for value in given if value not in wanted]:
+                differing.append(f"{key} is {', '.join(others)} instead of {', '.join(wanted)}")
+    return differing
 
 
 def level_of(methods: int, metrics: int = 3) -> float:

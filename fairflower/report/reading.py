@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.data import ClientInfo
-from fairflower.errors import RunFolderError, quoted
+from fairflower.errors import Diverged, RunFolderError, quoted
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
@@ -240,7 +240,9 @@ def read_run(path: str | Path) -> Run:
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
-        if status != "completed" and config["checkpoint.every"]:
+        if str(info.get("error")).startswith(f"{Diverged.__name__}: "):
+            reason += " Resuming would repeat this. Start a new run with other settings."
+        elif status != "completed" and config["checkpoint.every"]:
             reason += " The run can be resumed from its last checkpoint."
         raise RunFolderError(
             f"{path} has no completely trained and tested round ({status}).{reason}"

@@ -136,7 +136,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_metric_names(config, federation)
     num_clients = len(federation.clients)
     check_num_supernodes(len(registry.nodes), num_clients)
-    _check_client_settings(config, num_clients)
+    check_client_settings(config, num_clients)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
@@ -245,7 +245,7 @@ def num_selected(config: RunConfig, num_clients: int) -> int:
     return max(1, int(num_clients * config.fraction_train + 1e-9))
 
 
-def _check_client_settings(config: RunConfig, num_clients: int) -> None:
+def check_client_settings(config: RunConfig, num_clients: int) -> None:
     """Raise ``ConfigError`` if settings need more clients than there are."""
     asked = num_selected(config, num_clients)
     if config.min_clients > asked:

@@ -46,6 +46,7 @@ BAD_REPLIES = {
     "extra array": (wrong_arrays(lambda a: a | {"x": np.ones(1)}), "unexpected.*x"),
     "exception": (lambda m, c: error_reply(m, "ZeroDivisionError: boom"), "boom"),
     "long story": (lambda m, c: error_reply(m, 400 * "x" + "boom"), r" \.\.\. x{296}boom\b"),
+    "its own name": (lambda m, c: error_reply(m, f"Client {c}: boom"), "without client 3: boom"),
     "no num-examples": (
         lambda m, c: reply(m, MODEL, {"client-id": c}),
         "num-examples",

@@ -114,6 +114,18 @@ def test_missing_weights_are_reported_before_data_are_prepared(tmp_path):
     assert "Preparing" not in output
 
 
+def test_an_invalid_device_is_reported_before_data_are_prepared(tmp_path):
+    output = call("run", *QUICK, f"--output-dir={tmp_path}", "--set=train.device=foo", expect=2)
+    assert "train.device = 'foo': expected auto, cpu" in output
+    assert "Preparing" not in output
+
+
+def test_too_few_clients_are_reported_before_the_engine_starts(tmp_path):
+    output = call("run", *QUICK, f"--output-dir={tmp_path}", "--set=min-clients=100", expect=2)
+    assert "min-clients = 100: only 4 clients are selected per round" in output
+    assert "Starting" not in output
+
+
 def test_invalid_availability_is_reported_before_data_are_prepared(tmp_path):
     wrong = ["--set=participation.availability=markov:leave=2:back=0.5"]
     output = call("run", *QUICK, f"--output-dir={tmp_path}", *wrong, expect=2)
@@ -267,7 +279,7 @@ def planned(monkeypatch) -> list[tuple[str, StrategyConfig, ClientConfig]]:
     """Label, strategy and client of the runs that a command plans, without running them."""
     runs: list[tuple[str, StrategyConfig, ClientConfig]] = []
 
-    def execute(plan: Plan, *_: object) -> None:
+    def execute(plan: Plan, *_: object, **__: object) -> None:
         runs.extend((config.label, config.strategy, config.client) for config in plan.runs)
         raise typer.Exit
 
@@ -358,7 +370,9 @@ def test_a_single_run_takes_its_arguments_from_the_config(given, label, own, pla
         (["compare", "--strategies=fedheal:tau=0:beta=1,fedheal:beta=1:tau=0"], "given twice"),
         (["compare", "--clients=moon,moon:mu=2.0"], "given twice"),
         (["compare", "--clients=sgd", "--set=client.mu=1"], "client.mu is not an argument of"),
-        (["compare", "--clients=sgd", "--set=client.name=moon"], "--clients both name clients"),
+        (["compare", "--clients=sgd", "--set=client.name=moon"], "--clients both name a client"),
+        (["run", "--client=sgd", "--set=client.name=moon"], "--client both name a client"),
+        (["run", "--strategy=fedavg", "--set=strategy.name=term"], "both name a strategy"),
         (["run", "--client=sgd,moon"], "--client: expected a single method"),
         (["run", "--set=strategy.name=fedavg"], "strategy.t is an argument of fedequilibria, term"),
     ],
@@ -595,7 +609,7 @@ def test_engine_options_run_one_job_at_a_time_by_default(given, jobs, tmp_path, 
     monkeypatch.setattr(
         comparison,
         "execute",
-        lambda plan, console, folders, jobs: asked.append(jobs or auto_jobs(plan)),
+        lambda plan, console, folders, jobs, home: asked.append(jobs or auto_jobs(plan)),
     )
     call("compare", "--seeds=0", *given, "--set=train.device=cpu", f"--output-dir={tmp_path}")
     assert asked == [jobs]
@@ -644,6 +658,8 @@ def test_compare_with_plan_prints_the_plan_and_runs_nothing(tmp_path):
     assert "30 runs on uci-digits" in output
     assert "Smallest detectable difference: 1." in output
     assert not (tmp_path / "new").exists()
+    (tmp_path / "runs").mkdir()  # as a comparison that was stopped early leaves it
+    assert "Smallest detectable" in call("compare", "--plan", f"--output-dir={tmp_path}")
     message = " ".join(call("compare", f"--pilot={tmp_path}", expect=2).split())
     assert "Add --plan" in message
 
@@ -656,6 +672,15 @@ def test_a_plan_with_a_pilot_reports_differences_in_points(tmp_path):
     output = " ".join(call("compare", "--plan", f"--pilot={tmp_path}").split())
     assert re.search(r"(MIN|worst domain)\D* 2\.00 ", output), "paired differences of 0, 2 and 4"
     assert "(within 2)" in output
+
+
+def test_a_study_whose_data_cannot_be_prepared_prints_only_the_error(tmp_path):
+    output = call(
+        "tune", "--strategies=uniform", f"--output-dir={tmp_path}",
+        "--set=data.validation-fraction=1", expect=1,
+    )  # fmt: skip
+    assert "unfinished" not in output
+    assert "Error: " in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,10 @@ def test_a_trial_takes_settings_and_file_paths_from_a_config(
         ("data.held-out=plain", "no client has this domain"),
         ("resume=runs/1", "a trial starts new runs. Remove this setting"),
         ("participation.availability=gone.csv", "gone.csv"),
+        ("output-dir=foo", "--set output-dir: use --output-dir"),
+        ("engine=ray", "--set engine: every site trains in processes of its own"),
+        ("workers=7", "--set workers: every site trains in processes of its own"),
+        ("evaluate.by=server", "'server': in a trial with these settings it is 'clients'"),
     ],
 )
 def test_invalid_settings_are_refused_before_a_trial_starts(

@@ -140,7 +140,7 @@ def test_a_design_is_read_from_its_file(file: Path) -> None:
             "benchmarks.x = 1",
         ),
         ("again = 2\n", "", r"\[protocol\] lacks again"),
-        ("[settings]", "[setings]", "Did you mean 'settings'"),
+        ("[settings]", "[setings]", r"toml: Unknown table 'setings'\. Did you mean 'settings'"),
         ('screened = "fedavg,', 'screened = "fedagv,', "Did you mean 'fedavg'"),
         ('screened = "fedavg,', 'screened = "uniform,', "'uniform' is listed twice"),
         (

@@ -17,7 +17,7 @@ def test_a_federation_sets_the_data_seed_and_the_seed() -> None:
         ("fedavg", 4, 4, "fedavg-federation4"),
         ("uniform", 4, 4, "uniform-federation4"),
     ]
-    assert "data seed  3, 4" in plan.summary()
+    assert "  seed      3, 4\n  data seed 3, 4\n" in plan.summary()
 
 
 def test_seeds_do_not_change_the_data_seed() -> None:
@@ -26,7 +26,8 @@ def test_seeds_do_not_change_the_data_seed() -> None:
         (9, 3, "uniform-seed3"),
         (9, 4, "uniform-seed4"),
     ]
-    assert "data seed" not in plan.summary()
+    assert "  data seed 9\n" in plan.summary()
+    assert "data seed" not in Plan.grid({}, StrategyConfig.parse("uniform"), [3, 4]).summary()
 
 
 def test_more_than_a_thousand_federations_are_refused_without_listing_them() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import call
-from resuming import config, session
+from resuming import config, session, stopped
 from rich.console import Console
 
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, default_values
-from fairflower.errors import ConfigError, DataError
+from fairflower.errors import ConfigError, DataError, RunInterrupted
 from fairflower.plans import parallel
 from fairflower.plans.execution import execute
 from fairflower.plans.jobs import resolve_jobs
@@ -80,6 +81,40 @@ def test_later_runs_of_a_plan_may_have_more_clients_than_the_first(tmp_path: Pat
         "completed",
         "completed",
     ]
+
+
+def test_a_stopped_command_says_how_to_resume_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def stop(self: Plan, grid: Any, console: Any, stop: Any, folders: list[Path], _: Any) -> None:
+        folders += begun
+        raise RunInterrupted
+
+    def said(**options: Any) -> str:
+        console = Console(file=io.StringIO(), width=500)
+        with pytest.raises(KeyboardInterrupt):
+            execute(Plan([config(tmp_path)]), console, **options)
+        return console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined,no-any-return]
+
+    monkeypatch.setattr(Plan, "execute", stop)
+    assert said() == said(home=tmp_path) == "Stopped."
+    begun.append(stopped(config(tmp_path), 2))
+    assert said() == f"Stopped. To resume the run: fairflower run --resume {begun[0]}"
+    assert said(home=tmp_path) == (
+        f"Stopped. To resume unfinished runs, repeat the command with --output-dir {tmp_path}"
+    )
+
+
+def test_there_are_no_more_processes_than_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(parallel, "execute_parallel", lambda plan, jobs, *_: asked.append(jobs))
+    runs = [config(tmp_path, seed=seed) for seed in (1, 2)]
+    execute(Plan(runs), Console(quiet=True), jobs=400)
+    assert asked == [2]
 
 
 def test_the_run_key_is_the_same_for_all_paths_to_a_weights_file(

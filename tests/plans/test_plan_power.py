@@ -62,6 +62,20 @@ def test_comparisons_are_counted_within_each_client() -> None:
     assert comparisons_of(plan) == 2
 
 
+def test_earlier_runs_of_other_data_or_rounds_are_warned_about(pilot: Path) -> None:
+    words = {}
+    for name in ("digits", "uci-digits"):
+        flat = {"data.name": name, "num-server-rounds": 2 if name == "digits" else 7}
+        with console.capture() as capture:
+            print_power(Plan.grid(flat, StrategyConfig.parse("fedavg"), [0, 1]), 2, [pilot])
+        words[name] = " ".join(capture.get().split())
+    assert "Warning" not in words["digits"]
+    assert (
+        "Warning: The earlier runs may have another spread than the planned runs: "
+        "num-server-rounds is 2 instead of 7; data.name is 'digits' instead of 'uci-digits'."
+    ) in words["uci-digits"]
+
+
 def test_runs_without_pairs_are_refused(pilot: Path) -> None:
     with pytest.raises(ConfigError, match="no method shares two federations or seeds"):
         spreads(read_runs(pilot / "fedheal-0"))
@@ -82,3 +96,10 @@ def test_power_is_printed_in_points_with_a_pilot_and_else_in_standard_deviations
 
     least = TTestPower().solve_power(nobs=10, alpha=0.05 / 6, power=0.8)
     assert f"detectable difference: {least:.1f} standard" in " ".join(capture.get().split())
+    with console.capture() as capture:
+        print_power(plan, 1, [])
+    assert capture.get().startswith("A single federation or seed allows no inference")
+    assert "Smallest" not in capture.get()
+    with console.capture() as capture:
+        print_power(plan, 1, [pilot])
+    assert "Differences that 1 pair can detect" in " ".join(capture.get().split())

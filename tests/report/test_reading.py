@@ -153,6 +153,21 @@ def test_folders_without_a_readable_run_are_refused(tmp_path: Path) -> None:
         read_run(folder)
 
 
+def test_a_diverged_run_is_not_said_to_be_resumable(tmp_path: Path) -> None:
+    errors = {
+        "Diverged: Round 1: infinite.": "Start a new run with other settings.",
+        "RoundFailed: Round 1: no reply.": "The run can be resumed from its last checkpoint.",
+    }
+    for number, (error, advice) in enumerate(errors.items()):
+        folder = make_run(
+            tmp_path / str(number), [{"a": 0.5}], rounds=[0], status="failed", error=error,
+            config="[checkpoint]\nevery = 1\n",
+        )  # fmt: skip
+        with pytest.raises(RunFolderError) as refused:
+            read_run(folder)
+        assert str(refused.value).endswith(advice)
+
+
 def test_a_report_without_runs_is_refused() -> None:
     with pytest.raises(RunFolderError, match="No runs"):
         terminal_table([])
