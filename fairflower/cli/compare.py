@@ -200,47 +200,38 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     )
     from fairflower.statistics.differences import MIN_PAIRS
 
-    def points(value: float) -> str:
-        return "unknown" if math.isnan(value) else f"{value:.1f}"
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False)
 
     methods = comparisons_of(plan)
     if federations == 1:
-        console.print(
+        say(
             "A single federation or seed allows no inference: one pair gives neither a confidence "
-            f"interval nor a verdict. Verdicts need at least {MIN_PAIRS}.",
-            soft_wrap=True,
-            highlight=False,
+            f"interval nor a verdict. Verdicts need at least {MIN_PAIRS}."
         )
-        if not pilot:
-            return
     elif federations < MIN_PAIRS:
-        console.print(
-            f"Fewer than {MIN_PAIRS} pairs give confidence intervals, but no verdicts.",
-            highlight=False,
-        )
+        say(f"Fewer than {MIN_PAIRS} pairs give confidence intervals, but no verdicts.")
     if not pilot:
-        console.print(
-            f"Smallest detectable difference: {points(detectable_in_sd(methods, federations))} "
-            "standard deviations of the paired differences. To get percentage points, pass "
-            "earlier runs with --pilot, or first run a few federations with --output-dir.",
-            soft_wrap=True,
-            highlight=False,
-        )
+        if federations > 1:
+            found = _points(detectable_in_sd(methods, federations))
+            say(
+                f"Smallest detectable difference: {found} standard deviations of the paired "
+                "differences. To get percentage points, pass earlier runs with --pilot, or first "
+                "run a few federations with --output-dir."
+            )
         return
     pilot_runs = readable_runs(run_folders(*pilot), console)
     pilot_spreads = spreads(pilot_runs)
     if differing := other_settings(plan, pilot_runs):
-        console.print(
+        say(
             "[yellow]Warning:[/] The earlier runs may have another spread than the planned runs: "
-            f"{escape('; '.join(differing))}.",
-            soft_wrap=True,
-            highlight=False,
+            f"{escape('; '.join(differing))}."
         )
     rows = [
         (
             row.spread.metric,
             f"{row.spread.sd:.2f}",
-            points(row.detectable),
+            _points(row.detectable),
             str(row.for_difference),
             f"{row.for_equivalence} (within {row.spread.margin:g})",
         )
@@ -259,3 +250,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         f"from {pilots}, paired by {pilot_spreads[0].unit}."
     )
     console.print(table)
+
+
+def _points(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.1f}"

@@ -199,8 +199,8 @@ def unknown(
     if within := [key for key in valid if key.startswith(f"{name}.")]:
         component = f"{name}.name"  # strategy = "fedheal" means strategy.name
         named = component in within
-        meant = f"Did you mean {component!r}?" if named else f"Valid: {', '.join(within)}."
-        return f"Unknown {kind} {quoted(name)}, which is a table. {meant}"
+        remedy = f"Did you mean {component!r}?" if named else f"Valid: {', '.join(within)}."
+        return f"Unknown {kind} {quoted(name)}, which is a table. {remedy}"
     if table and (beside := [key for key in valid if key.rpartition(".")[0] == table]):
         # The common table would count as matching letters.
         valid, written = beside, {key.rpartition(".")[2]: key for key in beside}
