@@ -61,7 +61,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.setattr(comparison, "remaining_plan", lambda plan, folder, console: plan)
     monkeypatch.setattr(comparison, "locked_folder", lambda folder: nullcontext())
 
-    def stop(what: Any, *_: Any) -> None:
+    def stop(what: Any, *_: Any, **__: Any) -> None:
         raise Begun(what)
 
     for module in (comparison, run):
