@@ -106,13 +106,13 @@ def check_output(path: Path) -> None:
         )
 
 
-def check_output_file(path: Path, suffix: str = "") -> None:
-    """Raise ``ConfigError`` if --out cannot be written, must not be, or has another suffix."""
+def check_output_file(path: Path, suffix: str = "", option: str = "--out") -> None:
+    """Raise ``ConfigError`` if a file cannot be written, must not be, or has another suffix."""
     check_output(path)
     if path.is_dir():
-        raise ConfigError(f"--out {path} is a folder. Name a file.")
+        raise ConfigError(f"{option} {path} is a folder. Name a file.")
     if suffix and path.suffix != suffix:
-        raise ConfigError(f"--out {path}: expected a file name that ends in {suffix}.")
+        raise ConfigError(f"{option} {path}: expected a file name that ends in {suffix}.")
 
 
 def check_folder(path: Path) -> None:

@@ -14,6 +14,7 @@ from fairflower.cli.options import (
     ConfigOverrides,
     Jobs,
     methods_named,
+    refuse_keys,
     refuse_second_name,
     with_settings,
 )
@@ -173,9 +174,7 @@ def plan_of(
     Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
     has.
     """
-    for key, instead in _OTHERWISE.items():
-        if key in overrides.assigned:
-            raise ConfigError(f"This command does not support --set {key}: {instead}.")
+    refuse_keys(overrides, _OTHERWISE)
     refuse_second_name(overrides, ClientConfig, "--clients", clients)
     settings = overrides.settings | {"output-dir": str(folder)}
     strategy_configs = methods_named(StrategyConfig, strategies)

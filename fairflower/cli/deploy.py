@@ -16,6 +16,7 @@ from fairflower.cli.options import (
     ConfigOverrides,
     method_named,
     methods_named,
+    refuse_keys,
     refuse_second_name,
     with_settings,
 )
@@ -78,9 +79,7 @@ def trial(
     settings |= {"data.name": "npz"} if site else {}
     settings |= overrides.settings
     settings.pop("output-dir", None)
-    for key, instead in _OTHERWISE.items():
-        if key in overrides.assigned:
-            raise ConfigError(f"This command does not support --set {key}: {instead}.")
+    refuse_keys(overrides, _OTHERWISE)
     refuse_second_name(overrides, StrategyConfig, "--strategies", strategies)
     refuse_second_name(overrides, ClientConfig, "--client", client)
     if settings.get("resume"):

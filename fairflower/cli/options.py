@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -149,6 +149,13 @@ def method_named(kind: type[Choice], option: str | None) -> list[Choice]:
             "`fairflower compare`."
         )
     return named
+
+
+def refuse_keys(overrides: ConfigOverrides, otherwise: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` if ``--set`` has a key of ``otherwise``, which maps it to a remedy."""
+    for key, instead in otherwise.items():
+        if key in overrides.assigned:
+            raise ConfigError(f"This command does not support --set {key}: {instead}.")
 
 
 def refuse_second_name(

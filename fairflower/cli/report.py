@@ -15,7 +15,7 @@ from rich.markup import escape
 from fairflower.cli.terminal import console, friendly_errors, printable, say_where
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.paths import check_output, run_folders
+from fairflower.paths import check_output, check_output_file, run_folders
 from fairflower.plans.protocol import studies_in
 
 if TYPE_CHECKING:
@@ -106,13 +106,15 @@ def _check_inputs(runs: list[Path]) -> None:
 
 def _check_outputs(format_: str, out: Path | None, summary: Path | None, into: Path | None) -> None:
     """Raise ``ConfigError`` if an output cannot be written, or has the wrong kind of name."""
-    if summary and summary.suffix != ".csv":
-        raise ConfigError(f"--summary {summary}: expected a file name that ends in .csv.")
-    for written in filter(None, (summary, into, out)):
-        check_output(written)
+    if summary:
+        check_output_file(summary, ".csv", "--summary")
+    if into:
+        check_output_file(into, option="--into")
+    if out and format_ == "html":
+        check_output(out)
+    elif out:
+        check_output_file(out)
     for written in filter(None, (summary, into, out if format_ != "html" else None)):
-        if written.is_dir():
-            raise ConfigError(f"{written} is a folder. Name a file.")
         if not written.absolute().parent.is_dir():
             raise ConfigError(f"{written}: the folder {written.parent} does not exist. Create it.")
     if format_ == "html" and out and (out.is_file() or out.suffix == ".html"):

@@ -85,8 +85,8 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     the largest at any site. Images have three channels if any site has color images. Raises
     ``DataError`` if the sites' examples differ in size, or if only some sites name their classes.
     """
-    _check_compatible(sites)
     merged = max(sites, key=lambda site: site.shape[0])
+    _check_compatible(sites, merged)
     classes = merged.classes
     if any(site.classes != classes for site in sites):
         classes = tuple(sorted({name for site in sites for name in site.classes}))
@@ -119,8 +119,11 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     )
 
 
-def _check_compatible(sites: Sequence[Federation]) -> None:
-    """Raise ``DataError`` if the sites' examples cannot be used together."""
+def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
+    """Raise ``DataError`` if the sites' examples cannot be used together.
+
+    ``most`` is a site with the largest number of channels.
+    """
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
         listing = ", ".join(
@@ -133,7 +136,6 @@ def _check_compatible(sites: Sequence[Federation]) -> None:
             else "Give all examples the same size"
         )
         raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
-    most = max(sites, key=lambda site: site.shape[0])
     for site in sites:  # grayscale images have the first of three channels' constants
         for name in ("mean", "std", "augment"):
             own, common = getattr(site, name), getattr(most, name)

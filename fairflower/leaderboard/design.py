@@ -131,10 +131,7 @@ class Design:
             tuning and for confirmation.
         """
         file = read_tables(path)
-        for name in file:
-            if name not in _TABLES:
-                raise ConfigError(f"{path}: {unknown('table', name, _TABLES)}")
-        _checked(f"{path}: table", file, _TABLES)
+        _checked(f"{path}", file, _TABLES, "table")
         protocol, common, tables, sweeps = (file.get(name, {}) for name in _TABLES)
         protocol = _checked(f"{path}: [protocol]", protocol, _PROTOCOL)
         if missing := [key for key in _REQUIRED if key not in protocol]:
@@ -349,10 +346,13 @@ def _sweep(path: Path, name: str, table: dict[str, Any], benchmarks: Iterable[Be
     return Sweep(name, named[table["of"]], methods, federations, places)
 
 
-def _checked(what: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(
+    what: str, table: Mapping[str, Any], hints: Mapping[str, Any], kind: str = "key"
+) -> dict[str, Any]:
     """Return a table, whose lists are joined with commas.
 
-    Raises ``ConfigError`` for an unknown key, or a value of the wrong type.
+    Raises ``ConfigError`` for an unknown key, or a value of the wrong type. ``kind`` is what the
+    keys are called.
     """
     joined = {
         key: ",".join(map(str, value)) if isinstance(value, list) and key in _LISTS else value
@@ -360,9 +360,9 @@ def _checked(what: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> d
     }
     for key, value in joined.items():
         if key not in hints:
-            raise ConfigError(f"{what}: {unknown('key', key, hints)}")
+            raise ConfigError(f"{what}: {unknown(kind, key, hints)}")
         try:
             conform(value, hints[key], key)
         except ValueError as error:
-            raise ConfigError(f"{what} {error}") from error
+            raise ConfigError(f"{what}{': table' * (kind == 'table')} {error}") from error
     return joined

@@ -151,17 +151,16 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     if re.search(r"(^|[,-])\s*-\s*\d", text):
         raise ConfigError(f"{option} {text!r}: expected numbers >= 0, for example 0,1,2 or 0-2.")
     first, dash, last = text.partition("-")
-    backwards = False
     try:
         numbers = range(int(first), int(last) + 1) if dash else map(int, text.split(","))
         seeds = list(islice(numbers, MAX_SEEDS + 1))
-        backwards = not seeds
     except ValueError:
         seeds = []
-    if backwards:
-        raise ConfigError(
-            f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
-        )
+    else:
+        if not seeds:
+            raise ConfigError(
+                f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
+            )
     if len(seeds) > MAX_SEEDS:
         raise ConfigError(f"{option} {text!r}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
     if not seeds or len(set(seeds)) < len(seeds):

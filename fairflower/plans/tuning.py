@@ -21,7 +21,7 @@ import numpy as np
 from fairflower.config import RunConfig, shown
 from fairflower.config.methods import DEFAULT
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, Diverged, RunFolderError, quoted
+from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
@@ -32,7 +32,7 @@ from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import check_same_examples, resumable_configs
-from fairflower.server.contents import read_config, read_facts
+from fairflower.server.contents import divergence, read_config, read_facts
 
 
 @dataclass
@@ -303,9 +303,8 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[Outcome | None, str]:
     """Return a run's outcome and its reason; the outcome is None if the run should be resumed."""
     if facts["status"] == "completed":
         return "completed", ""
-    reason, prefix = " ".join(str(facts["error"] or "").split()), f"{Diverged.__name__}: "
-    if facts["status"] == "failed" and reason.startswith(prefix):
-        return "lost", reason.removeprefix(prefix)
+    if facts["status"] == "failed" and (reason := divergence(facts)) is not None:
+        return "lost", reason
     return None, ""  # other failures, such as a full disk, are not caused by the trial's values
 
 

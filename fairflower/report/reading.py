@@ -14,10 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.data import ClientInfo
-from fairflower.errors import Diverged, RunFolderError, quoted
+from fairflower.errors import RunFolderError, quoted
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
-from fairflower.server.contents import read_config, read_diagnostics, read_facts, read_history
+from fairflower.server.contents import (
+    divergence,
+    read_config,
+    read_diagnostics,
+    read_facts,
+    read_history,
+)
 from fairflower.server.folder import LEVELS, is_locked
 from fairflower.server.history import ADAPTED, ALL, HELD_OUT, OVERALL, WINDOW, WORST_CLIENT
 
@@ -240,7 +246,7 @@ def read_run(path: str | Path) -> Run:
         status = "killed"
     if not rounds.size or (status != "completed" and not rounds[-1]):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
-        if str(info.get("error")).startswith(f"{Diverged.__name__}: "):
+        if divergence(info) is not None:
             reason += " Resuming would repeat this. Start a new run with other settings."
         elif status != "completed" and config["checkpoint.every"]:
             reason += " The run can be resumed from its last checkpoint."

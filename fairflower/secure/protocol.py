@@ -150,8 +150,8 @@ class _StageGrid:
             raise
 
     def _exchange(self, messages: list[Message]) -> list[Message]:
-        stage = {str(m.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]) for m in messages}
-        trains = stage == {Stage.COLLECT_MASKED_VECTORS}
+        stage = str(messages[0].content.config_records[RECORD_KEY_CONFIGS][Key.STAGE])
+        trains = stage == Stage.COLLECT_MASKED_VECTORS
         if trains:
             for message in messages:
                 secret = message.content.config_records[RECORD_KEY_CONFIGS]
@@ -162,8 +162,8 @@ class _StageGrid:
             replies = self._usable(messages, replies)
             self.task = "sent a masked vector"
         else:
-            replies, reasons = _readable(min(stage), messages, replies)
-            if stage != {Stage.UNMASK} and reasons:
+            replies, reasons = _readable(stage, messages, replies)
+            if stage != Stage.UNMASK and reasons:
                 raise LostClients(reasons)
             self.task = "helped to remove the masks"
             for node, reason in reasons.items():

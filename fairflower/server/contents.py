@@ -32,7 +32,7 @@ from typing import (
 from fairflower import paths
 from fairflower.arguments import Range
 from fairflower.config import RunConfig, check_values, read_toml
-from fairflower.errors import ConfigError, RunFolderError, is_text, quoted
+from fairflower.errors import ConfigError, Diverged, RunFolderError, is_text, quoted
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
@@ -183,6 +183,12 @@ def read_facts(path: Path) -> dict[str, Any]:
     if "sites" in info and "nodes" not in info:
         raise RunFolderError(f"{file}: it has 'sites' and no 'nodes'.")
     return info  # type: ignore[no-any-return]
+
+
+def divergence(facts: Mapping[str, Any]) -> str | None:
+    """Return the error of a run that failed because training diverged; None for other runs."""
+    text, prefix = " ".join(str(facts.get("error") or "").split()), f"{Diverged.__name__}: "
+    return text.removeprefix(prefix) if text.startswith(prefix) else None
 
 
 def original_of(path: Path, facts: Mapping[str, Any]) -> Path | None:

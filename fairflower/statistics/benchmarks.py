@@ -81,19 +81,19 @@ def mixed_model(
         error = 0.0
     alone = {m: difference_of(MeanStd.of(gain), error, df, margin) for m, gain in gains.items()}
     same = holm({method: one.p_same for method, one in alone.items()})
+    judged = {method: replace(one, p_same=same[method]) for method, one in alone.items()}
+    if error == 0:
+        return judged
     threshold = _dunnett_threshold(k - 1, df)
     return {
-        method: replace(one, p_same=same[method])
-        if error == 0
-        else replace(
+        method: replace(
             one,
             low=one.mean - threshold * error,
             high=one.mean + threshold * error,
             p=_dunnett(abs(one.mean) / error, k - 1, df),
-            p_same=same[method],
             level=2 * float(stdtr(df, -threshold)),
         )
-        for method, one in alone.items()
+        for method, one in judged.items()
     }
 
 
