@@ -157,6 +157,11 @@ class RunConfig:
         """Return whether models are tested on a split, ``"test"`` or ``"validation"``."""
         return self.evaluate.test if split == "test" else self.data.validated
 
+    @property
+    def tested_split(self) -> str:
+        """The examples on which a run is judged: ``"test"`` or, without tests, ``"validation"``."""
+        return "test" if self.evaluate.test else "validation"
+
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
         """Validate a flat mapping and return its config; missing keys get their defaults.

@@ -229,6 +229,10 @@ class Federation:
         """Return the training examples of a client."""
         return self.splits(client_id, "train")[0]
 
+    def sizes(self, split: str) -> tuple[int, ...]:
+        """Return the number of ``"test"`` or ``"validation"`` examples per domain."""
+        return self.test_sizes if split == "test" else self.validation_sizes
+
     def client_test(self, client_id: int, split: str = "test") -> Split:
         """Return a client's part of its domain's test set. No two clients share an example."""
         return self.splits(client_id, split)[0]

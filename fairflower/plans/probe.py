@@ -104,9 +104,7 @@ def probe(config: RunConfig, device: torch.device, free: int) -> Need:
                     raise ConfigError(str(reply.error.reason).split("\nMessage: ")[-1])
         client = max(free - free_memory(device), peak_memory(device))
         if config.evaluate.by != "clients":
-            setup.evaluator(
-                setup.evaluator.arrays(), "test" if config.evaluate.test else "validation"
-            )
+            setup.evaluator(setup.evaluator.arrays(), config.tested_split)
     except (RuntimeError, ConfigError) as error:
         if not out_of_memory(str(error)):
             raise

@@ -210,6 +210,11 @@ class Comparison:
         return "federations" if any(method.federations for method in self.methods) else "seeds"
 
     @property
+    def examples(self) -> str:
+        """The examples on which accuracies were measured: ``test`` or ``validation``, or both."""
+        return " or ".join(sorted({run.split for run in self.kept_runs}))
+
+    @property
     def held_out(self) -> list[str]:
         """The domains that runs held out: domains that were tested but had no client."""
         domains = (run.held_out_domain for run in self.kept_runs if run.held_out_domain)

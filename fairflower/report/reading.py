@@ -139,6 +139,11 @@ class Run(AccuracyHistory):
         return self.config.get("data.seed", 0)
 
     @property
+    def split(self) -> str:
+        """The examples on which the run was tested: ``"test"`` or ``"validation"``."""
+        return "test" if self.config.get("evaluate.test", True) else "validation"
+
+    @property
     def replicate(self) -> tuple[Any, Any]:
         """Federation and seed, which are equal for paired runs."""
         return self.federation, self.seed

@@ -103,6 +103,7 @@ class Info(Part, total=False):
     shape: list[Count]
     domains: Required[list[str]]
     sources: list[str]
+    #: By domain: the examples on which models are tested; without tests, validation examples.
     test_sizes: list[Count]
     held_out: str
     local_arrays: list[str]

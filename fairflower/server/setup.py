@@ -67,8 +67,7 @@ class RunSetup:
     def max_test_sizes(self, split: str) -> dict[int, int]:
         """Return an upper bound on each client's number of test examples: its domain's number."""
         federation = self.federation
-        sizes = federation.test_sizes if split == "test" else federation.validation_sizes
-        of_domain = dict(zip(federation.domains, sizes, strict=True))
+        of_domain = dict(zip(federation.domains, federation.sizes(split), strict=True))
         return {client.client_id: of_domain[client.domain] for client in federation.clients}
 
     def settings(self) -> dict[str, Any]:
@@ -93,7 +92,7 @@ class RunSetup:
             "shape": list(federation.shape),
             "domains": list(federation.domains),
             "sources": list(federation.sources),
-            "test_sizes": list(federation.test_sizes),
+            "test_sizes": list(federation.sizes(self.config.tested_split)),
             "images": federation.fingerprint,
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.registry.known_by_node(),

@@ -115,6 +115,9 @@ def test_tests_on_validation_examples_or_by_clients_are_noted(
     if "test = false" in config:
         edit("history.csv", ",domain,", ",validation,")(own)
     assert note in printed_tables(usual, own)
+    if "test = false" in config:
+        assert "Validation accuracy in %" in printed_tables(own)
+        assert "Test or validation accuracy in %" in printed_tables(usual, own)
 
 
 def test_a_note_that_all_runs_of_a_method_share_appears_once(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
     """Return accuracy per domain, AVG, STD, MIN and GAP in percent, as papers show them."""
     return metric_table(
         f"Accuracy per domain, {comparison.span(window)}",
-        f"Test accuracy in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
+        f"{comparison.examples.capitalize()} accuracy in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
         f"{_HELD_OUT if comparison.held_out else ''}"
         f"{_ADAPTED if any(tested_adapted(comparison, d) for d in comparison.held_out) else ''}"
         f"{how_to_read(comparison)}",

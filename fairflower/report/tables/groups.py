@@ -27,7 +27,8 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
             (
                 1,
                 "worst client",
-                "The worst value of any client, computed on the client's own test examples",
+                "The worst value of any client, computed on the client's own "
+                f"{comparison.examples} examples",
             ),
         ):
             yield metric_table(
@@ -42,8 +43,8 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
         for metric in DIFFERENCES:
             yield metric_table(
                 f"{title}: {metric.phrase} in each domain, {comparison.span()}",
-                f"{metric.phrase.capitalize()} times 100, on a domain's test examples. Lower is "
-                f"better. {how_to_read(comparison)}",
+                f"{metric.phrase.capitalize()} times 100, on a domain's {comparison.examples} "
+                f"examples. Lower is better. {how_to_read(comparison)}",
                 [
                     _column(metric, place, domain)
                     for place, domain in enumerate(comparison.domains, start=2)

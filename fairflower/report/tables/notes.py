@@ -30,7 +30,7 @@ _LOCAL = (
 
 
 def tests_line(comparison: Comparison) -> str:
-    """State the number of test examples of each domain; empty if runs differ or it is unknown."""
+    """State the number of tested examples of each domain; empty if runs differ or it is unknown."""
     all_sizes = {tuple(run.info.get("test_sizes") or ()) for _, run in comparison.runs}
     sizes = all_sizes.pop()
     if all_sizes or len(sizes) != len(comparison.domains) or not all(sizes):
@@ -39,7 +39,10 @@ def tests_line(comparison: Comparison) -> str:
         f"{domain} {size} ({100 / size:.2g})"
         for domain, size in zip(comparison.domains, sizes, strict=True)
     )
-    return f"Test examples by domain (points per example): {', '.join(worth)}."
+    return (
+        f"{comparison.examples.capitalize()} examples by domain (points per example): "
+        f"{', '.join(worth)}."
+    )
 
 
 def model_line(comparison: Comparison) -> str:
@@ -199,7 +202,7 @@ def notes(comparison: Comparison) -> list[str]:
             "a published gain over FedAvg."
         )
     lines += [*_run_notes(comparison), *_undefined(comparison), *_unshared(comparison)]
-    if any(m.config.get("evaluate.test") is False for m in comparison.methods):
+    if comparison.examples != "test":
         lines.append(
             "With evaluate.test = false, accuracies are measured on validation examples that are "
             "kept out of training, not on test examples."

@@ -27,7 +27,7 @@ def participation_table(comparison: Comparison) -> Table:
     return metric_table(
         "Participation",
         "Percentage of rounds in which a client's model was merged (mean over the domain's "
-        f"clients), and the domain's test accuracy in % ({comparison.span()}).",
+        f"clients), and the domain's {comparison.examples} accuracy in % ({comparison.span()}).",
         [
             Column(f"{domain}: {title}", of(place), 0)
             for place, domain in enumerate(comparison.domains)
