@@ -54,7 +54,7 @@ class Metric:
 
     def example_worth(self, run: Run) -> float:
         """Return the metric's `example_worth`, in points; 0 if it is unknown."""
-        sizes = np.array(run.info.get("test_sizes") or (), dtype=np.float64)
+        sizes = np.array(run.sizes, dtype=np.float64)
         accuracy = run.final()
         if self.gradient is None or sizes.shape != accuracy.shape or not (sizes > 0).all():
             return 0.0

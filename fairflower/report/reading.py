@@ -144,6 +144,11 @@ class Run(AccuracyHistory):
         return "test" if self.config.get("evaluate.test", True) else "validation"
 
     @property
+    def sizes(self) -> list[int]:
+        """The number of these examples by domain; empty if it is unknown."""
+        return list(self.info.get(f"{self.split}_sizes") or ())
+
+    @property
     def replicate(self) -> tuple[Any, Any]:
         """Federation and seed, which are equal for paired runs."""
         return self.federation, self.seed

@@ -166,7 +166,7 @@ def _row_of_run(run: Run) -> dict[str, Any]:
         **_held_out_cells(run),
         "domains": _NEXT.join(run.domains),
         "clients": _listed(counts),
-        _TESTED: _listed(run.info.get("test_sizes") or ()),
+        _TESTED: _listed(run.sizes),
         _EXAMPLES: run.info.get("digest"),
     }
     if shares := participation(run):
@@ -354,7 +354,7 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
         "model_bytes": int(row["bytes"]) if row["bytes"] else None,
         "sources": [row["data"]],
         "digest": row.get(_EXAMPLES) or "",
-        "test_sizes": [int(size) for size in (row.get(_TESTED) or "").split()],
+        **dict.fromkeys(("test_sizes", "validation_sizes"), _numbers(row, _TESTED, int).tolist()),
         "remarks": [text for text in row["remarks"].split(_NEXT) if text],
         "participation": [float(share) for share in (row.get("participation") or "").split()],
     }

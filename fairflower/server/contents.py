@@ -103,8 +103,8 @@ class Info(Part, total=False):
     shape: list[Count]
     domains: Required[list[str]]
     sources: list[str]
-    #: By domain: the examples on which models are tested; without tests, validation examples.
     test_sizes: list[Count]
+    validation_sizes: list[Count]
     held_out: str
     local_arrays: list[str]
     local_part: str

@@ -92,7 +92,7 @@ class RunSetup:
             "shape": list(federation.shape),
             "domains": list(federation.domains),
             "sources": list(federation.sources),
-            "test_sizes": list(federation.sizes(self.config.tested_split)),
+            "test_sizes": list(federation.test_sizes),
             "images": federation.fingerprint,
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.registry.known_by_node(),
@@ -108,6 +108,8 @@ class RunSetup:
             facts["frozen"] = frozen
         if isinstance(self.strategy.availability, Trace):
             facts["availability"] = self.strategy.availability.digest
+        if federation.validation_sizes:
+            facts["validation_sizes"] = list(federation.validation_sizes)
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if federation.groups:

@@ -31,7 +31,7 @@ _LOCAL = (
 
 def tests_line(comparison: Comparison) -> str:
     """State the number of tested examples of each domain; empty if runs differ or it is unknown."""
-    all_sizes = {tuple(run.info.get("test_sizes") or ()) for _, run in comparison.runs}
+    all_sizes = {tuple(run.sizes) for _, run in comparison.runs}
     sizes = all_sizes.pop()
     if all_sizes or len(sizes) != len(comparison.domains) or not all(sizes):
         return ""
