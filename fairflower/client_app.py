@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig, is_setting
 from fairflower.data import Federation, prepare
 from fairflower.data.class_folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
-from fairflower.errors import DataError, UserError
+from fairflower.errors import ConfigError, DataError, UserError
+from fairflower.models import frozen_digest
 from fairflower.registry.user_metrics import load_function
 from fairflower.secure.client import secure_mod
 from fairflower.training.app import make_client_app
@@ -37,7 +39,8 @@ from fairflower.training.trainer import Trainer
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     """Return the node's trainer for a message with this config.
 
-    Raises ``ValueError`` if the node config does not identify the client.
+    Raises ``ValueError`` if the node config does not identify the client, and ``ConfigError`` if
+    the node has other frozen weights than the server.
     """
     run = _settings(config)
     limit_threads(run.client_cpus)
@@ -47,15 +50,17 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     elif config.get("split") == "train":
         data = data.to_test_on_training()
     keeps = issubclass(run.client.factory, LocalArraysTrainer)
+    # The server sends all arrays except those that stay on the client: no pretrained weights.
+    model = _model(
+        run.model if keeps else run.model.to_receive(),
+        run.client,
+        federation,
+        run.seed if keeps else 0,
+    )
+    _check_frozen(model, run, str(config.get("frozen", "")))
     trainer = build_trainer(
         run.client,
-        # The server sends all arrays except those that stay on the client: no pretrained weights.
-        _model(
-            run.model if keeps else run.model.to_receive(),
-            run.client,
-            federation,
-            run.seed if keeps else 0,
-        ),
+        model,
         data,
         run.train,
         client_id=client_id,
@@ -86,7 +91,7 @@ def query(message: Message, context: Context) -> Message:
         except UserError as error:
             raise DataError(f"site {name!r}: {error}") from error
     elif config:
-        answer["federation"] = prepare(_data_config(context, _settings(config))).to_json()
+        answer["federation"] = _described(prepare(_data_config(context, _settings(config))))
     if "site" not in answer:
         answer["partition-id"] = _partition_id(context)
     for key in ("partition-id", "num-partitions"):
@@ -143,13 +148,31 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 
 _model = lru_cache(maxsize=2)(build_model)
+_frozen_digest = lru_cache(maxsize=2)(frozen_digest)
+
+
+def _check_frozen(model: nn.Module, run: RunConfig, expected: str) -> None:
+    """Raise ``ConfigError`` if frozen weights, which are not sent, differ from the server's."""
+    if expected and _frozen_digest(model) != expected:
+        raise ConfigError(
+            f"The frozen weights of {run.model.name!r} on this node differ from the server's. Give "
+            "both the same file (model.weights), folder or revision in the cache of the Hub; a "
+            "network of your own needs the same frozen weights for every seed."
+        )
 
 
 def forget_code() -> None:
     """Forget networks, metrics and images, which may have been changed in a notebook."""
     _model.cache_clear()
+    _frozen_digest.cache_clear()
     load_function.cache_clear()
     forget_stamps()
+
+
+@lru_cache(maxsize=2)
+def _described(federation: Federation) -> str:
+    """Describe a data set once, although each of its clients is asked."""
+    return federation.to_json()
 
 
 @lru_cache(maxsize=2)
@@ -165,8 +188,12 @@ def _data(federation: Federation, client_id: int, site: Federation | None = None
 @lru_cache(maxsize=4)
 def _reader(source: Federation) -> Callable[[Federation, int, Federation | None], ClientData]:
     """Return the function that reads a client's data; for small data it caches more clients."""
+    tested = (sum(source.sizes(split)) for split in ("test", "validation"))
     largest = max(client.num_examples for client in source.clients)
-    return _read_small if largest * math.prod(source.shape) <= _SMALL else _read_large
+    mean = largest + sum(tested) / len(source.clients)
+    width = {"images": 1, "features": 4, "tokens": 8}[source.kind]
+    shape = source.shape[1:] if source.kind == "tokens" else source.shape
+    return _read_small if mean * width * math.prod(shape) <= _SMALL else _read_large
 
 
 def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
@@ -191,8 +218,8 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
     )
 
 
-#: Largest number of values per client for which a worker caches the data of all clients.
-_SMALL = 32 * 1024
+#: Largest number of bytes per client for which a worker caches the data of all clients.
+_SMALL = 256 * 1024
 _read_small = lru_cache(maxsize=4096)(_read)
 
 #: Bytes of larger data that a worker caches, and the largest number of clients with such data.

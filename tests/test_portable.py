@@ -131,6 +131,19 @@ def test_replacing_a_file_is_retried_while_it_is_open_on_windows(
     assert paths.read_text(tmp_path / "file") == "new"
 
 
+def test_the_limit_of_a_container_bounds_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = opening.free_memory()
+    (tmp_path / "cgroup").write_text(f"0::/../../..{tmp_path}\n")
+    for name, text in (("max", "5000"), ("current", "3000"), ("stat", "anon 9\ninactive_file 700")):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(opening, "_CGROUP", tmp_path / "cgroup")
+    assert opening.free_memory() == 2700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert opening.free_memory() > min(host, 10**8) / 2
+
+
 def test_free_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening.Path, "read_text", lambda self, encoding: "")
     assert opening.free_memory() > 10**8

@@ -127,7 +127,8 @@ class DataConfig:
     )
     validation_examples: int = setting(
         0,
-        "Number of validation examples per domain, as an alternative to validation-fraction. "
+        "Number of validation examples per domain (with corrupted-clients: for its clean and its "
+        "corrupted clients each), as an alternative to validation-fraction. "
         "They are drawn at random with data.seed from the training examples that no client has; "
         "if there are fewer, all are used. 0 means none.",
     )
@@ -255,7 +256,7 @@ class TrainConfig:
         "float32",
         "Floating-point precision of local training steps: float32, or bf16 (autocast to "
         "bfloat16). Weights, optimizer states, tests, measurements and messages are always "
-        "float32.",
+        "float32. (On NVIDIA GPUs convolutions use TF32, PyTorch's default.)",
         choices=("float32", "bf16"),
     )
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,17 +23,14 @@ from typing import Any
 import numpy as np
 
 from fairflower.config import DataConfig, DataSpec
-from fairflower.data.client_groups import ClientGroup, client_groups
+from fairflower.data.client_groups import ClientGroup
 from fairflower.data.corruptions import corrupt, corruption_text
 from fairflower.data.data_set import (
     DataSet,
     attributes_of,
     check_classes,
-    client_count_key,
-    labels_of,
     mean_and_std,
     source_of,
-    too_few_examples_error,
 )
 from fairflower.data.federation import (
     META,
@@ -49,9 +46,8 @@ from fairflower.data.federation import (
     held_out_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.partition import divide, split_rng
 from fairflower.data.people import check_comparable, groups_by_client
-from fairflower.data.validation import hold_out, set_aside
+from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 from fairflower.paths import file_name, home
@@ -60,12 +56,8 @@ logger = logging.getLogger(__name__)
 
 #: Version of the preparation: of the file format, of the random partition, and of how images and
 #: texts become arrays. Raise it with every change. Folders of other versions are ignored.
-_VERSION = 5
+_VERSION = 6
 
-#: Split of a federation -> split of the data set from which its examples are taken.
-SPLITS = {"train": "train", "validation": "train", "test": "test"}
-#: Group -> rows of each of its clients, int64 [n].
-Rows = dict[str, list[Ints]]
 #: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]
 #: Name -> array in a prepared file.
@@ -92,11 +84,16 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     """
     data_set = make_data_set(config)
     with DataSpec.read(config.name).naming_failures():
-        folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(config, data_set)}"
+        folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(data_set, site)}"
         if not (folder / META).is_file():
             logger.info("Preparing %s in %s", config.name, folder)
             _build(data_set, folder, site)
-    return _open(folder, config.augment)
+    federation = _open(folder, config.augment)
+    if not site:
+        check_classes(config.name, federation.num_classes)
+        names = federation.group_names
+        check_comparable(config.name, config.groups, names, federation.num_classes)
+    return federation
 
 
 def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
@@ -111,7 +108,7 @@ def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
 
 def _held_examples(config: DataConfig) -> dict[str, set[tuple[str, int]]]:
     """Return the domains and rows of all clients' examples, by split."""
-    _, groups, rows = _divided_rows(make_data_set(config))
+    _, groups, rows = divided_rows(make_data_set(config))
     domains = {group.name: group.domain for group in groups}
     return {
         split: {
@@ -129,6 +126,8 @@ def with_absolute_dir(config: DataConfig) -> DataConfig:
     With this config, processes in another working directory or environment prepare the same data.
     """
     folder = make_data_set(config).folder
+    if folder is None and config.dir:  # a user's own data set may read it
+        folder = Path(config.dir).expanduser().absolute()
     return replace(config, dir=str(folder)) if folder else config
 
 
@@ -144,11 +143,16 @@ def make_data_set(config: DataConfig) -> DataSet:
     chosen = DataSpec.read(config.name)
     chosen.check()
     data_set: DataSet = chosen.make(config)
+    if not data_set.domains:
+        raise DataError(
+            f"{config.name} found no domain"
+            f"{f' in data.dir = {config.dir!r}' if config.dir else ''}. Correct data.dir."
+        )
     return data_set
 
 
-def _hash(config: DataConfig, data_set: DataSet) -> str:
-    settings = {**vars(config), "domains": data_set.domains}
+def _hash(data_set: DataSet, site: bool) -> str:
+    settings = {**vars(data_set.config), "domains": data_set.domains, "site": site}
     for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
         del settings[key]
     content = [_VERSION, settings, data_set.fingerprint()]
@@ -186,10 +190,10 @@ def _build(data_set: DataSet, folder: Path, site: bool) -> None:
 def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, list[Arrays], Arrays]:
     """Return the federation, the arrays of each client's file, and those of the held-out domain."""
     config = data_set.config
-    labels, groups, rows = _divided_rows(data_set)
+    labels, groups, rows = divided_rows(data_set)
     examples = {s: _examples(data_set, groups, rows[s], SPLITS[s]) for s in rows}
     unseen = _held_out_groups(data_set)
-    unseen_rows = _test_rows(config, unseen, labels["test"])
+    unseen_rows = test_rows(config, unseen, labels["test"])
     unseen_examples = _examples(data_set, unseen, unseen_rows, "test")
     shape = _shape(data_set, {**examples, "test": examples["test"] | unseen_examples})
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in ("train", "test"))
@@ -198,9 +202,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     people = groups_by_client(data_set, groups, rows, labels, SPLITS)
     unseen_people = groups_by_client(data_set, unseen, {"test": unseen_rows}, labels, SPLITS)
     if not site:
-        check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
-        check_comparable(config.name, config.groups, data_set.group_names, num_classes)
     clients: list[ClientInfo] = []
     data: list[Arrays] = []
     for group in groups:
@@ -209,7 +211,13 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             data.append(_arrays(splits, people[client_id]))
             counts = np.bincount(splits["train"].y, minlength=num_classes).tolist()
             clients.append(ClientInfo(client_id, group.name, sum(counts), tuple(counts)))
-    drawn = rows | ({"held-out": unseen_rows} if unseen else {})
+    held_out: Arrays = {}
+    if unseen:
+        (group,), (by_client,) = unseen, unseen_rows.values()
+        pixels = unseen_examples[group.name]
+        x = _to_training_layout(config, group, pixels, by_client, "test", shape)
+        split = Split(x, labels["test"][group.domain][by_client[0]])
+        held_out = _arrays({"test": split}, unseen_people[0])
     domains = (*(group.name for group in groups), config.held_out)
     check_names((*domains, *data_set.classes, *data_set.group_names))
     federation = Federation(
@@ -225,19 +233,15 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         clients=tuple(clients),
         auc=data_set.auc,
         classes=data_set.classes,
-        fingerprint=_digest(_listed(drawn)),
+        # A site's would tell the server whether its guess of the data is right.
+        fingerprint="" if site else _fingerprint([*data, held_out]),
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
         groups=config.groups,
         group_names=data_set.group_names,
     )
-    if not unseen:
-        return federation, data, {}
-    (group,), (by_client,) = unseen, unseen_rows.values()
-    x = _to_training_layout(config, group, unseen_examples[group.name], by_client, "test", shape)
-    split = Split(x, labels["test"][group.domain][by_client[0]])
-    return federation, data, _arrays({"test": split}, unseen_people[0])
+    return federation, data, held_out
 
 
 def _splits_by_client(
@@ -261,8 +265,15 @@ def _splits_by_client(
         yield dict(zip(shares, splits, strict=True))
 
 
-def _listed(rows: Mapping[str, Rows]) -> dict[str, Any]:
-    return {s: {name: [r.tolist() for r in rs] for name, rs in rows[s].items()} for s in rows}
+def _fingerprint(files: Iterable[Arrays]) -> str:
+    """Return `Federation.fingerprint`, from the arrays of all files."""
+    digest = hashlib.sha256()
+    splits = "train", "test", "validation"
+    order = [*(f"{axis}_{s}" for s in splits for axis in "xy"), *(f"g_{s}" for s in splits)]
+    for array in (arrays[name] for arrays in files for name in order if name in arrays):
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _arrays(splits: Mapping[str, Split], people: Mapping[str, Ints]) -> Arrays:
@@ -281,35 +292,6 @@ def _sizes(rows: Rows) -> tuple[int, ...]:
     return tuple(sum(map(len, by_client)) for by_client in rows.values())
 
 
-def _divided_rows(
-    data_set: DataSet,
-) -> tuple[dict[str, dict[str, Ints]], list[ClientGroup], dict[str, Rows]]:
-    """Return labels by split and domain, groups of clients, and rows by split, group and client."""
-    domains = {"train": data_set.client_domains, "test": data_set.domains}
-    labels = {s: {d: labels_of(data_set, d, s) for d in domains[s]} for s in domains}
-    groups = client_groups(data_set, labels["train"])
-    return labels, groups, _rows(data_set, groups, labels)
-
-
-def _rows(
-    data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
-) -> dict[str, Rows]:
-    """Divide the rows by split, group and client. Validation rows are optional (a setting)."""
-    config = data_set.config
-    train = _train_rows(data_set, groups, labels["train"])
-    test = _test_rows(config, groups, labels["test"])
-    if count := config.validation_examples:
-        pools = {group.name: group.rows for group in groups}
-        unused = set_aside(pools, train, count, config.seed)
-        return {"train": train, "validation": unused, "test": test}
-    if not config.validation_fraction:
-        return {"train": train, "test": test}
-    group_labels = {group.name: labels["train"][group.domain] for group in groups}
-    divided = hold_out(train, group_labels, config.validation_fraction, config.seed)
-    kept, held_out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
-    return {"train": kept, "validation": held_out, "test": test}
-
-
 def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Ints) -> None:
     """Warn about classes without examples, and about classes that have only test examples."""
     names = data_set.classes or tuple(map(str, range(num_classes)))
@@ -321,43 +303,6 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
     if unlearnt := [names[k] for k in np.setdiff1d(test, train)]:
         text = f"these classes have test examples, but no training examples: {shortened(unlearnt)}."
         logger.warning("%s: %s", data_set.config.name, text)
-
-
-def _train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
-    """Divide the training rows of each group among its clients."""
-    if groups[0].trained_on:
-        return {group.name: list(group.trained_on) for group in groups}
-    config, rows = data_set.config, {}
-    for group in groups:
-        shares = divide(
-            group.name,
-            labels[group.domain][group.rows],
-            group.sizes,
-            config.seed,
-            every_class=data_set.every_class,
-            alpha=config.dirichlet_alpha,
-            client_count_key=client_count_key(config),
-        )
-        rows[group.name] = [group.rows[share] for share in shares]
-    return rows
-
-
-def _test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
-    """Shuffle each group's test rows, limit their number and divide them among its clients."""
-    rows = {}
-    for group in groups:
-        if group.tested_on:
-            rows[group.name] = list(group.tested_on)
-            continue
-        order = split_rng(config.seed, group.domain, "test").permutation(len(labels[group.domain]))
-        kept = order[: config.test_examples or None]
-        if len(kept) < len(group.sizes):
-            remedy = f"Lower {client_count_key(config)}"
-            if len(order) >= len(group.sizes):  # a higher limit would be enough
-                remedy += " or raise data.test-examples"
-            raise too_few_examples_error(group.name, len(kept), "test", len(group.sizes), remedy)
-        rows[group.name] = np.array_split(kept, len(group.sizes))
-    return rows
 
 
 def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:

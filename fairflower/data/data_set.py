@@ -237,7 +237,9 @@ def attributes_of(data_set: DataSet) -> dict[str, str]:
     names = {name for base in bases for name in get_annotations(base)}
     # A property may read all files; its own text would differ between processes.
     fixed = [name for name in names if not hasattr(getattr(kind, name, None), "__get__")]
-    return {name: repr(getattr(data_set, name, None)) for name in fixed}
+    values = {name: getattr(data_set, name, None) for name in fixed}
+    # The text of a long array is abbreviated.
+    return {k: repr(v.tolist() if isinstance(v, np.ndarray) else v) for k, v in values.items()}
 
 
 def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
@@ -310,6 +312,8 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             "that is always the same."
         )
     chosen = [name.strip() for name in wanted.split(",")] if wanted.strip() else [*domains]
+    if wanted.strip() in domains:  # a name with a comma
+        chosen = [wanted.strip()]
     for name in chosen:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")

@@ -215,6 +215,8 @@ class ISIC2019(ImageTable):
     test     905   2,575    665  174    525   48    51  126   5,069
     =====  =====  ======  =====  ===  =====  ===  ====  ===  ======
 
+    The split is by image: images of one lesion may be in both splits, so tests may look too good.
+    (The challenge's metadata name most lesions; HAM10000, a part of it, is split by lesion.)
     Preparation is much faster if the images are already reduced to 224 pixels.
     """
 

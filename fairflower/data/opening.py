@@ -17,6 +17,8 @@ from fairflower.errors import DataError
 #: Maximum size of an image file or table in bytes: five times the largest image in 16-bit color.
 MAX_BYTES = 2**30
 
+_CGROUP = Path("/proc/self/cgroup")
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -103,14 +105,34 @@ def check_memory(subject: str, needed: int, remedy: str) -> None:
 
 
 def free_memory() -> int:
-    """Return the number of bytes available without swapping or, if unknown, the total memory."""
+    """Return the number of bytes available without swapping or, if unknown, the total memory.
+
+    A container's limit counts, too.
+    """
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return 1024 * int(re.search(r"MemAvailable:\s*(\d+)", text)[1])  # type: ignore[index]
+        free = 1024 * int(re.search(r"MemAvailable:\s*(\d+)", text)[1])  # type: ignore[index]
+        return min(free, _free_in_container(free))
     except (OSError, TypeError):
         if not hasattr(os, "sysconf"):
             return _free_on_windows()
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_in_container(otherwise: int) -> int:
+    """Return the bytes that this process's Linux cgroup may still use, if it has a limit."""
+    try:
+        path = re.search(r"^0::(.*)$", _CGROUP.read_text(encoding="utf-8"), re.MULTILINE)[1]  # type: ignore[index]
+        folder = Path(f"/sys/fs/cgroup{path}")
+        limit, used = (
+            int((folder / f"memory.{name}").read_text("ascii")) for name in ("max", "current")
+        )
+        cached = re.search(
+            r"^inactive_file (\d+)$", (folder / "memory.stat").read_text("ascii"), re.MULTILINE
+        )
+        return max(0, limit - used + int(cached[1]))  # type: ignore[index]
+    except (OSError, TypeError, ValueError):  # another system, or no limit ("max")
+        return otherwise
 
 
 def _free_on_windows() -> int:

@@ -125,6 +125,41 @@ def dirichlet_shares(
     return None
 
 
+def like_training(labels: Ints, counts: Ints) -> list[Ints]:
+    """Divide rows among clients so that each class is divided as in training.
+
+    Parameters
+    ----------
+    labels : array of shape (N,)
+        Labels of the rows, int64.
+    counts : array of shape (K, C)
+        Number of training rows of each client and class; every label is below C.
+
+    Returns
+    -------
+    list of array
+        Disjoint rows of each client, int64 [n], in increasing order. Classes on which no client
+        trains are divided evenly. A client that would get no row gets one of the client with most.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = like_training(np.array([0, 1, 0, 0, 0, 1]), np.array([[30, 0], [10, 0]]))
+    >>> [client.tolist() for client in rows]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+    client = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        weights = counts[:, label] if counts[:, label].any() else np.ones(len(counts))
+        upper = np.rint(np.cumsum(weights) / weights.sum() * len(members))
+        client[members] = np.searchsorted(upper, np.arange(len(members)), side="right")
+    for k in range(len(counts)):
+        if not (client == k).any():
+            client[np.flatnonzero(client == np.bincount(client).argmax())[-1]] = k
+    return [np.flatnonzero(client == k) for k in range(len(counts))]
+
+
 def _drawn(
     domain: str,
     labels: Ints,

@@ -66,6 +66,11 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     if limited and not config.examples_per_client:
         available = len(data_set.labels(data_set.domains[0], "train"))
         count = int((config.fraction or 1.0) * available + 1e-9)
+        if not count:
+            raise DataError(
+                f"data.fraction = {config.fraction:g} of the site's {available} training examples "
+                "is less than one. Raise it, or leave it at 0 to train on all of them."
+            )
         config = replace(config, fraction=0.0, examples_per_client=count)
     site = prepare(config, site=True)
     (client,) = site.clients

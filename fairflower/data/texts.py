@@ -240,8 +240,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             columns = reader.fieldnames or ()
             wanted = ("text", "label", *filter(None, [self.config.groups]))
             check_columns(str(path), wanted, columns, f"{TABLES}.")
-            for number, row in enumerate(reader, start=2):
-                where = f"{path}: row {number}"
+            for row in reader:
+                where = f"{path}: line {reader.line_num}"
                 self._check_row(where, row)
                 label = row["label"]
                 seen[label] = seen.get(label, -1) + 1

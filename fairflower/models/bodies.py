@@ -40,8 +40,14 @@ class BodyClassifier(Classifier):
     def freeze(self) -> None:
         """Exchange only trained arrays from now on; an adapter has frozen the others."""
         self.frozen = True
-        for parameter in self.new_parameters():
-            parameter.requires_grad_(True)
+        new = {id(parameter) for parameter in self.new_parameters()}
+        for module in self.body.modules():
+            own = [p for p in module.parameters(recurse=False) if id(p) in new]
+            if any(p.dtype != torch.float32 for p in own):  # in a network of 16 bits
+                module.register_forward_pre_hook(_in_float32)
+            for parameter in own:
+                parameter.data = parameter.data.float()
+                parameter.requires_grad_(True)
         self.train(self.training)
 
     def new_parameters(self) -> Iterator[nn.Parameter]:
@@ -68,6 +74,11 @@ class BodyClassifier(Classifier):
     def to_head(self, features: Tensor) -> Tensor:
         """Convert features to the dtype of the head."""
         return features.to(self.head.weight.dtype)
+
+
+def _in_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Convert a layer's inputs to float32, as the layer's weights are."""
+    return tuple(x.float() for x in inputs)
 
 
 @contextmanager

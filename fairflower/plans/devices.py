@@ -110,6 +110,12 @@ def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Plac
         return Placement(
             config, line=f"cpu, because client-gpus = 0; {name} is not used by clients ({how})"
         )
+    if config.train.device.startswith("cuda:"):
+        raise ConfigError(
+            f"client-gpus = {gpus:g}, train.device = '{config.train.device}': Ray chooses each "
+            "client's GPU, and the client sees no other. Set train.device = 'auto', or, to train "
+            "on this GPU, client-gpus = 'auto' or 0."
+        )
     if gpus > count:
         raise ConfigError(
             f"client-gpus = {gpus:g}: this machine has {counted(count, 'GPU')}, {name}. Set "

@@ -91,7 +91,9 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
     notes = ""
     if data.imbalance_factor > 1:
         notes += ", set by data.imbalance-factor instead of data.clients-per-domain"
-    if data.dir and make_data_set(data).folder is None:
+    data_set = make_data_set(data)
+    built_in = type(data_set).__module__.startswith("fairflower.")
+    if data.dir and built_in and data_set.folder is None:
         notes += f", not read from data.dir, because {data.name} does not use it"
     examples = ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
     participation = "" if fraction == "1.0" else f", fraction-train {fraction}"

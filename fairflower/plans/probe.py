@@ -1,4 +1,4 @@
-"""GPU memory of a run, measured in a client's first epoch in a separate process."""
+"""GPU memory of a run, measured in a client's first epochs in a separate process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import multiprocessing
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -14,12 +14,13 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
+from fairflower.config.settings import ParticipationConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.errors import ConfigError, EngineError
@@ -56,7 +57,8 @@ class Room(NamedTuple):
 def measure(configs: Sequence[RunConfig], device: torch.device) -> Room:
     """Measure the GPU memory that runs with different methods need; return the largest need.
 
-    For each run, a new process trains the largest client for an epoch and tests the model once.
+    For each run, a new process trains the largest client for two rounds of one epoch each, and
+    tests the model.
     Raises ``ConfigError`` if not even a single client fits on the GPU.
     """
     free = free_memory(device)
@@ -85,23 +87,41 @@ def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) ->
 
 
 def probe(config: RunConfig, device: torch.device, free: int) -> Need:
-    """Train the largest client for an epoch on ``device``, which has ``free`` bytes, and test."""
+    """Train the largest client on ``device``, which has ``free`` bytes, and test the model.
+
+    A client may keep its last model, so the second of the two rounds can need more memory.
+    """
     train = dataclasses.replace(config.train, local_epochs=min(1, config.train.local_epochs))
     data = prepare(config.data)
     sizes = [client.num_examples for client in data.clients]
-    config = dataclasses.replace(config, train=train, resume="", fraction_train=1.0)
+    config = dataclasses.replace(
+        config,
+        train=train,
+        resume="",
+        # The largest client trains in every round, and sends its model as it is.
+        fraction_train=1.0,
+        participation=ParticipationConfig(),
+        secure_aggregation=False,
+    )
     grid = InlineGrid(client_app, len(sizes))
     setup = set_up(grid, config, None, threading.Event())
     arrays = record_of(setup.evaluator.arrays())
     settings = ConfigRecord(dict(setup.settings()))
     largest = sizes.index(max(sizes))
+
+    def ask(messages: Iterable[Message]) -> None:
+        (message,) = (m for m in messages if m.metadata.dst_node_id == FIRST_NODE + largest)
+        add_client_config(message, "config", {"client-id": largest})
+        (reply,) = grid.send_and_receive([message])
+        if reply.has_error():
+            raise ConfigError(str(reply.error.reason).split("\nMessage: ")[-1])
+
     try:
-        for message in setup.strategy.configure_train(1, arrays, settings, grid):
-            if message.metadata.dst_node_id == FIRST_NODE + largest:
-                add_client_config(message, "config", {"client-id": largest})
-                (reply,) = grid.send_and_receive([message])
-                if reply.has_error():
-                    raise ConfigError(str(reply.error.reason).split("\nMessage: ")[-1])
+        for server_round in (1, 2):
+            ask(setup.strategy.configure_train(server_round, arrays, settings, grid))
+        if config.evaluate.by != "server":
+            settings = ConfigRecord({**settings, "split": config.tested_split})
+            ask(setup.strategy.configure_evaluate(2, arrays, settings, grid))
         client = max(free - free_memory(device), peak_memory(device))
         if config.evaluate.by != "clients":
             setup.evaluator(setup.evaluator.arrays(), config.tested_split)

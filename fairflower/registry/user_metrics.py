@@ -18,6 +18,9 @@ RESERVED = frozenset(
     ("accuracy", "balanced_accuracy", "auc", "loss", "eval_loss", "personal_accuracy")
 )
 
+#: Beginnings of names that ``history.csv`` and callbacks give to metrics of other splits or levels.
+_PREFIXES = ("validation_", "held_out_", "global_", "worst_client_")
+
 #: Name of the record in a client's reply that says why metrics failed.
 FAILED_METRICS = "failed-metrics"
 
@@ -37,11 +40,11 @@ def metric_names(places: str) -> dict[str, str]:
     place_of: dict[str, str] = {}
     for place in filter(None, map(str.strip, places.split(","))):
         name = place.rpartition(":")[2].rpartition(".")[2]
-        if name in place_of or name in RESERVED:
+        if name in place_of or name in RESERVED or name.startswith(_PREFIXES):
             taken = (
                 f"{place_of[name]} has the same name"
                 if name in place_of
-                else ("it is one of fairflower's metrics")
+                else "it is, or begins like, one of fairflower's metrics"
             )
             raise ConfigError(
                 f"evaluate.metrics: the name of {place} is already used: {taken}. Rename the "

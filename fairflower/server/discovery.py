@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -149,9 +150,15 @@ def _parse_federation(fields: Mapping[str, object], key: str) -> Federation | No
     if key not in fields:
         return None
     try:
-        return read_federation(str(fields[key]), _ELSEWHERE)
+        return _parsed(str(fields[key]))
     except ValueError as error:
         raise ValueError(f"its description of its data {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> Federation:
+    """Parse a description once, although every node of a common data set sends it."""
+    return read_federation(text, _ELSEWHERE)
 
 
 def read_federation(text: str, folder: Path) -> Federation:

@@ -28,6 +28,7 @@ from fairflower.errors import (
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
+from fairflower.paths import client_states
 from fairflower.registry import MEASUREMENTS
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
 from fairflower.secure.protocol import Halted
@@ -220,9 +221,11 @@ class RoundLoop:
     def _check_client_states(self, merged: Mapping[int, int]) -> None:
         """Log a warning about clients that lost the state of their last merged round."""
         rounds = self.strategy.client_metrics.get("state-round")
+        # Private clients report no such round, but their state may be on this machine.
+        if rounds is not None or (client_states() / self.folder.run_id).is_dir():
+            self.folder.note("client_state", True)
         if rounds is None:
             return
-        self.folder.note("client_state", True)
         for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
             if state < merged.get(client, 0):
                 logger.warning(

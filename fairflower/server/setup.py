@@ -73,6 +73,8 @@ class RunSetup:
     def settings(self) -> dict[str, Any]:
         """Return the config of every message: the run config and, for sites, the federation."""
         flat: dict[str, Any] = self.config.to_flat()
+        if frozen := frozen_digest(self.evaluator.model):
+            flat["frozen"] = frozen
         if isinstance(self.registry, SiteRegistry):
             # Other sites must not see what a site has; they need the common classes and channels.
             shared = replace(

@@ -117,10 +117,10 @@ class QFFL(FairStrategy):
                 "'sgd'. Set train.optimizer = 'sgd', or strategy.rule = 'weights' "
                 "(QFFL(rule='weights'))."
             )
-        lr, momentum = config.get("train.lr"), config.get("train.momentum", 0.0)
+        lr, momentum = config.get("train.lr"), config.get("train.momentum")
         if self.lr is not None:
             self.L = 1 / self.lr
-        elif (lr or 0) > 0 and 0 <= momentum < 1:
+        elif (lr or 0) > 0 and momentum is not None and 0 <= momentum < 1:
             self.L = (1 - momentum) / lr
         else:
             raise ValueError(

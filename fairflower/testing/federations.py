@@ -90,7 +90,9 @@ def run_toy_rounds(
     strategy.enroll(dict(enumerate(grid.get_node_ids())), seed=0)
     arrays = dict(start) if start is not None else make(0).send()
     for number in range(1, rounds + 1):
-        config = ConfigRecord({"run-id": "toy", "train.lr": SETTINGS.lr})
+        config = ConfigRecord(
+            {"run-id": "toy", "train.lr": SETTINGS.lr, "train.momentum": SETTINGS.momentum}
+        )
         messages = list(strategy.configure_train(number, record_of(arrays), config, grid))
         replies = grid.send_and_receive(messages[::-1] if reverse else messages)
         merged, _ = strategy.aggregate_train(number, replies)

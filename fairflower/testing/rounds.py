@@ -105,7 +105,7 @@ class Rounds:
         self.model = {name: np.asarray(array) for name, array in model.items()}
         strategy.enroll({client: _FIRST_NODE + client for client in clients}, seed=0)
         self.round = 0
-        self.config: dict[str, Any] = {"train.lr": 0.05}
+        self.config: dict[str, Any] = {"train.lr": 0.05, "train.momentum": 0.0}
 
     def ask(self) -> list[Message]:
         """Start a round, and return the messages to clients."""

@@ -70,7 +70,8 @@ def private_round(
     """Run `train_round`; return the metrics and the model that may leave the client.
 
     The update is clipped, and the numbers are clipped and noised. If training diverges, the client
-    returns the received model, so that the failure reveals nothing about its examples.
+    returns the received model, and its numbers are the largest of their ranges before noise is
+    added, so that the failure reveals nothing about its examples.
     """
     metrics: dict[str, float] = {}
     try:

@@ -53,7 +53,7 @@ class ClientData:
     def kind(self) -> str:
         """Kind of the examples: ``"images"``, ``"features"`` or ``"tokens"``."""
         x = self.train.x
-        return "images" if x.ndim == 4 else "features" if x.dtype == np.float32 else "tokens"
+        return "images" if x.ndim == 4 else "features" if x.dtype.kind == "f" else "tokens"
 
     @property
     def log_class_frequencies(self) -> NDArray[np.float64]:
@@ -103,7 +103,8 @@ class Examples(ABC):
         self.device = torch.device(device)
         self.model = model if isinstance(model, Classifier) and model.two_stages else None
         self.first_stages = {} if first_stages is None else first_stages
-        self._split = split
+        #: The key of the first stage's outputs; otherwise the array is not kept a second time.
+        self._key = x if self.model else None
         self._y = torch.tensor(y, device=device)
 
     def __len__(self) -> int:
@@ -145,7 +146,7 @@ class Examples(ABC):
         """Attach the cached output of the model's frozen first stage to a batch."""
         if self.model is None:
             return x
-        key = id(self._split.x)
+        key = id(self._key)
         model, outputs = self.first_stages.get(key, (None, x))
         if model is not self.model or outputs.device != x.device:
             size = _FIRST_STAGE_BATCH

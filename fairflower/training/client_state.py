@@ -45,12 +45,16 @@ def load_state(
     State is stored with the message's ``run-id`` and round, because a node may serve several runs.
     State from other runs is ignored. State from round ``before`` or later is ignored, because these
     rounds are repeated. State from rounds after ``merged-round``, the last round in which the
-    server merged this client, is ignored, because late or dropped updates do not count.
+    server merged this client, is ignored, because late or dropped updates do not count. Without a
+    valid run id, as in other apps, state of rounds up to ``merged-round`` is always loaded.
     """
     trainer.state = {}
     folder = _folder(trainer, config)
+    merged = _last_merged_round(config)
     if folder is not None:  # otherwise there is no earlier state
-        before = min(before, _last_merged_round(config) + 1)
+        before = min(before, merged + 1)
+    elif math.isfinite(merged):  # a strategy that is started again counts rounds from 1 again
+        before = max(before, merged + 1)
     files = {written: path for written, path in _files(folder).items() if written < before}
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
     in_context = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -36,6 +37,8 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
     given = f"{option} {name!r}" if option else f"train.device = {name!r}"
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ConfigError(f"{given}: expected auto, cpu, cuda, cuda:N or mps.")
+    if name not in ("cpu", "mps"):  # makes cuBLAS deterministic; read when the GPU is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if name == "auto":
         granted = _granted_by_ray("GPU")
         forbidden = granted is not None and granted <= 0

@@ -215,10 +215,13 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = trainable(model)
     truth, by_layer = zeros_like(parameters), zeros_like(parameters)
-    _add_by_layer(by_layer, model, x, y)
-    for loss in F.cross_entropy(checked_logits(model(x)), y, reduction="none"):
-        for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
-            truth[name] += gradient.square()
+    cudnn = torch.backends.cudnn
+    # By default, convolutions on a GPU round inputs to TF32, but products by layer do not.
+    with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=True, allow_tf32=False):
+        _add_by_layer(by_layer, model, x, y)
+        for loss in F.cross_entropy(checked_logits(model(x)), y, reduction="none"):
+            for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
+                truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items() if square.numel()}
     # Where gradients should be zero, both may have different rounding errors.
     noise = 1e-12 * max(largest.values(), default=0.0)

@@ -317,6 +317,7 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
 def _server_settings(trainer: Trainer, config: Mapping[str, Any]) -> Iterator[None]:
     """Give the trainer the server's config, and for this message the server's radius, if any."""
     trainer.round_config = config
+    trainer.num_rounds = int(config.get("num-server-rounds", trainer.num_rounds))
     before = trainer.measure_rho, trainer.settings
     if "rho" in config:
         rho = float(config["rho"])

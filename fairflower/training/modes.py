@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +71,12 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators and use deterministic kernels; undo both afterwards."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
+    on_gpu = device.type == "cuda"
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with (
+            torch.random.fork_rng(devices=[device] if on_gpu else []),
+            _deterministic_algorithms() if on_gpu else nullcontext(),
+        ):
             if device.type == "cpu":
                 # `torch.manual_seed` would also queue the seed for every GPU used later.
                 torch.default_generator.manual_seed(seed)
@@ -81,3 +86,24 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
             yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def _deterministic_algorithms() -> Iterator[None]:
+    """Use deterministic algorithms; torch warns of operations that have none.
+
+    On a GPU, other algorithms add the gradients of embeddings in random order.
+    """
+    filling: Any = torch.utils.deterministic
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        filling.fill_uninitialized_memory,
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    filling.fill_uninitialized_memory = False  # no result depends on it
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        filling.fill_uninitialized_memory = before[2]

@@ -17,9 +17,6 @@ from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.training.measurements import requested
 from fairflower.training.trainer import round_of
 
-#: Metrics that a client sends without noise, because they do not depend on its examples.
-_OPEN = ("client-id", "state-round")
-
 
 def privacy_of(config: Mapping[str, Any]) -> PrivacyConfig | None:
     """Return the privacy settings in a server's message; None without differential privacy."""
@@ -68,10 +65,8 @@ def noised_numbers(
 def protected(
     metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
 ) -> dict[str, float]:
-    """Return the metrics that may leave the client: id, round of its state, and noised numbers."""
-    kept = {name: metrics[name] for name in _OPEN if name in metrics}
-    return {
-        **kept,
-        "client-id": client_id,
-        **noised_numbers(metrics, config, privacy, client_id),
-    }
+    """Return the metrics that may leave the client: its id and noised numbers.
+
+    The round of its state would reveal in which rounds its training diverged.
+    """
+    return {"client-id": client_id, **noised_numbers(metrics, config, privacy, client_id)}

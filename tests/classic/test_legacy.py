@@ -54,9 +54,8 @@ class ClassicRounds:
     def __init__(self, strategy: FairStrategy, clients: int, named: bool = True) -> None:
         set_task_identity()
         initial = MODEL if named else ndarrays_to_parameters(list(MODEL.values()))
-        self.legacy = LegacyStrategy(
-            strategy, initial, on_fit_config_fn=lambda server_round: {"train.lr": 0.05}
-        )
+        sent = {"train.lr": 0.05, "train.momentum": 0.0}
+        self.legacy = LegacyStrategy(strategy, initial, on_fit_config_fn=lambda _: dict(sent))
         self.manager = manager(clients)
         parameters = self.legacy.initialize_parameters(self.manager)
         assert parameters is not None

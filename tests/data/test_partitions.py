@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from experiment_files import FOLDER, run_configs
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairflower.config import DataConfig, RunConfig, read_toml
 from fairflower.data import prepare
-from fairflower.data.cache import Rows, _test_rows, _train_rows, make_data_set, shared_examples
+from fairflower.data.cache import make_data_set, shared_examples
 from fairflower.data.class_folders import ClassFolders, Domain
 from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
+from fairflower.data.partition import like_training
+from fairflower.data.rows import Rows, test_rows, train_rows
 from fairflower.data.split_files import SplitFiles
 
 Counts = tuple[int, ...]
@@ -126,8 +130,8 @@ def drawn(path: Path, changes: dict[str, Any]) -> tuple[DataSet, list[Any], dict
     data_set = make_data_set(config)
     labels = {s: {d: data_set.labels(d, s) for d in data_set.domains} for s in SPLITS}
     parts = client_groups(data_set, labels["train"])
-    train = _train_rows(data_set, parts, labels["train"])
-    return data_set, parts, {"train": train, "test": _test_rows(config, parts, labels["test"])}
+    train = train_rows(data_set, parts, labels["train"])
+    return data_set, parts, {"train": train, "test": test_rows(config, parts, labels["test"])}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +160,41 @@ def test_the_data_of_every_experiment_can_be_divided(path: Path, changes: dict[s
             assert min(map(len, rows["test"][part.name])) >= 1
             if not data_set.config.dirichlet_alpha:
                 assert tuple(map(len, rows["train"][part.name])) == part.sizes
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=6, max_size=80),
+    st.lists(st.lists(st.integers(0, 30), min_size=5, max_size=5), min_size=1, max_size=6),
+)
+def test_test_rows_are_divided_by_class_as_the_training_rows_are(
+    labels: list[int], counts: list[list[int]]
+) -> None:
+    """Each class exactly up to rounding, unless a client would otherwise get no row."""
+    y, trained = np.array(labels), np.array(counts)
+    clients = like_training(y, trained)
+    assert sorted(np.concatenate(clients)) == list(range(len(y)))
+    assert min(map(len, clients)) >= 1
+    weights = np.where(trained.sum(axis=0) > 0, trained, 1)
+    exact = weights / weights.sum(axis=0) * np.bincount(y, minlength=5)
+    tested = np.array([np.bincount(y[rows], minlength=5) for rows in clients])
+    if (np.rint(exact.sum(axis=1)) >= 5).all():  # none was empty
+        assert np.abs(tested - exact).max() <= 1
+
+
+def test_clients_with_label_skew_are_tested_on_the_classes_that_they_train_on() -> None:
+    base = {"data.name": "uci-digits", "data.clients-per-domain": 4, "data.fraction": 0.2}
+    base |= {"data.validation-examples": 100, "data.dirichlet-alpha": 0.1}
+    federation = prepare(RunConfig.from_flat(base).data)
+    compared = 0
+    for client in federation.clients:
+        trained = np.array(client.class_counts) / client.num_examples
+        for split in ("test", "validation"):
+            y = federation.client_test(client.client_id, split).y
+            tested = np.bincount(y, minlength=10) / len(y)
+            if len(y) >= 20:  # fewer are rounded too much
+                assert np.abs(tested - trained).sum() / 2 < 0.2
+                compared += 1
+    assert compared >= 16
 
 
 #: Client sizes in the logs of the released code's runs, domain | domain.

@@ -172,7 +172,7 @@ def test_a_row_without_a_group_and_a_missing_column_are_named(tmp_path: Path) ->
     path = tmp_path / "books.csv"
     config = DataConfig(name="texts", dir=str(tmp_path), groups="sex", clients_per_domain=1)
     path.write_text("text,label,sex\nfine,good,f\npoor,bad,\n")
-    with pytest.raises(DataError, match=r"books\.csv: row 3 has no sex"):
+    with pytest.raises(DataError, match=r"books\.csv: line 3 has no sex"):
         prepare(config)
     path.write_text("text,label\nfine,good\npoor,bad\n")
     with pytest.raises(DataError, match=r"books\.csv: .*missing: sex"):

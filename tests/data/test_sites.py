@@ -61,6 +61,35 @@ def run(tmp_path: Path, nodes: InlineGrid, **changes: Any) -> Path:
     return Session(nodes, config, Console(quiet=True)).run()
 
 
+def test_a_site_whose_fraction_is_less_than_an_example_is_refused(tmp_path: Path) -> None:
+    """The count 0 would mean the data set's default, a fraction of a published size."""
+    folder = tmp_path / "digits"
+    npz(folder / "usps.npz", train=80)
+    config = DataConfig(name="digits", dir=str(folder), fraction=0.01)
+    with pytest.raises(DataError, match=r"= 0.01 of the site's 80 training examples is less than"):
+        open_site(config, "usps")
+
+
+def test_a_site_does_not_hide_errors_in_data_that_are_prepared_again(tmp_path: Path) -> None:
+    npz(tmp_path / "one.npz", classes=1)
+    config = DataConfig(name="npz", dir=str(tmp_path), clients_per_domain=1)
+    assert open_site(config, "one").num_classes == 1
+    for _ in range(2):
+        with pytest.raises(DataError, match="examples of one class only"):
+            prepare(config)
+
+
+def test_data_with_the_same_labels_and_sizes_are_told_apart(tmp_path: Path) -> None:
+    prepared = []
+    for name in ("here", "there"):
+        npz(tmp_path / name / "a.npz")
+        config = DataConfig(name="npz", dir=str(tmp_path / name), clients_per_domain=2)
+        prepared.append(replace(prepare(config), sources=(), folder=tmp_path))
+        assert not open_site(config, "a").fingerprint, "nobody can check a guess of a site's data"
+    assert prepared[0] != prepared[1]
+    assert prepared[0].clients == prepared[1].clients
+
+
 def test_sites_with_own_folders_train_the_same_model_as_clients_of_one_folder(
     tmp_path: Path,
 ) -> None:

@@ -68,15 +68,16 @@ def test_a_split_column_divides_the_texts(folder: Path) -> None:
     [
         (b"text,class\na,b\n", "missing: label"),
         (b"age,bp,label\n61,140,1\n", "missing: text.* For a table of numbers write a FeatureSet"),
-        (b"text,label\nhello,\n", "row 2 has no label"),
+        (b"text,label\nhello,\n", "line 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
-        (b"text,label,split\nhello,a,test\nbye,a,\n", "row 3: found the split ''; expected train"),
+        (b"text,label,split\nhello,a,test\nbye,a,\n", "line 3: found the split ''; expected train"),
         (b"text,label\nhello,a\nbye,b\n", "has no train texts. Add some. Without a column split"),
         (b"text,label,label\nhello,a,b\n", "found several columns named label. Rename all but one"),
         (
             b"text,label\na,b,\ngood, cheap,a\n",
-            "row 3 has more values than the header. Quote texts",
+            "line 3 has more values than the header. Quote texts",
         ),
+        (b"text,label\na,b\n\n\nbye,\n", "line 5 has no label"),
         (b"text,label\n\xff\xfe,a\n", "cannot be read as a CSV file in UTF-8"),
     ],
 )

@@ -14,14 +14,25 @@ from rich.console import Console
 from tiny_data_sets import Table, Texts, TwoDomains
 
 from fairflower.config import DataConfig
-from fairflower.data import DataSet, FeatureSet, Federation, TokenSet, prepare
+from fairflower.data import (
+    DataSet,
+    FeatureSet,
+    Federation,
+    Split,
+    TokenSet,
+    data_folder,
+    prepare,
+    with_absolute_dir,
+)
+from fairflower.data.cache import make_data_set
+from fairflower.data.data_set import attributes_of
 from fairflower.data.randhie import RandHIE, _table
 from fairflower.data.show import clients_table, examples_table
 from fairflower.data.sites import as_in, fits, merge_sites, open_site
 from fairflower.errors import DataError, UserError
 from fairflower.registry import KINDS
 from fairflower.testing import check_data
-from fairflower.training.batches import examples_of
+from fairflower.training.batches import ClientData, examples_of
 
 TABLE = DataConfig(name="tiny_data_sets:Table", clients_per_domain=2)
 TEXTS = DataConfig(name="tiny_data_sets:Texts", clients_per_domain=2)
@@ -37,6 +48,61 @@ def rows(federation: Federation, split: str = "train") -> list[list[int]]:
         first = x[:, 0].astype(int) % 1000
         numbers.append((first // 10 if federation.kind == "features" else first - 1).tolist())
     return numbers
+
+
+class Hospitals(FeatureSet):
+    """A user's own table, which reads data.dir as the documentation's example does."""
+
+    @property
+    def folder(self) -> Path | None:
+        return data_folder(self.config)
+
+    def all_domains(self) -> list[str]:
+        assert self.folder is not None
+        return sorted(path.stem for path in self.folder.glob("*.csv"))
+
+    def labels(self, domain: str, split: str) -> Any:
+        return np.arange(10) % 2
+
+    def features(self, domain: str, split: str, rows: Any) -> Any:
+        return np.ones((len(rows), 2), np.float32)
+
+    def fingerprint(self) -> Any:
+        return 0
+
+    def source(self, domain: str) -> str:
+        return domain
+
+
+def test_a_table_of_ones_own_may_read_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = DataConfig(name="test_vectors:Hospitals", dir="tables")
+    (tmp_path / "tables").mkdir()
+    with pytest.raises(DataError, match=r"Hospitals found no domain in data.dir = 'tables'"):
+        prepare(config)
+    (tmp_path / "tables" / "north, main.csv").touch()
+    (tmp_path / "tables" / "south.csv").touch()
+    assert prepare(config).domains == ("north, main", "south")
+    assert with_absolute_dir(config).dir == str(tmp_path / "tables")
+    named = replace(config, domains="north, main")
+    assert prepare(replace(named, clients_per_domain=1)).domains == ("north, main",)
+
+
+def test_long_arrays_of_a_data_set_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    data_set = make_data_set(TABLE)
+    monkeypatch.setattr(type(data_set), "mean", np.zeros(2000), raising=False)
+    before = attributes_of(data_set)
+    other = np.zeros(2000)
+    other[1000] = 1
+    monkeypatch.setattr(type(data_set), "mean", other)
+    assert attributes_of(data_set) != before
+
+
+def test_features_of_another_precision_are_features() -> None:
+    split = Split(np.ones((3, 2)), np.zeros(3, np.int64))
+    assert ClientData(split, split, (0.0, 0.0), (1.0, 1.0), num_classes=2).kind == "features"
 
 
 # --- federations ----------------------------------------------------------------------------

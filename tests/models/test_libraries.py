@@ -377,10 +377,11 @@ def test_a_relative_folder_becomes_absolute(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_networks_with_16_bits_are_exchanged_exactly(folder: Any, dtype: str) -> None:
-    name = f"hf:{folder('bert')}:dtype={dtype}"
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+def test_networks_with_16_bits_are_exchanged_exactly(folder: Any, kind: str, dtype: str) -> None:
+    name = f"hf:{folder(kind)}:dtype={dtype}"
     model, other = build(name, TEXTS), build(name, TEXTS, seed=1)
-    key = "body.bert.embeddings.word_embeddings.weight"
+    key = f"body.{kind}.embeddings.word_embeddings.weight"
     assert model.state_dict()[key].dtype == getattr(torch, dtype)
     arrays = copy_arrays(model)
     assert arrays[key].dtype == (np.float16 if dtype == "float16" else np.float32)
@@ -388,6 +389,7 @@ def test_networks_with_16_bits_are_exchanged_exactly(folder: Any, dtype: str) ->
     assert all(torch.equal(a, other.state_dict()[k]) for k, a in model.state_dict().items())
     adapted = build(name, TEXTS, adapter="lora:r=2")
     assert {a.dtype for a in copy_arrays(adapted).values()} == {np.dtype(np.float32)}
+    assert {p.dtype for p in trainable(adapted).values()} == {torch.float32}
     fisher = fisher_diagonal(adapted, [batch(TEXTS)])
     assert all(torch.isfinite(a).all() for a in fisher.values())
 

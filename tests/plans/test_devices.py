@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from runs import SMALL
@@ -17,6 +20,7 @@ from fairflower.plans.devices import parallel_line, place_clients
 from fairflower.plans.jobs import auto_jobs
 from fairflower.plans.plan import Plan
 from fairflower.server.checkpoint import resumed_config
+from fairflower.training import app as client_part
 from fairflower.training import gpus
 
 GIB = 2**30
@@ -101,6 +105,9 @@ def test_a_numeric_client_gpus_is_kept_or_refused(gpu):
     )
     with pytest.raises(ConfigError, match="client-gpus = 2: this machine has 1 GPU, cuda"):
         placed(client_gpus=2)
+    second = RunConfig.from_flat({"client-gpus": 0.5, "train.device": "cuda:1"})
+    with pytest.raises(ConfigError, match=r"'cuda:1': Ray chooses each client's GPU"):
+        place_clients([second], 20)
 
 
 def test_a_cluster_without_client_gpus_gets_advice(gpu):
@@ -185,12 +192,46 @@ def test_client_gpus_accepts_numbers_and_auto():
 
 def test_the_probe_measures_the_memory_of_training_and_evaluation(monkeypatch):
     """With a real client on the CPU and simulated memory readings."""
-    free = iter([50, 50])
-    peak = iter([60, 70])
+    small = RunConfig.from_flat(SMALL | {"train.local-epochs": 5, "client.name": "scaffold"})
+    assert probed(small, monkeypatch) == (["train", "train"], probe.Need(72, 12))
+
+
+def probed(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], probe.Need]:
+    """Return the rounds of the client that the probe measured, and the probe's result."""
+    asked: list[str] = []
+
+    def counting(function: Any, kind: str) -> Any:
+        return lambda *args: asked.append(kind) or function(*args)
+
+    for name, kind in (("train_round", "train"), ("evaluate_round", "test")):
+        monkeypatch.setattr(client_part, name, counting(getattr(client_part, name), kind))
+    free, peak = iter([50, 50]), iter([60, 70])
     monkeypatch.setattr(probe, "free_memory", lambda device: next(free))
     monkeypatch.setattr(probe, "peak_memory", lambda device: next(peak))
-    small = RunConfig.from_flat(SMALL | {"train.local-epochs": 5, "client.name": "scaffold"})
-    assert probe.probe(small, torch.device("cpu"), 100) == probe.Need(72, 12)
+    return asked, probe.probe(run, torch.device("cpu"), 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        (
+            {"secure-aggregation": True, "strategy.name": "fedga", "data.clients-per-domain": 2},
+            ["train", "train"],
+        ),
+        ({"participation.policy": "power-of-choice:d=3"}, ["train", "train"]),
+        ({"participation.availability": "{absent}"}, ["train", "train"]),
+        ({"evaluate.by": "both"}, ["train", "train", "test"]),
+        ({"client.name": "moon"}, ["train", "train"]),
+    ],
+    ids=["masked", "candidates", "absent", "tested by clients", "earlier model"],
+)
+def test_the_probe_asks_the_largest_client_whatever_the_run_selects(
+    changes: dict[str, Any], asked: list[str], monkeypatch, tmp_path: Path
+):
+    absent = tmp_path / "absent.csv"
+    absent.write_text("round,client\n1,1\n2,1\n")
+    changes = {k: str(absent) if v == "{absent}" else v for k, v in changes.items()}
+    assert probed(RunConfig.from_flat(SMALL | changes), monkeypatch)[0] == asked
 
 
 def test_a_probe_that_runs_out_of_memory_is_reported(monkeypatch):

@@ -139,12 +139,21 @@ def test_updates_are_clipped_and_updates_with_nan_count_as_zero() -> None:
     assert lost["a"].tolist() == [1.0, 1.0]
 
 
+def test_private_clients_do_not_say_from_which_round_their_state_is(tmp_path: Path) -> None:
+    """It is older after a round whose training diverged, which depends on examples."""
+    settings = PRIVATE | SMALL | {"strategy.name": "term", "client.name": "ditto"}
+    folder = session(config(tmp_path, **settings)).run()
+    assert "state-round" not in (folder / "history.csv").read_text()
+    with pytest.raises(ConfigError, match=r"\(ditto\) was deleted"):
+        resume(folder, **{"num-server-rounds": 9})
+
+
 def test_clients_send_only_requested_numbers_with_noise() -> None:
     privacy = PrivacyConfig(noise_multiplier=1, number_noise_multiplier=0.5, noise_seed=1)
     config = {"measure": "received_loss,received_accuracy", "server-round": 1}
     metrics = {"train_loss": 1.0, "received_loss": 2.0, "received_accuracy": 0.5, "state-round": 4}
     sent = protected(metrics, config, privacy, client_id=7)
-    assert sent.keys() == {"client-id", "state-round", "received_loss", "received_accuracy"}
+    assert sent.keys() == {"client-id", "received_loss", "received_accuracy"}
     assert sent["received_loss"] != 2.0
     draws = [
         noised_numbers(metrics, config | {"server-round": r}, privacy, 7) for r in range(1, 400)

@@ -234,6 +234,7 @@ def test_a_client_without_the_module_of_a_metric_is_named(
     ("value", "words"),
     [
         ("user_metrics:auc", "the name of user_metrics:auc is already used"),
+        ("user_metrics:validation_loss", "it is, or begins like, one of fairflower's metrics"),
         ("user_metrics:nan,user_metrics:nan", "the name of user_metrics:nan is already used"),
         ("user_metrics:macro", "has no 'macro'. Did you mean macro_f1"),
         ("absent_module:f1", "cannot be imported"),

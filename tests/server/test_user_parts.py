@@ -72,6 +72,25 @@ class Hides(Linear):
         self.hidden = [nn.Linear(2, 2).requires_grad_(False), self.head]
 
 
+class DrawsFrozen(Linear):
+    """Keeps a frozen array to itself, which is drawn by the run's seed."""
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__(num_classes, shape)
+        self.register_buffer("scale", self.draw(shape[0]))
+
+    def draw(self, n: int) -> torch.Tensor:
+        return torch.rand(n)
+
+    def exchanged_arrays(self) -> dict[str, torch.Tensor]:
+        return {k: a for k, a in super().exchanged_arrays().items() if k != "scale"}
+
+
+class SameFrozen(DrawsFrozen):
+    def draw(self, n: int) -> torch.Tensor:
+        return torch.linspace(1, 2, n)
+
+
 class Headless(Linear):
     def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
         super().__init__(num_classes, shape)
@@ -124,6 +143,15 @@ def test_an_invalid_model_is_named_before_the_run_starts(
 def test_frozen_layers_may_be_in_a_plain_list(tmp_path: Path) -> None:
     folder = run(config(tmp_path, **TABLE, **{"model.name": f"{HERE}:Hides"}))
     assert read_facts(folder)["status"] == "completed"
+
+
+def test_clients_whose_frozen_weights_differ_from_the_servers_do_not_train(tmp_path: Path) -> None:
+    """Clients do not draw by the run's seed, because they receive the server's weights."""
+    settings = TABLE | {"seed": 3}
+    with pytest.raises(UserError, match=r"frozen weights of .*:DrawsFrozen.* differ from the serv"):
+        run(config(tmp_path, **settings, **{"model.name": f"{HERE}:DrawsFrozen"}))
+    folder = run(config(tmp_path, **settings, **{"model.name": f"{HERE}:SameFrozen"}))
+    assert read_facts(folder)["frozen"]
 
 
 # --- strategies ----------------------------------------------------------------------------------

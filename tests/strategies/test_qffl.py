@@ -258,6 +258,7 @@ NO_L = [
     ({}, r"train.lr = None.*QFFL\(lr=.*rule='weights'"),
     ({"train.lr": 0.0}, "train.lr = 0.0, "),
     ({"train.lr": 0.1, "train.momentum": 1.0}, "train.lr = 0.1, train.momentum = 1.0 "),
+    ({"train.lr": 0.1}, "train.momentum = None in"),
     ({"train.lr": 0.1, "train.optimizer": "adamw"}, "train.optimizer = 'adamw'.*rule = 'weights'"),
     ({"train.lr": 0.1, "train.optimizer": "adam"}, "train.optimizer = 'adam'.*rule = 'weights'"),
 ]
@@ -273,7 +274,7 @@ def test_train_configs_without_an_l_are_refused_before_training(config, problem)
         assert len(rounds.ask()) == 2
 
 
-@pytest.mark.parametrize(("config", "problem"), NO_L[1:])
+@pytest.mark.parametrize(("config", "problem"), [*NO_L[1:3], *NO_L[4:]])
 def test_run_configs_without_an_l_are_refused(config, problem):
     with pytest.raises(ConfigError, match=f"^{problem}"):
         RunConfig.from_flat({"strategy.name": "qffl", **config})

@@ -84,6 +84,15 @@ def test_an_invalid_run_id_creates_no_folder(run_id: str, tmp_path: Path) -> Non
     assert loaded(message(2, run_id), before=2) == (0, 0)
 
 
+def test_a_strategy_that_is_started_again_keeps_its_clients_states() -> None:
+    """Other apps send no run id, and Flower numbers the rounds of each start from 1."""
+    alive = context()
+    save_state(trainer_with_state(3.0), alive, message(3, ""))
+    assert loaded(message(1, "", **{"merged-round": 3}), alive, before=1) == (3, 3.0)
+    assert loaded(message(1, "", **{"merged-round": 2}), alive, before=1) == (0, 0)
+    assert loaded(message(1, ""), alive, before=1) == (0, 0), "of another strategy"
+
+
 def test_damaged_state_files_are_skipped() -> None:
     for server_round in (1, 2):
         save_state(trainer_with_state(server_round), context(), message(server_round))

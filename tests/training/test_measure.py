@@ -37,6 +37,7 @@ from fairflower.errors import ConfigError
 from fairflower.strategies import FedEquilibria
 from fairflower.testing.rounds import Rounds
 from fairflower.training import fisher as module
+from fairflower.training import modes
 from fairflower.training.fisher import chunk_size
 from fairflower.training.gradients import losses_at
 from fairflower.training.measurements import (
@@ -583,6 +584,29 @@ def test_a_random_measurement_is_reproducible(monkeypatch: pytest.MonkeyPatch) -
     draws = [train_and_measure(*pair)[0]["draw"] for pair in zip(clients, configs, strict=True)]
     assert draws[0] == draws[1] == draws[2] != draws[3]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_number_of_planned_rounds_comes_with_the_message() -> None:
+    client = trainer()
+    train_and_measure(client, {"server-round": 1, "num-server-rounds": 7})
+    assert client.num_rounds == 7
+    train_and_measure(client, {"server-round": 2})
+    assert client.num_rounds == 7
+
+
+def test_deterministic_algorithms_are_used_for_a_block_only() -> None:
+    def state() -> tuple[bool, bool, bool]:
+        filling: Any = torch.utils.deterministic
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            filling.fill_uninitialized_memory,
+        )
+
+    before = state()
+    with modes._deterministic_algorithms():
+        assert state() == (True, True, False)
+    assert state() == before == (False, False, True)
 
 
 # --- what is measured, on which model ---------------------------------------------------

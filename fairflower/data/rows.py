@@ -1,0 +1,114 @@
+"""Division of a data set's rows among the clients of each domain, for every split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fairflower.config import DataConfig
+from fairflower.data.client_groups import ClientGroup, client_groups
+from fairflower.data.data_set import (
+    DataSet,
+    client_count_key,
+    labels_of,
+    too_few_examples_error,
+)
+from fairflower.data.federation import Ints
+from fairflower.data.partition import divide, like_training, split_rng
+from fairflower.data.validation import hold_out, set_aside
+
+#: Split of a federation -> split of the data set from which its examples are taken.
+SPLITS = {"train": "train", "validation": "train", "test": "test"}
+#: Group -> rows of each of its clients, int64 [n].
+Rows = dict[str, list[Ints]]
+
+
+def divided_rows(
+    data_set: DataSet,
+) -> tuple[dict[str, dict[str, Ints]], list[ClientGroup], dict[str, Rows]]:
+    """Return labels by split and domain, groups of clients, and rows by split, group and client."""
+    domains = {"train": data_set.client_domains, "test": data_set.domains}
+    labels = {s: {d: labels_of(data_set, d, s) for d in domains[s]} for s in domains}
+    groups = client_groups(data_set, labels["train"])
+    return labels, groups, _rows(data_set, groups, labels)
+
+
+def _rows(
+    data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
+) -> dict[str, Rows]:
+    """Divide the rows by split, group and client. Validation rows are optional (a setting)."""
+    config = data_set.config
+    train = train_rows(data_set, groups, labels["train"])
+    test = _like_training(config, groups, train, test_rows(config, groups, labels["test"]), labels)
+    if count := config.validation_examples:
+        pools = {group.name: group.rows for group in groups}
+        unused = set_aside(pools, train, count, config.seed)
+        own = {**labels, "test": labels["train"]}
+        unused = _like_training(config, groups, train, unused, own)
+        return {"train": train, "validation": unused, "test": test}
+    if not config.validation_fraction:
+        return {"train": train, "test": test}
+    group_labels = {group.name: labels["train"][group.domain] for group in groups}
+    divided = hold_out(train, group_labels, config.validation_fraction, config.seed)
+    kept, held_out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
+    return {"train": kept, "validation": held_out, "test": test}
+
+
+def train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
+    """Divide the training rows of each group among its clients."""
+    if groups[0].trained_on:
+        return {group.name: list(group.trained_on) for group in groups}
+    config, rows = data_set.config, {}
+    for group in groups:
+        shares = divide(
+            group.name,
+            labels[group.domain][group.rows],
+            group.sizes,
+            config.seed,
+            every_class=data_set.every_class,
+            alpha=config.dirichlet_alpha,
+            client_count_key=client_count_key(config),
+        )
+        rows[group.name] = [group.rows[share] for share in shares]
+    return rows
+
+
+def test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
+    """Shuffle each group's test rows, limit their number and divide them among its clients."""
+    rows = {}
+    for group in groups:
+        if group.tested_on:
+            rows[group.name] = list(group.tested_on)
+            continue
+        order = split_rng(config.seed, group.domain, "test").permutation(len(labels[group.domain]))
+        kept = order[: config.test_examples or None]
+        if len(kept) < len(group.sizes):
+            remedy = f"Lower {client_count_key(config)}"
+            if len(order) >= len(group.sizes):  # a higher limit would be enough
+                remedy += " or raise data.test-examples"
+            raise too_few_examples_error(group.name, len(kept), "test", len(group.sizes), remedy)
+        rows[group.name] = np.array_split(kept, len(group.sizes))
+    return rows
+
+
+def _like_training(
+    config: DataConfig,
+    groups: list[ClientGroup],
+    train: Rows,
+    test: Rows,
+    labels: Mapping[str, Mapping[str, Ints]],
+) -> Rows:
+    """Give clients with label skew test rows of the classes on which they train."""
+    if not (config.dirichlet_alpha or groups[0].trained_on):
+        return test
+    rows = dict(test)
+    for group in groups:
+        if group.tested_on:
+            continue
+        trained, tested = (labels[split][group.domain] for split in ("train", "test"))
+        most = 1 + max(trained.max(), tested.max())
+        counts = np.array([np.bincount(trained[own], minlength=most) for own in train[group.name]])
+        kept = np.concatenate(test[group.name])
+        rows[group.name] = [kept[share] for share in like_training(tested[kept], counts)]
+    return rows
