@@ -21,12 +21,12 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from fairflower.config import RunConfig
+from fairflower.config import RunConfig, toml_tables
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_facts
+from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_config, read_facts
 from fairflower.server.history import History
 
 #: Split -> levels of the history for results per domain and per client.
@@ -355,6 +355,11 @@ def lock_folder(path: Path, name: str = LOCK) -> FileLock:
         if error.errno not in _WITHOUT_LOCKS:
             raise ConfigError(f"{path} cannot be opened: {error.strerror}.") from error
     return lock
+
+
+def rewrite_config(path: Path, changed: Mapping[str, Any]) -> None:
+    """Replace settings in the ``config.toml`` of a run folder that no process uses."""
+    _replace(path / "config.toml", toml_tables(read_config(path) | dict(changed)).encode())
 
 
 def is_locked(path: Path) -> bool:
