@@ -33,6 +33,7 @@ from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import check_same_examples, resumable_configs
 from fairflower.server.contents import divergence, read_config, read_facts
+from fairflower.server.parts import check_same_parts
 
 
 @dataclass
@@ -78,6 +79,7 @@ class MethodStudy:
             federation = federation or prepare(self.config.data)
             check_same_examples(path, facts, federation)
             check_same_trace(path, facts.get("availability"), availability)
+            check_same_parts(path, facts.get("parts", {}), self.config)
 
     # --- trials --------------------------------------------------------------------------
 
