@@ -101,6 +101,10 @@ def test_the_values_none_and_default_disable_or_omit_an_argument():
     assert config.strategy.args == {"tau": None}
 
 
+def test_training_settings_and_arguments_may_be_tuned():
+    assert RunConfig.from_flat({"tuned": "train.lr,client.mu,strategy.tau"}).tuned
+
+
 @given(st.permutations(["t", "scale", "space"]))
 def test_the_label_does_not_depend_on_the_order_of_arguments(order):
     args = {"t": 0.3, "scale": None, "space": "gradient"}
@@ -125,6 +129,8 @@ def test_the_label_does_not_depend_on_the_order_of_arguments(order):
             "keyword-only parameters[.]$",
         ),
         ({"data.fraction": 0.1, "data.examples-per-client": 5}, "Set one to 0"),
+        ({"tuned": "train.lr,client.nu"}, "tuned = .*'client.nu'"),
+        ({"tuned": "client.name"}, "tuned = 'client.name'"),
     ],
 )
 def test_bad_values_are_named_with_what_is_allowed(flat, message):

@@ -16,6 +16,8 @@ from apps import app_with_handlers
 from command import call, invoke
 from flwr.app import Context, Message
 from flwr.common.config import flatten_dict, fuse_dicts, get_project_config, parse_config_args
+from resuming import config as resumable
+from resuming import resume, session, stopped
 from rich.console import Console
 from runs import history
 
@@ -25,6 +27,8 @@ from fairflower.client_app import app as client_app
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, UserError
+from fairflower.plans.plan import Plan
+from fairflower.registry import MODELS, STRATEGIES
 from fairflower.report import read_run
 from fairflower.report.grids import sweeps
 from fairflower.report.methods import group_runs
@@ -201,6 +205,37 @@ def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> N
     Path("numpy.py").write_text("raise ImportError")
     assert RunConfig.from_flat({"strategy.name": "mine:Mine"}).label == "mine:Mine"
     assert sys.path[-1] == str(Path.cwd())
+
+
+def test_completed_runs_are_not_kept_and_stopped_ones_not_resumed_with_changed_code(
+    mine: Packages, tmp_path: Path
+) -> None:
+    Path("measured.py").write_text("def spread(logits, labels): return 0.0\n")
+    home = tmp_path / "runs"
+    settings = {"strategy.name": "mine:Mine", "evaluate.metrics": "measured:spread"}
+    completed = read_run(session(resumable(home, **settings)).run())
+    assert completed.info["parts"].keys() == settings.keys()
+    halted = stopped(resumable(home, **settings, seed=1), 2)
+    plan = Plan([resumable(home, **settings)])
+    assert not plan.without([completed]).runs
+    Path("mine.py").write_text(f"{MINE}\n# changed")
+    with pytest.raises(ConfigError, match=r"mine:Mine \(strategy.name\) has changed since .*runs"):
+        plan.without([completed])
+    with pytest.raises(ConfigError, match=r"because its file of strategy\.name changed"):
+        resume(halted)
+    Path("mine.py").write_text(MINE)
+    assert read_run(resume(halted)).status == "completed"
+    Path("measured.py").write_text("def spread(logits, labels): return 1.0\n")
+    with pytest.raises(ConfigError, match=r"measured:spread \(evaluate.metrics\) has changed"):
+        plan.without([completed])
+
+
+def test_only_a_users_own_files_have_digests(mine: Packages) -> None:
+    mine.install("x", {"fairflower.strategies": {"theirs": "other:Mine"}}, other=MINE)
+    for name in ("fedheal", "theirs", "other:Mine", "nowhere:Mine", "scipy.stats:norm"):
+        assert STRATEGIES.own_file(name) is None
+    assert STRATEGIES.own_file("mine:Mine") == Path.cwd() / "mine.py"
+    assert MODELS.own_file("timm:resnet10t") is None
 
 
 def test_reading_a_method_of_a_run_runs_no_local_module(mine: Packages) -> None:

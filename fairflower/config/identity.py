@@ -45,5 +45,5 @@ def data_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 
 def tuned_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the training settings that were tuned for a run's method (the setting ``tuned``)."""
+    """Return the settings and arguments that were tuned for a run's method (``tuned``)."""
     return names_in(str(config.get("tuned", "")))

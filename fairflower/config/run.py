@@ -76,8 +76,9 @@ class RunConfig:
     )
     tuned: str = setting(
         "",
-        "Training settings that were chosen for each method on validation examples, for example "
-        "train.lr,train.local-epochs. Reports compare methods that differ in these settings.",
+        "Training settings, and arguments of the method, that were chosen for each method on "
+        "validation examples, for example train.lr,client.mu. Reports compare methods that differ "
+        "in these.",
         execution=True,
     )
     round_timeout: float = setting(
@@ -417,7 +418,10 @@ def _check_amounts(config: RunConfig) -> None:
         raise ConfigError(
             "data.validation-fraction and data.validation-examples are both set. Set one to 0."
         )
-    valid = [key for key in _schema() if key.startswith("train.")]
+    methods = (config.client, config.strategy)
+    own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
+    keys = [*key_help(), *own] if config.tuned else []
+    valid = [k for k in keys if k.startswith(("train.", *METHOD_TABLES)) and k not in _NAMES]
     for key in names_in(config.tuned):
         if key not in valid:
             raise ConfigError(f"tuned = {quoted(config.tuned)}: {unknown('setting', key, valid)}")

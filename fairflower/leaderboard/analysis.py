@@ -161,6 +161,10 @@ class Findings:
         """Return the confirmation runs that diverged or were not fully tested. Means omit them."""
         return [row for row in self.rows[benchmark.name] if not row.completed]
 
+    def diverged(self, benchmark: Benchmark) -> list[Row]:
+        """Return the completed confirmation runs whose loss was very large at the end."""
+        return [row for row in self.rows[benchmark.name] if row.completed and row.reason]
+
     def lost_in_sweep(self, sweep: Sweep) -> Counter[tuple[str, str]]:
         """Return the number of lost runs for each variation and method of a sweep that has any."""
         rows = ((place, self.stages.row(run)) for place, run in self.stages.swept(sweep))

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from io import StringIO
@@ -155,22 +155,34 @@ class Ledger:
         finally:
             held.release()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row, planned: Iterable[str] | None = None) -> None:
         """Append a row, and remove an incomplete line before it.
+
+        Parameters
+        ----------
+        planned : iterable of str, optional
+            Keys of the rows with which the clients' data are compared; by default all. It is
+            iterated only if some row has other data.
 
         Raises
         ------
         RunFolderError
             If the clients' data differ from those in earlier runs of this federation.
         """
-        for other in self.rows.values():
-            place = (row.stage, row.benchmark, row.federation)
-            same = (other.stage, other.benchmark, other.federation) == place
-            if same and row.stage != "sweep" and other.data != row.data:
+        place = (row.stage, row.benchmark, row.federation)
+        others = {
+            key: other.data
+            for key, other in self.rows.items()
+            if (other.stage, other.benchmark, other.federation) == place and other.data != row.data
+        }
+        if others and row.stage != "sweep":
+            compared = others.keys() & (self.rows if planned is None else planned)
+            if compared:
                 raise RunFolderError(
                     f"{self.path}: clients of {row.benchmark}, federation {row.federation}, have "
-                    f"different data than in earlier runs ({row.data} instead of {other.data}). "
-                    "Restore the data, or delete the rows of this benchmark."
+                    f"different data than in earlier runs ({row.data} instead of "
+                    f"{others[min(compared)]}). Restore the data, or delete the rows of this "
+                    "benchmark."
                 )
         if self._end is not None:
             os.truncate(self.path, self._end)

@@ -50,7 +50,8 @@ class LeaderboardRuns:
         if error is None or isinstance(error, Diverged):
             planned, run = self.given[config.run_name], read_run(path) if error is None else None
             info = run.info if run else read_facts(path)
-            self.stages.ledger.add(_row(planned, run, info, error, self.stages.design.margins))
+            row = _row(planned, run, info, error, self.stages.design.margins)
+            self.stages.ledger.add(row, (other.key for other in self.stages.planned()))
             shutil.rmtree(path, ignore_errors=True)
         return self._more()
 
@@ -96,7 +97,7 @@ def _row(
         reason = "at least one domain was not tested in every round"
     on_test = planned.config.evaluate.test
     if accuracies and info.get("diverged") is not None:
-        reason = f"its training loss was {info['diverged']:.3g} at the end"
+        reason = f"its largest loss on a domain was {info['diverged']:.3g} at the end"
     return Row(
         planned.stage,
         planned.benchmark,

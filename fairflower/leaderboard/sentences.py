@@ -98,7 +98,7 @@ def _of_benchmark(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
 
 
 def _caveats(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
-    """Yield what restricts the conclusions: margins set afterwards, and lost methods and runs."""
+    """Yield what restricts the conclusions: margins set afterwards, and lost and diverged runs."""
     name = benchmark.name
     for margins in findings.earlier_margins(benchmark):
         yield (
@@ -109,6 +109,11 @@ def _caveats(findings: Findings, benchmark: Benchmark) -> Iterator[str]:
         yield f"{name}: {method} is not compared, because no finalist completed all its trials."
     for method, count in Counter(row.method for row in findings.lost(benchmark)).items():
         yield f"{name}: {_lost(method, count, len(benchmark.federations))}"
+    for method, count in Counter(row.method for row in findings.diverged(benchmark)).items():
+        yield (
+            f"{name}: {method} diverged in {count} of {len(benchmark.federations)} federations, "
+            "whose accuracies count."
+        )
 
 
 def _main_conclusion(

@@ -225,7 +225,10 @@ class Stages:
     ) -> Planned:
         settings = {**self.points(benchmark, method)[number], **dict(varied)}
         on_test = stage in (CONFIRMATION, REFERENCE, SWEEP)
-        flat = {**settings, "evaluate.test": on_test, **({EXAMPLES: 0} if on_test else {})}
+        flat = {**settings, "evaluate.test": on_test}
+        # Early stopping needs the validation examples that it had when the settings were chosen.
+        if on_test and not {**benchmark.settings, **settings}.get("stop.patience"):
+            flat[EXAMPLES] = 0
         config = self.design.config(benchmark, method, federation, **flat)
         told = " ".join(f"{key}={shown(value)}" for key, value in settings.items())
         return Planned(stage, benchmark.name, method, federation, told, config, key_of(config))

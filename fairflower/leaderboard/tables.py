@@ -141,6 +141,10 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         [
             f"{row.method}, federation {row.federation}, is lost: {row.reason}"
             for row in findings.lost(benchmark)
+        ]
+        + [
+            f"{row.method}, federation {row.federation}, counts, but {row.reason}"
+            for row in findings.diverged(benchmark)
         ],
     )
 

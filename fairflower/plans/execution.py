@@ -149,11 +149,13 @@ def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
     """
     from fairflower.report import find_readable_runs
 
-    planned = len(plan.runs)
-    plan = plan.without(find_readable_runs(folder))
-    if len(plan.runs) < planned:
-        console.print(f"{planned - len(plan.runs)} of {planned} runs are already completed.")
-    plan = plan.resuming(resumable_configs(folder))
+    planned, earlier = len(plan.runs), list(find_readable_runs(folder))
+    left = plan.without(earlier)
+    if len(left.runs) < planned:
+        console.print(f"{planned - len(left.runs)} of {planned} runs are already completed.")
+    if count := plan.update_tuned(earlier):
+        console.print(f"The setting tuned has been changed in {counted(count, 'run folder')}.")
+    plan = left.resuming(resumable_configs(folder))
     if count := sum(bool(config.resume) for config in plan.runs):
         console.print(f"{count} of {planned} runs will be resumed.")
     return plan

@@ -101,10 +101,13 @@ def execute_parallel(
             if not processes.at_work:
                 break
             ended = processes.ended(timeout=0.5)
-            if stop.is_set():
-                raise RunInterrupted
+            stopped = stop.is_set()
+            if stopped:  # nothing is retried, but completed runs are recorded
+                ended = [(r, f) for r, f in ended if not isinstance(f.exception(), _FATAL)]
             new = [config for run, future in ended for config in runs.ended(run, future)]
             bar.update(task, completed=runs.over)
+            if stopped:
+                raise RunInterrupted
     if runs.failure is not None:
         raise runs.failure
 

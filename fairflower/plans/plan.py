@@ -33,7 +33,8 @@ from fairflower.server.checkpoint import (
     check_same_examples,
     with_absolute_paths,
 )
-from fairflower.server.folder import runs_home
+from fairflower.server.folder import rewrite_config, runs_home
+from fairflower.server.parts import check_same_parts
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
     from flwr.serverapp import Grid
@@ -308,13 +309,14 @@ class Plan:
 
         Runs with equal `run_key` are the same run. Raises ``ConfigError`` if the clients of any
         earlier run with the same data settings had different data than the clients of the new runs
-        would get, or if the file that `participation.availability` names has changed.
+        would get, or if a file of availabilities, of a part or of weights has changed.
         """
         planned = [(run_key(config.to_flat()), config) for config in self.runs]
-        keys = {key for key, _ in planned}
+        by_key = dict(planned)
         earlier = [(run_key(run.config), run) for run in earlier_runs]
         for key, run in earlier:
-            if key in keys:
+            if key in by_key:
+                check_same_parts(run.path, run.info.get("parts", {}), by_key[key])
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)
         completed = {key for key, run in earlier if run.status == "completed"}
@@ -322,6 +324,21 @@ class Plan:
         if left:
             _check_same_examples([run for _, run in earlier], [config for _, config in planned])
         return Plan(left)
+
+    def update_tuned(self, earlier_runs: Iterable[Run]) -> int:
+        """Write `tuned` of the planned runs to the folders of those that are already completed.
+
+        Reports compare methods by this setting, which is not in a `run_key`. Return the number of
+        folders that were changed.
+        """
+        tuned = {run_key(config.to_flat()): config.tuned for config in self.runs}
+        changed = 0
+        for run in earlier_runs:
+            now = tuned.get(run_key(run.config), run.config["tuned"])
+            if run.status == "completed" and now != run.config["tuned"]:
+                rewrite_config(run.path, {"tuned": now})
+                changed += 1
+        return changed
 
     def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
         """Return the plan with ``resume`` set for each run that has an unfinished run folder.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflower.config import RunConfig, shown
+from fairflower.config import RunConfig, shown, tuned_keys
 from fairflower.config.methods import DEFAULT
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError, quoted
@@ -33,6 +33,7 @@ from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import check_same_examples, resumable_configs
 from fairflower.server.contents import divergence, read_config, read_facts
+from fairflower.server.parts import check_same_parts
 
 
 @dataclass
@@ -78,6 +79,7 @@ class MethodStudy:
             federation = federation or prepare(self.config.data)
             check_same_examples(path, facts, federation)
             check_same_trace(path, facts.get("availability"), availability)
+            check_same_parts(path, facts.get("parts", {}), self.config)
 
     # --- trials --------------------------------------------------------------------------
 
@@ -178,15 +180,17 @@ class MethodStudy:
             elif run := _read(path):
                 made.append(run)
         plan = Plan([c for c in self._planned_tests() if run_key(c.to_flat()) not in lost])
-        return plan.without(made).resuming(resumable_configs(self.folder / "runs")).runs
+        left = plan.without(made)
+        plan.update_tuned(made)  # an earlier choice may have had the same values by default
+        return left.resuming(resumable_configs(self.folder / "runs")).runs
 
     def _planned_tests(self) -> Iterator[RunConfig]:
         """Yield all planned tests."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
-        trained = [key for key in self.search_space if key.startswith("train.")]
+        tuned = ",".join(dict.fromkeys([*tuned_keys(flat), *self.search_space]))
         for run, trial in self._tested().items():
-            own = {"tuned": ",".join(trained)} if run == file_name(self.name) else {}
+            own = {"tuned": tuned} if run == file_name(self.name) else {}
             for seed in self.protocol.seeds:
                 unit = "federation" if self.protocol.federations else "seed"
                 drawn: dict[str, Any] = {"seed": seed, "run-name": f"{run}-{unit}{seed}"}
@@ -200,13 +204,11 @@ class MethodStudy:
 
     def _made_tests(self) -> Iterator[tuple[Path, Hashable, Mapping[str, Any]]]:
         """Yield folder, `run_key` and facts of planned tests; damaged ones will be repeated."""
-        # `tuned` is not in a run's key, but reports compare methods by it.
-        planned = {(run_key(c.to_flat()), c.tuned) for c in self._planned_tests()}
+        planned = {run_key(c.to_flat()) for c in self._planned_tests()}
         for info in (self.folder / "runs").glob(f"{file_name(self.name)}-*/run.json"):
             with suppress(RunFolderError):
-                facts, config = read_facts(info.parent), read_config(info.parent)
-                key = run_key(config)
-                if (key, config["tuned"]) in planned:
+                facts, key = read_facts(info.parent), run_key(read_config(info.parent))
+                if key in planned:
                     yield info.parent, key, facts
 
 

@@ -8,17 +8,23 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import re
 import sys
+import sysconfig
 from collections import Counter, UserDict
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from fairflower.arguments import argument_specs, shared_arguments
 from fairflower.errors import STOPS, ConfigError
+
+#: ``module:Class``.
+_PLACE = re.compile(r"[\w.]+:[\w.]+")
 
 
 class Registry(UserDict[str, Any]):
@@ -58,7 +64,7 @@ class Registry(UserDict[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         known = name in self.data or any(o.name == name for o in _entry_points(self.package))
-        return known or bool(re.fullmatch(r"[\w.]+:[\w.]+", str(name)))
+        return known or bool(_PLACE.fullmatch(str(name)))
 
     def __getitem__(self, name: str) -> Any:
         """Return the registered object.
@@ -83,6 +89,25 @@ class Registry(UserDict[str, Any]):
     def module_of(self, name: str) -> str:
         """Return the module of a built-in entry, without importing it."""
         return f"{self.package}.{self.data[name]}".partition(":")[0]
+
+    def own_file(self, name: str) -> Path | None:
+        """Return the file of the module in ``module:Class``, without importing this module.
+
+        The result is None for built-in entries, for those of installed packages, and without file.
+        """
+        offered = any(name in (o.name, o.value) for o in _entry_points(self.package))
+        if name in self.data or offered or not _PLACE.fullmatch(name):
+            return None
+        add_cwd_to_path()
+        try:
+            found = importlib.util.find_spec(name.partition(":")[0])
+        except (ImportError, ValueError):  # of a notebook
+            return None
+        if not (found and found.has_location and found.origin):
+            return None
+        file = Path(found.origin)
+        installed = any(map(file.is_relative_to, map(sysconfig.get_path, ("purelib", "platlib"))))
+        return None if installed else file
 
     def names(self) -> list[str]:
         """Return all names: built-in names and entry points of installed packages."""
@@ -247,6 +272,10 @@ class FamilyRegistry(DescribedRegistry):
 
     def __contains__(self, name: object) -> bool:
         return bool(self.family(str(name))) or super().__contains__(name)
+
+    def own_file(self, name: str) -> Path | None:
+        """Return None for a network of a library; otherwise as `Registry.own_file`."""
+        return None if self.family(name) else super().own_file(name)
 
     def __getitem__(self, name: str) -> Any:
         family = self.family(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
@@ -21,10 +21,13 @@ from numpy.typing import NDArray
 from fairflower.config import (
     COMPARED_TABLES,
     ClientConfig,
+    StrategyConfig,
     data_key,
+    key_to_argument,
     method_key,
     tuned_keys,
 )
+from fairflower.config.methods import MethodSpec
 from fairflower.numerics import Vector
 from fairflower.report.reading import Run
 from fairflower.report.text import untested
@@ -91,15 +94,29 @@ class Method:
         """The strategy's name."""
         return str(self.config.get("strategy.name", self.runs[0].label))
 
-    @property
+    @cached_property
     def client(self) -> str:
-        """The client's name, with the arguments that differ from their defaults."""
-        return ClientConfig.of(self.config).label
+        """The client's name, with the arguments that differ from their defaults or were tuned.
+
+        Tuned arguments have the value "tuned", as in ``fedprox:mu=tuned``.
+        """
+        return self._label(ClientConfig.of(self.config))
 
     @property
     def aggregation(self) -> str:
-        """``name`` without the client."""
-        return self.name.removeprefix(f"{self.client}+")
+        """``name`` without the client and ``setting``; tuned arguments have the value "tuned"."""
+        strategy, label = StrategyConfig.of(self.config), self.runs[0].label
+        apart = self.name.removeprefix(label)[2:-1].split(", ")  # of (bound.clip=1, train.lr=0.1)
+        bounds = ", ".join(part for part in apart if part.startswith(COMPARED_TABLES))
+        rule = label.removeprefix(f"{ClientConfig.of(self.config).label}+")
+        rule = rule.replace(strategy.label, self._label(strategy), 1)
+        return f"{rule} ({bounds})" if bounds else rule
+
+    def _label(self, choice: MethodSpec) -> str:
+        """Return a label with the value "tuned" for arguments that were tuned."""
+        tuned = {key_to_argument(key.removeprefix(f"{choice.TABLE}.")) for key in self._tuned}
+        own = tuned and tuned & {*choice.defaults(), *choice.args}
+        return replace(choice, args=dict(choice.args) | dict.fromkeys(own, "tuned")).label
 
     @cached_property
     def setting(self) -> _Settings:
@@ -117,6 +134,11 @@ class Method:
     @property
     def tuned(self) -> list[str]:
         """Training settings that were tuned for this method (the setting ``tuned``)."""
+        return [key for key in self._tuned if not key.startswith(COMPARED_TABLES)]
+
+    @cached_property
+    def _tuned(self) -> list[str]:
+        """Training settings and arguments that were tuned for this method."""
         return tuned_keys(self.config)
 
     def settings(self, *tables: str) -> _Settings:
@@ -244,19 +266,27 @@ class Comparison:
     def baseline(self, method: Method, name: str) -> Method | None:
         """Return the comparable method with strategy ``name`` and the same client, or None.
 
-        If several of them differ in bounds, the method with the bounds of ``method`` is
-        preferred.
+        Clients may differ in arguments that were tuned for each method. Of several methods, one
+        with the bounds of ``method`` is preferred, then one with the same tuned arguments, then
+        one with the same values.
         """
-        bounds, training = method.settings("bound."), method.settings("client.")
+
+        def differs(other: Method) -> tuple[bool, bool, bool]:
+            """Return whether bounds, tuned arguments and values of the client differ."""
+            bounds, training = (
+                other.settings(table) != method.settings(table) for table in ("bound.", "client.")
+            )
+            return bounds, other.client != method.client, training
+
         candidates = [
             other
             for other in self.methods
             if other.strategy == name
             and other is not method
             and other.comparable_with(method)
-            and other.settings("client.") == training
+            and not all(differs(other)[1:])
         ]
-        return min(candidates, key=lambda other: other.settings("bound.") != bounds, default=None)
+        return min(candidates, key=differs, default=None)
 
 
 def several_runs(methods: Iterable[Method]) -> bool:

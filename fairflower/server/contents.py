@@ -115,6 +115,8 @@ class Info(Part, total=False):
     frozen: str
     #: Digest of the file in `participation.availability`.
     availability: str
+    #: Digests of the user's own files (`fairflower.server.parts`), by run config key.
+    parts: dict[str, str]
     clients: Required[list[Client]]
     nodes: dict[Digits, int]
     sites: Sites

@@ -21,12 +21,12 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from fairflower.config import RunConfig
+from fairflower.config import RunConfig, toml_tables
 from fairflower.errors import ConfigError
 from fairflower.files import replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_facts
+from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_config, read_facts
 from fairflower.server.history import History
 
 #: Split -> levels of the history for results per domain and per client.
@@ -291,6 +291,8 @@ class RunFolder:
         _replace(self.path / "run.json", text.encode())
 
 
+_SITES = "data.dir, or exactly the same sites"
+
 #: Entry of run.json -> what a difference means on resuming, and the setting it comes from.
 _SOURCES = {
     **dict.fromkeys(
@@ -298,17 +300,20 @@ _SOURCES = {
         ("model", "model.name, its class or client.name"),
     ),
     "metrics": ("metrics", "evaluate.metrics"),
-    "digest": ("examples", "data.dir, or exactly the same sites"),
+    "digest": ("examples", _SITES),
     "frozen": ("frozen weights", "model.weights or model.name"),
     "availability": ("availabilities", "participation.availability"),
 }
 
 
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if the data or the model has changed since the run began."""
-    for name, value in json.loads(json.dumps(facts)).items():
-        if name not in ("run_id", "sources") and earlier.get(name, value) != value:
-            what, where = _SOURCES.get(name, (name, "data.dir, or exactly the same sites"))
+    """Raise ``ConfigError`` if data, model or the user's own files have changed since the start."""
+    now = json.loads(json.dumps(facts))
+    parts, before = now.pop("parts", {}), {**earlier, **earlier.get("parts", {})}
+    for name, value in {**now, **parts}.items():
+        if name not in ("run_id", "sources") and before.get(name, value) != value:
+            other = (f"file of {name}", "it") if name in parts else (name, _SITES)
+            what, where = _SOURCES.get(name, other)
             raise ConfigError(
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "
                 f"Restore {where}, or start a new run."
@@ -355,6 +360,11 @@ def lock_folder(path: Path, name: str = LOCK) -> FileLock:
         if error.errno not in _WITHOUT_LOCKS:
             raise ConfigError(f"{path} cannot be opened: {error.strerror}.") from error
     return lock
+
+
+def rewrite_config(path: Path, changed: Mapping[str, Any]) -> None:
+    """Replace settings in the ``config.toml`` of a run folder that no process uses."""
+    _replace(path / "config.toml", toml_tables(read_config(path) | dict(changed)).encode())
 
 
 def is_locked(path: Path) -> bool:

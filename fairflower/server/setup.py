@@ -31,6 +31,7 @@ from fairflower.secure.rounds import described
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
+from fairflower.server.parts import part_digests
 from fairflower.server.privacy import check_reachable
 from fairflower.server.registration import (
     ClientRegistry,
@@ -110,6 +111,8 @@ class RunSetup:
             facts["frozen"] = frozen
         if isinstance(self.strategy.availability, Trace):
             facts["availability"] = self.strategy.availability.digest
+        if parts := part_digests(self.config):
+            facts["parts"] = parts
         if federation.validation_sizes:
             facts["validation_sizes"] = list(federation.validation_sizes)
         if federation.held_out:

@@ -292,6 +292,24 @@ def test_lost_runs_are_named_and_excluded_from_comparisons(tmp_path: Path) -> No
     assert "plain: fedheal is lost in all federations, so it is not compared." in sentences(again)
 
 
+def test_completed_runs_that_diverged_are_named_and_count(tmp_path: Path) -> None:
+    results = findings(tmp_path)
+    rows = results.stages.ledger.rows
+    for federation in (3, 5):
+        at = key(results, "plain", "fedheal", federation)
+        reason = f"its largest loss on a domain was {federation}1 at the end"
+        rows[at] = dataclasses.replace(rows[at], reason=reason)
+    assert results.judged(results.design.benchmarks[0])["fedheal"].n == 24
+    (_, plain, *_) = tables(results)
+    assert plain.footers == [
+        "fedheal, federation 3, counts, but its largest loss on a domain was 31 at the end",
+        "fedheal, federation 5, counts, but its largest loss on a domain was 51 at the end",
+    ]
+    assert "plain: fedheal diverged in 2 of 24 federations, whose accuracies count." in sentences(
+        results
+    )
+
+
 def test_a_method_without_completed_trials_is_named_and_the_others_are_judged(
     tmp_path: Path,
 ) -> None:

@@ -464,6 +464,39 @@ def test_a_row_with_other_data_of_the_same_federation_is_refused(tmp_path: Path)
         ledger.add(dataclasses.replace(ROW, data="other", key="22ff"))
 
 
+@pytest.mark.slow
+def test_rows_that_are_no_longer_planned_may_have_other_data(file: Path) -> None:
+    make(file, most=6)
+    file.write_text(
+        file.read_text().replace("examples-per-client = 30", "examples-per-client = 25")
+    )
+    make(file, most=3)
+    assert len(stages_of(file).ledger.rows) == 9
+    stages = stages_of(file)
+    (planned, row), *_ = finished(stages)
+    del stages.ledger.rows[planned.key]
+    with pytest.raises(RunFolderError, match="have different data than in earlier runs"):
+        stages.ledger.add(
+            dataclasses.replace(row, data="other"), (run.key for run in stages.planned())
+        )
+
+
+@pytest.mark.slow
+def test_early_stopping_follows_the_validation_examples_in_all_stages(file: Path) -> None:
+    make(file)
+    runs = [*stages_of(file).planned()]
+    assert {r.stage for r in runs if r.config.data.validated} == {SCREENING, FINALISTS}
+    text = file.read_text().replace(
+        "num-server-rounds = 4", "num-server-rounds = 4\nstop.patience = 2"
+    )
+    patient = file.with_name("patient.toml")
+    patient.write_text(text.replace("rows.csv", "patient.csv"))
+    make(patient)
+    runs = [*stages_of(patient).planned()]
+    assert {run.stage for run in runs} >= {CONFIRMATION, REFERENCE, SWEEP}
+    assert {run.config.data.validation_examples for run in runs} == {20}
+
+
 def test_a_key_depends_on_settings_and_traces_that_affect_results(tmp_path: Path) -> None:
     flat = {"train.lr": 0.1, "strategy.name": "fedheal"}
 

@@ -10,7 +10,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,44 @@ def test_a_run_that_gets_a_stop_signal_while_it_starts_does_not_start(
     monkeypatch.setattr(parallel, "launch", lambda *_: pytest.fail("the run started"))
     with pytest.raises(RunInterrupted):
         parallel._run(RunConfig(output_dir=str(tmp_path)))
+
+
+def test_completed_runs_are_recorded_before_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a leaderboard would repeat them. Runs whose process died are not retried."""
+    stop, recorded = threading.Event(), []
+
+    class Processes:
+        at_work = True
+
+        def submit(self, config: RunConfig) -> None:
+            stop.set()  # Ctrl-C while the runs are at work
+
+        def ended(self, timeout: float) -> list[tuple[RunConfig, Future[tuple[Path, str]]]]:
+            completed, died = Future[tuple[Path, str]](), Future[tuple[Path, str]]()
+            completed.set_result((tmp_path, "done"))
+            died.set_exception(RunInterrupted())
+            return [*zip(plan(tmp_path).runs, (completed, died), strict=False)]
+
+    class Recording:
+        total = 2
+
+        def title(self, config: RunConfig) -> str:
+            return config.run_name
+
+        def ended(self, config: RunConfig, error: Exception | None) -> list[RunConfig]:
+            recorded.append(config.run_name)
+            return []
+
+        def died(self, config: RunConfig) -> list[RunConfig]:
+            pytest.fail("no run is retried")
+
+    monkeypatch.setattr(parallel, "_processes", lambda _: nullcontext(Processes()))
+    console = Console(file=io.StringIO())
+    with pytest.raises(RunInterrupted):
+        execute_parallel(plan(tmp_path), 2, console, stop, [], Recording())
+    assert recorded == ["fedavg-seed0"]
 
 
 class Odd(Exception):

@@ -16,7 +16,7 @@ from rich.console import Console
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, default_values
 from fairflower.errors import ConfigError, DataError, RunInterrupted
 from fairflower.plans import parallel
-from fairflower.plans.execution import execute
+from fairflower.plans.execution import execute, remaining_plan
 from fairflower.plans.jobs import resolve_jobs
 from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
@@ -39,6 +39,18 @@ def test_a_completed_run_with_other_examples_is_refused(tmp_path: Path) -> None:
             Plan([run_config, other]).without([beside])  # the report would compare it
     elsewhere = dataclasses.replace(run, config={**run.config, "data.seed": 9})
     assert len(Plan([run_config, other]).without([elsewhere]).runs) == 2
+
+
+def test_completed_runs_that_are_kept_get_the_setting_tuned_of_the_command(tmp_path: Path) -> None:
+    before = config(tmp_path)
+    folder = session(before).run()
+    console = Console(file=io.StringIO())
+    now = dataclasses.replace(before, tuned="train.lr,client.mu")
+    for changed in (1, 0):
+        assert not remaining_plan(Plan([now]), tmp_path, console).runs
+        assert read_run(folder).config == {**before.to_flat(), "tuned": now.tuned}
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert text.count("The setting tuned has been changed in 1 run folder.") == 1, changed
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,10 @@ from fairflower.plans.tuning import TuningStudies
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.analysis import analyze
+from fairflower.report.methods import group_runs
 from fairflower.report.tuning import CRITERIA, Trial, chosen, tuning_tables
 from fairflower.server.contents import read_config, read_facts
+from fairflower.server.folder import rewrite_config
 from fairflower.server.session import Session
 
 # --- trials --------------------------------------------------------------------------------------
@@ -52,7 +54,12 @@ def test_all_methods_have_the_same_budget_and_try_the_papers_values_first(
     trials = [config for config in runs if not config.evaluate.test]
     tests = [config for config in runs if config.evaluate.test]
     assert {config.tuned for config in trials} == {""}
-    assert {config.tuned for config in tests} == {"train.lr,train.local-epochs"}
+    training = "train.lr,train.local-epochs"
+    assert {config.strategy.name: config.tuned for config in tests} == {
+        "fedheal": f"strategy.tau,strategy.beta,{training}",
+        "qffl": f"strategy.q,{training}",
+        "uniform": training,
+    }
     assert [len(one.trials) for one in studies.tuned()] == [5, 5, 5]  # and Uniform
     assert len(trials) == len({studies.title(config) for config in trials}) == 15
     assert studies.title(trials[0]).endswith(" train.lr=0.05 train.local-epochs=5")
@@ -520,6 +527,35 @@ def test_tests_of_chosen_and_of_the_papers_values_are_not_mistaken_for_each_othe
         return sorted(tuple(config[key] for key in keys) for config in configs)
 
     assert tests(continued) == tests(fresh)
+
+
+@pytest.mark.slow
+def test_methods_with_a_client_that_is_tuned_for_each_are_compared(tmp_path: Path) -> None:
+    """The settings that a user lists in ``tuned`` are kept."""
+
+    def by_mu(config: RunConfig) -> tuple[float, float]:
+        best = 0.5 if config.strategy.name == "uniform" else 0.02
+        return 0.9 - abs(float(config.client.args["mu"] or 0) - best) / 2, 0.95
+
+    settings = {"client.name": "fedprox", "tuned": "train.momentum"}
+    study = tuning(tmp_path, "fedavg", settings, defaults=True)
+    tests = [config for config in run_study(study, by_mu) if config.evaluate.test]
+    assert {(bool(c.client.args["mu"] == 1.0), c.tuned) for c in tests} == {
+        (True, "train.momentum"),
+        (False, "train.momentum,client.mu"),
+    }
+    (comparison,) = group_runs([read_run(path) for path in study.test_folders()])
+    uniform = [method for method in comparison.methods if method.strategy == "uniform"]
+    baselines = [comparison.baseline(method, "fedavg") for method in uniform]
+    assert [b and b.client for b in baselines] == [method.client for method in uniform]
+    assert {method.client for method in uniform} == {"fedprox", "fedprox:mu=tuned"}
+    for path in study.test_folders():  # as an earlier version wrote it
+        rewrite_config(path, {"tuned": ""})
+    again = tuning(tmp_path, "fedavg", settings, defaults=True)
+    assert not run_study(again, by_mu)
+    assert sorted(read_config(path)["tuned"] for path in again.test_folders()) == sorted(
+        config.tuned for config in tests
+    )
 
 
 @pytest.mark.slow

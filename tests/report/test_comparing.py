@@ -19,10 +19,12 @@ from run_folders import (
 
 from fairflower.report import grids, read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
+from fairflower.report.contrasts import against_plain
 from fairflower.report.methods import group_runs
 from fairflower.report.tables.accuracy import (
     accuracy_table,
 )
+from fairflower.report.tables.notes import notes
 
 
 def test_runs_with_different_settings_are_noted_and_not_compared(tmp_path: Path) -> None:
@@ -326,6 +328,62 @@ def test_settings_tuned_for_each_method_are_not_a_difference(tmp_path: Path) -> 
     assert summarized.differing == comparison.differing
     text = " ".join(printed_tables(*folders).split())
     assert "no difference in settings: train.lr 0.1 (uniform), 0.2 (term)." in text
+
+
+def fedprox_run(parent: Path, strategy: str, mu: float, tuned: str, **more: float) -> Path:
+    """Write a run with FedProx and with arguments ``more`` of the strategy."""
+    args = "".join(f":{key}={value}" for key, value in more.items())
+    label = f"fedprox:mu={mu}+{strategy}{args}"
+    config = f'[client]\nname = "fedprox"\nmu = {mu}\n'
+    options = {"label": label, "strategy": strategy, "config": config}
+    folder = make_run(parent / label, constant(a=0.5, b=0.9), **options)
+    edit("config.toml", "[data]", f'tuned = "{tuned}"\n[data]')(folder)
+    own = "".join(f"{key} = {value}\n" for key, value in more.items())
+    edit("config.toml", f'name = "{strategy}"\n', f'name = "{strategy}"\n{own}')(folder)
+    return folder
+
+
+def test_methods_whose_client_was_tuned_for_each_are_compared(tmp_path: Path) -> None:
+    tuned = "client.mu,strategy.tau"
+    folders = [
+        fedprox_run(tmp_path, "fedavg", 0.5, ""),
+        fedprox_run(tmp_path, "fedavg", 0.1, tuned),
+        fedprox_run(tmp_path, "fedavg", 0.2, tuned),
+        fedprox_run(tmp_path, "fedheal", 0.2, tuned, tau=0.6),
+        fedprox_run(tmp_path, "fedheal", 0.3, tuned, tau=0.7),
+        fedprox_run(tmp_path, "fedheal", 0.5, "", tau=0.8),
+        fedprox_run(tmp_path, "fedheal", 0.4, "", tau=0.9),
+    ]
+    (comparison,) = group_runs(map(read_run, folders))
+    by_mu = {(m.strategy, m.config["client.mu"]): m for m in comparison.methods}
+    baselines = [comparison.baseline(m, "fedavg") for m in comparison.methods[3:]]
+    assert [b and b.config["client.mu"] for b in baselines] == [0.2, 0.1, 0.5, None]
+    assert by_mu["fedheal", 0.2].client == "fedprox:mu=tuned"
+    assert by_mu["fedheal", 0.2].aggregation == "fedheal:tau=tuned"
+    assert by_mu["fedheal", 0.5].client == "fedprox:mu=0.5"
+    assert not comparison.differing
+    assert not any("Tuned for each method" in note for note in notes(comparison))
+
+
+def test_a_tuned_client_is_compared_with_plain_training_under_a_tuned_strategy(
+    tmp_path: Path,
+) -> None:
+    tuned = "client.mu,strategy.tau,train.lr"
+    plain = [
+        tuned_run(tmp_path, "fedheal", 0.1, tuned),
+        tuned_run(tmp_path, "fedheal", 0.2, ""),
+        tuned_run(tmp_path, "fedavg", 0.3, tuned),
+        tuned_run(tmp_path, "fedavg", 0.2, ""),
+    ]
+    ours = [fedprox_run(tmp_path, "fedheal", 0.2, tuned, tau=0.6)]
+    ours += [fedprox_run(tmp_path, "fedavg", 0.4, tuned)]
+    (comparison,) = group_runs(map(read_run, [*plain, *ours]))
+    ((client, other, pairs),) = against_plain(comparison)
+    assert (client, other) == ("fedprox:mu=tuned", "sgd")
+    assert {rule: pair[1].name for rule, pair in pairs.items()} == {
+        "fedavg": "fedavg (train.lr=0.3)",
+        "fedheal:tau=tuned": "fedheal (train.lr=0.1)",
+    }
 
 
 def test_a_tuned_baseline_is_used_for_untuned_methods_with_the_same_settings(

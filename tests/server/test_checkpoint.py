@@ -22,6 +22,7 @@ from fairflower.errors import ConfigError, WriteError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
 from fairflower.models.prompt_vits import vit_tiny
 from fairflower.paths import client_states
+from fairflower.plans.plan import Plan
 from fairflower.registry import CLIENTS
 from fairflower.report import read_run
 from fairflower.server import checkpoint
@@ -533,14 +534,21 @@ def test_resuming_refuses_other_frozen_weights(tmp_path):
     weights = tmp_path / "vit.safetensors"
     arrays = {name: tensor.numpy() for name, tensor in vit_tiny().state_dict().items()}
     write_arrays(weights, arrays, {})
+    original = weights.read_bytes()
     prompts = {"model.name": "vpt-vit-tiny", "model.weights": str(weights)}
     folder = stopped(config(tmp_path / "runs", **prompts), 2)
     name = next(name for name in arrays if "mlp" in name)
     write_arrays(weights, arrays | {name: arrays[name] + np.float32(0.01)}, {})
     with pytest.raises(ConfigError, match="its frozen weights changed"):
         resume(folder)
-    write_arrays(weights, arrays, {})
-    assert read_run(resume(folder)).status == "completed"
+    weights.write_bytes(original)
+    run = read_run(resume(folder))
+    assert run.status == "completed"
+    plan = Plan([config(tmp_path / "runs", **prompts)])
+    assert not plan.without([run]).runs
+    write_arrays(weights, arrays, {"another": "file"})
+    with pytest.raises(ConfigError, match=r"vit.safetensors \(model.weights\) has changed since"):
+        plan.without([run])
 
 
 QUALITY = {
