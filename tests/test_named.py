@@ -207,8 +207,8 @@ def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> N
     assert sys.path[-1] == str(Path.cwd())
 
 
-def test_completed_runs_are_not_kept_and_stopped_ones_not_resumed_with_changed_code(
-    mine: Packages, tmp_path: Path
+def test_completed_runs_are_not_kept_with_changed_code_and_resumed_ones_warn(
+    mine: Packages, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path("measured.py").write_text("def spread(logits, labels): return 0.0\n")
     home = tmp_path / "runs"
@@ -221,10 +221,11 @@ def test_completed_runs_are_not_kept_and_stopped_ones_not_resumed_with_changed_c
     Path("mine.py").write_text(f"{MINE}\n# changed")
     with pytest.raises(ConfigError, match=r"mine:Mine \(strategy.name\) has changed since .*runs"):
         plan.without([completed])
-    with pytest.raises(ConfigError, match=r"because its file of strategy\.name changed"):
-        resume(halted)
+    corrected = read_run(resume(halted))
+    assert corrected.status == "completed"
+    assert "The file of strategy.name has changed since" in caplog.text
+    assert not Plan([resumable(home, **settings, seed=1)]).without([corrected]).runs
     Path("mine.py").write_text(MINE)
-    assert read_run(resume(halted)).status == "completed"
     Path("measured.py").write_text("def spread(logits, labels): return 1.0\n")
     with pytest.raises(ConfigError, match=r"measured:spread \(evaluate.metrics\) has changed"):
         plan.without([completed])

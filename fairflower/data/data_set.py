@@ -312,7 +312,7 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             "that is always the same."
         )
     chosen = [name.strip() for name in wanted.split(",")] if wanted.strip() else [*domains]
-    if wanted.strip() in domains:  # a name with a comma
+    if wanted.strip() in [*domains]:  # a name with a comma
         chosen = [wanted.strip()]
     for name in chosen:
         if name not in domains:

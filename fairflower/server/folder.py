@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from fairflower.config import RunConfig, toml_tables
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, logger
 from fairflower.files import replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
@@ -159,7 +159,9 @@ class RunFolder:
         _compare(path, earlier, facts)
         if original_of(path, earlier):  # a run of its own from now on, with state of its own
             earlier.pop("run_id", None)
-        folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
+        parts = {name: facts[name] for name in ("parts",) if name in facts}  # as they are now
+        kept = _facts_after(server_round, earlier)
+        folder = cls(path, lock, {**facts, **kept, **parts}, seconds)
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
@@ -307,13 +309,20 @@ _SOURCES = {
 
 
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if data, model or the user's own files have changed since the start."""
-    now = json.loads(json.dumps(facts))
-    parts, before = now.pop("parts", {}), {**earlier, **earlier.get("parts", {})}
-    for name, value in {**now, **parts}.items():
-        if name not in ("run_id", "sources") and before.get(name, value) != value:
-            other = (f"file of {name}", "it") if name in parts else (name, _SITES)
-            what, where = _SOURCES.get(name, other)
+    """Raise ``ConfigError`` if data or model have changed since a run began.
+
+    A warning names files of the user that have changed: a run with a corrected strategy may go on.
+    """
+    before = earlier.get("parts", {})
+    for key, digest in facts.get("parts", {}).items():
+        if before.get(key, digest) != digest:
+            text = (
+                "The file of %s has changed since %s began. Its earlier rounds used the other one."
+            )
+            logger.warning(text, key, path)
+    for name, value in json.loads(json.dumps(facts)).items():
+        if name not in ("run_id", "sources", "parts") and earlier.get(name, value) != value:
+            what, where = _SOURCES.get(name, (name, _SITES))
             raise ConfigError(
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "
                 f"Restore {where}, or start a new run."

@@ -19,7 +19,8 @@ from fairflower.data.class_folders import ClassFolders, Domain
 from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
 from fairflower.data.partition import like_training
-from fairflower.data.rows import Rows, test_rows, train_rows
+from fairflower.data.rows import Rows, train_rows
+from fairflower.data.rows import test_rows as rows_of_tests
 from fairflower.data.split_files import SplitFiles
 
 Counts = tuple[int, ...]
@@ -131,7 +132,7 @@ def drawn(path: Path, changes: dict[str, Any]) -> tuple[DataSet, list[Any], dict
     labels = {s: {d: data_set.labels(d, s) for d in data_set.domains} for s in SPLITS}
     parts = client_groups(data_set, labels["train"])
     train = train_rows(data_set, parts, labels["train"])
-    return data_set, parts, {"train": train, "test": test_rows(config, parts, labels["test"])}
+    return data_set, parts, {"train": train, "test": rows_of_tests(config, parts, labels["test"])}
 
 
 @pytest.mark.parametrize(
