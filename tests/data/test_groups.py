@@ -171,15 +171,18 @@ def test_the_fingerprint_of_a_federation_depends_on_its_clients_images(one: Data
 
 def test_both_groups_are_tested_on_the_same_images(one: DataConfig) -> None:
     federation = prepare(one)
-    clean, corrupted = federation.test("clean"), federation.test("corrupted")
-    np.testing.assert_array_equal(clean.y, corrupted.y)
     assert federation.test_sizes == (40, 40)
     with np.load(Path(one.dir, "skin.npz")) as arrays:
-        images = arrays["x_test"].transpose(0, 3, 1, 2)
-    known = {image.tobytes(): row for row, image in enumerate(images)}
-    order = [known[image.tobytes()] for image in clean.x]
-    assert sorted(order) == list(range(40))
-    np.testing.assert_array_equal(corrupted.x, corrupted_images(one, images, "test")[order])
+        images, labels = arrays["x_test"].transpose(0, 3, 1, 2), arrays["y_test"]
+    for group, versions in (
+        ("clean", images),
+        ("corrupted", corrupted_images(one, images, "test")),
+    ):
+        known = {image.tobytes(): row for row, image in enumerate(versions)}
+        tested = federation.test(group)
+        order = [known[image.tobytes()] for image in tested.x]
+        assert sorted(order) == list(range(40))
+        np.testing.assert_array_equal(tested.y, labels[order])
 
 
 def test_the_corruption_does_not_change_the_partition(one: DataConfig) -> None:
