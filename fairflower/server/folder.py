@@ -316,9 +316,7 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
     before = earlier.get("parts", {})
     for key, digest in facts.get("parts", {}).items():
         if before.get(key, digest) != digest:
-            text = (
-                "The file of %s has changed since %s began. Its earlier rounds used the other one."
-            )
+            text = "The file of %s has changed since %s began; its earlier rounds used the other."
             logger.warning(text, key, path)
     for name, value in json.loads(json.dumps(facts)).items():
         if name not in ("run_id", "sources", "parts") and earlier.get(name, value) != value:
