@@ -124,7 +124,7 @@ def run(
     if resume is None:
         given = {StrategyConfig: strategy, ClientConfig: client}
         chosen = [method(kind, value) for kind, value in given.items() if value is not None]
-        config = single_run_config(settings_of(settings), chosen, overrides)
+        config = single_run_config(settings_of(settings, chosen), chosen, overrides)
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
@@ -212,11 +212,11 @@ def compare(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
         )
     numbers, federated = replicates(federations, seeds, dashes="")
-    given = settings_of(settings)
-    if isinstance(settings, Mapping):  # a file may also be used for single runs
-        _check_shared(given, federated)
     strategy_configs = methods(StrategyConfig, strategies)
     client_configs = methods(ClientConfig, clients)
+    given = settings_of(settings, [*strategy_configs, *client_configs])
+    if isinstance(settings, Mapping):  # a file may also be used for single runs
+        _check_shared(given, federated)
     if (strategies is not None and not strategy_configs) or (
         clients is not None and not client_configs
     ):

@@ -137,6 +137,21 @@ class MyTracker(Tracker):
 class Mine(FedHEAL):
     """A user's strategy."""
 
+    def __init__(self, *, power: float = 1.0, **options) -> None:
+        super().__init__(**options)
+
+
+def test_settings_have_arguments_of_the_method_that_another_argument_names(tmp_path) -> None:
+    given = {**SMALL, "strategy": {"power": 2.0}, "client": {"name": "ditto", "lambda_": 0.5}}
+    assert settings_of(given, methods(StrategyConfig, Mine))["client.lambda"] == 0.5
+    with pytest.raises(ConfigError, match=r"Unknown run config key 'strategy\.power'"):
+        settings_of(given)
+    few = {"rounds": 1, "output_dir": tmp_path, "progress": False}
+    assert ff.run(given, strategy=Mine, **few).config["strategy.power"] == 2.0
+    results = ff.compare(given, strategies=[Mine], seeds=[0], jobs=1, **few)
+    labels = [f"ditto:lambda=0.5+{name}" for name in ("uniform", f"{__name__}:Mine:power=2.0")]
+    assert list(results.table.index) == labels
+
 
 def test_nested_flat_and_toml_settings_are_equivalent(tmp_path) -> None:
     file = tmp_path / "a.toml"
