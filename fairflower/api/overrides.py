@@ -69,9 +69,7 @@ class ShortSettings(TypedDict, total=False):
     workers: int
 
 
-def settings_of(
-    settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()
-) -> dict[str, Any]:
+def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()) -> dict[str, Any]:
     """Return settings as flat run config keys; omit settings that are None.
 
     An argument of a method may be None. Raises ``ConfigError`` for an unknown key, that is, also

@@ -35,6 +35,7 @@ from fairflower.plans.plan import (
     replicates,
     single_run_config,
 )
+from fairflower.plans.protocol import check_no_studies
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
@@ -273,7 +274,7 @@ def read(*paths: str | PathLike[str]) -> Results:
     RunFolderError
         If no run can be read.
     ConfigError
-        If a path contains no run.
+        If a path contains no run, or a study of ``fairflower tune``, whose trials are no test runs.
     """
     runs: list[Run] = []
     for place in dict.fromkeys(place for path in paths for place in _places(path)):
@@ -292,8 +293,10 @@ def read(*paths: str | PathLike[str]) -> Results:
 def _places(pattern: str | PathLike[str]) -> list[Path]:
     path = path_of("paths", pattern).expanduser()
     if path.exists() or not glob.has_magic(str(pattern)):
+        check_no_studies(path)
         return run_folders(path)
     matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    check_no_studies(*matches)
     return run_folders(
         *(
             match

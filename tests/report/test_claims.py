@@ -34,6 +34,7 @@ from run_folders import (
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from fairflower.api.runs import read
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.report import read_run, read_summary, write_report, write_summary
@@ -805,12 +806,17 @@ def test_report_refuses_a_study_and_folders_that_contain_studies(tmp_path: Path)
             make_run(study / name, rising(0.5))
     message = call(studies[0], code=2)
     assert f"{studies[0]} is a study." in message
-    assert message.rstrip().endswith(f"fairflower report {studies[0] / 'runs'}")
+    assert message.rstrip().endswith(f"name instead: {studies[0] / 'runs'}")
     tests = " ".join(str(study / "runs") for study in studies)
     for above in (tmp_path, tmp_path / "boards"):
         message = call(above, code=2)
         assert f"{above} contains studies." in message
-        assert message.rstrip().endswith(f"fairflower report {tests}")
+        assert message.rstrip().endswith(f"name instead: {tests}")
+        with pytest.raises(ConfigError, match="contains studies"):
+            read(above)
+    with pytest.raises(ConfigError, match="digits is a study"):
+        read(tmp_path / "boards" / "d*")
+    assert len(read(tmp_path / "boards" / "*" / "runs")) == 2
     assert not list(tmp_path.rglob("report"))
     call(*tests.split(), studies[0] / "trials", "--format", "csv")
 
