@@ -452,6 +452,13 @@ def test_wrong_arguments_of_results_are_named(results, tmp_path) -> None:
     for call_of in (results.report, results.summary):
         with pytest.raises(ConfigError, match="= 5: expected a path"):
             call_of(5)
+    history = results[0].path / "history.csv"
+    before = history.read_bytes()
+    with pytest.raises(ConfigError, match=r"history\.csv belongs to a run folder"):
+        results.summary(history)
+    assert history.read_bytes() == before
+    with pytest.raises(ConfigError, match=r"summary x\.txt: expected a file name that ends in"):
+        results.summary("x.txt")
     with pytest.raises(TypeError, match="unsupported operand"):
         results + 5
     assert results[9:].history.columns.tolist() == results.history.columns.tolist()
