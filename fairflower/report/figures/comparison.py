@@ -198,7 +198,7 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
         "clients",
         sheet,
         f"Accuracy per client, {comparison.span()}",
-        "Each point is the accuracy of a client on its own test data, "
+        f"Each point is the accuracy of a client on its own {comparison.examples} data, "
         f"{comparison.span()}{over_runs}.",
         "Accuracy of every client, grouped by domain and method.",
     )
