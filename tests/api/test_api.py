@@ -13,7 +13,7 @@ import pytest
 from command import call
 from parametrize import mark_others_nightly
 from rich.console import Console
-from run_folders import constant, make_run, rising
+from run_folders import constant, edit, make_run, rising
 
 import fairflower as ff
 from fairflower.api.overrides import method, methods, name_of, settings_from_options, settings_of
@@ -470,7 +470,7 @@ def test_the_history_has_every_metric_of_every_run(results) -> None:
     history = results.history
     assert len(history.query("round == 7 and name == 'NA' and value.isna()")) == 1
     assert history["value"].isna().sum() == 1
-    assert history.columns.tolist()[:4] == ["method", "seed", "run", "round"]
+    assert history.columns.tolist()[:5] == ["data", "method", "seed", "run", "round"]
     chosen = history.query("method == 'fedheal' and seed == 2 and metric == 'accuracy'")
     by_round = chosen.pivot_table(index="round", columns="name", values="value")
     assert by_round["a"].tolist() == pytest.approx([0.62 + 0.01 * r for r in range(7)])
@@ -515,6 +515,21 @@ def test_runs_on_several_data_sets_are_separate_in_the_table(results, tmp_path) 
     assert both.table.loc["digits: c, d"].loc["fedheal", ("MIN", "mean")] == 25
     with pytest.raises(ConfigError, match="different sets of domains"):
         both.plot()
+
+
+def test_frames_name_methods_alike_for_several_sets_of_domains(tmp_path) -> None:
+    for held, left in ("a", "b"), ("b", "a"):
+        for label in ("fedavg", "uniform"):
+            accuracies = constant(**{left: 0.5, "c": 0.9})
+            folder = make_run(tmp_path / f"runs/{label}-{held}", accuracies, label=label)
+            edit("config.toml", "[data]", f'[data]\nheld-out = "{held}"')(folder)
+    results = ff.read(tmp_path / "runs")
+    names = set(results.table.index)
+    assert {name for _, name in names} == {"fedavg", "uniform"}
+    assert set(results.history[["data", "method"]].itertuples(index=False, name=None)) == names
+    assert set(results.differences["data"]) == {data for data, _ in names}
+    joined = results.history.join(results.table["MIN"], on=["data", "method"])
+    assert (joined["mean"] == 50).all()
 
 
 def test_folders_without_a_readable_run_are_skipped_or_refused(results, tmp_path) -> None:
