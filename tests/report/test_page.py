@@ -185,6 +185,22 @@ def test_clients_that_only_some_runs_have_are_drawn_once(tmp_path: Path) -> None
     assert sorted(points.get_offsets()[:, 1].tolist()) == pytest.approx([20, 20, 70])
 
 
+def test_more_methods_than_colors_are_told_apart(tmp_path: Path) -> None:
+    """In bars by hatches, and in points by markers."""
+    tests = dict.fromkeys(range(7), [0.5] * 4)
+    folders = [
+        make_run(tmp_path / f"{k}", rising(0.5), label=f"method{k}", clients=tests)
+        for k in range(8)
+    ]
+    (comparison,) = group_runs(map(read_run, folders))
+    bars = plot(comparison, "bars").axes[0].patches
+    by_method = {(bar.get_facecolor(), bar.get_hatch()) for bar in bars}
+    assert len(by_method) == len(folders)
+    points = plot(comparison, "clients").axes[0].collections
+    shapes = {(*dots.get_facecolor()[0], dots.get_paths()[0].vertices.tobytes()) for dots in points}
+    assert len(shapes) == len(folders)
+
+
 @pytest.mark.slow
 def test_a_run_of_one_round_has_one_accuracy_table(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}

@@ -144,6 +144,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
             means,
             thick * 0.92,
             color=styles[method.name].color,
+            hatch=styles[method.name].hatch,
             label=method.name,
             yerr=[e.std for e in estimates] if len(method.runs) > 1 else None,
             error_kw={"ecolor": canvas.INK, "elinewidth": 0.9, "capsize": min(3, 12 * thick)},
