@@ -170,9 +170,9 @@ def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     for chapter in analysis.chapters:
         parts += _markdown_tables(chapter.all_tables)
         for section in chapter.sections:
-            parts.append(f"**{section.title}**" if section.title else "")
-            parts.append("\n".join(f"- {verdict}" for verdict in section.verdicts))
-        parts += ["\n".join(f"- Note: {note}" for note in chapter.notes), chapter.legend]
+            parts.append(f"**{_escaped(section.title)}**" if section.title else "")
+            parts.append(_listed(map(str, section.verdicts)))
+        parts += [_listed(f"Note: {note}" for note in chapter.notes), _escaped(chapter.legend)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -211,27 +211,27 @@ def generated_markdown(summary: Path) -> str:
 
 def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
     """Format a leaderboard's sentences and tables as Markdown."""
-    parts = ["\n".join(f"- {sentence}" for sentence in sentences), *_markdown_tables(tables)]
+    parts = [_listed(sentences), *_markdown_tables(tables)]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 def _markdown_tables(tables: Iterable[Table]) -> Iterator[str]:
     for table in tables:
-        yield from (_markdown_table(table), table.caption, *table.footers)
+        yield from (_markdown_table(table), *map(_escaped, (table.caption, *table.footers)))
 
 
 def _markdown_table(table: Table) -> str:
     lines = [
-        f"**{table.title}**",
+        f"**{_escaped(table.title)}**",
         "",
-        f"| {table.heading} | " + " | ".join(map(_escaped, table.columns)) + " |",
+        f"| {_escaped(table.heading)} | " + " | ".join(map(_escaped, table.columns)) + " |",
         "|---|" + "---:|" * len(table.columns),
     ]
     for group in table.groups:
         if group.heading:
             lines.append(f"| *{_escaped(group.heading)}* |" + " |" * len(table.columns))
         for row in group.rows:
-            name = f"{_escaped(row.name)} ({row.remark})" if row.remark else _escaped(row.name)
+            name = _escaped(f"{row.name} ({row.remark})" if row.remark else row.name)
             lines.append(f"| {name} | " + " | ".join(map(_markdown_cell, row.cells)) + " |")
     return "\n".join(lines)
 
@@ -241,8 +241,14 @@ def _markdown_cell(cell: Cell) -> str:
     return f"{text} {cell.spread.replace('± ', '±')}".strip()
 
 
+def _listed(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {_escaped(sentence)}" for sentence in sentences)
+
+
 def _escaped(text: str) -> str:
-    return re.sub(r"[\\`*<|]", r"\\\g<0>", text)
+    """Return text as one line of Markdown; errors in notes may have several lines and marks."""
+    # Only a tag begins with < and one of these characters; "p < 0.001" stays as it is.
+    return re.sub(r"[\\`*|]|<(?=[A-Za-z/!?])", r"\\\g<0>", " ".join(text.split()))
 
 
 # --- HTML -----------------------------------------------------------------------------

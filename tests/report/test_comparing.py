@@ -125,7 +125,7 @@ def test_captions_on_clients_without_tests_name_validation_examples(tmp_path: Pa
     own = make_run(
         tmp_path / "r",
         constant(a=0.5, b=0.9),
-        clients=dict.fromkeys(range(7), [0.4, 0.6, 0.8, 1.0]),
+        clients={6: [0.4, 0.6, 0.8, 1.0]},
         personal=constant(a=0.6, b=0.9),
         config='[evaluate]\ntest = false\nby = "clients"\n',
     )

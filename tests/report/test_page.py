@@ -299,6 +299,14 @@ def test_markdown_tables_are_well_formed_and_escape_pipes(tmp_path: Path) -> Non
     assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")
 
 
+def test_an_error_in_a_note_is_one_line_of_markdown(tmp_path: Path) -> None:
+    error = "expected <class 'dict'>, got\n  * a list\n\n# `x` < 3"
+    folder = make_run(tmp_path / "r", constant(a=0.5, b=0.9), status="failed", error=error)
+    text = markdown_tables([read_run(folder)])
+    shown = r"(expected \<class 'dict'>, got \* a list # \`x\` < 3)."
+    assert any(line.startswith("- Note: ") and line.endswith(shown) for line in text.splitlines())
+
+
 def test_every_format_has_the_tables_of_fairness_metrics(tmp_path: Path) -> None:
     clients = {r: [0.1, 0.3, 0.5, 0.9] for r in range(4)}
     folder = make_run(tmp_path / "r", rising(0.5, rounds=4), clients=clients)
