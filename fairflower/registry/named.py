@@ -27,7 +27,7 @@ class Registry(UserDict[str, Any]):
     Parameters
     ----------
     package : str
-        Package of the built-in entries, and entry point group for other packages.
+        Package of the built-in entries.
     places : mapping of str -> str
         Built-in name -> ``"module:attribute"`` in ``package``. Iteration yields only these names.
     kind : str
@@ -38,6 +38,8 @@ class Registry(UserDict[str, Any]):
         Whether functions that return an instance are allowed as entries.
     server_only : bool, default=False
         Whether only the server imports entries; clients do not need their packages.
+    group : str, default=""
+        Entry point group for other packages; empty for the name of ``package``.
     """
 
     def __init__(
@@ -48,16 +50,18 @@ class Registry(UserDict[str, Any]):
         base: str,
         makers: bool = False,
         server_only: bool = False,
+        group: str = "",
     ) -> None:
         super().__init__(places)
         self.package = package
+        self.group = group or package
         self.kind = kind
         self._base = base
         self._makers = makers
         self._server_only = server_only
 
     def __contains__(self, name: object) -> bool:
-        known = name in self.data or any(o.name == name for o in _entry_points(self.package))
+        known = name in self.data or any(o.name == name for o in _entry_points(self.group))
         return known or bool(re.fullmatch(r"[\w.]+:[\w.]+", str(name)))
 
     def __getitem__(self, name: str) -> Any:
@@ -70,7 +74,7 @@ class Registry(UserDict[str, Any]):
         if name in self.data:
             return _attribute(f"{self.package}.{self.data[name]}")
         claims = [
-            offer for offer in _entry_points(self.package) if name in (offer.name, offer.value)
+            offer for offer in _entry_points(self.group) if name in (offer.name, offer.value)
         ]
         if len({offer.value for offer in claims}) > 1:
             listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
@@ -78,7 +82,7 @@ class Registry(UserDict[str, Any]):
                 f"Two packages offer a {self.kind} named {name!r}: {listed}. Write "
                 f"{claims[0].value} instead, or uninstall one of the packages."
             )
-        return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
+        return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.group))
 
     def module_of(self, name: str) -> str:
         """Return the module of a built-in entry, without importing it."""
@@ -90,7 +94,7 @@ class Registry(UserDict[str, Any]):
 
     def offers(self) -> dict[str, EntryPoint]:
         """Return other packages' entry points by name, or by ``module:Class`` if names collide."""
-        offers = _entry_points(self.package)
+        offers = _entry_points(self.group)
         counts = Counter([*self.data, *(offer.name for offer in offers)])
         return {o.name if counts[o.name] == 1 else o.value: o for o in offers}
 
