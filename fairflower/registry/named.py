@@ -73,9 +73,7 @@ class Registry(UserDict[str, Any]):
         """
         if name in self.data:
             return _attribute(f"{self.package}.{self.data[name]}")
-        claims = [
-            offer for offer in _entry_points(self.group) if name in (offer.name, offer.value)
-        ]
+        claims = [offer for offer in _entry_points(self.group) if name in (offer.name, offer.value)]
         if len({offer.value for offer in claims}) > 1:
             listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
             raise ConfigError(

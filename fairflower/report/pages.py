@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from rich.text import Text
 from fairflower.config import execution_keys, is_argument, is_setting, shown, toml_tables
 from fairflower.config.methods import DEFAULT
 from fairflower.data import ClientInfo
+from fairflower.files import replacing
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run
@@ -178,7 +180,7 @@ def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
 
 #: The block of a document that `replace_generated_block` writes: the path of a summary, and text.
 GENERATED = re.compile(
-    r"<!-- generated from (?P<summary>[^\n]+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
+    r"<!-- generated from (?P<summary>[^\n]+) -->\r?\n(?P<text>.*?)<!-- end -->(\r?\n)?", re.DOTALL
 )
 
 
@@ -186,22 +188,27 @@ def replace_generated_block(document: Path, summary: Path, text: str) -> None:
     """Replace the block of a Markdown file that was generated from a summary.
 
     The block is between ``<!-- generated from SUMMARY -->`` (the path relative to the document's
-    folder) and ``<!-- end -->``. If the document lacks this block, it is appended.
+    folder) and ``<!-- end -->``. If the document lacks this block, it is appended. The rest of the
+    document and its line endings stay as they are, and it is replaced atomically.
 
     Raises
     ------
     RunFolderError
         If the document exists but cannot be read.
     """
-    before = read_text(document) if document.exists() else ""
+    before = read_text(document, newline="") if document.exists() else ""
+    ending = "\r\n" if "\r\n" in before else "\n"
     name = Path(os.path.relpath(summary.absolute(), document.absolute().parent)).as_posix()
-    part = f"<!-- generated from {name} -->\n{text}<!-- end -->\n"
+    part = f"<!-- generated from {name} -->\n{text}<!-- end -->\n".replace("\n", ending)
     blocks = [block for block in GENERATED.finditer(before) if block["summary"] == name]
     if blocks:
         whole = before[: blocks[0].start()] + part + before[blocks[0].end() :]
     else:
-        whole = f"{before.rstrip()}\n\n{part}".lstrip()
-    document.write_text(whole, encoding="utf-8")
+        whole = f"{before.rstrip()}{2 * ending}{part}".lstrip()
+    with replacing(document.resolve()) as temporary:  # a link stays a link
+        temporary.write_text(whole, encoding="utf-8", newline="")
+        if document.exists():
+            shutil.copymode(document, temporary)
 
 
 def generated_markdown(summary: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import zlib
@@ -711,6 +712,32 @@ def test_a_summary_with_a_space_in_its_name_updates_its_own_block(tmp_path: Path
             document, tmp_path / "my runs.csv", generated_markdown(tmp_path / "my runs.csv")
         )
     assert document.read_text().count("<!-- generated from my runs.csv -->") == 1
+
+
+def test_a_document_keeps_its_text_line_endings_and_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, link = tmp_path / "x.md", tmp_path / "link.md"
+    by_hand = b"# Title\r\n\r\nHow it was made.\r\n\r\n"
+    document.write_bytes(by_hand)
+    document.chmod(0o600)
+    link.symlink_to(document)
+    for text in ("old\n", "new\n"):
+        replace_generated_block(link, tmp_path / "x.csv", text)
+    block = b"<!-- generated from x.csv -->\r\nnew\r\n<!-- end -->\r\n"
+    assert document.read_bytes() == by_hand + block
+    assert link.is_symlink()
+    assert document.stat().st_mode & 0o777 == 0o600
+
+    def full(path: Path, text: str, **_: Any) -> None:
+        path.write_bytes(text.encode()[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_generated_block(document, tmp_path / "x.csv", "more\n")
+    assert document.read_bytes() == by_hand + block
+    assert sorted(tmp_path.iterdir()) == [link, document]
 
 
 @pytest.mark.usefixtures("undrawn")
