@@ -86,9 +86,12 @@ def open_regular(path: Path) -> BufferedReader:
     return open(descriptor, "rb")
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file; raise ``OSError`` as `open_regular` does."""
-    with open_regular(path) as file, TextIOWrapper(file, encoding=encoding) as text:
+def read_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> str:
+    """Return the text of a regular file; raise ``OSError`` as `open_regular` does.
+
+    ``newline`` is that of `open`: with "", line endings stay as they are.
+    """
+    with open_regular(path) as file, TextIOWrapper(file, encoding, newline=newline) as text:
         return text.read()
 
 

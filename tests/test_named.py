@@ -28,7 +28,7 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, UserError
 from fairflower.plans.plan import Plan
-from fairflower.registry import MODELS, STRATEGIES
+from fairflower.registry import ADAPTERS, MODELS, STRATEGIES
 from fairflower.report import read_run
 from fairflower.report.grids import sweeps
 from fairflower.report.methods import group_runs
@@ -469,6 +469,17 @@ def test_a_function_that_returns_no_model_is_refused(mine: Packages) -> None:
     Path("other.py").write_text("def make(classes, shape): return 3")
     with pytest.raises(ConfigError, match="'other:make': expected a Classifier"):
         build("other:make", 3, (1, 8, 8), seed=0)
+
+
+def test_adapters_of_packages_have_a_group_of_their_own(mine: Packages) -> None:
+    """A package's model is no adapter, though both kinds are built in the same package."""
+    mine.install("one", {"fairflower.models": {"shallow": "mine:Mine"}})
+    mine.install("two", {"fairflower.adapters": {"shift": "mine:Mine"}})
+    assert ADAPTERS.names() == ["lora", "shift"]
+    assert "shallow" in MODELS
+    assert "shift" not in MODELS
+    with pytest.raises(ConfigError, match="Unknown adapter 'shallow'"):
+        RunConfig.from_flat({"model.name": "timm:resnet10t", "model.adapter": "shallow"})
 
 
 def test_a_name_of_two_packages_is_refused_and_the_module_path_works(mine: Packages) -> None:

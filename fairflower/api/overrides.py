@@ -28,7 +28,7 @@ from fairflower.config import (
     read_toml,
     unknown,
 )
-from fairflower.config.methods import Choice
+from fairflower.config.methods import Choice, MethodSpec
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.errors import ConfigError, quoted
 from fairflower.registry import METRICS
@@ -69,16 +69,20 @@ class ShortSettings(TypedDict, total=False):
     workers: int
 
 
-def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
+def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()) -> dict[str, Any]:
     """Return settings as flat run config keys; omit settings that are None.
 
-    An argument of a method may be None. Raises ``ConfigError`` for an unknown key.
+    An argument of a method may be None. Raises ``ConfigError`` for an unknown key, that is, also
+    for an argument that neither the methods of ``settings`` nor those of ``chosen`` have.
     """
     if settings is None:
         return {}
     if isinstance(settings, Mapping):
         try:
-            flat = {argument_to_key(k): v for k, v in flatten_tables(settings).items()}
+            flat = {
+                ".".join(map(argument_to_key, key.split("."))): value
+                for key, value in flatten_tables(settings).items()
+            }
         except RecursionError:
             raise ConfigError(
                 "settings: expected run config keys, or tables of keys; the given tables are "
@@ -91,7 +95,7 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
         for key, value in flat.items()
         if value is not None or is_argument(key)  # arguments may be None
     }
-    named = methods_of(given)
+    named = [*chosen, *methods_of(given)]
     for key in flat:
         check_key(key, named)
     return given

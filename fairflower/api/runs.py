@@ -35,6 +35,7 @@ from fairflower.plans.plan import (
     replicates,
     single_run_config,
 )
+from fairflower.plans.protocol import check_no_studies
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
@@ -124,7 +125,7 @@ def run(
     if resume is None:
         given = {StrategyConfig: strategy, ClientConfig: client}
         chosen = [method(kind, value) for kind, value in given.items() if value is not None]
-        config = single_run_config(settings_of(settings), chosen, overrides)
+        config = single_run_config(settings_of(settings, chosen), chosen, overrides)
     else:
         for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
             if value is not None:
@@ -212,11 +213,11 @@ def compare(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
         )
     numbers, federated = replicates(federations, seeds, dashes="")
-    given = settings_of(settings)
-    if isinstance(settings, Mapping):  # a file may also be used for single runs
-        _check_shared(given, federated)
     strategy_configs = methods(StrategyConfig, strategies)
     client_configs = methods(ClientConfig, clients)
+    given = settings_of(settings, [*strategy_configs, *client_configs])
+    if isinstance(settings, Mapping):  # a file may also be used for single runs
+        _check_shared(given, federated)
     if (strategies is not None and not strategy_configs) or (
         clients is not None and not client_configs
     ):
@@ -273,7 +274,7 @@ def read(*paths: str | PathLike[str]) -> Results:
     RunFolderError
         If no run can be read.
     ConfigError
-        If a path contains no run.
+        If a path contains no run, or a study of ``fairflower tune``, whose trials are no test runs.
     """
     runs: list[Run] = []
     for place in dict.fromkeys(place for path in paths for place in _places(path)):
@@ -292,8 +293,10 @@ def read(*paths: str | PathLike[str]) -> Results:
 def _places(pattern: str | PathLike[str]) -> list[Path]:
     path = path_of("paths", pattern).expanduser()
     if path.exists() or not glob.has_magic(str(pattern)):
+        check_no_studies(path)
         return run_folders(path)
     matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    check_no_studies(*matches)
     return run_folders(
         *(
             match

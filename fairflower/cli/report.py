@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ from fairflower.cli.terminal import console, friendly_errors, printable, say_whe
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, check_output_file, run_folders
-from fairflower.plans.protocol import studies_in
+from fairflower.plans.protocol import check_no_studies
 
 if TYPE_CHECKING:
     from fairflower.report import Run
@@ -79,7 +78,7 @@ def report(
         raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
     # A pattern such as runs/* also matches the folder of an earlier report.
     runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
-    _check_no_studies(runs)
+    check_no_studies(*runs)
     paths = run_folders(*runs)
     if format_ != "html":
         if summary or into:
@@ -139,20 +138,6 @@ def _check_overwriting(
         if place in outputs:
             raise ConfigError(f"{written} would be written twice. Choose another output.")
         outputs.add(place)
-
-
-def _check_no_studies(runs: list[Path]) -> None:
-    for given in runs:
-        studies = studies_in(given)
-        if studies:
-            found = f"{given} {'is a study' if given in studies else 'contains studies'}"
-            folders = shlex.join(str(study / "runs") for study in studies)
-            raise ConfigError(
-                f"{found}. For a report that includes the trials, repeat the study's "
-                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
-                "For a report on the test runs only, including those of earlier choices: "
-                f"fairflower report {folders}"
-            )
 
 
 def _page_folder(runs: list[Path], paths: list[Path]) -> Path | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from fairflower.errors import ConfigError
 
 #: Key of the number of validation examples per domain, which replaces the fraction.
 EXAMPLES = "data.validation-examples"
@@ -19,9 +22,19 @@ def is_study(folder: Path) -> bool:
     return any(folder.glob(_TRIALS))
 
 
-def studies_in(folder: Path) -> list[Path]:
-    """Return the studies among a folder and the folders below it."""
-    return sorted({trial.parents[1] for trial in folder.rglob(_TRIALS)})
+def check_no_studies(*folders: Path) -> None:
+    """Raise ``ConfigError`` if a folder is a study or contains one: trials are no test runs."""
+    for folder in folders:
+        studies = sorted({trial.parents[1] for trial in folder.rglob(_TRIALS)})
+        if studies:
+            found = f"{folder} {'is a study' if folder in studies else 'contains studies'}"
+            runs = shlex.join(str(study / "runs") for study in studies)
+            raise ConfigError(
+                f"{found}. For a report that includes the trials, repeat the study's "
+                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
+                "For the test runs only, including those of earlier choices, name instead: "
+                f"{runs}"
+            )
 
 
 @dataclass(frozen=True)

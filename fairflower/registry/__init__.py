@@ -188,6 +188,7 @@ ADAPTERS = DescribedRegistry(
     kind="adapter",
     base="builtins:object",
     makers=True,
+    group="fairflower.adapters",  # the package's name is the group of models
 )
 
 #: Families of models that can be trained as a whole or with ``model.adapter``.

@@ -33,7 +33,7 @@ class Registry(UserDict[str, Any]):
     Parameters
     ----------
     package : str
-        Package of the built-in entries, and entry point group for other packages.
+        Package of the built-in entries.
     places : mapping of str -> str
         Built-in name -> ``"module:attribute"`` in ``package``. Iteration yields only these names.
     kind : str
@@ -44,6 +44,8 @@ class Registry(UserDict[str, Any]):
         Whether functions that return an instance are allowed as entries.
     server_only : bool, default=False
         Whether only the server imports entries; clients do not need their packages.
+    group : str, default=""
+        Entry point group for other packages; empty for the name of ``package``.
     """
 
     def __init__(
@@ -54,16 +56,18 @@ class Registry(UserDict[str, Any]):
         base: str,
         makers: bool = False,
         server_only: bool = False,
+        group: str = "",
     ) -> None:
         super().__init__(places)
         self.package = package
+        self.group = group or package
         self.kind = kind
         self._base = base
         self._makers = makers
         self._server_only = server_only
 
     def __contains__(self, name: object) -> bool:
-        known = name in self.data or any(o.name == name for o in _entry_points(self.package))
+        known = name in self.data or any(o.name == name for o in _entry_points(self.group))
         return known or bool(_PLACE.fullmatch(str(name)))
 
     def __getitem__(self, name: str) -> Any:
@@ -75,16 +79,14 @@ class Registry(UserDict[str, Any]):
         """
         if name in self.data:
             return _attribute(f"{self.package}.{self.data[name]}")
-        claims = [
-            offer for offer in _entry_points(self.package) if name in (offer.name, offer.value)
-        ]
+        claims = [offer for offer in _entry_points(self.group) if name in (offer.name, offer.value)]
         if len({offer.value for offer in claims}) > 1:
             listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
             raise ConfigError(
                 f"Two packages offer a {self.kind} named {name!r}: {listed}. Write "
                 f"{claims[0].value} instead, or uninstall one of the packages."
             )
-        return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.package))
+        return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.group))
 
     def module_of(self, name: str) -> str:
         """Return the module of a built-in entry, without importing it."""
@@ -95,7 +97,7 @@ class Registry(UserDict[str, Any]):
 
         The result is None for built-in entries, for those of installed packages, and without file.
         """
-        offered = any(name in (o.name, o.value) for o in _entry_points(self.package))
+        offered = any(name in (o.name, o.value) for o in _entry_points(self.group))
         if name in self.data or offered or not _PLACE.fullmatch(name):
             return None
         add_cwd_to_path()
@@ -115,7 +117,7 @@ class Registry(UserDict[str, Any]):
 
     def offers(self) -> dict[str, EntryPoint]:
         """Return other packages' entry points by name, or by ``module:Class`` if names collide."""
-        offers = _entry_points(self.package)
+        offers = _entry_points(self.group)
         counts = Counter([*self.data, *(offer.name for offer in offers)])
         return {o.name if counts[o.name] == 1 else o.value: o for o in offers}
 

@@ -8,7 +8,6 @@ import pandas as pd
 
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.contrasts import UNDECIDED
-from fairflower.report.methods import method_names
 from fairflower.report.reading import Run
 from fairflower.report.tables.accuracy import columns, held_out_columns
 from fairflower.report.tables.cells import MARKS
@@ -19,16 +18,22 @@ from fairflower.statistics.differences import MIN_PAIRS, Difference
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Return every metric of every round.
 
-    The columns are ``method``, ``seed``, ``run`` (the name of the folder) and those of
-    ``history.csv``: ``round``, ``level`` (domain, client or run), ``name`` (of the domain or
-    client), ``metric`` and ``value``. Runs from a summary have only the accuracies of the domains,
-    in the rounds of the summary.
+    The columns are ``data`` (the data set and its domains) and ``method``, as in `table_frame`,
+    ``seed``, ``run`` (the name of the folder) and those of ``history.csv``: ``round``, ``level``
+    (domain, client or run), ``name`` (of the domain or client), ``metric`` and ``value``. Runs from
+    a summary have only the accuracies of the domains, in the rounds of the summary.
     """
-    frames = [] if runs else [pd.DataFrame(columns=["method", "seed", "run", *HISTORY_COLUMNS])]
-    for run, name in zip(runs, method_names(runs), strict=True):
+    named = {
+        id(run): (chapter.title, method.name)
+        for chapter in (analyze(runs).chapters if runs else ())
+        for method, run in chapter.comparison.runs
+    }
+    columns = ["data", "method", "seed", "run"]
+    frames = [] if runs else [pd.DataFrame(columns=[*columns, *HISTORY_COLUMNS])]
+    for run in runs:
         frame = _history(run)
-        facts = {"method": name, "seed": run.seed, "run": run.path.name}
-        for place, (column, value) in enumerate(facts.items()):
+        facts = (*named[id(run)], run.seed, run.path.name)
+        for place, (column, value) in enumerate(zip(columns, facts, strict=True)):
             frame.insert(place, column, value)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
@@ -81,7 +86,8 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
 
     The columns are:
 
-    - ``method``, and ``against``, the baseline;
+    - ``data`` (the data set and its domains) and ``method``, as in `table_frame`, and ``against``,
+      the baseline;
     - ``measure``, the name of metrics that are judged together, and ``metric``;
     - ``mean``, ``std`` and ``seeds`` (number of pairs) of the differences;
     - ``low`` and ``high``, the ends of simultaneous 95 % intervals;
@@ -93,7 +99,7 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     """
     rows = [
         (
-            *(name, baseline, contrast.measure.name, metric.title),
+            *(chapter.title, name, baseline, contrast.measure.name, metric.title),
             *(d.mean, d.std, d.n, d.low, d.high, d.p, d.margin, d.detectable),
             _verdict(d, sign),
         )
@@ -103,8 +109,8 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
         for baseline, contrast in contrasts.items()
         for metric, d, sign in contrast.by_metric
     ]
-    names = ["method", "against", "measure", "metric", "mean", "std", "seeds", "low", "high"]
-    return pd.DataFrame(rows, columns=[*names, "p", "margin", "least", "verdict"])
+    names = ["data", "method", "against", "measure", "metric", "mean", "std", "seeds"]
+    return pd.DataFrame(rows, columns=[*names, "low", "high", "p", "margin", "least", "verdict"])
 
 
 def _verdict(difference: Difference, sign: int) -> str:

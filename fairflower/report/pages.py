@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from rich.text import Text
 from fairflower.config import execution_keys, is_argument, is_setting, shown, toml_tables
 from fairflower.config.methods import DEFAULT
 from fairflower.data import ClientInfo
+from fairflower.files import replacing
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run
@@ -170,15 +172,15 @@ def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     for chapter in analysis.chapters:
         parts += _markdown_tables(chapter.all_tables)
         for section in chapter.sections:
-            parts.append(f"**{section.title}**" if section.title else "")
-            parts.append("\n".join(f"- {verdict}" for verdict in section.verdicts))
-        parts += ["\n".join(f"- Note: {note}" for note in chapter.notes), chapter.legend]
+            parts.append(f"**{_escaped(section.title)}**" if section.title else "")
+            parts.append(_listed(map(str, section.verdicts)))
+        parts += [_listed(f"Note: {note}" for note in chapter.notes), _escaped(chapter.legend)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 #: The block of a document that `replace_generated_block` writes: the path of a summary, and text.
 GENERATED = re.compile(
-    r"<!-- generated from (?P<summary>[^\n]+) -->\n(?P<text>.*?)<!-- end -->\n?", re.DOTALL
+    r"<!-- generated from (?P<summary>[^\n]+) -->\r?\n(?P<text>.*?)<!-- end -->(\r?\n)?", re.DOTALL
 )
 
 
@@ -186,22 +188,27 @@ def replace_generated_block(document: Path, summary: Path, text: str) -> None:
     """Replace the block of a Markdown file that was generated from a summary.
 
     The block is between ``<!-- generated from SUMMARY -->`` (the path relative to the document's
-    folder) and ``<!-- end -->``. If the document lacks this block, it is appended.
+    folder) and ``<!-- end -->``. If the document lacks this block, it is appended. The rest of the
+    document and its line endings stay as they are, and it is replaced atomically.
 
     Raises
     ------
     RunFolderError
         If the document exists but cannot be read.
     """
-    before = read_text(document) if document.exists() else ""
+    before = read_text(document, newline="") if document.exists() else ""
+    ending = "\r\n" if "\r\n" in before else "\n"
     name = Path(os.path.relpath(summary.absolute(), document.absolute().parent)).as_posix()
-    part = f"<!-- generated from {name} -->\n{text}<!-- end -->\n"
+    part = f"<!-- generated from {name} -->\n{text}<!-- end -->\n".replace("\n", ending)
     blocks = [block for block in GENERATED.finditer(before) if block["summary"] == name]
     if blocks:
         whole = before[: blocks[0].start()] + part + before[blocks[0].end() :]
     else:
-        whole = f"{before.rstrip()}\n\n{part}".lstrip()
-    document.write_text(whole, encoding="utf-8")
+        whole = f"{before.rstrip()}{2 * ending}{part}".lstrip()
+    with replacing(document.resolve()) as temporary:  # a link stays a link
+        temporary.write_text(whole, encoding="utf-8", newline="")
+        if document.exists():
+            shutil.copymode(document, temporary)
 
 
 def generated_markdown(summary: Path) -> str:
@@ -211,27 +218,27 @@ def generated_markdown(summary: Path) -> str:
 
 def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
     """Format a leaderboard's sentences and tables as Markdown."""
-    parts = ["\n".join(f"- {sentence}" for sentence in sentences), *_markdown_tables(tables)]
+    parts = [_listed(sentences), *_markdown_tables(tables)]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 def _markdown_tables(tables: Iterable[Table]) -> Iterator[str]:
     for table in tables:
-        yield from (_markdown_table(table), table.caption, *table.footers)
+        yield from (_markdown_table(table), *map(_escaped, (table.caption, *table.footers)))
 
 
 def _markdown_table(table: Table) -> str:
     lines = [
-        f"**{table.title}**",
+        f"**{_escaped(table.title)}**",
         "",
-        f"| {table.heading} | " + " | ".join(map(_escaped, table.columns)) + " |",
+        f"| {_escaped(table.heading)} | " + " | ".join(map(_escaped, table.columns)) + " |",
         "|---|" + "---:|" * len(table.columns),
     ]
     for group in table.groups:
         if group.heading:
             lines.append(f"| *{_escaped(group.heading)}* |" + " |" * len(table.columns))
         for row in group.rows:
-            name = f"{_escaped(row.name)} ({row.remark})" if row.remark else _escaped(row.name)
+            name = _escaped(f"{row.name} ({row.remark})" if row.remark else row.name)
             lines.append(f"| {name} | " + " | ".join(map(_markdown_cell, row.cells)) + " |")
     return "\n".join(lines)
 
@@ -241,8 +248,14 @@ def _markdown_cell(cell: Cell) -> str:
     return f"{text} {cell.spread.replace('± ', '±')}".strip()
 
 
+def _listed(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {_escaped(sentence)}" for sentence in sentences)
+
+
 def _escaped(text: str) -> str:
-    return re.sub(r"[\\`*<|]", r"\\\g<0>", text)
+    """Return text as one line of Markdown; errors in notes may have several lines and marks."""
+    # Only a tag begins with < and one of these characters; "p < 0.001" stays as it is.
+    return re.sub(r"[\\`*|]|<(?=[A-Za-z/!?])", r"\\\g<0>", " ".join(text.split()))
 
 
 # --- HTML -----------------------------------------------------------------------------

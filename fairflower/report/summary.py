@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from fairflower.config import COMPARED_TABLES, RunConfig, execution_keys, parse_assignment, shown
 from fairflower.data import ClientInfo
-from fairflower.errors import ConfigError, RunFolderError
+from fairflower.errors import RunFolderError
 from fairflower.numerics.group_fairness import METRICS
-from fairflower.paths import read_text
+from fairflower.paths import check_output_file, read_text
 from fairflower.registry.user_metrics import metric_names
 from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
@@ -84,11 +84,10 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     Raises
     ------
     ConfigError
-        If the file name does not end in ``.csv``.
+        If the file name does not end in ``.csv``, or the file belongs to a run folder.
     """
     path = Path(path)
-    if path.suffix != ".csv":
-        raise ConfigError(f"{path}: expected a file name that ends in .csv.")
+    check_output_file(path, ".csv", "summary")
     rows = [_row_of_run(run) for run in runs]
     settings = _settings(runs)
     for row, run in zip(rows, runs, strict=True):

@@ -270,10 +270,10 @@ def read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
     return tuple(records.values())
 
 
-def read_text(path: Path) -> str:
-    """Read a text file; raise `RunFolderError` if this fails."""
+def read_text(path: Path, newline: str | None = None) -> str:
+    """Read a text file, as `fairflower.paths` does; raise `RunFolderError` if this fails."""
     try:
-        return paths.read_text(path)
+        return paths.read_text(path, newline=newline)
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error
 

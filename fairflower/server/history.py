@@ -123,31 +123,47 @@ class History:
         Accuracies are on test examples, or on validation examples if no round was tested on test
         examples. Returns round 0 and no domains if no round was tested.
         """
-        for key in (f"{prefix}accuracy/" for prefix in _PREFIXES.values()):
-            for server_round, metrics in sorted(self._rounds.items(), reverse=True):
-                if any(name.startswith(key) for name in metrics):
-                    return server_round, {
-                        domain: metrics.get(f"{key}{domain}", math.nan) for domain in self.domains
-                    }
-        return 0, {}
+        prefix, tested = self._tested()
+        if not tested:
+            return 0, {}
+        metrics = self._rounds[tested[-1]]
+        return tested[-1], {
+            domain: metrics.get(f"{prefix}accuracy/{domain}", math.nan) for domain in self.domains
+        }
+
+    def _tested(self) -> tuple[str, list[int]]:
+        """Return the rounds that were tested on test examples, otherwise on validation examples.
+
+        The prefix of their metrics comes first.
+        """
+        rounds: list[int] = []
+        for prefix in _PREFIXES.values():
+            key = f"{prefix}accuracy/"
+            rounds = [
+                r
+                for r, names in sorted(self._rounds.items())
+                if any(n.startswith(key) for n in names)
+            ]
+            if rounds:
+                break
+        return prefix, rounds
 
     def final(self) -> Metrics:
         """Return accuracies per domain and over domains, averaged over the last five tested rounds.
 
-        STD and MIN are computed from the averages, as in the papers' tables. Domains that were not
-        tested in these rounds are omitted.
+        Accuracies on validation examples have the prefix ``validation_``; they are returned only
+        if no round was tested on test examples. STD and MIN are computed from the averages, as in
+        the papers' tables. Domains that were not tested in these rounds are omitted.
         """
-        tested = sorted(
-            r for r, names in self._rounds.items() if any(n.startswith("accuracy/") for n in names)
-        )
+        prefix, tested = self._tested()
         last = ([r for r in tested if r > 0] or tested)[-WINDOW:]
         metrics: Metrics = {}
-        for key in (f"accuracy/{domain}" for domain in self.domains):
+        for key in (f"{prefix}accuracy/{domain}" for domain in self.domains):
             values = [self._rounds[r][key] for r in last if key in self._rounds[r]]
             values = [value for value in values if not math.isnan(value)]
             if values:
                 metrics[key] = mean(values)
-        return metrics | _over_domains(metrics, self.domains)
+        return metrics | _over_domains(metrics, self.domains, prefix)
 
 
 def early_stop_round(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:

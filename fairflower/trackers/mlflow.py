@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
 
 from fairflower.config import Scalar, toml_value
 from fairflower.trackers.tracker import Tracker, metrics_markdown
@@ -31,14 +32,24 @@ class MLflow(Tracker):
             self.key = key
             self._client.update_run(key, status="RUNNING")
             return
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fairflower")
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "fairflower"))
         self.key = self._client.create_run(experiment, run_name=folder.name).info.run_id
         params = [Param(name, str(value)) for name, value in config.items()]
         self._client.log_batch(self.key, params=params)
         lines = [f"{name} = {toml_value(value)}" for name, value in config.items()]
         self._client.log_text(self.key, "\n".join(lines) + "\n", "config.toml")
+
+    def _experiment(self, name: str) -> str:
+        """Return the id of the experiment, which is created if it is missing."""
+        known = self._client.get_experiment_by_name(name)
+        if known is None:
+            try:
+                return self._client.create_experiment(name)
+            except MlflowException:  # a run in another process may have created it since
+                known = self._client.get_experiment_by_name(name)
+                if known is None:
+                    raise
+        return known.experiment_id
 
     def round(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: D102
         self._last = server_round

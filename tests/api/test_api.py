@@ -13,7 +13,7 @@ import pytest
 from command import call
 from parametrize import mark_others_nightly
 from rich.console import Console
-from run_folders import constant, make_run, rising
+from run_folders import constant, edit, make_run, rising
 
 import fairflower as ff
 from fairflower.api.overrides import method, methods, name_of, settings_from_options, settings_of
@@ -136,6 +136,21 @@ class MyTracker(Tracker):
 
 class Mine(FedHEAL):
     """A user's strategy."""
+
+    def __init__(self, *, power: float = 1.0, **options) -> None:
+        super().__init__(**options)
+
+
+def test_settings_have_arguments_of_the_method_that_another_argument_names(tmp_path) -> None:
+    given = {**SMALL, "strategy": {"power": 2.0}, "client": {"name": "ditto", "lambda_": 0.5}}
+    assert settings_of(given, methods(StrategyConfig, Mine))["client.lambda"] == 0.5
+    with pytest.raises(ConfigError, match=r"Unknown run config key 'strategy\.power'"):
+        settings_of(given)
+    few = {"rounds": 1, "output_dir": tmp_path, "progress": False}
+    assert ff.run(given, strategy=Mine, **few).config["strategy.power"] == 2.0
+    results = ff.compare(given, strategies=[Mine], seeds=[0], jobs=1, **few)
+    labels = [f"ditto:lambda=0.5+{name}" for name in ("uniform", f"{__name__}:Mine:power=2.0")]
+    assert list(results.table.index) == labels
 
 
 def test_nested_flat_and_toml_settings_are_equivalent(tmp_path) -> None:
@@ -437,6 +452,13 @@ def test_wrong_arguments_of_results_are_named(results, tmp_path) -> None:
     for call_of in (results.report, results.summary):
         with pytest.raises(ConfigError, match="= 5: expected a path"):
             call_of(5)
+    history = results[0].path / "history.csv"
+    before = history.read_bytes()
+    with pytest.raises(ConfigError, match=r"history\.csv belongs to a run folder"):
+        results.summary(history)
+    assert history.read_bytes() == before
+    with pytest.raises(ConfigError, match=r"summary x\.txt: expected a file name that ends in"):
+        results.summary("x.txt")
     with pytest.raises(TypeError, match="unsupported operand"):
         results + 5
     assert results[9:].history.columns.tolist() == results.history.columns.tolist()
@@ -448,7 +470,7 @@ def test_the_history_has_every_metric_of_every_run(results) -> None:
     history = results.history
     assert len(history.query("round == 7 and name == 'NA' and value.isna()")) == 1
     assert history["value"].isna().sum() == 1
-    assert history.columns.tolist()[:4] == ["method", "seed", "run", "round"]
+    assert history.columns.tolist()[:5] == ["data", "method", "seed", "run", "round"]
     chosen = history.query("method == 'fedheal' and seed == 2 and metric == 'accuracy'")
     by_round = chosen.pivot_table(index="round", columns="name", values="value")
     assert by_round["a"].tolist() == pytest.approx([0.62 + 0.01 * r for r in range(7)])
@@ -493,6 +515,21 @@ def test_runs_on_several_data_sets_are_separate_in_the_table(results, tmp_path) 
     assert both.table.loc["digits: c, d"].loc["fedheal", ("MIN", "mean")] == 25
     with pytest.raises(ConfigError, match="different sets of domains"):
         both.plot()
+
+
+def test_frames_name_methods_alike_for_several_sets_of_domains(tmp_path) -> None:
+    for held, left in ("a", "b"), ("b", "a"):
+        for label in ("fedavg", "uniform"):
+            accuracies = constant(**{left: 0.5, "c": 0.9})
+            folder = make_run(tmp_path / f"runs/{label}-{held}", accuracies, label=label)
+            edit("config.toml", "[data]", f'[data]\nheld-out = "{held}"')(folder)
+    results = ff.read(tmp_path / "runs")
+    names = set(results.table.index)
+    assert {name for _, name in names} == {"fedavg", "uniform"}
+    assert set(results.history[["data", "method"]].itertuples(index=False, name=None)) == names
+    assert set(results.differences["data"]) == {data for data, _ in names}
+    joined = results.history.join(results.table["MIN"], on=["data", "method"])
+    assert (joined["mean"] == 50).all()
 
 
 def test_folders_without_a_readable_run_are_skipped_or_refused(results, tmp_path) -> None:

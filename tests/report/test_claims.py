@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import zlib
@@ -34,6 +35,7 @@ from run_folders import (
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from fairflower.api.runs import read
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.report import read_run, read_summary, write_report, write_summary
@@ -712,6 +714,32 @@ def test_a_summary_with_a_space_in_its_name_updates_its_own_block(tmp_path: Path
     assert document.read_text().count("<!-- generated from my runs.csv -->") == 1
 
 
+def test_a_document_keeps_its_text_line_endings_and_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, link = tmp_path / "x.md", tmp_path / "link.md"
+    by_hand = b"# Title\r\n\r\nHow it was made.\r\n\r\n"
+    document.write_bytes(by_hand)
+    document.chmod(0o600)
+    link.symlink_to(document)
+    for text in ("old\n", "new\n"):
+        replace_generated_block(link, tmp_path / "x.csv", text)
+    block = b"<!-- generated from x.csv -->\r\nnew\r\n<!-- end -->\r\n"
+    assert document.read_bytes() == by_hand + block
+    assert link.is_symlink()
+    assert document.stat().st_mode & 0o777 == 0o600
+
+    def full(path: Path, text: str, **_: Any) -> None:
+        path.write_bytes(text.encode()[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_generated_block(document, tmp_path / "x.csv", "more\n")
+    assert document.read_bytes() == by_hand + block
+    assert sorted(tmp_path.iterdir()) == [link, document]
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_document_has_one_block_for_each_summary(tmp_path: Path) -> None:
     document = tmp_path / "docs" / "x.md"
@@ -805,12 +833,17 @@ def test_report_refuses_a_study_and_folders_that_contain_studies(tmp_path: Path)
             make_run(study / name, rising(0.5))
     message = call(studies[0], code=2)
     assert f"{studies[0]} is a study." in message
-    assert message.rstrip().endswith(f"fairflower report {studies[0] / 'runs'}")
+    assert message.rstrip().endswith(f"name instead: {studies[0] / 'runs'}")
     tests = " ".join(str(study / "runs") for study in studies)
     for above in (tmp_path, tmp_path / "boards"):
         message = call(above, code=2)
         assert f"{above} contains studies." in message
-        assert message.rstrip().endswith(f"fairflower report {tests}")
+        assert message.rstrip().endswith(f"name instead: {tests}")
+        with pytest.raises(ConfigError, match="contains studies"):
+            read(above)
+    with pytest.raises(ConfigError, match="digits is a study"):
+        read(tmp_path / "boards" / "d*")
+    assert len(read(tmp_path / "boards" / "*" / "runs")) == 2
     assert not list(tmp_path.rglob("report"))
     call(*tests.split(), studies[0] / "trials", "--format", "csv")
 

@@ -20,6 +20,7 @@ from run_folders import (
 from fairflower.report import grids, read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import against_plain
+from fairflower.report.figures.comparison import _sketches
 from fairflower.report.methods import group_runs
 from fairflower.report.tables.accuracy import (
     accuracy_table,
@@ -120,6 +121,26 @@ def test_tests_on_validation_examples_or_by_clients_are_noted(
     if "test = false" in config:
         assert "Validation accuracy in %" in printed_tables(own)
         assert "Test or validation accuracy in %" in printed_tables(usual, own)
+
+
+def test_captions_on_clients_without_tests_name_validation_examples(tmp_path: Path) -> None:
+    own = make_run(
+        tmp_path / "r",
+        constant(a=0.5, b=0.9),
+        clients={6: [0.4, 0.6, 0.8, 1.0]},
+        personal=constant(a=0.6, b=0.9),
+        config='[evaluate]\ntest = false\nby = "clients"\n',
+    )
+    edit("history.csv", ",domain,", ",validation,")(own)
+    edit("history.csv", ",client,", ",client-validation,")(own)
+    with (own / "history.csv").open("a") as file:
+        file.writelines(f"6,client-validation,{k},personal_accuracy,0.{k}\n" for k in range(4))
+    drafts = {draft.name: draft for draft in _sketches(group_runs([read_run(own)])[0])}
+    assert "a client on its own validation data" in drafts["clients"].caption
+    text = tables_of(own).text
+    assert text.count("Each client tests its personal model on its own validation data") == 2
+    assert "accuracies on their own validation data, weighted by validation examples" in text
+    assert "own test data" not in text
 
 
 def test_a_note_that_all_runs_of_a_method_share_appears_once(tmp_path: Path) -> None:

@@ -185,6 +185,22 @@ def test_clients_that_only_some_runs_have_are_drawn_once(tmp_path: Path) -> None
     assert sorted(points.get_offsets()[:, 1].tolist()) == pytest.approx([20, 20, 70])
 
 
+def test_more_methods_than_colors_are_told_apart(tmp_path: Path) -> None:
+    """In bars by hatches, and in points by markers."""
+    tests = dict.fromkeys(range(7), [0.5] * 4)
+    folders = [
+        make_run(tmp_path / f"{k}", rising(0.5), label=f"method{k}", clients=tests)
+        for k in range(8)
+    ]
+    (comparison,) = group_runs(map(read_run, folders))
+    bars = plot(comparison, "bars").axes[0].patches
+    by_method = {(bar.get_facecolor(), bar.get_hatch()) for bar in bars}
+    assert len(by_method) == len(folders)
+    points = plot(comparison, "clients").axes[0].collections
+    shapes = {(*dots.get_facecolor()[0], dots.get_paths()[0].vertices.tobytes()) for dots in points}
+    assert len(shapes) == len(folders)
+
+
 @pytest.mark.slow
 def test_a_run_of_one_round_has_one_accuracy_table(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}
@@ -281,6 +297,14 @@ def test_markdown_tables_are_well_formed_and_escape_pipes(tmp_path: Path) -> Non
     }
     assert rows[1].startswith("| my\\|rule (2 seeds) |")
     assert "| 50.00 ±0.00 | 80.00 ±7.07 |" in rows[1].replace("**", "")
+
+
+def test_an_error_in_a_note_is_one_line_of_markdown(tmp_path: Path) -> None:
+    error = "expected <class 'dict'>, got\n  * a list\n\n# `x` < 3"
+    folder = make_run(tmp_path / "r", constant(a=0.5, b=0.9), status="failed", error=error)
+    text = markdown_tables([read_run(folder)])
+    shown = r"(expected \<class 'dict'>, got \* a list # \`x\` < 3)."
+    assert any(line.startswith("- Note: ") and line.endswith(shown) for line in text.splitlines())
 
 
 def test_every_format_has_the_tables_of_fairness_metrics(tmp_path: Path) -> None:

@@ -69,6 +69,21 @@ def test_metrics_over_domains_need_an_accuracy_of_every_domain() -> None:
     assert history.final() == {"accuracy/a": 0.5}
 
 
+def test_final_metrics_are_on_validation_examples_if_nothing_was_tested() -> None:
+    history = History(["a", "b"])
+    assert history.final() == {}
+    for server_round in range(8):
+        history.add(server_round, "validation", "a", {"accuracy": 0.1 * server_round})
+        history.add(server_round, "validation", "b", {"accuracy": 0.2})
+    final = history.final()
+    assert final["validation_accuracy/a"] == pytest.approx(0.5)
+    assert final["validation_accuracy/MIN"] == pytest.approx(0.2)
+    assert history.last_test() == (7, pytest.approx({"a": 0.7, "b": 0.2}))
+    history.add(8, "domain", "a", {"accuracy": 0.9})
+    assert history.final() == {"accuracy/a": 0.9}
+    assert history.last_test() == (8, pytest.approx({"a": 0.9, "b": math.nan}, nan_ok=True))
+
+
 WITH_VALIDATION = {"data.validation-fraction": 0.25, "data.examples-per-client": 30}
 
 

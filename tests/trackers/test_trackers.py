@@ -171,6 +171,31 @@ def test_mlflow_has_every_round_of_a_resumed_run(interrupted, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+def test_an_mlflow_experiment_may_be_created_by_another_run_at_the_same_time(
+    tmp_path, monkeypatch
+) -> None:
+    """As in the first parallel comparison: both runs look for the experiment, then create it."""
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
+    from fairflower.trackers.mlflow import MLflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    create = MlflowClient.create_experiment
+
+    def create_twice(client: MlflowClient, name: str) -> str:
+        create(client, name)
+        return create(client, name)
+
+    monkeypatch.setattr(MlflowClient, "create_experiment", create_twice)
+    tracker = MLflow(tmp_path / "a", {"train.lr": 0.05}, "", -1)
+    tracker.end("completed", {"accuracy/mnist": 0.9})
+    _, params, mlflow_run = mlflow(tmp_path / "a")
+    assert (mlflow_run.info.run_id, params) == (tracker.key, {"train.lr": "0.05"})
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_wandb_files_have_every_round_of_a_resumed_run_once(interrupted, monkeypatch) -> None:
     pytest.importorskip("wandb")

@@ -1,7 +1,7 @@
 """The style of all figures, and the functions that save them as PNG and SVG.
 
 The colors suit light and dark pages and color-blind readers. Lines also differ in dashes and
-markers. Text in inline SVG has the text color of the page.
+markers, and bars of the same color in hatches. Text in inline SVG has the text color of the page.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ DOTTED = (
 METHOD_COLORS = ("#19a3ff", "#e58a00", "#7a52ff", "#00a866", "#b23819", "#16679c")
 DOMAIN_COLORS = ("#14866e", "#6f4dff", "#39aac6", "#6bb200", "#9c4c16", "#e58a00")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1)), (0, (1.5, 1)), (0, (6, 1, 1.5, 1)))
-MARKERS = "sD^vPX"
+#: One more than colors: the seventh method has the first one's color, but another marker.
+MARKERS = "sD^vPX*"
+#: Hatches of bars: none for the first six methods, and another for the next six.
+HATCHES = ("", "////", "....", "xxxx")
 
 
 def slug(name: str) -> str:
@@ -54,11 +57,12 @@ def slug(name: str) -> str:
 
 
 class LineStyle(NamedTuple):
-    """Color, dashes and marker of a method or a domain."""
+    """Color, dashes, marker and hatch of a method or a domain."""
 
     color: str
     dash: Any
     marker: str
+    hatch: str = ""
 
 
 LineStyles = Mapping[str, LineStyle]
@@ -90,7 +94,12 @@ def line_styles(
     """Return a line style for each name. The line of the name ``gray`` is gray."""
     others = [name for name in names if name != gray]
     styles = {
-        name: LineStyle(colors[i % len(colors)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
+        name: LineStyle(
+            colors[i % len(colors)],
+            DASHES[i % len(DASHES)],
+            MARKERS[i % len(MARKERS)],
+            HATCHES[i // len(colors) % len(HATCHES)],
+        )
         for i, name in enumerate(others)
     }
     return styles if gray is None else {**styles, gray: LineStyle(GRAY, "-", "o")}

@@ -144,6 +144,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
             means,
             thick * 0.92,
             color=styles[method.name].color,
+            hatch=styles[method.name].hatch,
             label=method.name,
             yerr=[e.std for e in estimates] if len(method.runs) > 1 else None,
             error_kw={"ecolor": canvas.INK, "elinewidth": 0.9, "capsize": min(3, 12 * thick)},
@@ -198,7 +199,7 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
         "clients",
         sheet,
         f"Accuracy per client, {comparison.span()}",
-        "Each point is the accuracy of a client on its own test data, "
+        f"Each point is the accuracy of a client on its own {comparison.examples} data, "
         f"{comparison.span()}{over_runs}.",
         "Accuracy of every client, grouped by domain and method.",
     )

@@ -108,7 +108,7 @@ def personal_spread_table(comparison: Comparison) -> Table:
     return metric_table(
         f"Spread of personal models within a domain, {comparison.span()}",
         "Standard deviation (ddof 1) of accuracy over the clients of a domain, in points. Each "
-        "client tests its personal model on its own test data.",
+        f"client tests its personal model on its own {comparison.examples} data.",
         [Column(domain, spread(domain), -1) for domain in several],
         group_comparable(comparison, methods) if several else [],
     )
@@ -125,8 +125,8 @@ def personal_table(comparison: Comparison) -> Table:
     methods = [m for m in comparison.methods if all(run.personal.rounds.size for run in m.runs)]
     return metric_table(
         f"Accuracy of personal models, {comparison.span()}",
-        "In %. Each client tests its personal model on its own test data, so the accuracy is not "
-        "comparable with that of the global model.",
+        f"In %. Each client tests its personal model on its own {comparison.examples} data, so the "
+        "accuracy is not comparable with that of the global model.",
         columns(comparison.domains, tests=lambda run: run.personal),
         group_comparable(comparison, methods),
     )

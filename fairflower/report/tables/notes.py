@@ -210,7 +210,8 @@ def notes(comparison: Comparison) -> list[str]:
     if any(m.config.get("evaluate.by") == "clients" for m in comparison.methods):
         lines.append(
             "With evaluate.by = clients, a domain's accuracy is the mean of its clients' "
-            "accuracies on their own test data, weighted by test examples."
+            f"accuracies on their own {comparison.examples} data, weighted by "
+            f"{comparison.examples} examples."
         )
     by_data: dict[object, set[str]] = {}
     for method in comparison.methods:
