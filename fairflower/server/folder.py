@@ -302,7 +302,7 @@ _SOURCES = {
         ("model", "model.name, its class or client.name"),
     ),
     "metrics": ("metrics", "evaluate.metrics"),
-    "digest": ("examples", _SITES),
+    **dict.fromkeys(("digest", "images"), ("examples", _SITES)),
     "frozen": ("frozen weights", "model.weights or model.name"),
     "availability": ("availabilities", "participation.availability"),
 }

@@ -96,7 +96,6 @@ class RunSetup:
             "domains": list(federation.domains),
             "sources": list(federation.sources),
             "test_sizes": list(federation.test_sizes),
-            "images": federation.fingerprint,
             "clients": [asdict(client) for client in federation.clients],
             "nodes": self.registry.known_by_node(),
         }
@@ -122,7 +121,9 @@ class RunSetup:
         if places := self.config.evaluate.metrics:
             facts["metrics"] = directions(load_metrics(places))
         if self.examples:
-            facts["digest"] = self.examples.digest
+            facts["digest"] = federation.digest
+        else:
+            facts["images"] = federation.fingerprint
         if isinstance(self.registry, SiteRegistry):  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}

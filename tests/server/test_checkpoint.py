@@ -558,11 +558,13 @@ QUALITY = {
 }
 
 
-def test_resuming_refuses_other_images_in_equal_numbers(tmp_path):
-    folder = stopped(config(tmp_path, **QUALITY), 2)
+@pytest.mark.parametrize("by", ["server", "clients"])
+def test_resuming_refuses_other_images_in_equal_numbers(tmp_path, by):
+    folder = stopped(config(tmp_path, **QUALITY, **{"evaluate.by": by}), 2)
     facts = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(facts | {"images": "0" * 64}))
-    with pytest.raises(ConfigError, match="its images changed"):
+    assert len(facts["digest"]) == 8
+    (folder / "run.json").write_text(json.dumps(facts | {"digest": "0" * 8}))
+    with pytest.raises(ConfigError, match="its examples changed"):
         resume(folder)
 
 
