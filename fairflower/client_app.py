@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig, is_setting
@@ -26,7 +25,7 @@ from fairflower.data import Federation, prepare
 from fairflower.data.class_folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, DataError, UserError
-from fairflower.models import frozen_digest
+from fairflower.models import Classifier, frozen_digest
 from fairflower.registry.user_metrics import load_function
 from fairflower.secure.client import secure_mod
 from fairflower.training.app import make_client_app
@@ -51,13 +50,19 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         data = data.to_test_on_training()
     keeps = issubclass(run.client.factory, LocalArraysTrainer)
     # The server sends all arrays except those that stay on the client: no pretrained weights.
-    model = _model(
+    model, frozen = _model(
         run.model if keeps else run.model.to_receive(),
         run.client,
         federation,
         run.seed if keeps else 0,
     )
-    _check_frozen(model, run, str(config.get("frozen", "")))
+    if config.get("frozen", frozen) != frozen:
+        raise ConfigError(
+            f"The frozen weights of {run.model.name!r} on this node differ from the server's. Give "
+            "both the same file (model.weights), folder or revision in the cache of the Hub. For "
+            "random ones, both need the same kind of processor and version of PyTorch. A network "
+            "of your own needs the same frozen weights for every seed."
+        )
     trainer = build_trainer(
         run.client,
         model,
@@ -147,24 +152,16 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.from_message(dict(items))
 
 
-_model = lru_cache(maxsize=2)(build_model)
-_frozen_digest = lru_cache(maxsize=2)(frozen_digest)
-
-
-def _check_frozen(model: nn.Module, run: RunConfig, expected: str) -> None:
-    """Raise ``ConfigError`` if frozen weights, which are not sent, differ from the server's."""
-    if expected and _frozen_digest(model) != expected:
-        raise ConfigError(
-            f"The frozen weights of {run.model.name!r} on this node differ from the server's. Give "
-            "both the same file (model.weights), folder or revision in the cache of the Hub; a "
-            "network of your own needs the same frozen weights for every seed."
-        )
+@lru_cache(maxsize=2)
+def _model(*settings: Any) -> tuple[Classifier, str]:
+    """Build a network; return it with a digest of its frozen weights, which are not sent."""
+    model = build_model(*settings)
+    return model, frozen_digest(model)
 
 
 def forget_code() -> None:
     """Forget networks, metrics and images, which may have been changed in a notebook."""
     _model.cache_clear()
-    _frozen_digest.cache_clear()
     load_function.cache_clear()
     forget_stamps()
 
@@ -190,10 +187,10 @@ def _reader(source: Federation) -> Callable[[Federation, int, Federation | None]
     """Return the function that reads a client's data; for small data it caches more clients."""
     tested = (sum(source.sizes(split)) for split in ("test", "validation"))
     largest = max(client.num_examples for client in source.clients)
-    mean = largest + sum(tested) / len(source.clients)
+    examples = largest + sum(tested) / len(source.clients)
     width = {"images": 1, "features": 4, "tokens": 8}[source.kind]
     shape = source.shape[1:] if source.kind == "tokens" else source.shape
-    return _read_small if mean * width * math.prod(shape) <= _SMALL else _read_large
+    return _read_small if examples * width * math.prod(shape) <= _SMALL else _read_large
 
 
 def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:

@@ -31,6 +31,7 @@ from fairflower.plans.plan import Plan
 from fairflower.registry import ADAPTERS, MODELS, STRATEGIES
 from fairflower.report import read_run
 from fairflower.report.grids import sweeps
+from fairflower.report.tables.notes import run_notes
 from fairflower.report.methods import group_runs
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
@@ -221,9 +222,12 @@ def test_completed_runs_are_not_kept_with_changed_code_and_resumed_ones_warn(
     Path("mine.py").write_text(f"{MINE}\n# changed")
     with pytest.raises(ConfigError, match=r"mine:Mine \(strategy.name\) has changed since .*runs"):
         plan.without([completed])
+    again = Plan([resumable(home, **settings, seed=1)])
+    assert len(again.without([read_run(halted)]).runs) == 1, "a corrected run may go on"
     corrected = read_run(resume(halted))
     assert corrected.status == "completed"
     assert "The file of strategy.name has changed since" in caplog.text
+    assert "from round 3 on with another file of strategy.name." in run_notes(corrected)
     assert not Plan([resumable(home, **settings, seed=1)]).without([corrected]).runs
     Path("mine.py").write_text(MINE)
     Path("measured.py").write_text("def spread(logits, labels): return 1.0\n")

@@ -14,7 +14,13 @@ Traceback (most recent call last):
 fairflower.errors.ConfigError: Unknown run config key 'sed'. Did you mean 'seed'?
 """
 
-from fairflower.config.identity import COMPARED_TABLES, data_key, method_key, tuned_keys
+from fairflower.config.identity import (
+    COMPARED_TABLES,
+    data_key,
+    method_key,
+    tested_split,
+    tuned_keys,
+)
 from fairflower.config.methods import (
     AdapterSpec,
     ClientConfig,
@@ -87,6 +93,7 @@ __all__ = [
     "read_tables",
     "read_toml",
     "shown",
+    "tested_split",
     "toml_tables",
     "toml_value",
     "tuned_keys",

@@ -13,6 +13,11 @@ from fairflower.config.text import METHOD_TABLES, argument_to_key, names_in, sho
 COMPARED_TABLES = (*METHOD_TABLES, "bound.")
 
 
+def tested_split(config: Mapping[str, Any]) -> str:
+    """Return the examples on which a run is judged: ``test`` or, without tests, ``validation``."""
+    return "test" if config.get("evaluate.test", True) else "validation"
+
+
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Return the settings that identify a run's method: all but seed and execution settings.
 

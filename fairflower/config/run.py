@@ -158,11 +158,6 @@ class RunConfig:
         """Return whether models are tested on a split, ``"test"`` or ``"validation"``."""
         return self.evaluate.test if split == "test" else self.data.validated
 
-    @property
-    def tested_split(self) -> str:
-        """The examples on which a run is judged: ``"test"`` or, without tests, ``"validation"``."""
-        return "test" if self.evaluate.test else "validation"
-
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
         """Validate a flat mapping and return its config; missing keys get their defaults.
@@ -418,12 +413,11 @@ def _check_amounts(config: RunConfig) -> None:
         raise ConfigError(
             "data.validation-fraction and data.validation-examples are both set. Set one to 0."
         )
-    methods = (config.client, config.strategy)
-    own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
-    keys = [*key_help(), *own] if config.tuned else []
-    valid = [k for k in keys if k.startswith(("train.", *METHOD_TABLES)) and k not in _NAMES]
+    valid = [key for key in _schema() if key.startswith("train.")]
     for key in names_in(config.tuned):
-        if key not in valid:
+        # An argument may belong to another method of the comparison, also to one of the user's.
+        argument = key.startswith(METHOD_TABLES) and key not in _NAMES
+        if not argument and key not in valid:
             raise ConfigError(f"tuned = {quoted(config.tuned)}: {unknown('setting', key, valid)}")
     if config.data.fraction and config.data.examples_per_client:
         raise ConfigError("data.fraction and data.examples-per-client are both set. Set one to 0.")

@@ -73,7 +73,7 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
         The ``data`` table of a run config. Every key except ``augment`` affects the prepared files.
     site
         Whether the data belong to a single site. A site may lack classes; otherwise, a warning
-        lists the classes without examples.
+        lists the classes without examples. It has no fingerprint.
 
     Raises
     ------
@@ -88,12 +88,7 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
         if not (folder / META).is_file():
             logger.info("Preparing %s in %s", config.name, folder)
             _build(data_set, folder, site)
-    federation = _open(folder, config.augment)
-    if not site:
-        check_classes(config.name, federation.num_classes)
-        names = federation.group_names
-        check_comparable(config.name, config.groups, names, federation.num_classes)
-    return federation
+    return _open(folder, config.augment)
 
 
 def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
@@ -202,7 +197,9 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     people = groups_by_client(data_set, groups, rows, labels, SPLITS)
     unseen_people = groups_by_client(data_set, unseen, {"test": unseen_rows}, labels, SPLITS)
     if not site:
+        check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
+        check_comparable(config.name, config.groups, data_set.group_names, num_classes)
     clients: list[ClientInfo] = []
     data: list[Arrays] = []
     for group in groups:

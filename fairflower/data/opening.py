@@ -107,7 +107,7 @@ def check_memory(subject: str, needed: int, remedy: str) -> None:
 def free_memory() -> int:
     """Return the number of bytes available without swapping or, if unknown, the total memory.
 
-    A container's limit counts, too.
+    The limit of this process's control group (version 2), as of a container, counts, too.
     """
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")

@@ -149,11 +149,18 @@ def like_training(labels: Ints, counts: Ints) -> list[Ints]:
     [[0, 1, 2, 3], [4, 5]]
     """
     client = np.empty(len(labels), np.int64)
+    owed = np.zeros(len(counts))  # what rounding has withheld from each client until now
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         weights = counts[:, label] if counts[:, label].any() else np.ones(len(counts))
-        upper = np.rint(np.cumsum(weights) / weights.sum() * len(members))
-        client[members] = np.searchsorted(upper, np.arange(len(members)), side="right")
+        quota = weights / weights.sum() * len(members)
+        given = np.floor(quota + 1e-9)
+        owed += quota - given
+        unrounded = np.where(quota > given, owed, -np.inf)
+        rounded_up = np.argsort(-unrounded, kind="stable")[: len(members) - int(given.sum())]
+        given[rounded_up] += 1
+        owed[rounded_up] -= 1
+        client[members] = np.repeat(np.arange(len(counts)), given.astype(np.int64))
     for k in range(len(counts)):
         if not (client == k).any():
             client[np.flatnonzero(client == np.bincount(client).argmax())[-1]] = k

@@ -102,7 +102,7 @@ def execute_parallel(
                 break
             ended = processes.ended(timeout=0.5)
             stopped = stop.is_set()
-            if stopped:  # nothing is retried, but completed runs are recorded
+            if stopped:  # nothing is retried; what has just completed is recorded
                 ended = [(r, f) for r, f in ended if not isinstance(f.exception(), _FATAL)]
             new = [config for run, future in ended for config in runs.ended(run, future)]
             bar.update(task, completed=runs.over)

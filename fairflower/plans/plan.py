@@ -316,7 +316,8 @@ class Plan:
         earlier = [(run_key(run.config), run) for run in earlier_runs]
         for key, run in earlier:
             if key in by_key:
-                check_same_parts(run.path, run.info.get("parts", {}), by_key[key])
+                if run.status == "completed":  # others go on with corrected code
+                    check_same_parts(run.path, run.info.get("parts", {}), by_key[key])
                 trace = run.config["participation.availability"]
                 check_same_trace(run.path, run.info.get("availability"), trace)
         completed = {key for key, run in earlier if run.status == "completed"}

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Message
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
-from fairflower.config import RunConfig
+from fairflower.config import RunConfig, tested_split
 from fairflower.config.settings import ParticipationConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
@@ -107,7 +107,7 @@ def probe(config: RunConfig, device: torch.device, free: int) -> Need:
     setup = set_up(grid, config, None, threading.Event())
     arrays = record_of(setup.evaluator.arrays())
     settings = ConfigRecord(dict(setup.settings()))
-    largest = sizes.index(max(sizes))
+    largest, split = sizes.index(max(sizes)), tested_split(config.to_flat())
 
     def ask(messages: Iterable[Message]) -> None:
         (message,) = (m for m in messages if m.metadata.dst_node_id == FIRST_NODE + largest)
@@ -120,11 +120,11 @@ def probe(config: RunConfig, device: torch.device, free: int) -> Need:
         for server_round in (1, 2):
             ask(setup.strategy.configure_train(server_round, arrays, settings, grid))
         if config.evaluate.by != "server":
-            settings = ConfigRecord({**settings, "split": config.tested_split})
+            settings = ConfigRecord({**settings, "split": split})
             ask(setup.strategy.configure_evaluate(2, arrays, settings, grid))
         client = max(free - free_memory(device), peak_memory(device))
         if config.evaluate.by != "clients":
-            setup.evaluator(setup.evaluator.arrays(), config.tested_split)
+            setup.evaluator(setup.evaluator.arrays(), split)
     except (RuntimeError, ConfigError) as error:
         if not out_of_memory(str(error)):
             raise

@@ -93,7 +93,7 @@ class Registry(UserDict[str, Any]):
         return f"{self.package}.{self.data[name]}".partition(":")[0]
 
     def own_file(self, name: str) -> Path | None:
-        """Return the file of the module in ``module:Class``, without importing this module.
+        """Return the file of the module in ``module:Class``; this imports only its package.
 
         The result is None for built-in entries, for those of installed packages, and without file.
         """
@@ -103,7 +103,7 @@ class Registry(UserDict[str, Any]):
         add_cwd_to_path()
         try:
             found = importlib.util.find_spec(name.partition(":")[0])
-        except (ImportError, ValueError):  # of a notebook
+        except Exception:  # of a notebook, or of a package that cannot be imported
             return None
         if not (found and found.has_location and found.origin):
             return None

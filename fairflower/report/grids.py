@@ -40,7 +40,9 @@ def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Me
     for members in sorted(sets.values(), key=len, reverse=True):
         grid: dict[str, dict[str, Method]] = {}
         for method in members:
-            grid.setdefault(method.client, {})[method.aggregation] = method
+            row = grid.setdefault(method.client, {})
+            # Methods that were tuned differently may share their cell.
+            row[method.name if method.aggregation in row else method.aggregation] = method
         strategies = {strategy for row in grid.values() for strategy in row}
         if len(grid) > 1 and len(strategies) > 1:
             grids.append(grid)

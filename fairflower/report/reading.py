@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.config import tested_split
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, quoted
 from fairflower.numerics.group_fairness import METRICS
@@ -141,7 +142,7 @@ class Run(AccuracyHistory):
     @property
     def split(self) -> str:
         """The examples on which the run was tested: ``"test"`` or ``"validation"``."""
-        return "test" if self.config.get("evaluate.test", True) else "validation"
+        return tested_split(self.config)
 
     @property
     def sizes(self) -> list[int]:
@@ -242,7 +243,7 @@ def read_run(path: str | Path) -> Run:
     history, finished = _read_history(path / "history.csv", user_metrics)
     names = [str(c.client_id) for c in clients]
     # For a run without tests, such as a trial of `fairflower tune`, read the validation accuracy.
-    split = "test" if config["evaluate.test"] else "validation"
+    split = tested_split(config)
     of_domains, of_clients = LEVELS[split]
     tested = _tested(history[of_domains, "accuracy"], domains, finished)
     rounds = tested.rounds

@@ -78,6 +78,8 @@ class Part(TypedDict, total=False):
     machine: dict[str, str | float | None]
     after_round: Count
     at: str
+    #: Settings whose files, such as a user's strategy, were others before this session.
+    changed: list[str]
 
 
 class Info(Part, total=False):

@@ -159,9 +159,13 @@ class RunFolder:
         _compare(path, earlier, facts)
         if original_of(path, earlier):  # a run of its own from now on, with state of its own
             earlier.pop("run_id", None)
-        parts = {name: facts[name] for name in ("parts",) if name in facts}  # as they are now
-        kept = _facts_after(server_round, earlier)
-        folder = cls(path, lock, {**facts, **kept, **parts}, seconds)
+        changed = _changed_parts(earlier, facts)
+        for key in changed:
+            text = "The file of %s has changed since %s began; its earlier rounds used the other."
+            logger.warning(text, key, path)
+        folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
+        if changed:
+            folder._facts["parts"] = facts["parts"]
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
@@ -170,6 +174,7 @@ class RunFolder:
         if not sizes:
             folder._facts["label"] = config.label
         session = {"after_round": server_round, "at": _now(), **_here(config)}
+        session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)
         folder._write_facts()
         return folder
@@ -309,15 +314,7 @@ _SOURCES = {
 
 
 def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if data or model have changed since a run began.
-
-    A warning names files of the user that have changed: a run with a corrected strategy may go on.
-    """
-    before = earlier.get("parts", {})
-    for key, digest in facts.get("parts", {}).items():
-        if before.get(key, digest) != digest:
-            text = "The file of %s has changed since %s began; its earlier rounds used the other."
-            logger.warning(text, key, path)
+    """Raise ``ConfigError`` if data or model have changed since a run began."""
     for name, value in json.loads(json.dumps(facts)).items():
         if name not in ("run_id", "sources", "parts") and earlier.get(name, value) != value:
             what, where = _SOURCES.get(name, (name, _SITES))
@@ -325,6 +322,12 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "
                 f"Restore {where}, or start a new run."
             )
+
+
+def _changed_parts(earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """Return the settings whose files of the user have changed; corrected code may go on."""
+    before = earlier.get("parts", {})
+    return [k for k, digest in facts.get("parts", {}).items() if before.get(k, digest) != digest]
 
 
 def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -218,8 +218,9 @@ def _common_data(infos: NodeInfos) -> Federation | None:
         rest = f"the other {len(most)} nodes" if len(most) > 1 else f"node {most[0]}"
         raise ConfigError(
             f"Node {', '.join(map(str, different))}: the data differ from those of {rest}. These "
-            "clients share a data set, so copy the same files to every node's data-dir. (A site "
-            "with its own data needs a domain in --node-config.)"
+            "clients share a data set, so copy the same files to every node's data-dir. Other "
+            "versions of packages may also read images differently. (A site with its own data "
+            "needs a domain in --node-config.)"
         )
     return infos[most[0]].federation
 

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,11 @@ class RunSetup:
     #: The federation with its examples; None if only the clients have them.
     examples: Federation | None
 
+    @cached_property
+    def frozen(self) -> str:
+        """A digest of the network's frozen weights; empty if there are none."""
+        return frozen_digest(self.evaluator.model)
+
     def enroll(self, nodes: Mapping[int, int]) -> None:
         """Pass each client's node and number of training examples to the strategy."""
         sizes = {client.client_id: client.num_examples for client in self.federation.clients}
@@ -74,8 +80,8 @@ class RunSetup:
     def settings(self) -> dict[str, Any]:
         """Return the config of every message: the run config and, for sites, the federation."""
         flat: dict[str, Any] = self.config.to_flat()
-        if frozen := frozen_digest(self.evaluator.model):
-            flat["frozen"] = frozen
+        if self.frozen:
+            flat["frozen"] = self.frozen
         if isinstance(self.registry, SiteRegistry):
             # Other sites must not see what a site has; they need the common classes and channels.
             shared = replace(
@@ -106,8 +112,8 @@ class RunSetup:
             facts["secure_aggregation"] = described(
                 num_selected(self.config, len(federation.clients))
             )
-        if frozen := frozen_digest(self.evaluator.model):
-            facts["frozen"] = frozen
+        if self.frozen:
+            facts["frozen"] = self.frozen
         if isinstance(self.strategy.availability, Trace):
             facts["availability"] = self.strategy.availability.digest
         if parts := part_digests(self.config):

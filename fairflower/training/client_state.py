@@ -46,7 +46,8 @@ def load_state(
     State from other runs is ignored. State from round ``before`` or later is ignored, because these
     rounds are repeated. State from rounds after ``merged-round``, the last round in which the
     server merged this client, is ignored, because late or dropped updates do not count. Without a
-    valid run id, as in other apps, state of rounds up to ``merged-round`` is always loaded.
+    valid run id, as in other apps, they count, and state of rounds up to ``merged-round`` is always
+    loaded, because a strategy may be started again.
     """
     trainer.state = {}
     folder = _folder(trainer, config)

@@ -31,7 +31,7 @@ from fairflower.training.gradients import (
     gradients_of,
     zeros_like,
 )
-from fairflower.training.modes import eval_mode
+from fairflower.training.modes import eval_mode, without_tf32
 
 #: Number of elements of a layer's per-sample gradients in memory: 1 MB fits in a CPU's cache.
 _BLOCK = 2**18
@@ -215,9 +215,7 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = trainable(model)
     truth, by_layer = zeros_like(parameters), zeros_like(parameters)
-    cudnn = torch.backends.cudnn
-    # By default, convolutions on a GPU round inputs to TF32, but products by layer do not.
-    with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=True, allow_tf32=False):
+    with without_tf32(x.device):  # products by layer do not round to TF32 either
         _add_by_layer(by_layer, model, x, y)
         for loss in F.cross_entropy(checked_logits(model(x)), y, reduction="none"):
             for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():

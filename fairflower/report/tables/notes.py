@@ -346,7 +346,11 @@ def _progress_notes(run: Run) -> Iterator[str]:
 
 
 def _training_notes(run: Run) -> Iterator[str]:
-    """Yield notes on privacy, divergence, arrays that stay with the clients, and halted rounds."""
+    """Yield notes on privacy, divergence, local arrays, changed code and halted rounds."""
+    for part in run.info.get("resumed") or ():
+        if part.get("changed") and part.get("after_round"):
+            keys = join_words(part["changed"])
+            yield f"from round {part['after_round'] + 1} on with another file of {keys}."
     if privacy := run.info.get("privacy"):
         yield privacy_note(privacy)
     if loss := run.info.get("diverged"):
