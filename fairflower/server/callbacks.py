@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -19,17 +20,19 @@ OnRound = Callable[[int, Metrics], object]
 class CallbackList:
     """Calls ``on_round`` and the tracker set by ``track`` after each round.
 
-    If the tracker fails, it is disabled with a warning. An exception in ``on_round`` ends the run.
+    If the tracker fails, it is disabled with a warning, and ``untracked`` in ``run.json`` says in
+    which round and why. An exception in ``on_round`` ends the run.
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig, on_round: OnRound | None) -> None:
         self._folder, self._config, self._on_round = folder, config, on_round
         self._spec = TrackerSpec.read(config.track)
         self._tracker: Tracker | None = None
+        self._round = 0
 
     def begin(self, after: int) -> None:
         """Start tracking; ``after`` is the last completed round, or -1 for a new run."""
-        track = self._config.track
+        track, self._round = self._config.track, after + 1
         if track == "none":
             return
         keys = self._folder.fact("tracked") or {}
@@ -45,6 +48,7 @@ class CallbackList:
 
     def round(self, server_round: int, metrics: Metrics) -> bool:
         """Call the tracker and ``on_round`` after a round; return True if the run should stop."""
+        self._round = server_round
         self._track(lambda tracker: tracker.round(server_round, metrics))
         if self._on_round is None or server_round == 0:
             return False
@@ -71,3 +75,6 @@ class CallbackList:
         """Go on without the tracker: libraries and the network may raise anything."""
         logger.warning("track = %s failed and is now disabled: %s", self._config.track, error)
         self._tracker = None
+        earlier = self._folder.fact("untracked") or {}
+        with suppress(OSError):  # a full disk ends the run elsewhere, with its own error
+            self._folder.note("untracked", {**earlier, str(self._round): str(error)})

@@ -124,6 +124,8 @@ class Info(Part, total=False):
     sites: Sites
     resumed: list[Part]
     tracked: dict[str, str]
+    #: Round from which on a session logged nothing more -> why its tracker failed.
+    untracked: dict[Digits, str]
     ended_early: str | None
     diverged: float | None
     client_state: bool

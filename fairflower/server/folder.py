@@ -332,10 +332,13 @@ def _changed_parts(earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> list
 
 def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of ``run.json`` without what was noted of later rounds and of the end."""
-    halted = {r: why for r, why in facts.get("halted_rounds", {}).items() if int(r) <= server_round}
-    later = ("ended_early", "diverged", "halted_rounds")
+    by_round = {
+        name: {r: why for r, why in facts.get(name, {}).items() if 0 < server_round >= int(r)}
+        for name in ("halted_rounds", "untracked")
+    }
+    later = ("ended_early", "diverged", *by_round)
     kept = {name: value for name, value in facts.items() if name not in later}
-    return kept | ({"halted_rounds": halted} if halted else {})
+    return kept | {name: reasons for name, reasons in by_round.items() if reasons}
 
 
 def _here(config: RunConfig) -> dict[str, Any]:

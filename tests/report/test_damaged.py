@@ -75,6 +75,7 @@ def write_run_folder(folder: Path) -> Path:
         diverged=12.5,
         client_state=True,
         tracked={"mlflow": "x"},
+        untracked={"2": "no route"},
         privacy={
             "epsilon": 1.5,
             "delta": 1e-5,

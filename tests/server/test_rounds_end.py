@@ -264,12 +264,14 @@ def test_a_run_killed_in_its_last_test_does_not_end_early_if_the_repeated_loss_i
 def test_resuming_forgets_what_was_noted_of_the_end_and_of_later_rounds(tmp_path, halted) -> None:
     folder = resuming.stopped(resuming.config(tmp_path), 3)
     reasons = dict.fromkeys(halted, "too few clients")
-    noted = {"ended_early": "no improvement", "diverged": 9.0, "halted_rounds": reasons}
+    noted = {"ended_early": "no improvement", "diverged": 9.0}
+    noted |= {"halted_rounds": reasons, "untracked": reasons}
     (folder / "run.json").write_text(json.dumps(read_facts(folder) | noted))
     resuming.stopped(resumed_config(folder, {}), 3)
     facts = read_facts(folder)
     assert not {"ended_early", "diverged"} & facts.keys()
-    assert list(facts.get("halted_rounds", {})) == halted[:-1]
+    for name in ("halted_rounds", "untracked"):
+        assert list(facts.get(name, {})) == halted[:-1]
 
 
 def test_a_run_that_ends_while_it_is_read_is_not_reported_as_killed(tmp_path, monkeypatch) -> None:

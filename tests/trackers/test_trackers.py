@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import struct
 import tomllib
@@ -20,6 +21,7 @@ from fairflower import trackers
 from fairflower.errors import ConfigError
 from fairflower.registry import TRACKERS
 from fairflower.report import read_run
+from fairflower.report.tables.notes import run_notes
 from fairflower.server.contents import read_facts
 from fairflower.trackers import Tracker
 
@@ -170,6 +172,43 @@ def test_mlflow_has_every_round_of_a_resumed_run(interrupted, tmp_path, monkeypa
     assert params["train.lr"] == "0.05"
 
 
+def _begin(barrier: Any, answers: Any, number: int) -> None:
+    from fairflower.trackers.mlflow import MLflow
+
+    barrier.wait()
+    try:
+        MLflow(Path(f"run-{number}"), {}, "", -1)
+        answers.put("")
+    except Exception as error:
+        answers.put(repr(error))
+
+
+@pytest.mark.slow
+def test_parallel_runs_create_the_store_and_the_experiment_once(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    spawn = multiprocessing.get_context("spawn")
+    barrier, answers = spawn.Barrier(2), spawn.Queue()
+    processes = [spawn.Process(target=_begin, args=(barrier, answers, n)) for n in range(2)]
+    for process in processes:
+        process.start()
+    assert [answers.get(timeout=120) for _ in processes] == ["", ""]
+    for process in processes:
+        process.join()
+
+
+@pytest.mark.slow
+def test_an_experiment_that_another_machine_has_created_is_used(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("mlflow")
+    from fairflower.trackers.mlflow import MLflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    assert len({MLflow(Path(name), {}, "", -1).key for name in ("one", "two")}) == 2
+
+
 @pytest.mark.slow
 def test_an_mlflow_experiment_may_be_created_by_another_run_at_the_same_time(
     tmp_path, monkeypatch
@@ -264,7 +303,12 @@ def test_a_tracker_that_fails_or_cannot_start_does_not_end_the_run(
     log = (folder / "log.txt").read_text()
     assert log.count(f"track = {track} failed") == 1
     assert re.search(message, log)
-    assert read_facts(folder).get("tracked") == (key and {track: key})
+    facts = read_facts(folder)
+    assert facts.get("tracked") == (key and {track: key})
+    assert list(facts["untracked"]) == ["0"]
+    (note,) = run_notes(read_run(folder))
+    assert note.startswith(f"track = {track} logged no more from round 0 on: ")
+    assert re.search(message, note)
 
 
 @pytest.mark.parametrize(

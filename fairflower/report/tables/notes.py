@@ -325,12 +325,13 @@ def _dropped(replies: Sequence[Any], kind: str = "") -> str:
 
 
 def run_notes(run: Run) -> list[str]:
-    """Return notes on a run's progress, dropped replies and missing tests."""
+    """Return notes on a run's progress, its tracker, dropped replies and missing tests."""
     if "remarks" in run.info:
         return list(run.info["remarks"])
     return [
         *_progress_notes(run),
         *_training_notes(run),
+        *_tracking_notes(run),
         *_metric_notes(run),
         *_dropped_notes(run),
         *_untested_notes(run),
@@ -360,6 +361,11 @@ def _training_notes(run: Run) -> Iterator[str]:
         yield _local_note(run)
     for number, reason in run.info.get("halted_rounds", {}).items():
         yield f"round {number} did not change the model: {reason}."
+
+
+def _tracking_notes(run: Run) -> Iterator[str]:
+    for number, reason in run.info.get("untracked", {}).items():
+        yield f"track = {run.config.get('track')} logged no more from round {number} on: {reason}"
 
 
 def _metric_notes(run: Run) -> Iterator[str]:
