@@ -58,10 +58,9 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     )
     if config.get("frozen", frozen) != frozen:
         raise ConfigError(
-            f"The frozen weights of {run.model.name!r} on this node differ from the server's. Give "
-            "both the same file (model.weights), folder or revision in the cache of the Hub. For "
-            "random ones, both need the same kind of processor and version of PyTorch. A network "
-            "of your own needs the same frozen weights for every seed."
+            f"The frozen weights of {run.model.name!r} differ from the server's. Use the same "
+            "file, folder or Hub revision on both (for random ones: the same processor and "
+            "PyTorch), and in a network of your own the same weights for every seed."
         )
     trainer = build_trainer(
         run.client,

@@ -227,7 +227,7 @@ def test_completed_runs_are_not_kept_with_changed_code_and_resumed_ones_warn(
     corrected = read_run(resume(halted))
     assert corrected.status == "completed"
     assert "The file of strategy.name has changed since" in caplog.text
-    assert "from round 3 on with another file of strategy.name." in run_notes(corrected)
+    assert "from round 2 on with another file of strategy.name." in run_notes(corrected)
     assert not Plan([resumable(home, **settings, seed=1)]).without([corrected]).runs
     Path("mine.py").write_text(MINE)
     Path("measured.py").write_text("def spread(logits, labels): return 1.0\n")

@@ -33,6 +33,7 @@ from fairflower.config.methods import (
 from fairflower.config.run import (
     RunConfig,
     check_key,
+    check_tuned,
     check_values,
     default_values,
     execution_keys,
@@ -75,6 +76,7 @@ __all__ = [
     "TrainConfig",
     "argument_to_key",
     "check_key",
+    "check_tuned",
     "check_values",
     "counted",
     "data_key",

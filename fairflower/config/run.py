@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -413,14 +413,23 @@ def _check_amounts(config: RunConfig) -> None:
         raise ConfigError(
             "data.validation-fraction and data.validation-examples are both set. Set one to 0."
         )
-    valid = [key for key in _schema() if key.startswith("train.")]
-    for key in names_in(config.tuned):
-        # An argument may belong to another method of the comparison, also to one of the user's.
-        argument = key.startswith(METHOD_TABLES) and key not in _NAMES
-        if not argument and key not in valid:
-            raise ConfigError(f"tuned = {quoted(config.tuned)}: {unknown('setting', key, valid)}")
     if config.data.fraction and config.data.examples_per_client:
         raise ConfigError("data.fraction and data.examples-per-client are both set. Set one to 0.")
+
+
+def check_tuned(configs: Sequence[RunConfig]) -> None:
+    """Raise ``ConfigError`` if ``tuned`` names neither training settings nor methods' arguments.
+
+    These are arguments of built-in methods and of the methods of ``configs``.
+    """
+    methods = [method for config in configs for method in (config.client, config.strategy)]
+    own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
+    for tuned in {config.tuned for config in configs if config.tuned}:
+        keys = dict.fromkeys([*key_help(), *own])
+        valid = [k for k in keys if k.startswith(("train.", *METHOD_TABLES)) and k not in _NAMES]
+        for key in names_in(tuned):
+            if key not in valid:
+                raise ConfigError(f"tuned = {quoted(tuned)}: {unknown('setting', key, valid)}")
 
 
 def _check_kind(config: RunConfig, kind: str) -> None:

@@ -19,6 +19,7 @@ from fairflower.config import (
     RunConfig,
     StrategyConfig,
     argument_to_key,
+    check_tuned,
     counted,
     data_key,
     is_argument,
@@ -266,6 +267,7 @@ class Plan:
                 unit = "federation" if federations else "seed"
                 name = f"{prefix}{file_name(label)}-{unit}{seed}"
                 runs.append(dataclasses.replace(config, run_name=name))
+        check_tuned(runs)
         return cls(runs)
 
     def summary(self) -> str:
