@@ -203,7 +203,8 @@ def test_a_classic_app_matches_a_message_app_for_every_client(name: str, rule: s
     app = make_client_app(lambda context, config: client(context))
     expected = modern.start(InlineGrid(app, 3), record_of(start), num_rounds=3)
 
-    legacy = LegacyStrategy(strategy(), start)
+    # Only the message API sends the number of rounds by itself, which FedProc's schedule needs.
+    legacy = LegacyStrategy(strategy(), start, on_fit_config_fn=lambda _: {"num-server-rounds": 3})
     components = ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=3))
     seen: dict[int, list[np.ndarray]] = {}
     legacy.evaluate_fn = lambda r, arrays, config: seen.update({r: arrays})
