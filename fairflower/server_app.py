@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from fairflower.config import RunConfig, default_values
+from fairflower.config import RunConfig, check_tuned, default_values
 from fairflower.flower_compat import stopping_with_flower
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
@@ -21,6 +21,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Start the run that the run config describes, or continue the run in the folder ``resume``."""
     config = RunConfig.from_flat(context.run_config)
+    check_tuned([config])
     if config.resume:
         # Flower sends all keys. The user has given those that differ from pyproject.toml.
         flat, defaults = config.to_flat(), default_values()

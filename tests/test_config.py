@@ -22,6 +22,7 @@ from fairflower.config import (
     key_to_argument,
 )
 from fairflower.errors import ConfigError
+from fairflower.plans.plan import Plan
 from fairflower.server.checkpoint import CHANGEABLE
 from fairflower.strategies import STRATEGIES
 
@@ -114,6 +115,8 @@ def test_training_settings_and_arguments_may_be_tuned():
     for wrong in ("client.nu", "client.name", "seed"):
         with pytest.raises(ConfigError, match=rf"tuned = .*{wrong}'"):
             check_tuned([config, RunConfig.from_flat({"tuned": f"train.lr,{wrong}"})])
+        with pytest.raises(ConfigError, match=rf"tuned = .*{wrong}'"):  # also of a single run
+            Plan([RunConfig.from_flat({"tuned": f"train.lr,{wrong}"})])
 
 
 @given(st.permutations(["t", "scale", "space"]))

@@ -311,9 +311,13 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             f"all_domains() returned {domains!r}: expected a list or tuple of names, in an order "
             "that is always the same."
         )
-    chosen = [name.strip() for name in wanted.split(",")] if wanted.strip() else [*domains]
-    if wanted.strip() in [*domains]:  # a name with a comma
-        chosen = [wanted.strip()]
+    whole = wanted.strip()
+    if not whole:
+        chosen = [*domains]
+    elif whole in [*domains]:  # it may have a comma
+        chosen = [whole]
+    else:
+        chosen = [name.strip() for name in wanted.split(",")]
     for name in chosen:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")

@@ -40,12 +40,15 @@ def _rows(
     """Divide the rows by split, group and client. Validation rows are optional (a setting)."""
     config = data_set.config
     train = train_rows(data_set, groups, labels["train"])
-    test = _like_training(config, groups, train, test_rows(config, groups, labels["test"]), labels)
+    test = test_rows(config, groups, labels["test"])
+    skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
+    if skewed:
+        test = _like_training(groups, train, labels["train"], test, labels["test"])
     if count := config.validation_examples:
         pools = {group.name: group.rows for group in groups}
         unused = set_aside(pools, train, count, config.seed)
-        own = {**labels, "test": labels["train"]}
-        unused = _like_training(config, groups, train, unused, own)
+        if skewed:
+            unused = _like_training(groups, train, labels["train"], unused, labels["train"])
         return {"train": train, "validation": unused, "test": test}
     if not config.validation_fraction:
         return {"train": train, "test": test}
@@ -93,20 +96,18 @@ def test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str
 
 
 def _like_training(
-    config: DataConfig,
     groups: list[ClientGroup],
     train: Rows,
+    train_labels: Mapping[str, Ints],
     test: Rows,
-    labels: Mapping[str, Mapping[str, Ints]],
+    test_labels: Mapping[str, Ints],
 ) -> Rows:
-    """Give clients with label skew test rows of the classes on which they train."""
-    if not (config.dirichlet_alpha or groups[0].trained_on):
-        return test
+    """Divide test or validation rows by class as the training rows of each group are divided."""
     rows = dict(test)
     for group in groups:
         if group.tested_on:
             continue
-        trained, tested = (labels[split][group.domain] for split in ("train", "test"))
+        trained, tested = train_labels[group.domain], test_labels[group.domain]
         most = 1 + max(trained.max(), tested.max())
         counts = np.array([np.bincount(trained[own], minlength=most) for own in train[group.name]])
         kept = np.concatenate(test[group.name])

@@ -131,7 +131,7 @@ class Design:
             tuning and for confirmation.
         """
         file = read_tables(path)
-        _checked(f"{path}", file, _TABLES, "table")
+        _checked(str(path), file, _TABLES, "table")
         protocol, common, tables, sweeps = (file.get(name, {}) for name in _TABLES)
         protocol = _checked(f"{path}: [protocol]", protocol, _PROTOCOL)
         if missing := [key for key in _REQUIRED if key not in protocol]:

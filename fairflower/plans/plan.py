@@ -215,6 +215,9 @@ class Plan:
 
     runs: list[RunConfig]
 
+    def __post_init__(self) -> None:
+        check_tuned(self.runs)
+
     @classmethod
     def grid(
         cls,
@@ -267,7 +270,6 @@ class Plan:
                 unit = "federation" if federations else "seed"
                 name = f"{prefix}{file_name(label)}-{unit}{seed}"
                 runs.append(dataclasses.replace(config, run_name=name))
-        check_tuned(runs)
         return cls(runs)
 
     def summary(self) -> str:

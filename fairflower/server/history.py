@@ -136,17 +136,14 @@ class History:
 
         The prefix of their metrics comes first.
         """
-        rounds: list[int] = []
         for prefix in _PREFIXES.values():
             key = f"{prefix}accuracy/"
-            rounds = [
-                r
-                for r, names in sorted(self._rounds.items())
-                if any(n.startswith(key) for n in names)
-            ]
-            if rounds:
-                break
-        return prefix, rounds
+            tested = (
+                r for r, names in self._rounds.items() if any(n.startswith(key) for n in names)
+            )
+            if rounds := sorted(tested):
+                return prefix, rounds
+        return "", []
 
     def final(self) -> Metrics:
         """Return accuracies per domain and over domains, averaged over the last five tested rounds.

@@ -206,9 +206,8 @@ def check_resuming(make: Make) -> None:
         resumed.round = stopped.round
         resumed.strategy.load_state_dict(stopped.strategy.state_dict())
         stopped = resumed
-        steady.config = stopped.config = steady.config | {
-            "train.lr": 0.1 / (steady.round + 1)
-        }  # as by a schedule
+        scheduled = {"train.lr": 0.1 / (steady.round + 1)}
+        steady.config = stopped.config = steady.config | scheduled
         examples = {k: 10 * k + 1 for k in present}
         _expect_same(
             steady.step(moves, examples),

@@ -91,20 +91,21 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def without_tf32(device: torch.device) -> Iterator[None]:
     """Compute convolutions on an NVIDIA GPU in float32; by default their inputs become TF32."""
+    if device.type != "cuda":
+        yield
+        return
     cudnn: Any = torch.backends.cudnn
-    # PyTorch warns against using its old and its new name for this together.
+    # PyTorch refuses to use its old and its new name for this together.
     new = hasattr(cudnn, "conv")
     holder, name, exact = (
         (cudnn.conv, "fp32_precision", "ieee") if new else (cudnn, "allow_tf32", False)
     )
     before = getattr(holder, name)
-    if device.type == "cuda":
-        setattr(holder, name, exact)
+    setattr(holder, name, exact)
     try:
         yield
     finally:
-        if device.type == "cuda":
-            setattr(holder, name, before)
+        setattr(holder, name, before)
 
 
 @contextmanager
