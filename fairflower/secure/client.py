@@ -6,19 +6,13 @@ trains, and then masks the app's reply; it expects the records of Flower's class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client.mod import secaggplus_mod
-from flwr.common.secure_aggregation.secaggplus_constants import (
-    RECORD_KEY_CONFIGS,
-    RECORD_KEY_STATE,
-    Key,
-    Stage,
-)
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.secure import KEY
@@ -44,11 +38,10 @@ App = Callable[[Message, Context], Message]
 def secure_mod(message: Message, context: Context, call_next: App) -> Message:
     """Mask the reply to a train message that belongs to Flower's SecAgg+ protocol.
 
-    Messages of type `MEASURE` go to the app once in a round. Other train messages go directly to
+    Messages of type `MEASURE` go to the app, once in a round. Other train messages go directly to
     the app, unless the run or the node config requires secure aggregation: then ``ValueError`` is
-    raised, so that no unmasked model leaves the client. It is also raised, with the text `REFUSED`,
-    for requests that do not follow the protocol, and for updates out of range. Only the site's own
-    log has the reason, because the server could ask again and again until the reason tells it more.
+    raised, so that no unmasked model leaves the client. Its text is `REFUSED` for requests that do
+    not follow the protocol and for updates out of range; only the site's own log has the reason.
     """
     records = message.content.config_records
     config = records.get("config", ConfigRecord())
@@ -63,46 +56,29 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
         return call_next(message, context)
     failures: list[Exception] = []
 
-    def app(request: Message, _: Context) -> Message:
+    def answer(request: Message, _: Context) -> Message:
         try:
-            return call_next(request, context)
-        except FloatingPointError:  # training diverged
-            raise
+            reply = call_next(request, context)
         except Exception as error:
-            failures.append(error)
+            if not isinstance(error, FloatingPointError):  # divergence gets the fixed text
+                failures.append(error)
             raise
+        return reply if measures else _as_classic(request, reply)
 
+    random_state = np.random.get_state()  # Flower's rounding uses it
     try:
         if measures:
             claim_round(message, context, "measure")
-            return app(message, context)
-        return _answer(message, context, app)
+            return answer(message, context)
+        check_request(message, context)
+        return secaggplus_mod(message, context, answer)
     except Exception as error:
         if error in failures:
             raise
-        logger.warning("This client did not answer the server: %s", error or repr(error))
+        logger.warning("This client did not answer the server: %s", str(error) or repr(error))
         raise ValueError(REFUSED) from None
-
-
-def _answer(message: Message, context: Context, app: App) -> Message:
-    """Return the reply of Flower's mod; raise an exception if the client refuses the request."""
-    config = message.content.config_records.get("config", ConfigRecord())
-    unmasks = message.content.config_records[RECORD_KEY_CONFIGS].get(Key.STAGE) == Stage.UNMASK
-    check_request(message, context)
-
-    def masked(request: Message, _: Context) -> Message:
-        reply = _as_classic(request, app(request, context))
-        # Seed Flower's random rounding, so that runs are reproducible.
-        parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
-        seed = derive_seed(*parts, "rounding")  # type: ignore[arg-type]
-        np.random.seed(seed % 2**32)
-        return reply
-
-    with _numpy_random_state():
-        reply = secaggplus_mod(message, context, masked)
-    if unmasks:  # nothing needs these keys and shares any more
-        del context.state[RECORD_KEY_STATE]
-    return reply
+    finally:
+        np.random.set_state(random_state)
 
 
 def _as_classic(request: Message, reply: Message) -> Message:
@@ -113,9 +89,13 @@ def _as_classic(request: Message, reply: Message) -> Message:
             f"the client's method returns {beside[0]!r} in addition to the model, and secure "
             "aggregation does not mask it"
         )
-    instructions = MaskingInstructions.from_config(request.content.config_records["config"])
+    config = request.content.config_records["config"]
+    instructions = MaskingInstructions.from_config(config)
     received = arrays_of(request.content.array_records["arrays"])
     vector = encode(received, arrays_of(content.array_records["arrays"]), instructions)
+    # Seed Flower's random rounding, so that runs are reproducible.
+    parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
+    np.random.seed(derive_seed(*parts, "rounding") % 2**32)  # type: ignore[arg-type]
     classic: dict[str, Any] = {
         "metrics": content.metric_records["metrics"],
         "fitres.parameters": record_of({"vector": vector}),
@@ -124,13 +104,3 @@ def _as_classic(request: Message, reply: Message) -> Message:
         "fitres.status": ConfigRecord({"code": 0, "message": ""}),
     }
     return Message(RecordDict(classic), reply_to=request)
-
-
-@contextmanager
-def _numpy_random_state() -> Iterator[None]:
-    """Restore NumPy's global random state, which Flower's rounding uses."""
-    state = np.random.get_state()
-    try:
-        yield
-    finally:
-        np.random.set_state(state)

@@ -32,12 +32,6 @@ Send = Callable[[list[Message]], list[Message]]
 #: Smallest number of clients in a sum: with two, each would know the other's model.
 SMALLEST_SUM = 3
 
-#: Largest number of clients in a round; with more, weights would have few bits left.
-MOST_CLIENTS = 2**20
-
-#: Masked values are integers below this number.
-MODULUS = 2**32
-
 #: Largest number of clients among which a client's keys are shared, including this client.
 MAX_SHARES = 33
 
@@ -65,14 +59,14 @@ def shares_of(clients: int) -> tuple[int, int]:
 
 
 def constants_of(clients: int) -> dict[str, int | float]:
-    """Return the protocol's constants for a number of clients, as a set-up names them."""
+    """Return the protocol's constants, which a set-up for this number of clients names."""
     shares, threshold = shares_of(clients)
     return {
         Key.SHARE_NUMBER: shares,
         Key.THRESHOLD: threshold,
         Key.CLIPPING_RANGE: CLIPPING,
         Key.TARGET_RANGE: quantization_range(clients),
-        Key.MOD_RANGE: MODULUS,
+        Key.MOD_RANGE: 2**32,
         Key.MAX_WEIGHT: float(quantization_range(clients)),
     }
 
@@ -112,7 +106,6 @@ def masked_mean(
         max_weight=float(quantization_range(count)),
         clipping_range=CLIPPING,
         quantization_range=quantization_range(count),
-        modulus_range=MODULUS,
     )
     grid = _StageGrid(send, contents, usable)
     receiver = _Receiver(contents)

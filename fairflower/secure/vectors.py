@@ -53,10 +53,7 @@ def quantization_range(clients: int) -> int:
 
 @dataclass(frozen=True)
 class MaskingInstructions:
-    """Values that the server sends to one client for the masked exchange.
-
-    Raises ``ValueError`` for values that the protocol cannot need.
-    """
+    """Values that the server sends to one client; raises ``ValueError`` if they are invalid."""
 
     #: The client's weight as an integer from 0 to ``range``, the largest weight of any client.
     weight: int
@@ -70,17 +67,18 @@ class MaskingInstructions:
     buffers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        weight, most = self.weight, self.range
-        if not (type(weight) is int and type(most) is int and 0 <= weight <= most):
-            raise ValueError(
-                f"the server sent the weight {weight!r} and the largest weight {most!r}: secure "
-                "aggregation needs integers from 0 to the largest"
-            )
+        integers = type(self.weight) is int and type(self.range) is int
         checks = [value for value in self.checks if isinstance(value, float) and abs(value) <= 1]
-        if not len(checks) == len(self.checks) == CHECKS:
-            raise ValueError(f"{_CHECKS} = {self.checks}: expected {CHECKS} numbers from -1 to 1")
-        if not (self.factor is None or 0 < self.factor <= MOST_FACTOR):
-            raise ValueError(f"{_FACTOR} = {self.factor}: expected a number up to {MOST_FACTOR:g}")
+        if not (
+            (integers and 0 <= self.weight <= self.range)
+            and len(checks) == len(self.checks) == CHECKS
+            and (self.factor is None or 0 < self.factor <= MOST_FACTOR)
+        ):
+            raise ValueError(
+                f"the server sent the weight {self.weight!r}, the largest weight {self.range!r}, "
+                f"{self.checks} and the factor {self.factor!r}. Expected are integers from 0 to "
+                f"the largest, {CHECKS} numbers from -1 to 1, and a factor up to {MOST_FACTOR:g}"
+            )
 
     @property
     def ratio(self) -> float:

