@@ -72,7 +72,7 @@ class MaskingInstructions:
         if not (
             (integers and 0 <= self.weight <= self.range)
             and len(checks) == len(self.checks) == CHECKS
-            and (self.factor is None or 0 < self.factor <= MOST_FACTOR)
+            and (self.factor is None or 0 <= self.factor <= MOST_FACTOR)
         ):
             raise ValueError(
                 f"the server sent the weight {self.weight!r}, the largest weight {self.range!r}, "

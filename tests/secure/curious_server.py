@@ -37,6 +37,7 @@ class CuriousServer:
     def __init__(self, app: Callable[[Message, Context], Message]) -> None:
         self.app = app
         self.alter: Callable[[str, int, Any], None] = lambda stage, node, asked: None
+        self.changes: dict[str, Any] = {}  # of the config of requests to measure or to train
         self.nodes: list[int] = []
         self.received: dict[str, np.ndarray] = {}
         self.true_update: Flat = np.zeros(0)
@@ -56,6 +57,8 @@ class CuriousServer:
             self.nodes.append(node)
         asked: Any = message.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
         self.alter(stage, node, asked)
+        if "config" in message.content:
+            message.content.config_records["config"].update(self.changes)
         seen = {key: asked[key] for key in asked}  # Flower's mod changes the record
         if stage == "collect_masked_vectors" and node == self.victim:
             self._sources = list(seen["srcs"])

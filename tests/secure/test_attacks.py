@@ -15,6 +15,7 @@ from curious_server import CuriousServer, flat
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from safetensors.numpy import load_file
 from secure_federation import SecureFederation, raise_at
 
 from fairflower.arrays import arrays_of
@@ -421,3 +422,21 @@ def test_a_diverging_client_sends_no_reason(caplog: pytest.LogCaptureFixture) ->
     federation.train()
     assert federation.strategy.dropped == {2: REFUSED}
     assert "the loss is 17.25" in caplog.text
+
+
+# --- what one client cannot see ------------------------------------------------------------
+
+
+def test_one_client_cannot_see_that_it_has_other_settings_than_the_others(tmp_path: Path) -> None:
+    """``docs/privacy.md`` says so: the sum is then mostly the update of this client."""
+
+    def hurry(server: CuriousServer, stage: str, node: int, asked: Any) -> None:
+        server.changes = {"train.lr": 0.3} if node == server.victim else {"train.lr": 1e-5}
+
+    server = attack(tmp_path, hurry)
+    assert server.refused == []
+    (path,) = tmp_path.rglob("model.safetensors")
+    model = load_file(path)
+    step = flat({name: model[name] for name in server.received}) - flat(server.received)
+    error = np.linalg.norm(5 * step - server.true_update) / np.linalg.norm(server.true_update)
+    assert error < 0.01
