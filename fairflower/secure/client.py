@@ -38,17 +38,16 @@ App = Callable[[Message, Context], Message]
 def secure_mod(message: Message, context: Context, call_next: App) -> Message:
     """Mask the reply to a train message that belongs to Flower's SecAgg+ protocol.
 
-    Messages of type `MEASURE` go to the app, once in a round. Other train messages go directly to
-    the app, unless the run or the node config requires secure aggregation: then ``ValueError`` is
-    raised, so that no unmasked model leaves the client. Its text is `REFUSED` for requests that do
-    not follow the protocol and for updates out of range; only the site's own log has the reason.
+    Messages of type `MEASURE` go to the app, once in a round. Other train messages do if neither
+    the run nor the node config requires secure aggregation; else ``ValueError`` is raised. It has
+    the text `REFUSED` for requests that do not follow the protocol and for updates out of range;
+    only the site's own log has the reason.
     """
     records = message.content.config_records
     config = records.get("config", ConfigRecord())
     measures = message.metadata.message_type == MEASURE
     if not measures and RECORD_KEY_CONFIGS not in records:
-        insists = (config, context.node_config, context.run_config)
-        if any(source.get(KEY) for source in insists) or has_masked(message, context):
+        if config.get(KEY) or context.node_config.get(KEY) or has_masked(message, context):
             raise ValueError(
                 "the server asked for an unmasked model, but secure-aggregation = true is set for "
                 "this run or in this site's node config. Nothing was sent"

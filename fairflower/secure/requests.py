@@ -69,8 +69,8 @@ def claim_round(message: Message, context: Context, task: str) -> None:
     It measures once and then trains once in a round. Rounds only increase, and a run keeps its
     settings; Flower's and fairflower's ids identify the run.
     """
-    config: Any = message.content.config_records.get("config", ConfigRecord())
-    run = f"{message.metadata.run_id} {config.get('run-id')} "
+    config: Any = message.content.config_records["config"]
+    run = _run_of(message)
     settings = sorted((key, value) for key, value in config.items() if is_setting(key))
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()
     kept: Any = context.state.config_records.get(_ROUNDS, ConfigRecord())
@@ -83,9 +83,14 @@ def claim_round(message: Message, context: Context, task: str) -> None:
 
 
 def has_masked(message: Message, context: Context) -> bool:
-    """Return whether a message is of a Flower run that has asked the client for masked models."""
-    kept = context.state.config_records.get(_ROUNDS, ConfigRecord())
-    return any(key.startswith(f"{message.metadata.run_id} ") for key in kept)
+    """Return whether a message is of a run that has asked the client for masked models before."""
+    return _run_of(message) + "settings" in context.state.config_records.get(_ROUNDS, {})
+
+
+def _run_of(message: Message) -> str:
+    """Return the prefix of a run's entries; a Flower run can contain several runs."""
+    config = message.content.config_records.get("config", ConfigRecord())
+    return f"{message.metadata.run_id} {config.get('run-id')!r} "
 
 
 def _check_constants(asked: Any) -> None:
@@ -99,13 +104,11 @@ def _check_constants(asked: Any) -> None:
 
 
 def _check_keys(asked: Any, told: Any, node: int) -> None:
-    """Raise ``ValueError`` unless there are different keys of as many nodes as there are shares.
-
-    Flower's mod compares keys as texts, and a key has several encodings.
-    """
+    """Raise ``ValueError`` unless there are different keys of as many nodes as there are shares."""
     keys = {int(name): pair for name, pair in asked.items() if name != Key.STAGE}
     _require(len(keys) == len(asked) - 1 == told["share_num"], f"keys of {len(keys)} nodes")
     _require(node in keys, "this node's keys are missing")
+    # Flower's mod compares encoded keys, and a key has several encodings.
     read: Any = secaggplus_workflow.bytes_to_public_key  # type: ignore[attr-defined]
     points = {read(key).public_numbers() for pair in keys.values() for key in pair}
     _require(len(points) == 2 * len(keys), "a key belongs to two nodes")
@@ -117,10 +120,7 @@ def _check_nodes(named: list[int], known: list[int]) -> None:
 
 
 def _claim_answer(public_key: bytes, stage: str) -> None:
-    """Raise ``FileExistsError`` if a process of this site has answered this stage of a set-up.
-
-    Processes that run side by side begin with the same ``Context.state``.
-    """
+    """Raise ``FileExistsError`` if another process of the site has answered, whatever its state."""
     folder = home() / "secure"
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
