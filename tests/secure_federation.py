@@ -69,7 +69,8 @@ class SecureFederation:
 
         def spy(message: Message, context: Context, call_next: Any) -> Message:
             reply = call_next(message, context)
-            self.trained[context.node_id - FIRST_NODE] = arrays_of(reply.content["arrays"])
+            if "arrays" in reply.content:  # it was not only measured
+                self.trained[context.node_id - FIRST_NODE] = arrays_of(reply.content["arrays"])
             return reply
 
         self.app = make_client_app(self._trainer, mods=[*mods, spy])

@@ -58,6 +58,19 @@ def shares_of(clients: int) -> tuple[int, int]:
     return shares, max(SMALLEST_SUM, shares // 2 + 1)
 
 
+def constants_of(clients: int) -> dict[str, int | float]:
+    """Return the protocol's constants, which a set-up for this number of clients names."""
+    shares, threshold = shares_of(clients)
+    return {
+        Key.SHARE_NUMBER: shares,
+        Key.THRESHOLD: threshold,
+        Key.CLIPPING_RANGE: CLIPPING,
+        Key.TARGET_RANGE: quantization_range(clients),
+        Key.MOD_RANGE: 2**32,
+        Key.MAX_WEIGHT: float(quantization_range(clients)),
+    }
+
+
 def masked_mean(
     send: Send,
     server_round: int,

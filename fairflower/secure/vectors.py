@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.records import is_buffer
 from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
@@ -33,6 +34,9 @@ CHECKS = 3
 #: out of range, so that the sum is precise for any norm.
 UNITS = 16.0 ** np.arange(-10, 16)
 
+#: Largest factor of a squared norm: q-FFL's for a loss of 0.
+MOST_FACTOR = 1e10
+
 #: Names in the config of a train message.
 _RANGE, _CHECKS = "secure.range", "secure.checks"
 _FACTOR, _BUFFERS = "secure.square-factor", "secure.buffers"
@@ -49,7 +53,7 @@ def quantization_range(clients: int) -> int:
 
 @dataclass(frozen=True)
 class MaskingInstructions:
-    """Values that the server sends to one client for the masked exchange."""
+    """Values that the server sends to one client; raises ``ValueError`` if they are invalid."""
 
     #: The client's weight as an integer from 0 to ``range``, the largest weight of any client.
     weight: int
@@ -59,8 +63,22 @@ class MaskingInstructions:
     checks: tuple[float, ...]
     #: Factor of the update's squared norm, if the strategy needs the sum of these norms.
     factor: float | None = None
-    #: Names of arrays that are not part of this norm.
+    #: Names of arrays that are not part of this norm, because they are not trained.
     buffers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        integers = type(self.weight) is int and type(self.range) is int
+        checks = [value for value in self.checks if isinstance(value, float) and abs(value) <= 1]
+        if not (
+            (integers and 0 <= self.weight <= self.range)
+            and len(checks) == len(self.checks) == CHECKS
+            and (self.factor is None or 0 <= self.factor <= MOST_FACTOR)
+        ):
+            raise ValueError(
+                f"the server sent the weight {self.weight!r}, the largest weight {self.range!r}, "
+                f"{self.checks} and the factor {self.factor!r}. Expected are integers from 0 to "
+                f"the largest, {CHECKS} numbers from -1 to 1, and a factor up to {MOST_FACTOR:g}"
+            )
 
     @property
     def ratio(self) -> float:
@@ -76,15 +94,10 @@ class MaskingInstructions:
 
     @classmethod
     def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> MaskingInstructions:
-        """Read a message's config; raise ``ValueError`` if the weight is invalid or missing."""
-        weight, most = config.get(WEIGHT_KEY), config.get(_RANGE)
-        if not (type(weight) is int and type(most) is int and 0 <= weight <= most):
-            raise ValueError(
-                f"the server sent the weight {weight!r} and the largest weight {most!r}: secure "
-                "aggregation needs integers from 0 to the largest. Nothing was sent"
-            )
+        """Read a message's config; raise ``ValueError`` if a value is invalid or missing."""
         checks, buffers = config.get(_CHECKS, []), config.get(_BUFFERS, [])
-        return cls(weight, most, tuple(checks), config.get(_FACTOR), tuple(buffers))  # type: ignore[arg-type]
+        numbers = config.get(WEIGHT_KEY), config.get(_RANGE), tuple(checks)  # type: ignore[arg-type]
+        return cls(*numbers, config.get(_FACTOR), tuple(buffers))  # type: ignore[arg-type]
 
 
 def scale_of(received: NDArray[Any]) -> float:
@@ -98,28 +111,30 @@ def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) ->
     """Return the client's vector for the protocol, which multiplies it by the client's weight.
 
     Raises ``ValueError`` if an array has another shape, or its update is out of range and would be
-    clipped.
+    clipped. Only the site's own log has the error's text.
     """
     if received.keys() != sent.keys():
-        raise ValueError("the trained arrays differ from the received arrays. Nothing was sent")
+        raise ValueError("the trained arrays differ from the received arrays")
     parts = []
     squares = 0.0
     for name, before in received.items():
         if sent[name].shape != before.shape:
             raise ValueError(
                 f"the trained array {name!r} has shape {sent[name].shape}, the received array "
-                f"{before.shape}. Nothing was sent"
+                f"{before.shape}"
             )
         update = sent[name].astype(np.float64) - before
         largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
         if not largest <= CLIPPING * scale:  # also true for NaN
-            # The server reads this text, so it must not contain the value.
             raise ValueError(
                 f"the update of {name!r} is out of range: secure aggregation allows values of at "
                 f"most {CLIPPING * scale:.3g} ({CLIPPING:g} times the array's largest value, at "
-                "least 1). Nothing was sent. Lower train.lr"
+                "least 1). Lower train.lr"
             )
-        if instructions.factor is not None and name not in instructions.buffers:
+        if instructions.factor is not None and not is_buffer(name, before):
+            if name in instructions.buffers and largest > 0:
+                # Otherwise the server could ask for the norm of a single array.
+                raise ValueError(f"{_BUFFERS} names {name!r}, but this array is trained")
             squares += float(np.square(update).sum())
         parts.append(update.reshape(-1) / scale)
     parts.append(np.array(instructions.checks, np.float64))
@@ -141,11 +156,6 @@ def _in_units(value: float, ratio: float) -> Vector:
     if ratio == 0:
         return np.zeros(2 * len(UNITS))
     weighted = ratio * value / UNITS
-    if not weighted[-1] <= CLIPPING:
-        raise ValueError(
-            "the squared norm of the update times its factor is too large for secure "
-            "aggregation. Nothing was sent. Lower train.lr"
-        )
     marks = weighted > CLIPPING
     return np.concatenate([np.minimum(weighted, CLIPPING) / ratio, marks / ratio])
 
@@ -166,7 +176,7 @@ class WeightedSum:
 
 
 class WrongSum(ValueError):
-    """A sum in which a client used a different weight from the one that the server sent."""
+    """A sum in which a client used a different weight, or has a too large squared norm."""
 
 
 def max_error(instructions: Sequence[MaskingInstructions]) -> float:
@@ -184,7 +194,7 @@ def decode(
     """Return the weighted sum over clients from the weighted mean of their vectors.
 
     ``instructions`` has the values that the server sent to these clients. Raises `WrongSum` if a
-    client used a different weight.
+    client used a different weight, or if a squared norm is out of range of all `UNITS`.
     """
     ratios = np.array([t.ratio for t in instructions])
     weights, error = ratios / ratios.sum(), max_error(instructions)
@@ -203,6 +213,11 @@ def decode(
     if instructions[0].factor is None:
         return WeightedSum(weights, means, error)
     totals, marks = mean[start + CHECKS :].reshape(2, -1) * ratios.sum()
+    if marks.min() >= 0.5:
+        raise WrongSum(
+            "the squared norm of a client's update times its factor is too large for secure "
+            "aggregation. Lower train.lr"
+        )
     unit = int(np.argmax(marks < 0.5))  # the smallest in which no client is out of range
     factors = np.array([t.factor for t in instructions], np.float64)
     squares = float(max(totals[unit], 0.0) * UNITS[unit] / ratios.sum())

@@ -164,7 +164,7 @@ def make_client_app(
         Called for every message with the node's context and the message's config; returns the
         node's trainer.
     mods
-        Flower's mods for training, for example ``flwr.clientapp.mod.fixedclipping_mod``.
+        Flower's mods for train messages, for example ``flwr.clientapp.mod.fixedclipping_mod``.
 
     Returns
     -------
@@ -189,7 +189,7 @@ def make_client_app(
         trainer, config = _prepare(trainer_fn, message, context)
         return _train_reply(trainer, config, message, context)
 
-    @app.train("measure")
+    @app.train("measure", mods=list(mods))
     @_naming_failures
     def measure(message: Message, context: Context) -> Message:
         trainer, config = _prepare(trainer_fn, message, context)

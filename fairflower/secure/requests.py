@@ -1,0 +1,136 @@
+"""What a client checks before it answers a request of a round under secure aggregation.
+
+Flower's mod trusts every request of the expected stage. A client of fairflower compares a request
+with the protocol's constants and with what it was told before in this round, which Flower's mod
+keeps in ``Context.state``. ``docs/privacy.md`` says what it cannot see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.common.secure_aggregation.secaggplus_constants import (
+    RECORD_KEY_CONFIGS,
+    RECORD_KEY_STATE,
+    Key,
+    Stage,
+)
+from flwr.server.workflow.secure_aggregation import secaggplus_workflow
+
+from fairflower.config import is_setting
+from fairflower.paths import home
+from fairflower.secure.protocol import SMALLEST_SUM, constants_of
+from fairflower.secure.vectors import MaskingInstructions
+
+#: Record of ``Context.state`` with the last rounds in which the client measured and trained.
+_ROUNDS = "fairflower.secure"
+
+
+def check_request(message: Message, context: Context) -> None:
+    """Raise an exception unless a request of the masked exchange follows the protocol.
+
+    A request for a masked vector uses up the client's part of the round, even if training fails.
+    """
+    records, node = message.content.config_records, message.metadata.dst_node_id
+    asked: Any = records[RECORD_KEY_CONFIGS]
+    told: Any = context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord())
+    kind, stage = message.metadata.message_type, asked.get(Key.STAGE)
+    _require(kind == MessageType.TRAIN, f"the message has type {kind!r}, expected 'train'")
+    if stage == Stage.SETUP:  # it may begin at any time
+        _check_constants(asked)
+        return
+    before, stages = told.get("current_stage"), Stage.all()
+    _require((before, stage) in pairwise(stages), f"{stage!r} does not follow after {before!r}")
+    if stage == Stage.SHARE_KEYS:
+        _check_keys(asked, told, node)
+    elif stage == Stage.COLLECT_MASKED_VECTORS:
+        _check_nodes([*asked[Key.SOURCE_LIST], node], told["public_keys_dict:K"])
+        most = MaskingInstructions.from_config(records["config"]).range
+        _require(most == told["target_range"], f"the largest weight {most} is not the set-up's")
+        claim_round(message, context, "train")
+    else:
+        present = asked[Key.ACTIVE_NODE_ID_LIST]
+        _check_nodes([*present, *asked[Key.DEAD_NODE_ID_LIST]], told["rd_seed_share_dict:K"])
+        _require(node in present, "this node is named as absent")
+        _require(len(present) >= told["threshold"], f"only {present} are present")
+    if "domain" in context.node_config:
+        _claim_answer(told["pk1"], str(stage))
+
+
+def claim_round(message: Message, context: Context, task: str) -> None:
+    """Note that the client measures or trains in a round; raise an exception unless it may.
+
+    It measures once and then trains once in a round. Rounds only increase, and a run keeps its
+    settings; Flower's and fairflower's ids identify the run.
+    """
+    config: Any = message.content.config_records["config"]
+    run = _run_of(message)
+    settings = sorted((key, value) for key, value in config.items() if is_setting(key))
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+    kept: Any = context.state.config_records.get(_ROUNDS, ConfigRecord())
+    now, last = config["server-round"], kept.get(run + task, 0)
+    follows = type(now) is int and last < now <= config["num-server-rounds"]
+    _require(follows, f"round {now} to {task} does not follow after round {last}")
+    _require(task == "measure" or kept.get(run + "measure") == now, f"round {now} has no measuring")
+    _require(kept.get(run + "settings", digest) == digest, "the run's settings have changed")
+    context.state[_ROUNDS] = ConfigRecord({**kept, run + task: now, run + "settings": digest})
+
+
+def has_masked(message: Message, context: Context) -> bool:
+    """Return whether a message is of a run that has asked the client for masked models before."""
+    return _run_of(message) + "settings" in context.state.config_records.get(_ROUNDS, {})
+
+
+def _run_of(message: Message) -> str:
+    """Return the prefix of a run's entries; a Flower run can contain several runs."""
+    config = message.content.config_records.get("config", ConfigRecord())
+    return f"{message.metadata.run_id} {config.get('run-id')!r} "
+
+
+def _check_constants(asked: Any) -> None:
+    """Raise ``ValueError`` unless a set-up has the protocol's constants for its clients."""
+    clients = asked.get(Key.SAMPLE_NUMBER)
+    possible = type(clients) is int and SMALLEST_SUM <= clients <= 2**20
+    _require(possible, f"{Key.SAMPLE_NUMBER} = {clients!r}, expected at least {SMALLEST_SUM}")
+    for key, value in constants_of(clients).items():
+        text = f"{key} = {asked.get(key)!r}, expected {value!r} for {clients} clients"
+        _require(type(asked.get(key)) is type(value) and asked[key] == value, text)
+
+
+def _check_keys(asked: Any, told: Any, node: int) -> None:
+    """Raise ``ValueError`` unless there are different keys of as many nodes as there are shares."""
+    keys = {int(name): pair for name, pair in asked.items() if name != Key.STAGE}
+    _require(len(keys) == len(asked) - 1 == told["share_num"], f"keys of {len(keys)} nodes")
+    _require(node in keys, "this node's keys are missing")
+    # Flower's mod compares encoded keys, and a key has several encodings.
+    read: Any = secaggplus_workflow.bytes_to_public_key  # type: ignore[attr-defined]
+    points = {read(key).public_numbers() for pair in keys.values() for key in pair}
+    _require(len(points) == 2 * len(keys), "a key belongs to two nodes")
+
+
+def _check_nodes(named: list[int], known: list[int]) -> None:
+    """Raise ``ValueError`` unless exactly the known nodes are named, each once."""
+    _require(sorted(named) == sorted(known), f"named are {sorted(named)}, expected {sorted(known)}")
+
+
+def _claim_answer(public_key: bytes, stage: str) -> None:
+    """Raise ``FileExistsError`` if another process of the site has answered, whatever its state."""
+    folder = home() / "secure"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process deletes it, too
+            if path.stat().st_mtime < time.time() - 24 * 3600:
+                path.unlink()
+    mark = folder / f"{hashlib.sha256(public_key).hexdigest()}-{stage}"
+    os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)
