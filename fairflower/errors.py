@@ -17,7 +17,14 @@ logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class UserError(Exception):
-    """An error that the user can fix; the message explains the problem and the solution."""
+    """An error that the user can fix; the message explains the problem and the solution.
+
+    ``public`` is what a site may send of it (`public_text`): no value, path or column of its data.
+    """
+
+    def __init__(self, *args: object, public: str = "") -> None:
+        super().__init__(*args)
+        self.public = public
 
 
 class ConfigError(UserError, ValueError):
@@ -69,6 +76,10 @@ class WriteError(UserError, RuntimeError):
 
 class TrialError(UserError, RuntimeError):
     """A trial deployment cannot continue; the message says which process ended and why."""
+
+
+class SiteError(UserError, RuntimeError):
+    """A site cannot answer a message; the text names the kind of fault, and nothing of its data."""
 
 
 class RunInterrupted(Exception):
@@ -147,7 +158,8 @@ def require(extra: str, what: str, *libraries: str) -> None:
     missing = [library for library in libraries or EXTRAS[extra] if not installed(library)]
     if missing:
         names = ", ".join(missing[:3]) + (" and more" if missing[3:] else "")
-        raise NotInstalled(f'{what} needs {names}. Run: pip install "fairflower[{extra}]"')
+        remedy = f'{names}. Run: pip install "fairflower[{extra}]"'
+        raise NotInstalled(f"{what} needs {remedy}", public=f"it needs {remedy}")
 
 
 def installed(library: str) -> bool:
@@ -195,6 +207,33 @@ def failure_text(error: BaseException, module: str = "") -> str:
 
     Otherwise the location is the last line that belongs neither to fairflower nor to a library.
     """
+    try:
+        text = str(error)
+    except Exception as second:  # str(error) failed, too
+        text = f"no text ({type(second).__name__})"
+    return f"{type(error).__name__}: {text} ({_place(error, module)})"
+
+
+def public_text(error: BaseException) -> str:
+    """Return what a site may send of an error: the kind of fault, without anything of its data.
+
+    That is its public part, else the type and location of a ``DataError`` or of the first cause.
+    Texts of `fairflower.secure` speak only of the server's instructions.
+    """
+    while error.__cause__ and not (getattr(error, "public", "") or isinstance(error, DataError)):
+        error = error.__cause__
+    if isinstance(error, FloatingPointError):
+        return "training diverged, with NaN or infinite values"
+    if public := getattr(error, "public", ""):
+        return str(public)
+    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    if last.parent == Path(__file__).parent / "secure":
+        return str(error)
+    return f"{type(error).__name__} ({_place(error)})"
+
+
+def _place(error: BaseException, module: str = "") -> str:
+    """Return the location of an exception, as `failure_text` does."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
     of_module = [frame for frame in frames if frame.filename == file]
@@ -202,14 +241,7 @@ def failure_text(error: BaseException, module: str = "") -> str:
     others = (str(Path(__file__).parent), "<", *libraries)  # "<": code without a file
     own = [frame for frame in frames if not frame.filename.startswith(others)]
     last = (of_module or own or frames)[-1]
-    try:
-        text = str(error)
-    except Exception as second:  # str(error) failed, too
-        text = f"no text ({type(second).__name__})"
-    return (
-        f"{type(error).__name__}: {text} ({Path(last.filename).name}, line {last.lineno}, in "
-        f"{last.name})"
-    )
+    return f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
 
 
 @contextmanager

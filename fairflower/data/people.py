@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.data.client_groups import ClientGroup
-from fairflower.data.data_set import DataSet
+from fairflower.data.data_set import DataSet, labels_of
 from fairflower.data.federation import Ints
 from fairflower.data.files import check_twins
 from fairflower.errors import DataError
@@ -48,10 +48,11 @@ class GroupsOfFiles(DataSet):
             held.setdefault(domain, set()).update(map(str, set(values)))
         names = sorted(set().union(*held.values()))
         if len(names) > MAX_GROUPS:
+            problem = f"data.groups = {self.config.groups!r}: found {len(names)} different values"
+            remedy = f"expected at most {MAX_GROUPS} groups. Store ranges of values instead."
             raise DataError(
-                f"data.groups = {self.config.groups!r}: found {len(names)} different values, such "
-                f"as {', '.join(names[:3])}; expected at most {MAX_GROUPS} groups. Store ranges "
-                "of values instead."
+                f"{problem}, such as {', '.join(names[:3])}; {remedy}",
+                public=f"{problem}; {remedy}",
             )
         check_twins(f"data.groups = {self.config.groups!r}: the groups", held, "Change the values")
         return tuple(names)
@@ -73,6 +74,32 @@ def check_comparable(name: str, groups: str, group_names: Sequence[str], num_cla
             f"data.groups = {groups!r}: group-fairness metrics need two classes (class 1 is the"
             f" positive class), but {name} has {num_classes}. Remove data.groups."
         )
+
+
+def check_smallest(data_set: DataSet, least: int) -> None:
+    """Raise ``DataError`` if fewer than ``least`` examples have a class or group of people.
+
+    Only names and numbers that come from the examples are checked, such as labels in a file; those
+    that a data set's class declares reveal nothing.
+    """
+    kind, config = type(data_set), data_set.config
+    places = [(domain, s) for s in ("train", "test") for domain in data_set.domains]
+    names: dict[str, Any] = {}
+    if not (
+        isinstance(kind.num_classes, int) or (kind.classes and isinstance(kind.classes, tuple))
+    ):
+        names["classes"] = [labels_of(data_set, *place) for place in places]
+    if config.groups and kind.group_names is not DataSet.group_names:
+        names["groups"] = [data_set.group_of(*place) for place in places]
+    for what, numbers in names.items():
+        counts = np.unique(np.concatenate(numbers), return_counts=True)[1]
+        if rare := int((counts < least).sum()):
+            text = (
+                f"{rare} of the {len(counts)} {what} have fewer than {least} examples here "
+                "(data.smallest-group, and smallest-group in the node config), so they may say "
+                "who has them. Join them with others, or lower both numbers."
+            )
+            raise DataError(text, public=text)
 
 
 def groups_by_client(
