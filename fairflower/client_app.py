@@ -73,15 +73,12 @@ def guarded(
 
 def _check_node_config(node: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for an unknown key, such as a mistyped one, or an invalid value."""
-    wrong = ""
-    for key in sorted(node.keys() - NODE_KEYS):
-        wrong = unknown("key of the node config", key, NODE_KEYS)
+    for key in node.keys() - NODE_KEYS:
+        raise ConfigError(f"--node-config: {unknown('key', key, NODE_KEYS)}")
     if type(node.get("secure-aggregation", True)) is not bool:
-        wrong = "secure-aggregation in the node config: expected true or false."
+        raise ConfigError("--node-config: secure-aggregation: expected true or false.")
     if not (type(least := node.get("smallest-group", 1)) is int and least > 0):
-        wrong = "smallest-group in the node config: expected a whole number above 0."
-    if wrong:
-        raise ConfigError(f"{wrong} Correct --node-config.", public=f"{wrong} Correct it.")
+        raise ConfigError("--node-config: smallest-group: expected a whole number above 0.")
 
 
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
@@ -109,8 +106,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         raise ConfigError(
             f"The frozen weights of {run.model.name!r} differ from the server's. Use the same "
             "file, folder or Hub revision on both (for random ones: the same processor and "
-            "PyTorch), and in a network of your own the same weights for every seed.",
-            public="the frozen weights differ from the server's",
+            "PyTorch), and in a network of your own the same weights for every seed."
         )
     trainer = build_trainer(
         run.client,
@@ -160,11 +156,10 @@ def _place(
         federation = _shared_data(context, run)
         return client_id, federation, _data(federation, client_id)
     if "federation" not in config or "client-id" not in config:
-        text = (
+        raise ValueError(
             f"Node {context.node_id} is a site with its own data (its node config has a domain), "
             'but the server did not query the sites\' data. Set evaluate.by = "clients".'
         )
-        raise ConfigError(text, public=text)
     site = open_site(_data_config(context, run), str(context.node_config["domain"]))
     client_id, federation = int(config["client-id"]), _federation(str(config["federation"]))
     return client_id, federation, _data(federation, client_id, site)
@@ -197,12 +192,11 @@ def _shared_data(context: Context, run: RunConfig) -> Federation:
 
 def _partition_id(context: Context) -> int:
     if "partition-id" not in context.node_config:
-        text = (
+        raise ValueError(
             f"Node {context.node_id} has no partition-id. Start its SuperNode with "
             '--node-config "partition-id=<client> num-partitions=<clients>". A site with its own '
             'data (domain="...") needs a run with evaluate.by = "clients".'
         )
-        raise ConfigError(text, public=text)
     return int(context.node_config["partition-id"])
 
 

@@ -158,8 +158,7 @@ def require(extra: str, what: str, *libraries: str) -> None:
     missing = [library for library in libraries or EXTRAS[extra] if not installed(library)]
     if missing:
         names = ", ".join(missing[:3]) + (" and more" if missing[3:] else "")
-        remedy = f'{names}. Run: pip install "fairflower[{extra}]"'
-        raise NotInstalled(f"{what} needs {remedy}", public=f"it needs {remedy}")
+        raise NotInstalled(f'{what} needs {names}. Run: pip install "fairflower[{extra}]"')
 
 
 def installed(library: str) -> bool:
@@ -218,17 +217,21 @@ def public_text(error: BaseException) -> str:
     """Return what a site may send of an error: the kind of fault, without anything of its data.
 
     That is its public part, else the type and location of a ``DataError`` or of the first cause.
-    Texts of `fairflower.secure` speak only of the server's instructions.
+    What client_app.py and `fairflower.secure` refuse is public: settings, and a server's messages.
     """
     while error.__cause__ and not (getattr(error, "public", "") or isinstance(error, DataError)):
         error = error.__cause__
     if isinstance(error, FloatingPointError):
         return "training diverged, with NaN or infinite values"
+    place = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    here = Path(__file__).parent
+    if isinstance(error, NotInstalled) or {here / "secure", here / "client_app.py"} & {
+        place,
+        place.parent,
+    }:
+        return str(error)
     if public := getattr(error, "public", ""):
         return str(public)
-    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    if last.parent == Path(__file__).parent / "secure":
-        return str(error)
     return f"{type(error).__name__} ({_place(error)})"
 
 
