@@ -172,13 +172,14 @@ def _settings(config: Mapping[str, Any]) -> RunConfig:
 def _data_config(context: Context, run: RunConfig) -> DataConfig:
     """Return the run's data settings, with the node's ``data-dir`` and ``smallest-group``.
 
-    The run cannot lower a SuperNode's ``smallest-group``, but raise it. Data of a simulation have
-    no such limit.
+    A run names no folder of a site, and cannot lower a SuperNode's ``smallest-group``, only raise
+    it. Data of a simulation have no such limit.
     """
     node, data = context.node_config, run.data
     own = int(node.get("smallest-group", DataConfig.smallest_group))
     least = max(data.smallest_group, own) if is_supernode(context) else 1
-    return dataclasses.replace(data, dir=str(node.get("data-dir", data.dir)), smallest_group=least)
+    folder = str(node.get("data-dir", "" if "domain" in node else data.dir))
+    return dataclasses.replace(data, dir=folder, smallest_group=least)
 
 
 def _shared_data(context: Context, run: RunConfig) -> Federation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from fairflower.client_app import NODE_KEYS, app
 from fairflower.clients import make_client_app
 from fairflower.config import RunConfig
 from fairflower.data.federation import Federation
+from fairflower.data.sites import open_site
 from fairflower.engines.inline import InlineGrid
 from fairflower.flower_compat import is_supernode, set_task_identity
-from fairflower.training.build import build_model
+from fairflower.registry import CLIENTS
+from fairflower.server.evaluation import CentralizedEvaluator
 
 #: Words that stand only in a site's files and in their names.
 SECRET = "MEIER_1961-04-01"
@@ -174,8 +177,7 @@ def test_a_site_refuses_rare_names_in_every_kind_of_message(tmp_path: Path) -> N
 
 
 def model_arrays(settings: RunConfig, federation: Federation) -> Any:
-    model = build_model(settings.model, settings.client, federation, 0)
-    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    return CentralizedEvaluator(settings, federation).arrays()
 
 
 # --- errors ------------------------------------------------------------------------------------
@@ -370,3 +372,70 @@ def test_an_app_of_others_may_have_keys_of_its_own_and_sends_its_errors() -> Non
     first, second = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
     assert not first.has_error()
     assert "a text of theirs" in words(second)
+
+
+# --- replies -----------------------------------------------------------------------------------
+
+#: Client -> array records beside the model, as in the table of docs/privacy.md.
+BESIDE = {"scaffold": {"control"}, "fedproc": {"prototypes"}, "fedproto": {"prototypes"}}
+BESIDE |= {"fedmix": {"averages"}}
+
+
+def npz_site(folder: Path, size: int = 24) -> dict[str, Any]:
+    x = np.random.default_rng(0).integers(0, 256, (size, 16, 16), np.uint8)
+    y = np.arange(size) % 2
+    np.savez(folder / "x.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
+    return {"domain": "north", "data-dir": folder}
+
+
+def replies_of(site: dict[str, Any], tmp_path: Path, kinds: Iterable[str], **changes: Any) -> Any:
+    """Return a site's replies to a run's messages, with their model."""
+    flat = {"data.name": "npz", "evaluate.by": "clients", "train.local-epochs": 1} | changes
+    settings = RunConfig.from_flat(flat)
+    text = str(described(site, **flat).content["node"]["site"])
+    there = InlineGrid(app, 1)
+    setup_model = model_arrays(settings, Federation.from_json(text, tmp_path))
+    config = settings.to_flat() | {"federation": text, "client-id": 0, "server-round": 1}
+    config |= {"run-id": "0" * 32}
+    for context in there.contexts.values():
+        context.node_config = {k: str(v) for k, v in site.items()}
+    for kind in kinds:
+        content = {"arrays": record_of(setup_model), "config": ConfigRecord(config)}
+        (reply,) = there.send_and_receive([Message(RecordDict(content), 1000, kind)])
+        assert not reply.has_error(), reply.error
+        yield setup_model, reply
+
+
+PLAIN = [name for name in CLIENTS if name != "fedgc"]
+
+
+@pytest.mark.parametrize("client", PLAIN)
+def test_replies_have_only_the_documented_records(client: str, tmp_path: Path) -> None:
+    changes = {"client.name": client, "model.name": "cnn:norm=batch", "train.batch-size": 8}
+    replies = replies_of(npz_site(tmp_path), tmp_path, ("train", "evaluate"), **changes)
+    for (model, reply), kind in zip(replies, ("train", "evaluate"), strict=True):
+        arrays = {"arrays", *BESIDE.get(client, set())} if kind == "train" else set()
+        assert set(reply.content.array_records) == arrays
+        assert set(reply.content.metric_records) == {"metrics"}
+        assert not reply.content.config_records
+        allowed = {"num-examples", "client-id"}
+        allowed |= (
+            {"train_loss", "state-round"}
+            if kind == "train"
+            else {"eval_loss", "accuracy", "personal_accuracy"}
+        )
+        assert set(reply.content.metric_records["metrics"]) <= allowed
+        if kind == "train":
+            assert set(reply.content.array_records["arrays"]) <= set(model)
+
+
+def test_harmofl_sends_the_mean_spectrum_of_a_single_batch(tmp_path: Path) -> None:
+    site = npz_site(tmp_path)
+    changes = {"client.name": "harmofl", "train.batch-size": 100, "data.examples-per-client": 16}
+    ((_, reply),) = replies_of(site, tmp_path, ["train"], **changes)
+    sent = reply.content.array_records["arrays"]["amplitude_norm.running_mean"].numpy()
+    flat = {"data.name": "npz", "evaluate.by": "clients", **changes}
+    config = replace(RunConfig.from_flat(flat).data, dir=str(tmp_path))
+    x, _ = open_site(config, "north").train(0)
+    expected = np.abs(np.fft.rfft2(x / 255)).mean(0)
+    np.testing.assert_allclose(sent, expected, rtol=1e-3, atol=1e-3)
