@@ -26,7 +26,7 @@ from fairflower.config import DataConfig, RunConfig, is_setting, unknown
 from fairflower.data import Federation, prepare
 from fairflower.data.class_folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
-from fairflower.errors import ConfigError, SiteError, logger, public_text
+from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode
 from fairflower.models import Classifier, frozen_digest
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
@@ -38,9 +38,8 @@ from fairflower.training.device import choose_device, limit_threads
 from fairflower.training.trainer import Trainer
 
 #: Keys of a node config.
-NODE_KEYS = frozenset(
-    ("domain", "data-dir", "partition-id", "num-partitions", "secure-aggregation", "smallest-group")
-)
+NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions"}
+NODE_KEYS |= {"secure-aggregation", "smallest-group"}
 
 
 def guarded(
@@ -52,23 +51,22 @@ def guarded(
     SuperNode's own log the rest; likewise for a metric that failed. Clients of a simulation send
     the whole text, because the server has their data.
     """
+    node = context.node_config
     try:
-        _check_node_config(context.node_config)
+        _check_node_config(node)
         reply = call_next(message, context)
+        reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
+        if reasons and is_supernode(context):
+            logger.error("These metrics failed: %s", dict(reasons))
+            reasons.update(dict.fromkeys(reasons, "it failed; the site's own log says why"))
+        return reply
     except Exception as error:
         if not is_supernode(context):
             raise
-        failure = error
-    else:
-        if FAILED_METRICS in reply.content and is_supernode(context):
-            reasons = reply.content.config_records[FAILED_METRICS]
-            logger.error("These metrics failed: %s", dict(reasons))
-            hidden = dict.fromkeys(reasons, "it failed; the site's own log says why")
-            reply.content[FAILED_METRICS] = ConfigRecord(hidden)  # type: ignore[arg-type]
-        return reply
-    logger.error("A %s message failed.", message.metadata.message_type, exc_info=failure)
-    site = f"site {context.node_config['domain']!r}: " if "domain" in context.node_config else ""
-    raise SiteError(f"{site}{public_text(failure)} (the site's own log says more)")
+        logger.error("A %s message failed.", message.metadata.message_type, exc_info=error)
+        site = f"site {node['domain']!r}: " if "domain" in node else ""
+        text = f"{site}{public_text(error)} (the site's own log says more)"
+        raise RuntimeError(text) from None
 
 
 def _check_node_config(node: Mapping[str, Any]) -> None:

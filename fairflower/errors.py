@@ -19,12 +19,13 @@ logger = logging.getLogger("flwr").getChild("fairflower")
 class UserError(Exception):
     """An error that the user can fix; the message explains the problem and the solution.
 
-    ``public`` is what a site may send of it (`public_text`): no value, path or column of its data.
+    ``public`` is what a site may send of it (`public_text`), without any value, path or column of
+    its data; True means the whole message.
     """
 
-    def __init__(self, *args: object, public: str = "") -> None:
+    def __init__(self, *args: object, public: str | bool = "") -> None:
         super().__init__(*args)
-        self.public = public
+        self.public = str(self) if public is True else public
 
 
 class ConfigError(UserError, ValueError):
@@ -76,10 +77,6 @@ class WriteError(UserError, RuntimeError):
 
 class TrialError(UserError, RuntimeError):
     """A trial deployment cannot continue; the message says which process ended and why."""
-
-
-class SiteError(UserError, RuntimeError):
-    """A site cannot answer a message; the text names the kind of fault, and nothing of its data."""
 
 
 class RunInterrupted(Exception):
@@ -224,15 +221,10 @@ def public_text(error: BaseException) -> str:
     if isinstance(error, FloatingPointError):
         return "training diverged, with NaN or infinite values"
     place = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    here = Path(__file__).parent
-    if isinstance(error, NotInstalled) or {here / "secure", here / "client_app.py"} & {
-        place,
-        place.parent,
-    }:
+    refusals = {Path(__file__).parent / name for name in ("secure", "client_app.py")}
+    if isinstance(error, NotInstalled) or refusals & {place, place.parent}:
         return str(error)
-    if public := getattr(error, "public", ""):
-        return str(public)
-    return f"{type(error).__name__} ({_place(error)})"
+    return getattr(error, "public", "") or f"{type(error).__name__} ({_place(error)})"
 
 
 def _place(error: BaseException, module: str = "") -> str:

@@ -170,6 +170,7 @@ def cell_of(value: Any) -> Any:
     return f"'{value}"
 
 
-def text_of(cell: str) -> str:
+def text_of(cell: Any) -> Any:
     """Return the text that `cell_of` made a cell of."""
-    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+    escaped = isinstance(cell, str) and cell.startswith("'") and _FORMULA.match(cell)
+    return cell[1:] if escaped else cell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -82,24 +82,25 @@ def check_smallest(data_set: DataSet, least: int) -> None:
     Only names and numbers that come from the examples are checked, such as labels in a file; those
     that a data set's class declares reveal nothing.
     """
-    kind, config = type(data_set), data_set.config
-    places = [(domain, s) for s in ("train", "test") for domain in data_set.domains]
-    names: dict[str, Any] = {}
-    if not (
-        isinstance(kind.num_classes, int) or (kind.classes and isinstance(kind.classes, tuple))
+    kind = type(data_set)
+    declared = isinstance(kind.num_classes, int) or (
+        isinstance(kind.classes, tuple) and kind.classes
+    )
+    grouped = data_set.config.groups and kind.group_names is not DataSet.group_names
+    places = [(domain, split) for split in ("train", "test") for domain in data_set.domains]
+    for what, checked, numbers in (
+        ("classes", not declared, partial(labels_of, data_set)),
+        ("groups", grouped, data_set.group_of),
     ):
-        names["classes"] = [labels_of(data_set, *place) for place in places]
-    if config.groups and kind.group_names is not DataSet.group_names:
-        names["groups"] = [data_set.group_of(*place) for place in places]
-    for what, numbers in names.items():
-        counts = np.unique(np.concatenate(numbers), return_counts=True)[1]
+        values: Any = np.concatenate([numbers(*place) for place in places]) if checked else []
+        counts = np.unique(values, return_counts=True)[1]
         if rare := int((counts < least).sum()):
-            text = (
+            raise DataError(
                 f"{rare} of the {len(counts)} {what} have fewer than {least} examples here "
                 "(data.smallest-group, and smallest-group in the node config), so they may say "
-                "who has them. Join them with others, or lower both numbers."
+                "who has them. Join them with others, or lower both numbers.",
+                public=True,
             )
-            raise DataError(text, public=text)
 
 
 def groups_by_client(

@@ -40,11 +40,11 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         class or group, or if the run excludes this domain.
     """
     if config.domains and domain not in names_in(config.domains):
-        text = (
+        raise DataError(
             f"The run's data.domains = {config.domains!r} does not include {domain!r}. Add it to "
-            "data.domains, or change the domain in --node-config."
+            "data.domains, or change the domain in --node-config.",
+            public=True,
         )
-        raise DataError(text, public=text)
     config = replace(
         config,
         domains="",

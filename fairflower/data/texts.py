@@ -228,11 +228,11 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
     def _read(self, domain: str) -> _Table:
         path = self._path(domain)
         if self.config.groups in ("text", "label", "split"):
-            text = (
+            raise DataError(
                 f"data.groups = {self.config.groups!r}: this column has no groups of people. Name "
-                "another column, or remove data.groups."
+                "another column, or remove data.groups.",
+                public=True,
             )
-            raise DataError(text, public=text)
         empty: list[dict[str, list[str]]] = [{"train": [], "test": []} for _ in range(3)]
         table = _Table(*empty)
         seen: dict[str, int] = {}

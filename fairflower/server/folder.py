@@ -10,7 +10,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,15 +26,9 @@ from fairflower.errors import ConfigError, logger
 from fairflower.files import cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.contents import (
-    HISTORY_COLUMNS,
-    Value,
-    original_of,
-    read_config,
-    read_facts,
-    read_history,
-)
+from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_config, read_facts
 from fairflower.server.history import History
+from fairflower.server.privacy import begun_and_spent
 
 #: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
@@ -100,7 +94,7 @@ class RunFolder:
         self.metrics = History(facts.get("domains", ()))
         self._begin = time.monotonic() - seconds
         #: Rounds that earlier sessions have begun, and the largest epsilon that they recorded.
-        self.begun, self.spent = 0, -1.0
+        self.begun, self.spent = 0, 0.0
 
     @classmethod
     def create(cls, config: RunConfig, facts: Mapping[str, Any]) -> RunFolder:
@@ -175,8 +169,8 @@ class RunFolder:
         folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
         if changed:
             folder._facts["parts"] = facts["parts"]
-        if config.privacy.on and (path / "history.csv").exists():
-            folder._read_spent(read_history(path / "history.csv"), earlier)
+        if config.privacy.on:
+            folder.begun, folder.spent = begun_and_spent(path, earlier)
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
@@ -297,13 +291,6 @@ class RunFolder:
         if not sizes:
             with self._open("history.csv") as file:
                 csv.writer(file).writerow(HISTORY_COLUMNS)
-
-    def _read_spent(self, history: Sequence[Value], earlier: Mapping[str, Any]) -> None:
-        """Note from the history, before it is cut, what earlier sessions cost of privacy."""
-        self.begun = max([earlier["rounds"], *(line.round for line in history)])
-        if "privacy" not in earlier and earlier["status"] != "completed":
-            self.begun += 1  # a round may have begun
-        self.spent = max((line.value for line in history if line.metric == "epsilon"), default=-1.0)
 
     def _add_diagnostics(self, line: Mapping[str, Any]) -> None:
         with self._open("diagnostics.jsonl") as file:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflower.config.privacy import PrivacyConfig
 from fairflower.errors import ConfigError, NotInstalled, require
+from fairflower.server.contents import read_history
 
 if TYPE_CHECKING:
     from fairflower.aggregation.hooks import Diagnostic  # imports Flower, which is slow
@@ -114,6 +116,14 @@ def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     return high * 1.01  # the message rounds it
 
 
+def begun_and_spent(run: Path, facts: Mapping[str, Any]) -> tuple[int, float]:
+    """Return how many rounds a run has begun by its history, and the largest epsilon in it."""
+    history = read_history(run / "history.csv") if (run / "history.csv").exists() else []
+    cut_off = "privacy" not in facts and facts["status"] != "completed"  # a round may have begun
+    begun = max([facts["rounds"], *(line.round for line in history)]) + cut_off
+    return begun, max([0.0, *(line.value for line in history if line.metric == "epsilon")])
+
+
 class PrivacyLedger:
     """Counts started rounds in ``run.json``, and reports when the privacy budget is used up.
 
@@ -128,12 +138,12 @@ class PrivacyLedger:
         if not privacy.on:
             return
         for _ in range(1000):  # rounds that were repeated are only in the recorded epsilon
-            if self.epsilon > folder.spent * (1 - 1e-9):
+            if self.epsilon >= folder.spent * (1 - 1e-9):
                 return
             self.rounds += 1
         raise ConfigError(
-            f"{folder.path} cannot be resumed: its history.csv has epsilon = {folder.spent:.6g}, "
-            f"and {self.rounds} rounds would have {self.epsilon:.6g}. Start a new run."
+            f"{folder.path} cannot be resumed: no number of rounds has the epsilon in its "
+            f"history.csv, {folder.spent:.6g}. Start a new run."
         )
 
     @property
