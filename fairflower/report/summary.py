@@ -95,10 +95,9 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
         row |= {key: shown(run.config[key]) for key in settings if _is_set(run.config, key)}
     figures = dict.fromkeys(column for row in rows for column in row)
     columns = [*_FIRST, *settings]
-    columns += [column for column in figures if column not in {*columns, *_LAST}]
+    columns += [*(name for name in figures if name not in {*columns, *_LAST}), *_LAST]
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    columns = [*columns, *_LAST]
     for cells in (columns, *([row.get(column, "") for column in columns] for row in rows)):
         writer.writerow(map(cell_of, cells))
     path.write_text(text.getvalue(), encoding="utf-8")
