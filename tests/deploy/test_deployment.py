@@ -439,7 +439,7 @@ def test_options_that_conflict_with_the_site_option_are_refused(
 
 def intruders(trial: LocalDeployment, folder: Path) -> dict[str, Process]:
     """Return SuperNodes that must be refused, by the message that they get."""
-    node = {"domain": "plain", "data-dir": str(folder / "site plain")}
+    node = {"domain": "plain", "data-dir": str(folder / "site plain"), "smallest-group": 1}
     unregistered = trial.make_site("unregistered", node)
     anonymous = trial.make_site("anonymous", node)
     place = anonymous.command.index("--auth-supernode-private-key")
@@ -532,7 +532,10 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
         tiny_data_sets.write_site_table(folders[domain], number)
     # Where the server and the sites find the data sets of `vectors`.
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
-    nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
+    nodes = [
+        {"domain": domain, "data-dir": str(folders[domain]), "smallest-group": 1}
+        for domain in DOMAINS
+    ]
     with (
         ThreadPoolExecutor() as pool,
         LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial,

@@ -216,7 +216,7 @@ def test_a_deployment_with_secure_aggregation_equals_simulated_runs(tmp_path: Pa
     folders = tiny_data_sets.digits_folders(tmp_path, ("plain", "inverted", "rotated"), most=20)
     # Every site requires secure aggregation.
     nodes: list[dict[str, Any]] = [
-        {"domain": domain, "data-dir": str(folder), "secure-aggregation": True}
+        {"domain": domain, "data-dir": str(folder), "secure-aggregation": True, "smallest-group": 1}
         for domain, folder in folders.items()
     ]
     settings = {
@@ -226,6 +226,7 @@ def test_a_deployment_with_secure_aggregation_equals_simulated_runs(tmp_path: Pa
         "data.name": "npz",
         "evaluate.by": "clients",
         "sites": 3,
+        "data.smallest-group": 1,
         "train.local-epochs": 1,
     }
     messages: list[str] = []
