@@ -62,6 +62,7 @@ def config(strategy: str, rounds: int, data: str = "npz", client: str = "sgd") -
             "num-server-rounds": rounds,
             "data.name": data,
             "evaluate.by": "clients",
+            "data.smallest-group": 1,
             "sites": len(DOMAINS),
             "train.local-epochs": 1,
             "evaluate.every": rounds,
