@@ -6,6 +6,8 @@ another. The node config defines the client's data:
 - ``partition-id=3 num-partitions=20``: the fourth of 20 parts of the run's data set; every node
   divides the data set in the same way. ``data-dir="/data/digits"`` is the folder of the data set.
 - ``domain="svhn" data-dir="/data/svhn"``: a site with its own data. The server numbers the sites.
+
+Unknown keys are refused. What leaves a SuperNode passes `guarded`.
 """
 
 from __future__ import annotations
@@ -20,19 +22,61 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.config import DataConfig, RunConfig, is_setting
+from fairflower.config import DataConfig, RunConfig, is_setting, unknown
 from fairflower.data import Federation, prepare
 from fairflower.data.class_folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
-from fairflower.errors import ConfigError, DataError, UserError
+from fairflower.errors import ConfigError, logger, public_text
+from fairflower.flower_compat import is_supernode
 from fairflower.models import Classifier, frozen_digest
-from fairflower.registry.user_metrics import load_function
+from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
 from fairflower.training.device import choose_device, limit_threads
 from fairflower.training.trainer import Trainer
+
+#: Keys of a node config.
+NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions"}
+NODE_KEYS |= {"secure-aggregation", "smallest-group"}
+
+
+def guarded(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Refuse a wrong node config, and keep a SuperNode's data out of what it sends of failures.
+
+    An error's text may quote cells, columns and paths. The server gets its `public_text`, and the
+    SuperNode's own log the rest; likewise for a metric that failed. Clients of a simulation send
+    the whole text, because the server has their data.
+    """
+    node = context.node_config
+    try:
+        _check_node_config(node)
+        reply = call_next(message, context)
+        reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
+        if reasons and is_supernode(context):
+            logger.error("These metrics failed: %s", dict(reasons))
+            reasons.update(dict.fromkeys(reasons, "it failed; the site's own log says why"))
+        return reply
+    except Exception as error:
+        if not is_supernode(context):
+            raise
+        logger.error("A %s message failed.", message.metadata.message_type, exc_info=error)
+        site = f"site {node['domain']!r}: " if "domain" in node else ""
+        text = f"{site}{public_text(error)} (the site's own log says more)"
+        raise RuntimeError(text) from None
+
+
+def _check_node_config(node: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for an unknown key, such as a mistyped one, or an invalid value."""
+    for key in node.keys() - NODE_KEYS:
+        raise ConfigError(f"--node-config: {unknown('key', key, NODE_KEYS)}")
+    if type(node.get("secure-aggregation", True)) is not bool:
+        raise ConfigError("--node-config: secure-aggregation: expected true or false.")
+    if not (type(least := node.get("smallest-group", 1)) is int and least > 0):
+        raise ConfigError("--node-config: smallest-group: expected a whole number above 0.")
 
 
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
@@ -79,7 +123,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     return trainer
 
 
-app = make_client_app(trainer_of, mods=[secure_mod])
+app = make_client_app(trainer_of, mods=[secure_mod], around=[guarded])
 
 
 @app.query()
@@ -89,13 +133,10 @@ def query(message: Message, context: Context) -> Message:
     node = context.node_config
     answer = ConfigRecord()
     if config and "domain" in node:
-        name = str(node["domain"])
-        try:
-            answer["site"] = open_site(_data_config(context, _settings(config)), name).to_json()
-        except UserError as error:
-            raise DataError(f"site {name!r}: {error}") from error
+        site = open_site(_data_config(context, _settings(config)), str(node["domain"]))
+        answer["site"] = site.to_json()
     elif config:
-        answer["federation"] = _described(prepare(_data_config(context, _settings(config))))
+        answer["federation"] = _described(_shared_data(context, _settings(config)))
     if "site" not in answer:
         answer["partition-id"] = _partition_id(context)
     for key in ("partition-id", "num-partitions"):
@@ -110,7 +151,7 @@ def _place(
     """Return the node's client id, its federation, and the client's data."""
     if "domain" not in context.node_config:
         client_id = _partition_id(context)
-        federation = prepare(_data_config(context, run))
+        federation = _shared_data(context, run)
         return client_id, federation, _data(federation, client_id)
     if "federation" not in config or "client-id" not in config:
         raise ValueError(
@@ -127,10 +168,25 @@ def _settings(config: Mapping[str, Any]) -> RunConfig:
 
 
 def _data_config(context: Context, run: RunConfig) -> DataConfig:
-    """Return the run's data settings, with the node's ``data-dir`` if it has one."""
-    if "data-dir" in context.node_config:
-        return dataclasses.replace(run.data, dir=str(context.node_config["data-dir"]))
-    return run.data
+    """Return the run's data settings, with the node's ``data-dir`` and ``smallest-group``.
+
+    A run names no folder of a site, and cannot lower a SuperNode's ``smallest-group``, only raise
+    it. Data of a simulation have no such limit.
+    """
+    node, data = context.node_config, run.data
+    own = int(node.get("smallest-group", DataConfig.smallest_group))
+    least = max(data.smallest_group, own) if is_supernode(context) else 1
+    folder = str(node.get("data-dir", "" if "domain" in node else data.dir))
+    return dataclasses.replace(data, dir=folder, smallest_group=least)
+
+
+def _shared_data(context: Context, run: RunConfig) -> Federation:
+    """Return the data set of which the node has a share; without paths if it is a SuperNode."""
+    config = _data_config(context, run)
+    federation = prepare(config, least=config.smallest_group)
+    if not is_supernode(context):
+        return federation
+    return dataclasses.replace(federation, sources=("the nodes' own",) * len(federation.domains))
 
 
 def _partition_id(context: Context) -> int:

@@ -17,7 +17,15 @@ logger = logging.getLogger("flwr").getChild("fairflower")
 
 
 class UserError(Exception):
-    """An error that the user can fix; the message explains the problem and the solution."""
+    """An error that the user can fix; the message explains the problem and the solution.
+
+    ``public`` is what a site may send of it (`public_text`), without any value, path or column of
+    its data; True means the whole message.
+    """
+
+    def __init__(self, *args: object, public: str | bool = "") -> None:
+        super().__init__(*args)
+        self.public = str(self) if public is True else public
 
 
 class ConfigError(UserError, ValueError):
@@ -195,6 +203,32 @@ def failure_text(error: BaseException, module: str = "") -> str:
 
     Otherwise the location is the last line that belongs neither to fairflower nor to a library.
     """
+    try:
+        text = str(error)
+    except Exception as second:  # str(error) failed, too
+        text = f"no text ({type(second).__name__})"
+    return f"{type(error).__name__}: {text} ({_place(error, module)})"
+
+
+def public_text(error: BaseException) -> str:
+    """Return what a site may send of an error: the kind of fault, without anything of its data.
+
+    That is its public part, else the type and location of a ``DataError`` or of the first cause.
+    What client_app.py and `fairflower.secure` refuse is public: settings, and a server's messages.
+    """
+    while error.__cause__ and not (getattr(error, "public", "") or isinstance(error, DataError)):
+        error = error.__cause__
+    if isinstance(error, FloatingPointError):
+        return "training diverged, with NaN or infinite values"
+    place = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    refusals = {Path(__file__).parent / name for name in ("secure", "client_app.py")}
+    if isinstance(error, NotInstalled) or refusals & {place, place.parent}:
+        return str(error)
+    return getattr(error, "public", "") or f"{type(error).__name__} ({_place(error)})"
+
+
+def _place(error: BaseException, module: str = "") -> str:
+    """Return the location of an exception, as `failure_text` does."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(module), "__file__", None)
     of_module = [frame for frame in frames if frame.filename == file]
@@ -202,14 +236,7 @@ def failure_text(error: BaseException, module: str = "") -> str:
     others = (str(Path(__file__).parent), "<", *libraries)  # "<": code without a file
     own = [frame for frame in frames if not frame.filename.startswith(others)]
     last = (of_module or own or frames)[-1]
-    try:
-        text = str(error)
-    except Exception as second:  # str(error) failed, too
-        text = f"no text ({type(second).__name__})"
-    return (
-        f"{type(error).__name__}: {text} ({Path(last.filename).name}, line {last.lineno}, in "
-        f"{last.name})"
-    )
+    return f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
 
 
 @contextmanager

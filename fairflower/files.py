@@ -1,7 +1,8 @@
 """Files of named arrays and JSON metadata, written atomically and with a checksum.
 
 The format is safetensors, with the metadata and the checksum in the header. A file is written under
-a temporary name, flushed to disk and renamed, so after a crash the previous file is intact.
+a temporary name, flushed to disk and renamed, so after a crash the previous file is intact. Also
+cells of CSV files.
 """
 
 from __future__ import annotations
@@ -147,3 +148,29 @@ def _digest(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
     for array in arrays.values():
         digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+#: Matches text that a spreadsheet would evaluate, and what `cell_of` makes of it.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+def cell_of(value: Any) -> Any:
+    """Return the cell of a CSV file for a name that sites and users choose.
+
+    A text that a spreadsheet would evaluate begins with an apostrophe; numbers remain numbers.
+
+    >>> cell_of("=1+2"), cell_of("-0.5 1e-3"), cell_of(-2), text_of(cell_of("'@x"))
+    ("'=1+2", '-0.5 1e-3', -2, "'@x")
+    """
+    if not (isinstance(value, str) and _FORMULA.match(value)):
+        return value
+    with suppress(ValueError):
+        _ = [float(part) for part in value.split(" ")]
+        return value
+    return f"'{value}"
+
+
+def text_of(cell: Any) -> Any:
+    """Return the text that `cell_of` made a cell of."""
+    escaped = isinstance(cell, str) and cell.startswith("'") and _FORMULA.match(cell)
+    return cell[1:] if escaped else cell

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.server.client_proxy import ClientProxy
 from flwr.serverapp import Grid
 
@@ -126,3 +126,17 @@ def privacy_wrapper() -> str:
 def is_deployed(grid: Grid) -> bool:
     """Return whether a grid belongs to a SuperLink, whose clients have their own data."""
     return type(grid).__name__ in ("HttpGrid", "GrpcGrid")  # since and before Flower 1.41
+
+
+def is_supernode(context: Context) -> bool:
+    """Return whether a ClientApp answers for a SuperNode, and not for a client of a simulation.
+
+    In a simulation a node config has only the two keys that Flower writes into it.
+    """
+    try:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        own = TaskIdentity.node_id == context.node_id  # only a SuperNode's process has this id
+    except (ImportError, RuntimeError):  # an older version of Flower, or not set
+        own = False
+    return own or not context.node_config.keys() <= {"partition-id", "num-partitions"}

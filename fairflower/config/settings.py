@@ -72,6 +72,12 @@ class DataConfig:
         "Sensitive attribute for measuring group fairness: sex, health or age in the embedded "
         "tables, or an array or column in your own files. Empty means none.",
     )
+    smallest_group: int = setting(
+        5,
+        "Smallest number of a site's examples that share a class or group whose name it sends.",
+        min=1,
+        execution=True,
+    )
     clients_per_domain: int = setting(
         5,
         "Number of clients per domain (5 in the papers); ignored if imbalance-factor is above 1.",
@@ -79,8 +85,7 @@ class DataConfig:
     )
     fraction: float = setting(
         0.0,
-        "Fraction of a domain's training examples that each client gets. 0 means the data set's "
-        "default.",
+        "Fraction of a domain's training examples for each client. 0: the data set's default.",
         max=1,
     )
     examples_per_client: int = setting(
@@ -162,7 +167,6 @@ class ModelConfig:
         "resnet18. For timm:NAME and hf:NAME: empty means the pretrained weights in the cache "
         "or folder, and random means random weights; timm:NAME also accepts a file.",
     )
-
     adapter: str = setting(
         "",
         "Adapter for a frozen timm:NAME or hf:NAME network, such as "
@@ -294,9 +298,7 @@ class MeasureConfig:
         512, "Memory limit for per-sample gradients, in MiB.", min=1, max=2**30
     )
     rho: float = setting(
-        0.05,
-        "Perturbation radius for measuring sharpness (FedISM: 0.05). train.rho is the radius "
-        "for training.",
+        0.05, "Radius for measuring sharpness (FedISM: 0.05). train.rho is the radius for training."
     )
 
 
@@ -387,9 +389,7 @@ class EvaluateConfig:
     )
     batch_size: int = setting(500, "Number of examples per forward pass in a test.", min=1)
     test: bool = setting(
-        True,
-        "Whether to test on the test examples. false means testing on validation examples only, "
-        "as in the trials of `fairflower tune`.",
+        True, "Whether to test on test examples. false: only on validation examples, as trials do."
     )
     auc: bool = setting(
         False, "Whether the server also computes the AUC. For medical data sets it always does."

@@ -46,7 +46,7 @@ from fairflower.data.federation import (
     held_out_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.people import check_comparable, groups_by_client
+from fairflower.data.people import check_comparable, check_smallest, groups_by_client
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
@@ -64,7 +64,7 @@ Examples = dict[str, Pixels | Floats | Ints]
 Arrays = dict[str, Any]
 
 
-def prepare(config: DataConfig, *, site: bool = False) -> Federation:
+def prepare(config: DataConfig, *, site: bool = False, least: int = 1) -> Federation:
     """Divide a data set among clients, or reuse the result of an earlier call.
 
     Parameters
@@ -74,6 +74,8 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     site
         Whether the data belong to a single site. A site may lack classes; otherwise, a warning
         lists the classes without examples. It has no fingerprint.
+    least
+        Smallest number of examples that must share the name of a class or group of people.
 
     Raises
     ------
@@ -84,10 +86,11 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
     """
     data_set = make_data_set(config)
     with DataSpec.read(config.name).naming_failures():
-        folder = home() / "cache" / "data" / f"{file_name(config.name)}-{_hash(data_set, site)}"
+        digest = _hash(data_set, site, least)
+        folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
         if not (folder / META).is_file():
             logger.info("Preparing %s in %s", config.name, folder)
-            _build(data_set, folder, site)
+            _build(data_set, folder, site, least)
     return _open(folder, config.augment)
 
 
@@ -146,10 +149,12 @@ def make_data_set(config: DataConfig) -> DataSet:
     return data_set
 
 
-def _hash(data_set: DataSet, site: bool) -> str:
+def _hash(data_set: DataSet, site: bool, least: int) -> str:
     settings = {**vars(data_set.config), "domains": data_set.domains, "site": site}
-    for key in ("augment", "dir"):  # not part of the content, or covered by the fingerprint
+    # Not part of the content, or covered by the fingerprint or by `least`.
+    for key in ("augment", "dir", "smallest_group"):
         del settings[key]
+    settings |= {"least": least} if least > 1 else {}
     content = [_VERSION, settings, data_set.fingerprint()]
     if not type(data_set).__module__.startswith("fairflower."):  # others change with `_VERSION`
         content.append(attributes_of(data_set))
@@ -160,7 +165,9 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _build(data_set: DataSet, folder: Path, site: bool) -> None:
+def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
+    if least > 1:
+        check_smallest(data_set, least)
     federation, clients, held_out = _divide(data_set, folder, site)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

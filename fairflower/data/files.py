@@ -116,7 +116,10 @@ class NpzFile:
         check_memory(found, needed, "Store fewer or smaller images.")
 
     def _wrong(self, key: str, content: object, expected: str) -> DataError:
-        return DataError(f"{self.path}: {key}: found {content}; expected {expected}.")
+        public = f"{key} in an .npz file is missing or wrong; expected {expected}"
+        return DataError(
+            f"{self.path}: {key}: found {content}; expected {expected}.", public=public
+        )
 
 
 def data_folder(config: DataConfig) -> Path | None:
@@ -127,7 +130,10 @@ def data_folder(config: DataConfig) -> Path | None:
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         key = "data.dir" if config.dir else "FAIRFLOWER_DATA"
-        raise DataError(f"{key} = {name!r}: the folder {folder} does not exist.")
+        raise DataError(
+            f"{key} = {name!r}: the folder {folder} does not exist.",
+            public="the folder of the data does not exist",
+        )
     return folder
 
 

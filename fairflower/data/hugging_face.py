@@ -120,7 +120,7 @@ def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) 
 
 def load_saved(folder: Path) -> Dataset | DatasetDict:
     """Load the data set that ``save_to_disk`` wrote to a folder."""
-    require("sim", f"{folder}, a Hugging Face data set,", "datasets")
+    require("sim", "A Hugging Face data set", "datasets")
     from datasets import load_from_disk
 
     for path in folder.rglob("*"):

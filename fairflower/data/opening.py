@@ -33,11 +33,13 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
     """Convert any exception of a file-reading library to a ``DataError``."""
     try:
         yield
-    except DataError:
+    except DataError as error:
+        error.public = error.public or "a file cannot be read"
         raise
     except Exception as error:
         reason = f"{problem} ({type(error).__name__}: {error})."
-        raise DataError(f"{reason} {remedy}." if remedy else reason) from error
+        public = f"a file cannot be read ({type(error).__name__})"
+        raise DataError(f"{reason} {remedy}." if remedy else reason, public=public) from error
 
 
 def open_regular(path: Path, most: int | None = MAX_BYTES) -> BufferedReader:
@@ -75,11 +77,13 @@ def check_columns(
     """Raise ``DataError`` if a table, ``where``, lacks a column or has two of the same name."""
     columns, wanted = list(columns), list(wanted)
     if twice := [name for name in wanted if columns.count(name) > 1]:
-        raise DataError(f"{where}: found several columns named {twice[0]}. Rename all but one.")
+        found = f"found several columns named {twice[0]}. Rename all but one."
+        raise DataError(f"{where}: {found}", public=f"a table: {found}")
     if missing := [name for name in wanted if name not in columns]:
+        lacks = f"missing: {', '.join(missing)}. Add or rename columns."
         raise DataError(
-            f"{where}: found the columns {', '.join(columns)}; missing: {', '.join(missing)}."
-            f" Add or rename columns. {remedy}".rstrip()
+            f"{where}: found the columns {', '.join(columns)}; {lacks} {remedy}".rstrip(),
+            public=f"a table: found {len(columns)} columns; {lacks}",
         )
 
 
@@ -98,10 +102,8 @@ def check_memory(subject: str, needed: int, remedy: str) -> None:
     The message consists of ``subject``, both numbers of bytes and ``remedy``.
     """
     if needed > (free := free_memory()):
-        raise DataError(
-            f"{subject} {gigabytes(needed)}; expected no more than the free memory, "
-            f"{gigabytes(free)}. {remedy}"
-        )
+        problem = f"{gigabytes(needed)}; expected no more than the free memory, {gigabytes(free)}."
+        raise DataError(f"{subject} {problem} {remedy}", public=f"a file takes {problem}")
 
 
 def free_memory() -> int:

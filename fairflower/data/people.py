@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflower.data.client_groups import ClientGroup
-from fairflower.data.data_set import DataSet
+from fairflower.data.data_set import DataSet, labels_of
 from fairflower.data.federation import Ints
 from fairflower.data.files import check_twins
 from fairflower.errors import DataError
@@ -48,10 +48,11 @@ class GroupsOfFiles(DataSet):
             held.setdefault(domain, set()).update(map(str, set(values)))
         names = sorted(set().union(*held.values()))
         if len(names) > MAX_GROUPS:
+            problem = f"data.groups = {self.config.groups!r}: found {len(names)} different values"
+            remedy = f"expected at most {MAX_GROUPS} groups. Store ranges of values instead."
             raise DataError(
-                f"data.groups = {self.config.groups!r}: found {len(names)} different values, such "
-                f"as {', '.join(names[:3])}; expected at most {MAX_GROUPS} groups. Store ranges "
-                "of values instead."
+                f"{problem}, such as {', '.join(names[:3])}; {remedy}",
+                public=f"{problem}; {remedy}",
             )
         check_twins(f"data.groups = {self.config.groups!r}: the groups", held, "Change the values")
         return tuple(names)
@@ -73,6 +74,40 @@ def check_comparable(name: str, groups: str, group_names: Sequence[str], num_cla
             f"data.groups = {groups!r}: group-fairness metrics need two classes (class 1 is the"
             f" positive class), but {name} has {num_classes}. Remove data.groups."
         )
+
+
+def check_smallest(data_set: DataSet, least: int) -> None:
+    """Raise ``DataError`` if fewer than ``least`` examples have a class or group of people.
+
+    Only names and numbers that come from the examples are checked, such as labels in a file. Labels
+    that count the classes, 0, 1, 2 and so on without a gap, reveal nothing, nor do names that a
+    data set's class declares.
+    """
+    kind = type(data_set)
+    declared = isinstance(kind.num_classes, int) or (
+        isinstance(kind.classes, tuple) and kind.classes
+    )
+    grouped = data_set.config.groups and kind.group_names is not DataSet.group_names
+    places = [(domain, split) for split in ("train", "test") for domain in data_set.domains]
+    for what, checked, numbers in (
+        ("classes", not declared, partial(labels_of, data_set)),
+        ("groups", grouped, data_set.group_of),
+    ):
+        values: Any = np.concatenate([numbers(*place) for place in places]) if checked else []
+        different, counts = np.unique(values, return_counts=True)
+        if (
+            what == "classes"
+            and not data_set.classes
+            and len(counts) == different.max(initial=-1) + 1
+        ):
+            continue
+        if rare := int((counts < least).sum()):
+            raise DataError(
+                f"{rare} of the {len(counts)} {what} have fewer than {least} examples here "
+                "(data.smallest-group, and smallest-group in the node config), so they may say "
+                "who has them. Join them with others, or lower both numbers.",
+                public=True,
+            )
 
 
 def groups_by_client(

@@ -36,12 +36,14 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     Raises
     ------
     DataError
-        If the data cannot be used, or if the run excludes this domain.
+        If the data cannot be used, if fewer than ``smallest_group`` examples share the name of a
+        class or group, or if the run excludes this domain.
     """
     if config.domains and domain not in names_in(config.domains):
         raise DataError(
             f"The run's data.domains = {config.domains!r} does not include {domain!r}. Add it to "
-            "data.domains, or change the domain in --node-config."
+            "data.domains, or change the domain in --node-config.",
+            public=True,
         )
     config = replace(
         config,
@@ -54,7 +56,8 @@ def open_site(config: DataConfig, domain: str) -> Federation:
     )
     domains = make_data_set(config).all_domains()
     if domain not in domains and len(domains) > 1:
-        raise DataError(unknown("domain", domain, domains))
+        found = f"{len(domains)} domains, and none has the name of the site's domain"
+        raise DataError(unknown("domain", domain, domains), public=f"data-dir has {found}")
     config = replace(config, domains=domain if domain in domains else domains[0])
     data_set = make_data_set(config)
     if data_set.partitioner() is not None:
@@ -72,7 +75,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
                 "is less than one. Raise it, or leave it at 0 to train on all of them."
             )
         config = replace(config, fraction=0.0, examples_per_client=count)
-    site = prepare(config, site=True)
+    site = prepare(config, site=True, least=config.smallest_group)
     (client,) = site.clients
     return replace(
         site,

@@ -227,6 +227,12 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
 
     def _read(self, domain: str) -> _Table:
         path = self._path(domain)
+        if self.config.groups in ("text", "label", "split"):
+            raise DataError(
+                f"data.groups = {self.config.groups!r}: this column has no groups of people. Name "
+                "another column, or remove data.groups.",
+                public=True,
+            )
         empty: list[dict[str, list[str]]] = [{"train": [], "test": []} for _ in range(3)]
         table = _Table(*empty)
         seen: dict[str, int] = {}
@@ -241,17 +247,20 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             wanted = ("text", "label", *filter(None, [self.config.groups]))
             check_columns(str(path), wanted, columns, f"{TABLES}.")
             for row in reader:
-                where = f"{path}: line {reader.line_num}"
-                self._check_row(where, row)
+                line = f"line {reader.line_num}"
+                where = f"{path}: {line}"
+                if problem := self._problem(row):
+                    raise DataError(f"{where} {problem}", public=f"{line} of a table {problem}")
                 label = row["label"]
                 seen[label] = seen.get(label, -1) + 1
                 split = (
                     row["split"] if "split" in columns else ("test", "train")[seen[label] % 5 > 0]
                 )
                 if split not in table.texts:
+                    remedy = "expected train or test. Correct it, or remove the column."
                     raise DataError(
-                        f"{where}: found the split {split!r}; expected train or test. Correct it, "
-                        "or remove the column."
+                        f"{where}: found the split {split!r}; {remedy}",
+                        public=f"{line} of a table: found another split; {remedy}",
                     )
                 if self.config.groups:
                     table.groups[split].append(sys.intern(row[self.config.groups]))
@@ -259,18 +268,15 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
                 table.labels[split].append(sys.intern(label))
         return table
 
-    def _check_row(self, where: str, row: Mapping[Any, Any]) -> None:
-        """Raise ``DataError`` if a row has too many values, or lacks one."""
+    def _problem(self, row: Mapping[Any, Any]) -> str:
+        """Return what is wrong with a row: too many values, or too few; empty if nothing is."""
         if any(row.get(None) or ()):  # values without a column
-            raise DataError(
-                f"{where} has more values than the header. Quote texts that contain commas."
-            )
+            return "has more values than the header. Quote texts that contain commas."
         if not row["label"] or row["text"] is None:
-            raise DataError(f"{where} has no label or no text. Add the missing value.")
+            return "has no label or no text. Add the missing value."
         if (groups := self.config.groups) and not row[groups]:
-            raise DataError(
-                f"{where} has no {groups} (data.groups). Add the value, or remove the row."
-            )
+            return f"has no {groups} (data.groups). Add the value, or remove the row."
+        return ""
 
 
 @contextmanager

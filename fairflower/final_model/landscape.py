@@ -26,6 +26,7 @@ from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split, prepare
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.files import cell_of
 from fairflower.models import set_arrays, trainable
 from fairflower.numerics import Vector
 from fairflower.numerics.threads import cpus
@@ -79,7 +80,7 @@ class Landscape:
             for surface in self.surfaces:
                 points = product(self.steps.tolist(), repeat=2)
                 for (y, x), loss in zip(points, surface.loss.ravel().tolist(), strict=True):
-                    writer.writerow([surface.domain, surface.split, x, y, loss])
+                    writer.writerow([cell_of(surface.domain), surface.split, x, y, loss])
 
 
 def landscape(
@@ -306,4 +307,5 @@ def write_csv(measured: Iterable[ClientSharpness], path: Path) -> None:
         for sharpness in measured:
             for domain, values in sharpness.values.items():
                 for place, value in enumerate(values.tolist()):
-                    writer.writerow([sharpness.label, sharpness.seed, domain, place, value])
+                    cells = sharpness.label, sharpness.seed, domain, place, value
+                    writer.writerow(map(cell_of, cells))

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, get_args
 
 from fairflower.config import RunConfig, default_values, method_key, shown
 from fairflower.errors import RunFolderError
+from fairflower.files import cell_of, text_of
 from fairflower.participation.availability import trace_digest
 from fairflower.paths import open_regular
 from fairflower.server.folder import lock_folder
@@ -64,7 +65,7 @@ class Row:
     @classmethod
     def read(cls, cells: Mapping[str, str]) -> Self:
         """Return the row with these cells of the file, given by column."""
-        values: dict[str, Any] = dict(cells)
+        values: dict[str, Any] = {k: text_of(cell) for k, cell in cells.items()}
         values["federation"] = int(values["federation"])
         values["seconds"] = float(values["seconds"])
         row = cls(**values)
@@ -192,7 +193,7 @@ class Ledger:
             writer = csv.writer(file, lineterminator="\n")
             if new:
                 writer.writerow(COLUMNS)
-            writer.writerow(astuple(row))
+            writer.writerow(map(cell_of, astuple(row)))
             file.flush()
             os.fsync(file.fileno())
         self.rows[row.key] = row

@@ -26,6 +26,7 @@ from fairflower.plans.plan import Plan
 from fairflower.plans.protocol import is_study
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
+from fairflower.server.privacy import planned, together
 from fairflower.trackers import check_tracker
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before Flower is needed
@@ -69,8 +70,10 @@ def locked_folder(
 
 
 def announce(plan: Plan, console: Console) -> None:
-    """Print a summary of a plan."""
+    """Print a summary of a plan and, for private runs, what they reveal together."""
     console.print(escape(plan.summary()), soft_wrap=True, highlight=False)
+    if note := together(planned(config) for config in plan.runs if config.privacy.on):
+        console.print(f"Differential privacy: {note}", soft_wrap=True, highlight=False)
 
 
 def setup_summary(plan: Plan, federation: Federation) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from fairflower.files import cell_of
 from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.contrasts import UNDECIDED
 from fairflower.report.reading import Run
@@ -122,5 +123,8 @@ def _verdict(difference: Difference, sign: int) -> str:
 def csv_table(runs: Sequence[Run] | Analysis) -> str:
     """Return `table_frame` as CSV, with one column per mean and per standard deviation."""
     frame = table_frame(runs)
-    frame.columns = frame.columns.map(lambda pair: "seeds" if pair[1] == "n" else " ".join(pair))
+    frame.columns = frame.columns.map(
+        lambda pair: "seeds" if pair[1] == "n" else cell_of(" ".join(pair))
+    )
+    frame.index = frame.index.map(cell_of)
     return str(frame.to_csv(lineterminator="\n"))

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fairflower.config import COMPARED_TABLES, RunConfig, execution_keys, parse_assignment, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
+from fairflower.files import cell_of, text_of
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.paths import check_output_file, read_text
 from fairflower.registry.user_metrics import metric_names
@@ -94,11 +95,11 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
         row |= {key: shown(run.config[key]) for key in settings if _is_set(run.config, key)}
     figures = dict.fromkeys(column for row in rows for column in row)
     columns = [*_FIRST, *settings]
-    columns += [column for column in figures if column not in {*columns, *_LAST}]
+    columns += [*(name for name in figures if name not in {*columns, *_LAST}), *_LAST]
     text = StringIO()
-    writer = csv.DictWriter(text, [*columns, *_LAST], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    for cells in (columns, *([row.get(column, "") for column in columns] for row in rows)):
+        writer.writerow(map(cell_of, cells))
     path.write_text(text.getvalue(), encoding="utf-8")
 
 
@@ -112,22 +113,22 @@ def read_summary(path: str | Path) -> list[Run]:
     """
     path = Path(path).expanduser()
     try:
-        reader = csv.DictReader(StringIO(read_text(path, "utf-8-sig")), strict=True)
-        rows = list(reader)
+        lines = csv.reader(StringIO(read_text(path, "utf-8-sig")), strict=True)
+        header, *cells = [[*map(text_of, line)] for line in lines if line] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RunFolderError(f"Cannot read {path}: {error}.") from error
-    missing = {*_FIRST, *_LAST, "rounds", "domains", "clients"} - set(reader.fieldnames or ())
+    missing = {*_FIRST, *_LAST, "rounds", "domains", "clients"} - set(header)
     if missing:
         raise RunFolderError(
             f"{path} is not a summary of runs: it has no column {sorted(missing)[0]!r}. "
             "Create one with `fairflower report RUNS --summary FILE`."
         )
     runs = []
-    for number, row in enumerate(rows, start=2):
+    for number, line in enumerate(cells, start=2):
         try:
-            if None in row or None in row.values():
+            if len(line) != len(header):
                 raise ValueError("the number of cells differs from the number of columns")
-            runs.append(_run_of_row(row))
+            runs.append(_run_of_row(dict(zip(header, line, strict=True))))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise RunFolderError(f"{path}, row {number} cannot be read: {error!r}.") from error
     if not runs:

@@ -33,6 +33,7 @@ from fairflower import paths
 from fairflower.arguments import Range
 from fairflower.config import RunConfig, check_values, read_toml
 from fairflower.errors import ConfigError, Diverged, RunFolderError, is_text, quoted
+from fairflower.files import text_of
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
@@ -242,7 +243,7 @@ def read_history(path: Path) -> list[Value]:
             actual = quoted(",".join(header))
             raise RunFolderError(f"{path} has the columns {actual}; expected {expected!r}.")
         for row in reader:
-            number, level, name, metric, text = row
+            number, level, name, metric, text = map(text_of, row)
             if not _ROUND.fullmatch(number) or not _NUMBER.fullmatch(text):
                 raise ValueError(number)
             rows.append(Value(int(number), level, name, metric, float(text)))

@@ -23,11 +23,12 @@ from safetensors.numpy import save
 
 from fairflower.config import RunConfig, toml_tables
 from fairflower.errors import ConfigError, logger
-from fairflower.files import replacing, sync
+from fairflower.files import cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_config, read_facts
 from fairflower.server.history import History
+from fairflower.server.privacy import begun_and_spent
 
 #: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
@@ -92,6 +93,8 @@ class RunFolder:
         self._facts = dict(facts)
         self.metrics = History(facts.get("domains", ()))
         self._begin = time.monotonic() - seconds
+        #: Rounds that earlier sessions have begun, and the largest epsilon that they recorded.
+        self.begun, self.spent = 0, 0.0
 
     @classmethod
     def create(cls, config: RunConfig, facts: Mapping[str, Any]) -> RunFolder:
@@ -166,6 +169,8 @@ class RunFolder:
         folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
         if changed:
             folder._facts["parts"] = facts["parts"]
+        if config.privacy.on:
+            folder.begun, folder.spent = begun_and_spent(path, earlier)
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
@@ -219,7 +224,8 @@ class RunFolder:
         with self._open("history.csv") as file:
             writer = csv.writer(file)
             for metric, value in values.items():
-                writer.writerow([server_round, level, name, metric, repr(float(value))])
+                cells = server_round, level, name, metric, repr(float(value))
+                writer.writerow(map(cell_of, cells))
 
     def is_tested(self, server_round: int) -> bool:
         """Return whether the history contains accuracies of a round."""

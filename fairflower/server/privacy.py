@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflower.aggregation.hooks import Diagnostic
 from fairflower.config.privacy import PrivacyConfig
 from fairflower.errors import ConfigError, NotInstalled, require
+from fairflower.server.contents import read_history
 
 if TYPE_CHECKING:
+    from fairflower.aggregation.hooks import Diagnostic  # imports Flower, which is slow
+    from fairflower.config import RunConfig
     from fairflower.server.folder import RunFolder
 
 
@@ -36,8 +39,8 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
         )
     except ImportError as error:
         raise NotInstalled(
-            "Differential privacy needs the accountant in flwr 1.41 or newer. Run: pip install "
-            '"flwr[dp]>=1.41"'
+            "Differential privacy needs the accountant in flwr 1.36 or newer. Run: pip install "
+            '"flwr[dp]>=1.36"'
         ) from error
     accountant = RdpAccountant(
         FlowerPrivacy(
@@ -52,6 +55,25 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
         event = GaussianPrivacyEvent(privacy.number_noise_multiplier, 1, 1)
         accountant.compose(event, rounds * numbers)
     return float(accountant.get_epsilon(privacy.delta))
+
+
+def planned(config: RunConfig) -> tuple[float, float]:
+    """Return the largest epsilon that a planned run can have, and its delta."""
+    privacy, numbers = config.privacy, len(config.strategy.make().measurements)
+    whole = epsilon(privacy, numbers, config.num_server_rounds)
+    return min(whole, privacy.max_epsilon or whole), privacy.delta
+
+
+def together(losses: Iterable[tuple[float, float]]) -> str:
+    """State what runs reveal together, given the epsilon and delta of each; empty for one run."""
+    losses = list(losses)
+    if len(losses) < 2:
+        return ""
+    total, delta = map(sum, zip(*losses, strict=True))
+    return (
+        f"Epsilon holds for a single run: these {len(losses)} together have at most epsilon "
+        f"{total:.3g} at delta {delta:.3g}, the sums, if a client's data are in all of them."
+    )
 
 
 def check_reachable(privacy: PrivacyConfig, numbers: int, clients: int, rounds: int) -> None:
@@ -94,16 +116,35 @@ def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     return high * 1.01  # the message rounds it
 
 
+def begun_and_spent(run: Path, facts: Mapping[str, Any]) -> tuple[int, float]:
+    """Return how many rounds a run has begun by its history, and the largest epsilon in it."""
+    history = read_history(run / "history.csv") if (run / "history.csv").exists() else []
+    cut_off = "privacy" not in facts and facts["status"] != "completed"  # a round may have begun
+    begun = max([facts["rounds"], *(line.round for line in history)]) + cut_off
+    return begun, max([0.0, *(line.value for line in history if line.metric == "epsilon")])
+
+
 class PrivacyLedger:
     """Counts started rounds in ``run.json``, and reports when the privacy budget is used up.
 
     A round counts as soon as its messages are sent, even if it is repeated after the run was
-    killed. Without differential privacy this class does nothing.
+    killed. If ``run.json`` lacks them, rounds are counted from the checkpoint and the history.
+    Without differential privacy this class does nothing.
     """
 
     def __init__(self, privacy: PrivacyConfig, numbers: int, folder: RunFolder) -> None:
         self.privacy, self.numbers, self.folder = privacy, numbers, folder
-        self.rounds = int((folder.fact("privacy") or {}).get("rounds", 0))
+        self.rounds = max((folder.fact("privacy") or {}).get("rounds", 0), folder.begun)
+        if not privacy.on:
+            return
+        for _ in range(1000):  # rounds that were repeated are only in the recorded epsilon
+            if self.epsilon >= folder.spent * (1 - 1e-9):
+                return
+            self.rounds += 1
+        raise ConfigError(
+            f"{folder.path} cannot be resumed: no number of rounds has the epsilon in its "
+            f"history.csv, {folder.spent:.6g}. Start a new run."
+        )
 
     @property
     def epsilon(self) -> float:

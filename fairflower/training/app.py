@@ -154,7 +154,10 @@ def user_test_metrics(
 
 
 def make_client_app(
-    trainer_fn: Callable[[Context, ConfigRecord], Trainer], *, mods: Sequence[Mod] = ()
+    trainer_fn: Callable[[Context, ConfigRecord], Trainer],
+    *,
+    mods: Sequence[Mod] = (),
+    around: Sequence[Mod] = (),
 ) -> ClientApp:
     """Make a ClientApp that answers Flower's train and evaluate messages with trainers.
 
@@ -165,6 +168,8 @@ def make_client_app(
         node's trainer.
     mods
         Flower's mods for train messages, for example ``flwr.clientapp.mod.fixedclipping_mod``.
+    around
+        Mods for all messages, before those for training.
 
     Returns
     -------
@@ -181,7 +186,7 @@ def make_client_app(
         to a message of type ``train.measure`` has the numbers that ``measure`` requests, for the
         received model.
     """
-    app = ClientApp()
+    app = ClientApp(mods=list(around))
 
     @app.train(mods=list(mods))
     @_naming_failures

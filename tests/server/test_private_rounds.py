@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import call
 from resuming import config, resume, session, stopped
 
 import fairflower as ff
@@ -279,6 +280,75 @@ def test_a_round_counts_only_if_the_run_is_not_stopped_before_it(
     facts = read_facts(begun.folder.path)
     assert (facts["status"], facts["rounds"], facts["privacy"]["rounds"]) == ("stopped", 1, 1)
     assert read_facts(resume(begun.folder.path))["privacy"]["rounds"] == 3
+
+
+UNIFORM = {**SMALL, **PRIVATE, "fraction-train": 1.0, "strategy.name": "uniform"}
+
+
+def without_ledger(folder: Path) -> Path:
+    facts = read_facts(folder)
+    del facts["privacy"]
+    (folder / "run.json").write_text(json.dumps(facts))
+    return folder
+
+
+def rounds_of(folder: Path) -> int:
+    facts = read_facts(folder)["privacy"]
+    privacy = PrivacyConfig(noise_multiplier=1.0, number_noise_multiplier=2.0)
+    assert facts["epsilon"] == pytest.approx(epsilon(privacy, 0, facts["rounds"]))
+    return int(facts["rounds"])
+
+
+def test_a_run_that_lost_its_ledger_counts_rounds_from_the_history(
+    tmp_path: Path, accountant: None
+) -> None:
+    done = session(config(tmp_path, **UNIFORM | {"num-server-rounds": 2})).run()
+    assert rounds_of(resume(without_ledger(done), **{"num-server-rounds": 4})) == 4
+    # A round that was cut off had begun; so had rounds that were repeated.
+    cut = stopped(config(tmp_path, **UNIFORM), 2)
+    assert rounds_of(resume(without_ledger(cut))) == 4
+    assert rounds_of(resume(without_ledger(cut), **{"num-server-rounds": 5})) == 6
+
+
+def test_a_ledger_that_says_less_than_the_history_is_not_believed(
+    tmp_path: Path, accountant: None
+) -> None:
+    done = session(config(tmp_path, **UNIFORM | {"num-server-rounds": 2})).run()
+    text = (done / "run.json").read_text()
+    (done / "run.json").write_text(
+        text.replace('"rounds": 2,\n    "numbers"', '"rounds": 1,\n    "numbers"')
+    )
+    assert read_facts(done)["privacy"]["rounds"] == 1
+    assert rounds_of(resume(done, **{"num-server-rounds": 3})) == 3
+    history = (done / "history.csv").read_bytes().decode()
+    (last,) = [line for line in history.splitlines() if line.startswith("3,run,,epsilon,")]
+    (done / "history.csv").write_bytes(history.replace(last, f"{last[:-4]}e+09").encode())
+    with pytest.raises(ConfigError, match=r"no number of rounds has the epsilon in its h"):
+        resume(done, **{"num-server-rounds": 4})
+
+
+def test_plans_and_reports_state_what_private_runs_reveal_together(
+    tmp_path: Path, accountant: None
+) -> None:
+    settings = [f"--set={key}={value}" for key, value in {**SMALL, **PRIVATE}.items()]
+    shown = call(
+        "compare", "--strategies", "fedavg", "--seeds", "0,1", *settings, "--plan",
+        "--output-dir", tmp_path / "planned",
+    )  # fmt: skip
+    single = epsilon(PrivacyConfig(noise_multiplier=1.0), 0, 3)
+    text = f"these 4 together have at most epsilon {4 * single:.3g} at delta 4e-05, the sums"
+    assert text in shown
+    first = {**UNIFORM, "num-server-rounds": 1}
+    runs = [session(config(tmp_path, **first, seed=seed)).run() for seed in (0, 1)]
+    one = epsilon(PrivacyConfig(noise_multiplier=1.0), 0, 1)
+    text = f"these 2 together have at most epsilon {2 * one:.3g} at delta 2e-05, the sums"
+    assert (
+        text
+        in call("report", *runs, "--format", "md", "--out", tmp_path / "tables.md").replace(
+            "\n", " "
+        )
+        + (tmp_path / "tables.md").read_text()
+    )
 
 
 def test_models_with_batchnorm_are_refused(tmp_path: Path, accountant: None) -> None:

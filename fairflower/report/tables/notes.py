@@ -21,6 +21,7 @@ from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
+from fairflower.server.privacy import together
 
 #: Note about methods in which a part of the network stays with the clients.
 _LOCAL = (
@@ -202,6 +203,9 @@ def notes(comparison: Comparison) -> list[str]:
             "a published gain over FedAvg."
         )
     lines += [*_run_notes(comparison), *_undefined(comparison), *_unshared(comparison)]
+    runs = [r for m in comparison.methods for r in (*m.runs, *(run for run, _ in m.left_out))]
+    spent = [run.info["privacy"] for run in runs if run.info.get("privacy")]
+    lines += filter(None, [together((p["epsilon"], p["delta"]) for p in spent)])
     if comparison.examples != "test":
         lines.append(
             "With evaluate.test = false, accuracies are measured on validation examples that are "
