@@ -25,7 +25,7 @@ import numpy as np
 from common import log_progress, machine_facts, markdown
 from numpy.typing import NDArray
 
-from fairflower.statistics.benchmarks import mixed_model, over_benchmarks
+from experiments.leaderboard.benchmarks import mixed_model, over_benchmarks
 from fairflower.statistics.differences import Difference, differences, judged_as_family
 
 #: Standard deviations in points: of the interaction of method and federation, and of a run's noise.

@@ -5,20 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from click import Command
 from click.testing import CliRunner, Result
 from typer.main import get_command
 
+from experiments.leaderboard.__main__ import app as leaderboard
 from fairflower.cli import app
 
 # Built once: building takes longer than most calls.
-COMMAND = get_command(app)
+COMMAND, BOARD = get_command(app), get_command(leaderboard)
 
 
-def invoke(*arguments: str | Path, **options: Any) -> Result:
-    return CliRunner().invoke(COMMAND, list(map(str, arguments)), **options)
+def invoke(*arguments: str | Path, command: Command = COMMAND, **options: Any) -> Result:
+    return CliRunner().invoke(command, list(map(str, arguments)), **options)
 
 
-def call(*arguments: str | Path, expect: int = 0) -> str:
-    result = invoke(*arguments)
+def call(*arguments: str | Path, command: Command = COMMAND, expect: int = 0) -> str:
+    result = invoke(*arguments, command=command)
     assert result.exit_code == expect, result.output + str(result.exception)
     return result.output

@@ -103,7 +103,6 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "apart": text("[data]\nclients-per-domain = 1"),
     "small": text("num-server-rounds = 1\n[data]\nexamples-per-client = 20"),
     "torn": text("[train\nlr = 0.1"),
-    "no-design": text('[protocol]\nstrategies = "afl"\n[benchmarks.a]'),
     "text-seed": text("seed = 'one'"),
     "twice": text("seed = 1\nseed = 2"),
     "unknown-table": text("[trian]\nlr = 0.1"),

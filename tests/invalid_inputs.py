@@ -244,8 +244,6 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('tune --config {run}/config.toml --set data.validation-fraction=0', 'data.validation-fraction = 0: a study needs validation examples. Increase this setting.'),
             ('tune --set evaluate.test=false', 'evaluate.test = false: a study has to test the chosen values. Remove this setting.'),
             ('tune --config {text-seed}', "seed = 'one': expected a whole number, got str."),
-            ('leaderboard {no-design} --plan --report', '--plan and --report cannot be combined. Remove one of them.'),
-            ('leaderboard {no-design}', "no-design: [protocol]: Unknown key 'strategies'."),
             ('landscape {run} {namesake} --out x', '--out x: several runs have the same folder name, so their files would overwrite each other. Remove --out.'),
             ('list strategy', "Unknown list 'strategy'. Did you mean 'strategies'?"),
             ('list everything', "Unknown list 'everything'. Did you mean 'settings'?"),

@@ -23,6 +23,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn import functional as F
 
+from experiments.leaderboard.design import Design
 from fairflower import registry
 from fairflower import strategies as shipped
 from fairflower.aggregation import clusters
@@ -33,7 +34,6 @@ from fairflower.config import DataConfig
 from fairflower.data import prepare
 from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
-from fairflower.leaderboard.design import Design
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 from fairflower.strategies import STRATEGIES, FairStrategy

@@ -16,13 +16,14 @@ from unittest import mock
 import pytest
 from experiment_files import LEADERBOARD
 
-from fairflower.leaderboard.analysis import Findings, primary, secondary
-from fairflower.leaderboard.design import Benchmark, Design
-from fairflower.leaderboard.document import text as text_of
-from fairflower.leaderboard.ledger import Ledger
-from fairflower.leaderboard.sentences import changes_over_all
-from fairflower.leaderboard.stages import Stages
-from fairflower.leaderboard.tables import summary as counted
+from experiments.leaderboard.analysis import Findings, primary, secondary
+from experiments.leaderboard.benchmarks import ranks
+from experiments.leaderboard.design import Benchmark, Design
+from experiments.leaderboard.document import text as text_of
+from experiments.leaderboard.ledger import Ledger
+from experiments.leaderboard.sentences import changes_over_all
+from experiments.leaderboard.stages import Stages
+from experiments.leaderboard.tables import summary as counted
 from fairflower.numerics.metrics import MIN, STD0, WORST_HALF, Summary
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import PLAIN_TITLE, Contrast
@@ -31,7 +32,6 @@ from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.summary import read_summary
 from fairflower.report.text import format_number
 from fairflower.report.verdicts import signed
-from fairflower.statistics.benchmarks import ranks
 from fairflower.statistics.differences import Difference, MeanStd, holm, judged_as_family
 from fairflower.statistics.differences import differences as paired_differences
 
@@ -86,7 +86,7 @@ def by_hand(path: Path) -> str:
 
 
 def written(source: Path) -> str:
-    """Return the text made from a summary or, as ``fairflower leaderboard --report``, from rows."""
+    """Return the text made from a summary or, as a leaderboard's ``--report``, from rows."""
     if source.name == "federations.csv":
         design = Design.read(LEADERBOARD)
         return text_of(Findings(Stages(design, Ledger(source))))

@@ -21,7 +21,6 @@ from fairflower.cli import (
     deploy,
     export,
     landscape,
-    leaderboard,
     listing,
     report,
     run,
@@ -56,7 +55,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
 
 for command in (
     *(run.run, compare.compare, tune.tune, report.report),
-    *(leaderboard.leaderboard, landscape.landscape, sharpness.sharpness, export.export),
+    *(landscape.landscape, sharpness.sharpness, export.export),
 ):
     add(app, command)
 add(app, listing.list_, "list")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import call
+from command import BOARD, call
 from processes import belonging_to, environment, started, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.posix]
@@ -21,7 +21,7 @@ SMALL = [
 ]
 COMPARE = ["compare", "--strategies=fedavg,fedheal", "--seeds=0", *SMALL]
 TUNE = ["tune", "--strategies=fedheal", "--budget=2", "--seeds=1", *SMALL]
-BOARD = """
+DESIGN = """
 [protocol]
 results = "rows.csv"
 reference = "uniform"
@@ -47,9 +47,9 @@ domains = "plain,rotated"
 """
 
 
-def kill_at(home: Path, command: list[str], pattern: str) -> None:
+def kill_at(home: Path, command: list[str], pattern: str, program: str = "fairflower.cli") -> None:
     """Start a command, and kill it as soon as a file below ``home`` matches a pattern."""
-    command = [sys.executable, "-m", "fairflower.cli", *command]
+    command = [sys.executable, "-m", program, *command]
     with started(command, env=environment(home)) as process:
         while not any(home.glob(pattern)):
             assert process.poll() is None, f"the command ended before there was a {pattern}"
@@ -122,11 +122,11 @@ def test_a_killed_leaderboard_gives_the_same_rows_after_a_restart(
     rows: dict[str, list[dict[str, str]]] = {}
     for name in ("alone", "killed"):
         file = tmp_path / f"{name}.toml"
-        file.write_text(BOARD.replace("rows.csv", f"{name}.csv"))
-        command = ["leaderboard", str(file), "--jobs=1", f"--output-dir={tmp_path / name}"]
+        file.write_text(DESIGN.replace("rows.csv", f"{name}.csv"))
+        command = [str(file), "--jobs=1", f"--output-dir={tmp_path / name}"]
         if name == "killed":
-            kill_at(tmp_path, command, pattern)
-        call(*command)
+            kill_at(tmp_path, command, pattern, "experiments.leaderboard")
+        call(*command, command=BOARD)
         with (tmp_path / f"{name}.csv").open() as lines:
             rows[name] = [{**row, "seconds": ""} for row in csv.DictReader(lines)]
     assert rows["killed"] == rows["alone"]

@@ -12,13 +12,13 @@ import pytest
 from scipy import stats
 from test_stages import FILE
 
-from fairflower.leaderboard.analysis import Findings, examples_tested
-from fairflower.leaderboard.design import Design, Margins
-from fairflower.leaderboard.document import write
-from fairflower.leaderboard.ledger import Ledger, Row
-from fairflower.leaderboard.sentences import conclusion, left, recorded, sentences
-from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, SWEEP, Planned, Stages
-from fairflower.leaderboard.tables import tables
+from experiments.leaderboard.analysis import Findings, examples_tested
+from experiments.leaderboard.design import Design, Margins
+from experiments.leaderboard.document import write
+from experiments.leaderboard.ledger import Ledger, Row
+from experiments.leaderboard.sentences import conclusion, left, recorded, sentences
+from experiments.leaderboard.stages import CONFIRMATION, REFERENCE, SWEEP, Planned, Stages
+from experiments.leaderboard.tables import tables
 from fairflower.statistics.differences import Difference
 
 GAINS = {"uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0}
@@ -96,7 +96,7 @@ def test_a_gain_is_found_with_scipys_bonferroni_interval(tmp_path: Path) -> None
 
 
 def primary_of(results: Findings) -> object:
-    from fairflower.leaderboard.analysis import primary
+    from experiments.leaderboard.analysis import primary
 
     return primary(results.design)
 

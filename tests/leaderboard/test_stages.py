@@ -9,17 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import studies
-from command import call
+from command import BOARD, call
 from experiment_files import LEADERBOARD
 
-from fairflower.config import RunConfig, argument_to_key
-from fairflower.data import DataError, prepare
-from fairflower.errors import ConfigError, Diverged, RunFolderError
-from fairflower.leaderboard.design import Design, parse_method
-from fairflower.leaderboard.ledger import COLUMNS, Ledger, Row, key_of
-from fairflower.leaderboard.points import LR, points, ranges
-from fairflower.leaderboard.runs import LeaderboardRuns, progress
-from fairflower.leaderboard.stages import (
+from experiments.leaderboard.design import Design, parse_method
+from experiments.leaderboard.ledger import COLUMNS, Ledger, Row, key_of
+from experiments.leaderboard.points import LR, points, ranges
+from experiments.leaderboard.runs import LeaderboardRuns, progress
+from experiments.leaderboard.stages import (
     CONFIRMATION,
     FINALISTS,
     REFERENCE,
@@ -28,6 +25,9 @@ from fairflower.leaderboard.stages import (
     Planned,
     Stages,
 )
+from fairflower.config import RunConfig, argument_to_key
+from fairflower.data import DataError, prepare
+from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.numerics.metrics import WORST_HALF
 from fairflower.registry import STRATEGIES
 
@@ -525,20 +525,29 @@ FEW = (
 )
 
 
+def test_the_command_refuses_options_that_conflict_and_a_wrong_design(tmp_path: Path) -> None:
+    file = tmp_path / "board.toml"
+    file.write_text('[protocol]\nstrategies = "afl"\n[benchmarks.a]')
+    conflict = call(file, "--plan", "--report", command=BOARD, expect=2)
+    assert "--plan and --report cannot be combined. Remove one of them." in conflict
+    wrong = call(file, command=BOARD, expect=2)
+    assert "[protocol]: Unknown key 'strategies'." in " ".join(wrong.split())
+
+
 @pytest.mark.slow
 def test_the_command_completes_all_runs_and_repeats_none(tmp_path: Path) -> None:
     file = tmp_path / "board.toml"
     file.write_text(FEW[: FEW.index("[sweeps")])
-    plan = call("leaderboard", str(file), "--plan")
+    plan = call(file, "--plan", command=BOARD)
     assert "2 of     2 runs left, unknown core-hours" in plan
     work = f"--output-dir={tmp_path / 'work'}"
-    output = call("leaderboard", str(file), "--benchmarks=plain", "--jobs=2", work)
+    output = call(file, "--benchmarks=plain", "--jobs=2", work, command=BOARD)
     assert "4 runs are left" in output
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + 4
     assert not [*(tmp_path / "work" / "at-work").iterdir()]
-    again = call("leaderboard", str(file), "--benchmarks=plain", work)
+    again = call(file, "--benchmarks=plain", work, command=BOARD)
     assert "All runs are in" in again
-    shown = call("leaderboard", str(file), "--benchmarks=plan", expect=2)
+    shown = call(file, "--benchmarks=plan", command=BOARD, expect=2)
     assert "does not define plan. Choose from plain, noisy" in " ".join(shown.split())
 
 

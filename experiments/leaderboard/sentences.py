@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
+from experiments.leaderboard.analysis import Findings
+from experiments.leaderboard.benchmarks import ranks
+from experiments.leaderboard.design import Benchmark, Sweep
 from fairflower.config import counted
-from fairflower.leaderboard.analysis import Findings
-from fairflower.leaderboard.design import Benchmark, Sweep
 from fairflower.report.text import format_number, format_p_value, join_words
-from fairflower.statistics.benchmarks import ranks
 from fairflower.statistics.differences import MIN_PAIRS, Difference
 from fairflower.statistics.power import LEVEL
 

@@ -1,13 +1,19 @@
-"""``fairflower leaderboard``: tune methods, and compare them on many federations."""
+"""``python -m experiments.leaderboard``: tune methods, and compare them on many federations."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from experiments.leaderboard.analysis import Findings
+from experiments.leaderboard.design import Design
+from experiments.leaderboard.document import write
+from experiments.leaderboard.ledger import Ledger
+from experiments.leaderboard.runs import LeaderboardRuns, progress
+from experiments.leaderboard.stages import Stages
 from fairflower.cli.compare import parse_jobs
 from fairflower.cli.options import DataDir, InlineJobs
 from fairflower.cli.terminal import console, friendly_errors, say_where
@@ -18,10 +24,10 @@ from fairflower.plans.execution import execute, locked_folder
 from fairflower.plans.jobs import auto_jobs
 from fairflower.plans.plan import Plan
 
-if TYPE_CHECKING:
-    from fairflower.leaderboard.stages import Stages
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+@app.command()
 @friendly_errors()
 def leaderboard(
     file: Annotated[
@@ -55,12 +61,6 @@ def leaderboard(
     that has both files and the data. A run folder is removed when its row has been written.
     --report writes a Markdown file with text, tables and a figure next to the CSV file.
     """
-    # Imported late, because scipy is slow to import.
-    from fairflower.leaderboard.design import Design
-    from fairflower.leaderboard.ledger import Ledger
-    from fairflower.leaderboard.runs import LeaderboardRuns
-    from fairflower.leaderboard.stages import Stages
-
     if plan and report:
         raise ConfigError("--plan and --report cannot be combined. Remove one of them.")
     parallel_runs = parse_jobs(jobs)
@@ -72,10 +72,6 @@ def leaderboard(
     if report:
         if benchmarks:
             raise ConfigError("--report covers all benchmarks. Remove --benchmarks.")
-        # Imported late, because pandas is slow to import.
-        from fairflower.leaderboard.analysis import Findings
-        from fairflower.leaderboard.document import write
-
         say_where("document", write(Findings(Stages(design, Ledger(design.results)))))
         return
     folder = new_folder("leaderboards", output_dir)
@@ -108,8 +104,6 @@ def _named(text: str, known: list[str], file: Path) -> list[str]:
 
 def _show(stages: Stages) -> None:
     """Print the number of remaining runs in each stage and their expected core-hours."""
-    from fairflower.leaderboard.runs import progress
-
     lines = progress(stages)
     for line in lines:
         hours = "unknown" if line.hours is None else f"{line.hours:.1f}"
@@ -128,3 +122,7 @@ def _show(stages: Stages) -> None:
         else ""
     )
     console.print(f"Total: {left} runs are left, {known:.1f} core-hours{more}.", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()

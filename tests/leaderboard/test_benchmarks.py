@@ -11,7 +11,7 @@ import statsmodels.formula.api as smf
 from numpy.typing import NDArray
 from scipy import stats
 
-from fairflower.statistics.benchmarks import mixed_model, over_benchmarks, ranks
+from experiments.leaderboard.benchmarks import mixed_model, over_benchmarks, ranks
 from fairflower.statistics.differences import holm
 
 #: Variances of twelve methods' gains over benchmarks, as unequal as on the first three.

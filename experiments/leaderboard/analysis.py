@@ -12,13 +12,13 @@ from statistics import fmean
 
 import numpy as np
 
-from fairflower.leaderboard.design import Benchmark, Design, Sweep
-from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.points import LR
-from fairflower.leaderboard.stages import Stages
+from experiments.leaderboard.benchmarks import mixed_model, over_benchmarks
+from experiments.leaderboard.design import Benchmark, Design, Sweep
+from experiments.leaderboard.ledger import Row
+from experiments.leaderboard.points import LR
+from experiments.leaderboard.stages import Stages
 from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
 from fairflower.server.history import WINDOW
-from fairflower.statistics.benchmarks import mixed_model, over_benchmarks
 from fairflower.statistics.differences import (
     MIN_PAIRS,
     Difference,

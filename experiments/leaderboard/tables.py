@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
-from fairflower.leaderboard.analysis import Findings, primary, secondary
-from fairflower.leaderboard.design import Benchmark, Sweep
-from fairflower.leaderboard.sentences import (
+from experiments.leaderboard.analysis import Findings, primary, secondary
+from experiments.leaderboard.design import Benchmark, Sweep
+from experiments.leaderboard.sentences import (
     KINDS,
     changes_over_all,
     conclusion,

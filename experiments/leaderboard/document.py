@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fairflower.leaderboard.analysis import Findings, primary
-from fairflower.leaderboard.sentences import (
+from experiments.leaderboard.analysis import Findings, primary
+from experiments.leaderboard.sentences import (
     BETTER,
     EQUIVALENT,
     WORSE,
@@ -15,7 +15,7 @@ from fairflower.leaderboard.sentences import (
     recorded,
     sentences,
 )
-from fairflower.leaderboard.tables import tables
+from experiments.leaderboard.tables import tables
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft
 from fairflower.report.pages import markdown_board, replace_generated_block

@@ -16,10 +16,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from experiments.leaderboard.design import Benchmark, Design, Sweep
+from experiments.leaderboard.ledger import Ledger, Row, key_of
+from experiments.leaderboard.points import points, ranges
 from fairflower.config import RunConfig, shown
-from fairflower.leaderboard.design import Benchmark, Design, Sweep
-from fairflower.leaderboard.ledger import Ledger, Row, key_of
-from fairflower.leaderboard.points import points, ranges
 from fairflower.numerics.metrics import WORST_HALF
 from fairflower.plans.protocol import EXAMPLES
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from experiments.leaderboard.design import Margins
+from experiments.leaderboard.ledger import Row
+from experiments.leaderboard.stages import CONFIRMATION, REFERENCE, STAGES, SWEEP, Planned, Stages
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import Diverged, error_text
-from fairflower.leaderboard.design import Margins
-from fairflower.leaderboard.ledger import Row
-from fairflower.leaderboard.stages import CONFIRMATION, REFERENCE, STAGES, SWEEP, Planned, Stages
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run
 from fairflower.server.contents import read_facts
