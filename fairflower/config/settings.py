@@ -74,7 +74,8 @@ class DataConfig:
     )
     clients_per_domain: int = setting(
         5,
-        "Number of clients per domain (5 in the papers); ignored if imbalance-factor is above 1.",
+        "Number of clients per domain (5 in the papers, and 1 by default for data of your own); "
+        "ignored if imbalance-factor is above 1.",
         min=1,
     )
     fraction: float = setting(
@@ -118,6 +119,13 @@ class DataConfig:
         "Severity of the corruption, 1 to 5 (FedISM: noise 3; its released code: blur 1).",
         min=1,
         max=5,
+    )
+    redraw: str = setting(
+        "",
+        "How the test examples of your own data are drawn anew with data.seed, as many as before: "
+        "rows (in each class of a domain), or the name of a column (texts) or of arrays (npz) "
+        "whose equal values stay together, such as patient. Empty means the files' test examples, "
+        "but rows for several federations of images, and of texts without a column split.",
     )
     validation_fraction: float = setting(
         0.0,

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -47,6 +48,7 @@ from fairflower.data.federation import (
 )
 from fairflower.data.images import to_chw
 from fairflower.data.people import check_comparable, groups_by_client
+from fairflower.data.redraw import draw_anew
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
@@ -56,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 #: Version of the preparation: of the file format, of the random partition, and of how images and
 #: texts become arrays. Raise it with every change. Folders of other versions are ignored.
-_VERSION = 6
+_VERSION = 7
 
 #: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]
@@ -103,13 +105,16 @@ def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
 
 def _held_examples(config: DataConfig) -> dict[str, set[tuple[str, int]]]:
     """Return the domains and rows of all clients' examples, by split."""
-    _, groups, rows = divided_rows(make_data_set(config))
+    data_set = make_data_set(config)
+    _, groups, rows = divided_rows(data_set)
     domains = {group.name: group.domain for group in groups}
     return {
         split: {
             (domains[name], row)
             for name, by_client in by_group.items()
-            for row in np.concatenate(by_client).tolist()
+            for row in data_set.places(
+                domains[name], SPLITS[split], np.concatenate(by_client)
+            ).tolist()
         }
         for split, by_group in rows.items()
     }
@@ -143,6 +148,13 @@ def make_data_set(config: DataConfig) -> DataSet:
             f"{config.name} found no domain"
             f"{f' in data.dir = {config.dir!r}' if config.dir else ''}. Correct data.dir."
         )
+    if config.redraw:
+        if not chosen.own:
+            raise DataError(
+                f"data.redraw = {config.redraw!r}: the examples of {config.name} have a published "
+                "division into training and tests. Remove data.redraw."
+            )
+        draw_anew(data_set)
     return data_set
 
 
@@ -200,6 +212,9 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes)
+    used: dict[str, set[int]] = {}
+    for part, group in product(rows.keys() - {"test"}, groups):
+        used.setdefault(group.domain, set()).update(np.concatenate(rows[part][group.name]).tolist())
     clients: list[ClientInfo] = []
     data: list[Arrays] = []
     for group in groups:
@@ -235,6 +250,9 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
+        unused=sum(map(len, labels["train"].values())) - sum(map(len, used.values())),
+        division="" if site else _division(data_set, groups, rows),
+        redraw={} if site else _expected_overlap(data_set, groups, rows, labels),
         groups=config.groups,
         group_names=data_set.group_names,
     )
@@ -260,6 +278,38 @@ def _splits_by_client(
         shares[split] = [Split(*pair) for pair in zip(x, y, strict=True)]
     for splits in zip(*shares.values(), strict=True):
         yield dict(zip(shares, splits, strict=True))
+
+
+def _division(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:
+    """Return `Federation.division`, from the rows of each client, in any order."""
+    digest = hashlib.sha256()
+    for split, by_group in rows.items():
+        for group in groups:
+            for own in by_group[group.name]:
+                places = np.sort(data_set.places(group.domain, SPLITS[split], own))
+                digest.update(f"{split} {group.name} {len(places)} ".encode() + places.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _expected_overlap(
+    data_set: DataSet,
+    groups: list[ClientGroup],
+    rows: Mapping[str, Rows],
+    labels: Mapping[str, Mapping[str, Ints]],
+) -> dict[str, float]:
+    """Return `Federation.redraw`: n of N examples are, in another draw, n / N times the same."""
+    drawn: dict[str, list[tuple[int, int]]] = {"train": [], "test": []}
+    for split, pairs in drawn.items():
+        for domain in dict.fromkeys(group.domain for group in groups):
+            of_domain = [own for g in groups if g.domain == domain for own in rows[split][g.name]]
+            pool = labels.values() if data_set.config.redraw else [labels[split]]
+            available = sum(len(by_domain[domain]) for by_domain in pool)
+            pairs.append((len(np.unique(np.concatenate(of_domain))), available))
+    sizes = {split: sum(n for n, _ in pairs) for split, pairs in drawn.items()}
+    overlap = {s: sum(n * n / of for n, of in pairs) / sizes[s] for s, pairs in drawn.items()}
+    if data_set.config.redraw:
+        overlap["tests per training example"] = sizes["test"] / sizes["train"]
+    return {name: round(share, 6) for name, share in overlap.items()}
 
 
 def _fingerprint(files: Iterable[Arrays]) -> str:

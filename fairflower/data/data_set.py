@@ -170,6 +170,22 @@ class DataSet(ABC):
     def source(self, domain: str) -> str:
         """Describe the source of a domain's examples."""
 
+    @property
+    def redrawable(self) -> bool:
+        """Whether the test examples are a rule's choice, and not the files' or the class's."""
+        return False
+
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        """Return for each example of a split the value of ``data.redraw``, such as the patient."""
+        raise DataError(
+            f"data.redraw = {self.config.redraw!r}: {self.config.name} has no such column. Set it "
+            "to rows, or leave it empty."
+        )
+
+    def places(self, domain: str, split: str, rows: Ints) -> Ints:
+        """Return numbers of these rows by which federations are compared (`draw_anew`)."""
+        return rows
+
     def partitioner(self) -> Any:
         """Return a flwr-datasets partitioner that divides a domain's training examples, or None.
 

@@ -159,7 +159,9 @@ class _Table:
 
     texts: dict[str, list[str]]
     labels: dict[str, list[str]]
-    groups: dict[str, list[str]]
+    #: Setting -> its column's values: ``data.groups`` and ``data.redraw``.
+    columns: dict[str, dict[str, list[str]]]
+    has_splits: bool
 
 
 class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
@@ -212,7 +214,21 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         return [texts[row] for row in rows.tolist()]
 
     def group_values(self, domain: str, split: str) -> Sequence[str]:
-        return self._open(domain).groups[split]
+        return self._open(domain).columns["data.groups"][split]
+
+    @property
+    def redrawable(self) -> bool:
+        return not any(self._open(domain).has_splits for domain in self.domains)
+
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        return self._open(domain).columns["data.redraw"][split]
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        """The settings that name a column, with its name."""
+        by_unit = "" if self.config.redraw == "rows" else self.config.redraw
+        settings = {"data.groups": self.config.groups, "data.redraw": by_unit}
+        return {key: name for key, name in settings.items() if name}
 
     def fingerprint(self) -> Any:
         tokenizer = Path(self.tokenizer).expanduser()
@@ -227,8 +243,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
 
     def _read(self, domain: str) -> _Table:
         path = self._path(domain)
-        empty: list[dict[str, list[str]]] = [{"train": [], "test": []} for _ in range(3)]
-        table = _Table(*empty)
+        texts, labels, *empty = ({"train": [], "test": []} for _ in range(4))  # type: ignore[var-annotated]
+        named = dict(zip(("data.groups", "data.redraw"), empty, strict=True))
         seen: dict[str, int] = {}
         with (
             explained(f"{path} cannot be read as a CSV file in UTF-8"),
@@ -238,7 +254,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             _check_size(path, file)
             reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             columns = reader.fieldnames or ()
-            wanted = ("text", "label", *filter(None, [self.config.groups]))
+            table = _Table(texts, labels, named, "split" in columns)
+            wanted = ("text", "label", *self._settings.values())
             check_columns(str(path), wanted, columns, f"{TABLES}.")
             for row in reader:
                 where = f"{path}: line {reader.line_num}"
@@ -253,8 +270,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
                         f"{where}: found the split {split!r}; expected train or test. Correct it, "
                         "or remove the column."
                     )
-                if self.config.groups:
-                    table.groups[split].append(sys.intern(row[self.config.groups]))
+                for key, name in self._settings.items():
+                    named[key][split].append(sys.intern(row[name]))
                 table.texts[split].append(row["text"])
                 table.labels[split].append(sys.intern(label))
         return table
@@ -267,10 +284,9 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             )
         if not row["label"] or row["text"] is None:
             raise DataError(f"{where} has no label or no text. Add the missing value.")
-        if (groups := self.config.groups) and not row[groups]:
-            raise DataError(
-                f"{where} has no {groups} (data.groups). Add the value, or remove the row."
-            )
+        for key, name in self._settings.items():
+            if not row[name]:
+                raise DataError(f"{where} has no {name} ({key}). Add the value, or remove the row.")
 
 
 @contextmanager

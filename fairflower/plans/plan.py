@@ -6,6 +6,7 @@ import dataclasses
 import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.markup import escape
 from fairflower.config import (
     ClientConfig,
     DataConfig,
+    DataSpec,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -256,6 +258,8 @@ class Plan:
             strategies = [StrategyConfig(name) for name in dict.fromkeys(("fedavg", named))]
         if not any(strategy.name == "uniform" for strategy in strategies):
             strategies = [*strategies, StrategyConfig("uniform")]
+        if federations and len(seeds) > 1:
+            flat = {**flat, **_redraw(flat)}
         parts = [(f"without-{file_name(d)}-", {"data.held-out": d}) for d in held_out]
         runs = []
         for (prefix, without), seed in product(parts or [("", {})], seeds):
@@ -394,6 +398,22 @@ class Plan:
                     folders.append(session.folder.path)
         if failure is not None:
             raise failure
+
+
+def _redraw(flat: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting that draws the test examples of a user's data anew, if nothing fixes them.
+
+    Otherwise federations with one client per domain would be the same division of the data.
+    """
+    name = str(flat.get("data.name", DataConfig.name))
+    if "data.redraw" in flat or not DataSpec.read(name).own:
+        return {}
+    from fairflower.data.cache import make_data_set  # slow to import
+
+    with suppress(*USER_ERRORS):  # raised again where the data are prepared
+        if make_data_set(RunConfig.from_message(flat).data).redrawable:
+            return {"data.redraw": "rows"}
+    return {}
 
 
 def run_title(config: RunConfig) -> str:

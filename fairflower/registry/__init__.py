@@ -239,6 +239,9 @@ RANDOM_WEIGHTS = "random"
 #: Models that are sent as a whole, so that only the server reads the pretrained weights.
 INIT_ONLY_WEIGHTS = frozenset({"resnet18"})
 
+#: Data sets that read a user's own files.
+OWN_FILES = ("images", "npz", "texts")
+
 DATA_SETS = DescribedRegistry(
     "fairflower.data",
     {

@@ -1,7 +1,7 @@
 """Comparison of methods: differences paired by federation or seed, judged in families.
 
-A difference is significant if there are at least five pairs and their t test has p < 0.05 after
-Holm's correction over all metrics of a measure and all methods of a group: those that are compared
+A difference is significant if there are at least five pairs and their t test has p < 0.05 after a
+correction over all metrics of a measure and all methods of a group: those that are compared
 with the same baseline, or one kind of local training under all strategies. Variances are moderated
 across the methods (`fairflower.statistics.differences`).
 `contrasts_of` computes all contrasts of a comparison, from which tables, verdicts, the legend and
@@ -29,6 +29,7 @@ from fairflower.statistics.differences import (
     Difference,
     differences,
     judged_as_family,
+    redrawn,
 )
 
 #: Judgment if there are too few pairs.
@@ -51,6 +52,8 @@ class Pairs:
     floors: tuple[float, ...]
     #: What the runs of a pair share: ``"federation"``, or ``"seed of federation 0"``.
     unit: str
+    #: The argument ``overlap`` of `redrawn`.
+    overlap: float = 0.0
 
 
 class MetricDifference(NamedTuple):
@@ -178,7 +181,7 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     values = (tuple(metric.value(a) - metric.value(b) for a, b in pairs) for metric in metrics)
     runs = [run for pair in pairs for run in pair]
     floors = (fmean(metric.example_worth(run) for run in runs) for metric in metrics)
-    return Pairs(measure, tuple(values), tuple(floors), method.unit)
+    return Pairs(measure, tuple(values), tuple(floors), method.unit, method.overlap)
 
 
 def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
@@ -193,7 +196,7 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
             metric.margin,
             {name: pairs.floors[i] for name, pairs in family.items()},
         )
-        alone |= {(name, i): difference for name, difference in by_method.items()}
+        alone |= {(n, i): redrawn(one, family[n].overlap) for n, one in by_method.items()}
     judged = judged_as_family(alone)
     return {
         name: Contrast(

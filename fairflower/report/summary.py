@@ -10,6 +10,7 @@ folders.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -30,6 +31,7 @@ from fairflower.report.reading import SCORES, AccuracyHistory, Run, read_run
 from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 from fairflower.report.tables.participation import participation
 from fairflower.report.text import UNDEFINED
+from fairflower.server.contents import conform
 from fairflower.server.history import WINDOW
 
 #: Number of significant digits of fractions. The tables show four.
@@ -79,7 +81,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       rounds, if clients tested. ``cluster``: for each round, the clients' clusters, separated by
       dots.
     - ``parameters`` and ``bytes`` of the model. ``data``: a digest of the partition among clients.
-      ``examples``: a digest of all examples. ``processor``, ``versions`` and ``remarks``.
+      ``examples``: a digest of all examples. ``division`` and ``redraw`` as in ``run.json``, if
+      known. ``processor``, ``versions`` and ``remarks``.
 
     Raises
     ------
@@ -168,6 +171,8 @@ def _row_of_run(run: Run) -> dict[str, Any]:
         _TESTED: _listed(run.sizes),
         _EXAMPLES: run.info.get("digest"),
     }
+    if division := run.info.get("division"):
+        row |= {"division": division, "redraw": json.dumps(run.info.get("redraw"))}
     if shares := participation(run):
         row["participation"] = _fractions(shares)
     tested = run.by_client.final()[order]
@@ -353,10 +358,18 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
         "model_bytes": int(row["bytes"]) if row["bytes"] else None,
         "sources": [row["data"]],
         "digest": row.get(_EXAMPLES) or "",
+        "division": row.get("division") or "",
+        "redraw": _redraw(row.get("redraw") or "{}"),
         **dict.fromkeys(("test_sizes", "validation_sizes"), _numbers(row, _TESTED, int).tolist()),
         "remarks": [text for text in row["remarks"].split(_NEXT) if text],
         "participation": [float(share) for share in (row.get("participation") or "").split()],
     }
+
+
+def _redraw(cell: str) -> dict[str, float]:
+    redraw = json.loads(cell)
+    conform(redraw, dict[str, float], "redraw")
+    return redraw  # type: ignore[no-any-return]
 
 
 # --- cells -----------------------------------------------------------------------------------

@@ -291,6 +291,19 @@ def moderated_variances(
     return list(zip(new.tolist(), whole.tolist(), strict=True))
 
 
+def redrawn(difference: Difference, overlap: float) -> Difference:
+    """Return a mean difference with Nadeau and Bengio's variance, (1 / n + overlap) s^2.
+
+    Pairs whose examples are drawn anew from the same pool are not independent. ``overlap`` is the
+    number of test examples per training example (Nadeau and Bengio 2003). 0 changes nothing.
+    """
+    if not overlap:
+        return difference
+    mean, error = MeanStd(difference.mean, difference.std, difference.n), difference.error
+    error *= math.sqrt(1 + difference.n * overlap)
+    return difference_of(mean, error, difference.df, difference.margin)
+
+
 def difference_of(
     estimate: MeanStd, error: float, df: float, margin: float = math.nan
 ) -> Difference:

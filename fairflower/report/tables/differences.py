@@ -99,5 +99,5 @@ def _caption(measure: Measure) -> str:
     less = " Lower is better." if all(f.better < 0 for f in measure.metrics) else ""
     return (
         "In points: mean over pairs, [95 % interval]; difference detectable with 80 % power. ▲ "
-        f"better, ▼ worse: p < 0.05 (Holm), with at least {MIN_PAIRS} pairs.{less}{std}"
+        f"better, ▼ worse: p < 0.05 (corrected), with at least {MIN_PAIRS} pairs.{less}{std}"
     )

@@ -20,6 +20,7 @@ import numpy as np
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
+from fairflower.report.tables.draws import draw_notes
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
 
 #: Note about methods in which a part of the network stays with the clients.
@@ -201,7 +202,8 @@ def notes(comparison: Comparison) -> list[str]:
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
         )
-    lines += [*_run_notes(comparison), *_undefined(comparison), *_unshared(comparison)]
+    lines += [*draw_notes(comparison), *_run_notes(comparison)]
+    lines += [*_undefined(comparison), *_unshared(comparison)]
     if comparison.examples != "test":
         lines.append(
             "With evaluate.test = false, accuracies are measured on validation examples that are "
