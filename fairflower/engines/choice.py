@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 from fairflower.config import RunConfig
 from fairflower.errors import NotInstalled, installed, require
+from fairflower.numerics.threads import cpus
+from fairflower.registry import MODEL_OF
 
 _REMEDY = 'pip install "fairflower[sim]"'
 
 
-def chosen_engine(config: RunConfig) -> str:
+#: Uses of an example for training below which a small network on CPUs is done before Ray starts.
+_FEW_USES = 20_000
+
+
+def chosen_engine(config: RunConfig, uses: float = math.inf) -> str:
     """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
 
-    ``engine = "auto"`` means Ray if it is installed, and otherwise this process. Raises
-    ``NotInstalled`` if ``engine`` or ``ray-address`` requires Ray, and Ray is not installed.
+    ``engine = "auto"`` means Ray if it is installed and can save time, and otherwise this process,
+    with the same results. Ray cannot if one client trains at a time anyway, or if a small network
+    uses examples fewer than `_FEW_USES` times. ``uses`` counts them over rounds, epochs and runs;
+    it is infinite before this is known, which means Ray. Raises ``NotInstalled`` if ``engine`` or
+    ``ray-address`` requires Ray, and Ray is not installed.
     """
     if installed("ray"):
-        return "ray" if config.engine == "auto" else config.engine
+        if config.engine != "auto":
+            return config.engine
+        wanted = config.ray_address or config.workers > 1 or config.client_gpus != "auto"
+        if wanted or math.isinf(uses):
+            return "ray"
+        from fairflower.training.device import choose_device  # late: it imports torch
+
+        small = config.model.name in MODEL_OF.values() and uses < _FEW_USES
+        slow = small or config.workers == 1 or cpus() < 2 * config.client_cpus
+        return "inline" if slow and choose_device(config.train.device).type == "cpu" else "ray"
     if config.ray_address:
         require("sim", f"ray-address = {config.ray_address!r}", "ray")
     if config.engine in ("auto", "inline"):
@@ -27,14 +47,16 @@ def chosen_engine(config: RunConfig) -> str:
 
 
 def engine_line(config: RunConfig) -> str:
-    """Explain why a run uses the inline engine; return "" if its config sets the engine.
+    """Explain why a run uses the inline engine (`chosen_engine`); "" if its config sets the engine.
 
     If the inline engine ignores ``workers``, the line says so.
     """
     if config.engine == "inline" and config.workers:
         return f"inline, one client at a time; workers = {config.workers} has no effect"
-    if config.engine != "auto" or installed("ray"):
+    if config.engine != "auto":
         return ""
+    if installed("ray"):
+        return "inline, one client at a time, because Ray's start would take longer than it saves"
     line = (
         "inline, one client at a time, because Ray is not installed. For parallel clients: "
         f"{_REMEDY}"

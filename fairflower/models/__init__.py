@@ -293,8 +293,13 @@ def build(
         model = chosen.make(num_classes, shape, **pretrained)
         if adapter:
             _adapt(model, adapter)
+        if isinstance(model, nn.Module) and not isinstance(model, Classifier):
+            from fairflower.models.plain import with_head  # it imports this module
+
+            with chosen.naming_failures():
+                model = with_head(chosen.name, model, _two_examples(shape))
     if not isinstance(model, Classifier):
-        raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
+        raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
     if chosen.name not in MODELS.data and not chosen.family:
         _check_model(chosen, model, num_classes, shape)
     return model
@@ -315,8 +320,7 @@ def _check_model(
                     f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
                     f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."
                 )
-    tokens = KINDS[len(shape)] == "tokens"
-    x = torch.zeros((2, shape[1]), dtype=torch.int64) if tokens else torch.zeros((2, *shape))
+    x = _two_examples(shape)
     with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
         logits = model.eval()(x)
         model.train()
@@ -329,6 +333,11 @@ def _check_model(
             f"{start} maps two examples of shape {shape} to {got}, expected logits of shape "
             f"{(2, num_classes)}."
         )
+
+
+def _two_examples(shape: tuple[int, ...]) -> Tensor:
+    tokens = KINDS[len(shape)] == "tokens"
+    return torch.zeros((2, shape[1]), dtype=torch.int64) if tokens else torch.zeros((2, *shape))
 
 
 def _adapt(model: Any, adapter: str) -> None:

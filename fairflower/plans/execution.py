@@ -248,7 +248,9 @@ def execute(
         jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
         line = parallel_line(plan.runs, jobs)
     else:
-        if engine := engine_line(plan.runs[0]):
+        if first.engine == "ray":
+            first = replace(first, engine=chosen_engine(plan.runs[0], _uses(plan, federation)))
+        if engine := engine_line(plan.runs[0]) if first.engine == "inline" else "":
             console.print(f"  engine    {escape(engine)}", soft_wrap=True, highlight=False)
         num_clients = max([len(federation.clients), *_client_counts(plan, first.data)])
         placed = place_clients([first, *plan.runs[1:]], num_clients)
@@ -270,6 +272,12 @@ def execute(
             console.print(f"Stopped.{escape(_how_to_resume(folders, home))}", soft_wrap=True)
             raise KeyboardInterrupt from None
     return folders
+
+
+def _uses(plan: Plan, federation: Federation) -> float:
+    """Return how often a plan's runs use an example for training, at most."""
+    passes = sum(c.num_server_rounds * c.train.local_epochs * c.fraction_train for c in plan.runs)
+    return passes * sum(client.num_examples for client in federation.clients)
 
 
 def _how_to_resume(folders: list[Path], home: Path | None) -> str:
@@ -315,7 +323,8 @@ def _execute_in_turn(
             starting.stop()
             plan.execute(grid, console, stop, folders, on_round)
 
-        launch(run_all, placed.config, num_clients, placed.num_gpus)
+        auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
+        launch(run_all, placed.config, num_clients, placed.num_gpus, fall_back=auto)
 
 
 def _client_counts(plan: Plan, first: DataConfig) -> Iterator[int]:

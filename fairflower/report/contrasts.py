@@ -23,7 +23,7 @@ from fairflower.report.grids import client_strategy_grids, sweeps
 from fairflower.report.measures import Measure, Metric, measures
 from fairflower.report.methods import BASELINES, Comparison, Method
 from fairflower.report.reading import Run
-from fairflower.report.text import format_number
+from fairflower.report.text import format_number, within_range
 from fairflower.statistics.differences import (
     MIN_PAIRS,
     Difference,
@@ -108,8 +108,9 @@ class Contrast:
     def detectable(self) -> str:
         """The smallest difference that is detectable with 80 % power, for each metric."""
         return ", ".join(
-            f"{one.metric.name} {format_number(one.difference.detectable, 1)}"
+            f"{one.metric.name} {within_range(least, format_number(least, 1), one.metric.most)}"
             for one in self.by_metric
+            for least in [one.difference.detectable]
             if one.metric.judged
         )
 
