@@ -171,7 +171,7 @@ MODELS = FamilyRegistry(
         ),
     },
     kind="model",
-    base="fairflower.models:Classifier",
+    base="torch.nn:Module",
     makers=True,
 )
 

@@ -250,8 +250,10 @@ def _saved(sketch: FigureDraft, folder: Path, prefix: str, pdf: bool) -> PageFig
     path.with_name(path.name + ".svg").write_text(
         re.sub(r"(<svg\b[^>]*>)", rf"\1{paper}", text, count=1), encoding="utf-8"
     )
+    printed = path.with_name(path.name + ".pdf")
+    printed.unlink(missing_ok=True)
     if pdf:
-        sketch.figure.savefig(path.with_name(path.name + ".pdf"), metadata={"CreationDate": None})
+        sketch.figure.savefig(printed, metadata={"CreationDate": None})
     wide = sketch.figure.get_figwidth() > HALF
     inline = _inline(text, path.name, sketch.alt)
     return PageFigure(path.name, sketch.title, sketch.caption, inline, wide)
