@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -151,8 +152,8 @@ def make_data_set(config: DataConfig) -> DataSet:
     if config.redraw:
         if not chosen.own:
             raise DataError(
-                f"data.redraw = {config.redraw!r}: the examples of {config.name} have a published "
-                "division into training and tests. Remove data.redraw."
+                f"data.redraw = {config.redraw!r}: {config.name} has published test examples. "
+                "Remove data.redraw."
             )
         draw_anew(data_set)
     return data_set
@@ -212,9 +213,6 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes)
-    used: dict[str, set[int]] = {}
-    for part, group in product(rows.keys() - {"test"}, groups):
-        used.setdefault(group.domain, set()).update(np.concatenate(rows[part][group.name]).tolist())
     clients: list[ClientInfo] = []
     data: list[Arrays] = []
     for group in groups:
@@ -250,9 +248,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
-        unused=sum(map(len, labels["train"].values())) - sum(map(len, used.values())),
         division="" if site else _division(data_set, groups, rows),
-        redraw={} if site else _expected_overlap(data_set, groups, rows, labels),
+        redraw={} if site else _redraw(data_set, groups, rows, labels),
         groups=config.groups,
         group_names=data_set.group_names,
     )
@@ -291,25 +288,23 @@ def _division(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, R
     return digest.hexdigest()[:16]
 
 
-def _expected_overlap(
-    data_set: DataSet,
-    groups: list[ClientGroup],
-    rows: Mapping[str, Rows],
-    labels: Mapping[str, Mapping[str, Ints]],
+def _redraw(
+    data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows], labels: Any
 ) -> dict[str, float]:
     """Return `Federation.redraw`: n of N examples are, in another draw, n / N times the same."""
-    drawn: dict[str, list[tuple[int, int]]] = {"train": [], "test": []}
-    for split, pairs in drawn.items():
-        for domain in dict.fromkeys(group.domain for group in groups):
-            of_domain = [own for g in groups if g.domain == domain for own in rows[split][g.name]]
-            pool = labels.values() if data_set.config.redraw else [labels[split]]
-            available = sum(len(by_domain[domain]) for by_domain in pool)
-            pairs.append((len(np.unique(np.concatenate(of_domain))), available))
-    sizes = {split: sum(n for n, _ in pairs) for split, pairs in drawn.items()}
-    overlap = {s: sum(n * n / of for n, of in pairs) / sizes[s] for s, pairs in drawn.items()}
-    if data_set.config.redraw:
-        overlap["tests per training example"] = sizes["test"] / sizes["train"]
-    return {name: round(share, 6) for name, share in overlap.items()}
+    redrawn, same, sizes = bool(data_set.config.redraw), Counter[str](), Counter[str]()
+    for split, domain in product(("train", "test"), dict.fromkeys(g.domain for g in groups)):
+        own = [part for g in groups if g.domain == domain for part in rows[split][g.name]]
+        available = sum(len(labels[s][domain]) for s in labels if redrawn or s == split)
+        n = len(np.unique(np.concatenate(own)))
+        same[split] += n * n / available
+        sizes[split] += n
+    facts = {split: round(same[split] / n, 6) for split, n in sizes.items()}
+    if redrawn:
+        facts["tests per training example"] = sizes["test"] / sizes["train"]
+    used = sum(sum(_sizes(by_group)) for split, by_group in rows.items() if split != "test")
+    facts["unused"] = max(0, sum(map(len, labels["train"].values())) - used)
+    return facts
 
 
 def _fingerprint(files: Iterable[Arrays]) -> str:

@@ -111,12 +111,11 @@ class Federation:
     held_out: str = ""
     #: Number of test examples of the held-out domain.
     held_out_size: int = 0
-    #: Number of training examples of the data set that no client has, 0 if unknown.
-    unused: int = 0
     #: Digest of which examples each client has, whatever their order; empty as ``fingerprint``.
     division: str = ""
-    #: Expected share of the "train" and "test" examples that another draw (``data.seed``) has, too;
-    #: with ``data.redraw``, also the number of "tests per training example". Empty as above.
+    #: Expected share of the "train" and "test" examples that another draw (``data.seed``) has, too,
+    #: the number of "unused" training examples and, with ``data.redraw``, of "tests per training
+    #: example". Empty as above.
     redraw: dict[str, float] = field(default_factory=dict)
     #: Sensitive attribute that divides people into groups; empty if there is none.
     groups: str = ""
@@ -193,7 +192,6 @@ class Federation:
         _expect(self.held_out == "" or unseen, held_out=self.held_out)
         tested = _is_count(self.held_out_size) and bool(self.held_out_size) == bool(self.held_out)
         _expect(tested, held_out_size=self.held_out_size)
-        _expect(_is_count(self.unused), unused=self.unused)
         _expect(_is_text(self.division), division=self.division)
         shares = isinstance(self.redraw, dict) and _all(tuple(self.redraw.values()), _is_finite)
         _expect(shares and _all(tuple(self.redraw), _is_text), redraw=self.redraw)

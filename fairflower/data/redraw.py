@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,6 @@ from fairflower.data.federation import Ints
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
-#: Value of ``data.redraw`` for examples that are drawn one by one.
-ROWS = "rows"
-
 
 def draw_anew(data_set: DataSet) -> None:
     """Let a data set draw its training and test examples with ``data.seed``, by ``data.redraw``.
@@ -25,10 +22,7 @@ def draw_anew(data_set: DataSet) -> None:
     """
     config, splits = data_set.config, ("train", "test")
     if data_set.partitioner() is not None:
-        raise DataError(
-            f"data.redraw = {config.redraw!r}: {config.name} is divided by its partitioner. Remove "
-            "data.redraw."
-        )
+        raise DataError("data.redraw: a partitioner divides the data. Remove the setting.")
     labels, examples, group_of = data_set.labels, data_set.examples, data_set.group_of
 
     @cache
@@ -36,14 +30,13 @@ def draw_anew(data_set: DataSet) -> None:
         """Return the number of training examples in the files, and each split's places."""
         trained, tested = (np.asarray(labels(domain, split)) for split in splits)
         rng = np.random.default_rng(derive_seed(config.seed, domain, "redraw"))
-        if config.redraw == ROWS:
+        if config.redraw == "rows":
             test = _by_class(trained, tested, rng)
         else:
             units = np.concatenate([np.asarray(data_set.units(domain, s), str) for s in splits])
             if len(np.unique(units)) < 2:
                 raise DataError(
-                    f"data.redraw = {config.redraw!r}: all examples of domain {domain!r} have the "
-                    "same value. Set it to rows, or leave it empty."
+                    f"data.redraw = {config.redraw!r}: {domain!r} has a single value. Set it to rows."
                 )
             test = _by_unit(units, len(tested), rng)
         return len(trained), {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
@@ -60,14 +53,12 @@ def draw_anew(data_set: DataSet) -> None:
         parts = (("train", at[first]), ("test", at[~first] - count))
         return np.concatenate([examples(domain, s, part) for s, part in parts if len(part)])
 
-    methods = {
-        "labels": lambda domain, split: of_all(labels, domain, split),
-        "group_of": lambda domain, split: of_all(group_of, domain, split),
-        "examples": examples_of,
-        "places": places,
-    }
-    for name, method in methods.items():
-        setattr(data_set, name, method)
+    vars(data_set).update(
+        labels=partial(of_all, labels),
+        group_of=partial(of_all, group_of),
+        examples=examples_of,
+        places=places,
+    )
 
 
 def _by_class(train: Ints, test: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

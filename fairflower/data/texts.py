@@ -217,7 +217,7 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         return self._open(domain).columns["data.groups"][split]
 
     @property
-    def redrawable(self) -> bool:
+    def redrawable(self) -> bool:  # type: ignore[override]
         return not any(self._open(domain).has_splits for domain in self.domains)
 
     def units(self, domain: str, split: str) -> Sequence[str]:

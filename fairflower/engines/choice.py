@@ -12,30 +12,29 @@ from fairflower.registry import MODEL_OF
 _REMEDY = 'pip install "fairflower[sim]"'
 
 
-#: Uses of an example for training below which a small network on CPUs is done before Ray starts.
+#: Number of times that examples are used below which a small network is trained before Ray starts.
 _FEW_USES = 20_000
 
 
-def chosen_engine(config: RunConfig, uses: float = math.inf) -> str:
+def chosen_engine(config: RunConfig, examples: float = math.inf) -> str:
     """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
 
     ``engine = "auto"`` means Ray if it is installed and can save time, and otherwise this process,
-    with the same results. Ray cannot if one client trains at a time anyway, or if a small network
-    uses examples fewer than `_FEW_USES` times. ``uses`` counts them over rounds, epochs and runs;
-    it is infinite before this is known, which means Ray. Raises ``NotInstalled`` if ``engine`` or
+    with the same results: it cannot if one client trains at a time anyway, or on few ``examples``
+    (of all runs; infinite means unknown, hence Ray). Raises ``NotInstalled`` if ``engine`` or
     ``ray-address`` requires Ray, and Ray is not installed.
     """
     if installed("ray"):
         if config.engine != "auto":
             return config.engine
         wanted = config.ray_address or config.workers > 1 or config.client_gpus != "auto"
-        if wanted or math.isinf(uses):
+        uses = examples * config.num_server_rounds * config.train.local_epochs
+        small = config.model.name in MODEL_OF.values() and uses < _FEW_USES
+        if wanted or math.isinf(uses) or not (small or cpus() < 2 * config.client_cpus):
             return "ray"
         from fairflower.training.device import choose_device  # late: it imports torch
 
-        small = config.model.name in MODEL_OF.values() and uses < _FEW_USES
-        slow = small or config.workers == 1 or cpus() < 2 * config.client_cpus
-        return "inline" if slow and choose_device(config.train.device).type == "cpu" else "ray"
+        return "inline" if choose_device(config.train.device).type == "cpu" else "ray"
     if config.ray_address:
         require("sim", f"ray-address = {config.ray_address!r}", "ray")
     if config.engine in ("auto", "inline"):

@@ -76,11 +76,8 @@ def launch(
     except EngineError as error:
         if began.is_set() or not fall_back or config.engine != "ray":
             raise
-        logger.warning(
-            "%s Clients now run one at a time in this process (engine = 'inline'), with the same "
-            "results.",
-            error,
-        )
+        text = "%s Clients now run one at a time in this process (inline), with the same results."
+        logger.warning(text, error)
         run(engine="inline")
 
 

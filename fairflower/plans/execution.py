@@ -17,7 +17,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.config import DataConfig, DataSpec, RunConfig, argument_to_key, counted
+from fairflower.config import DataConfig, RunConfig, counted
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
 from fairflower.participation.availability import check_availabilities
@@ -31,7 +31,7 @@ from fairflower.trackers import check_tracker
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before Flower is needed
     from flwr.serverapp import Grid
 
-    from fairflower.data import DataSet, Federation
+    from fairflower.data import Federation
     from fairflower.plans.devices import Placement
     from fairflower.plans.parallel import Study
     from fairflower.server.callbacks import OnRound
@@ -96,8 +96,11 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
     if data.dir and built_in and data_set.folder is None:
         notes += f", not read from data.dir, because {data.name} does not use it"
     examples = ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
-    if federation.unused:
-        examples += f", {federation.unused:,} training examples unused ({_limit(data, data_set)})"
+    if unused := int(federation.redraw.get("unused", 0)):
+        part = data.fraction or data.examples_per_client or data_set.fraction
+        equal = f"what is left of {data.clients_per_domain} clients of equal size per domain"
+        why = "data.fraction or data.examples-per-client" if part else equal
+        examples += f", {unused:,} training examples unused ({why})"
     participation = "" if fraction == "1.0" else f", fraction-train {fraction}"
     return (
         f"  data      {counted(clients, 'client')} of {counted(domains, 'domain')}{notes}; "
@@ -109,20 +112,11 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
     )
 
 
-def _limit(data: DataConfig, data_set: DataSet) -> str:
-    """Return why clients do not have all training examples, for the summary."""
-    for setting in ("examples_per_client", "fraction", "imbalance_factor"):
-        if getattr(data, setting) > (setting == "imbalance_factor"):
-            return f"data.{argument_to_key(setting)} = {getattr(data, setting):g}"
-    if data_set.fraction or data_set.domain_size or data_set.partitioner() is not None:
-        return f"as {data.name} is divided by default"
-    return f"each domain has {data.clients_per_domain} clients of equal size"
-
-
 def _overlap(plan: Plan) -> str:
     """Return a line about the examples that two federations of a plan share, or "" for one."""
     from fairflower.data import prepare
     from fairflower.data.cache import shared_examples
+    from fairflower.report.tables.draws import SAME
 
     first = plan.runs[0].data
     others = (run.data for run in plan.runs if replace(run.data, seed=first.seed) == first)
@@ -131,24 +125,11 @@ def _overlap(plan: Plan) -> str:
         return ""
     shares = shared_examples(first, other)
     if prepare(first).division == prepare(other).division:
-        return (
-            f"\n  overlap   federations {first.seed} and {other.seed} are the same division of the "
-            "data: their runs are seeds on one federation, and verdicts hold for these data only."
-            + _how_to_redraw(first)
-        )
+        return f"\n  overlap   {SAME.format(f'{first.seed} and {other.seed}')}"
     return (
         f"\n  overlap   federations {first.seed} and {other.seed} share "
         f"{100 * shares['train']:.0f} % of their training examples and {100 * shares['test']:.0f} %"
         " of their test examples. Intervals do not cover what other examples would change."
-    )
-
-
-def _how_to_redraw(data: DataConfig) -> str:
-    if not DataSpec.read(data.name).own or data.redraw:
-        return ""
-    return (
-        " The data fix which examples are for tests. To draw them anew, set data.redraw to rows, "
-        "or to a column or array whose equal values stay together, such as patient."
     )
 
 
@@ -249,7 +230,8 @@ def execute(
         line = parallel_line(plan.runs, jobs)
     else:
         if first.engine == "ray":
-            first = replace(first, engine=chosen_engine(plan.runs[0], _uses(plan, federation)))
+            examples = sum(client.num_examples for client in federation.clients)
+            first = replace(first, engine=chosen_engine(plan.runs[0], examples * len(plan.runs)))
         if engine := engine_line(plan.runs[0]) if first.engine == "inline" else "":
             console.print(f"  engine    {escape(engine)}", soft_wrap=True, highlight=False)
         num_clients = max([len(federation.clients), *_client_counts(plan, first.data)])
@@ -272,12 +254,6 @@ def execute(
             console.print(f"Stopped.{escape(_how_to_resume(folders, home))}", soft_wrap=True)
             raise KeyboardInterrupt from None
     return folders
-
-
-def _uses(plan: Plan, federation: Federation) -> float:
-    """Return how often a plan's runs use an example for training, at most."""
-    passes = sum(c.num_server_rounds * c.train.local_epochs * c.fraction_train for c in plan.runs)
-    return passes * sum(client.num_examples for client in federation.clients)
 
 
 def _how_to_resume(folders: list[Path], home: Path | None) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -17,7 +16,6 @@ from rich.markup import escape
 from fairflower.config import (
     ClientConfig,
     DataConfig,
-    DataSpec,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -32,10 +30,8 @@ from fairflower.config.methods import Choice, MethodSpec
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
-from fairflower.server.checkpoint import (
-    check_same_examples,
-    with_absolute_paths,
-)
+from fairflower.plans.protocol import redrawable
+from fairflower.server.checkpoint import check_same_examples, with_absolute_paths
 from fairflower.server.folder import rewrite_config, runs_home
 from fairflower.server.parts import check_same_parts
 
@@ -258,8 +254,8 @@ class Plan:
             strategies = [StrategyConfig(name) for name in dict.fromkeys(("fedavg", named))]
         if not any(strategy.name == "uniform" for strategy in strategies):
             strategies = [*strategies, StrategyConfig("uniform")]
-        if federations and len(seeds) > 1:
-            flat = {**flat, **_redraw(flat)}
+        if federations and len(seeds) > 1 and redrawable(flat):
+            flat = {"data.redraw": "rows", **flat}
         parts = [(f"without-{file_name(d)}-", {"data.held-out": d}) for d in held_out]
         runs = []
         for (prefix, without), seed in product(parts or [("", {})], seeds):
@@ -398,22 +394,6 @@ class Plan:
                     folders.append(session.folder.path)
         if failure is not None:
             raise failure
-
-
-def _redraw(flat: Mapping[str, Any]) -> dict[str, str]:
-    """Return the setting that draws the test examples of a user's data anew, if nothing fixes them.
-
-    Otherwise federations with one client per domain would be the same division of the data.
-    """
-    name = str(flat.get("data.name", DataConfig.name))
-    if "data.redraw" in flat or not DataSpec.read(name).own:
-        return {}
-    from fairflower.data.cache import make_data_set  # slow to import
-
-    with suppress(*USER_ERRORS):  # raised again where the data are prepared
-        if make_data_set(RunConfig.from_message(flat).data).redrawable:
-            return {"data.redraw": "rows"}
-    return {}
 
 
 def run_title(config: RunConfig) -> str:

@@ -49,11 +49,7 @@ def format_number(value: float, digits: int = 2, *, signed: bool = False) -> str
 
 
 def within_range(value: float, text: str, most: float = 100.0) -> str:
-    """Return the text of a difference, or that there are too few pairs if none is that large.
-
-    >>> within_range(449.7, "449.7"), within_range(2.4, "2.4")
-    ('too few pairs', '2.4')
-    """
+    """Return the text of a difference of at most ``most`` points, else "too few pairs"."""
     return FEW_PAIRS if abs(value) > most else text
 
 

@@ -211,27 +211,13 @@ def example_worth(slopes: ArrayLike, sizes: ArrayLike) -> float:
 def holm(p: Mapping[_Key, float], larger: Mapping[_Key, float] | None = None) -> dict[_Key, float]:
     """Return p-values corrected for multiple tests by Holm's step-down method.
 
-    With ``larger``, ``p`` holds one of two tests of each key, whose null hypotheses exclude each
-    other: "no difference" is false where "a difference of at least the margin" is true. So at most
-    m of 2 m null hypotheses are true for m keys, and a key is done with when both are rejected.
-    Correcting both kinds of tests in this way is right for all 2 m together, at the price that a
-    key is only passed over in later steps when its larger p-value is small, too.
+    NaN stays NaN and does not count as a test. With ``larger``, ``p`` holds one of two tests of each
+    key, whose null hypotheses exclude each other: "no difference" and "at least the margin". Both
+    kinds are then right together, by a closed test: an intersection of null hypotheses, which has at
+    most one of each of s keys (otherwise it is empty), is rejected if its smallest p-value is at
+    most level / s, and a null hypothesis if all its intersections are. The last of these has the
+    ``larger`` p-values of the s - 1 keys in which they are largest.
 
-    This is the closed test: an intersection of null hypotheses, at most one of each of s keys, is
-    rejected by Bonferroni's test if its smallest p-value is at most 0.05 / s (an intersection with
-    both of a key is empty). A null hypothesis is rejected if all intersections with it are. Those
-    that are rejected last have the larger p-value of every other key, and of these the s - 1
-    largest (Shaffer 1986 counts possible true null hypotheses in this way).
-
-    Parameters
-    ----------
-    p : mapping
-        Key -> p-value. NaN stays NaN and does not count as a test.
-    larger : mapping, optional
-        Key -> the larger p-value of the key's two tests. By default ``p``: Holm's method.
-
-    Examples
-    --------
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'b': 0.06, 'c': 0.06}
     >>> holm({"a": 0.01, "b": 0.03}, {"a": 0.5, "b": 0.9})
@@ -292,10 +278,9 @@ def moderated_variances(
 
 
 def redrawn(difference: Difference, overlap: float) -> Difference:
-    """Return a mean difference with Nadeau and Bengio's variance, (1 / n + overlap) s^2.
+    """Return a mean difference with the variance (1 / n + overlap) s^2 (Nadeau and Bengio 2003).
 
-    Pairs whose examples are drawn anew from the same pool are not independent. ``overlap`` is the
-    number of test examples per training example (Nadeau and Bengio 2003). 0 changes nothing.
+    ``overlap`` is the number of test per training examples, if pairs draw them from the same pool.
     """
     if not overlap:
         return difference

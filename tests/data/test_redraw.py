@@ -74,18 +74,18 @@ def test_unused_training_examples_are_counted_and_explained(photos: Path) -> Non
     flat |= {"data.clients-per-domain": 5}
     config = RunConfig.from_flat(flat)
     text = setup_summary(Plan([config]), prepare(config.data))
-    reason = "each domain has 5 clients of equal size"
+    reason = "what is left of 5 clients of equal size per domain"
     assert f"135 for training, 36 for tests, 9 training examples unused ({reason})" in text
-    assert federations(photos, "images", 1)[0].unused == 0
+    assert federations(photos, "images", 1)[0].redraw["unused"] == 0
     held_out = federations(photos, "images", 1, **{"validation-fraction": 0.25})[0]
-    assert held_out.unused == 0
+    assert held_out.redraw["unused"] == 0
 
 
 def test_divisions_are_compared_by_their_examples_in_any_order(hospitals: Path) -> None:
     same = federations(hospitals)
     assert len({federation.fingerprint for federation in same}) == 3  # in another order
     assert len({federation.division for federation in same}) == 1
-    assert same[0].redraw == {"train": 1.0, "test": 1.0}
+    assert same[0].redraw == {"train": 1.0, "test": 1.0, "unused": 0}
     divided = federations(hospitals, **{"clients-per-domain": 2})
     assert len({federation.division for federation in divided}) == 3
 
@@ -111,7 +111,8 @@ def test_redrawn_test_examples_differ_and_are_not_trained_on(hospitals: Path, by
 
 def test_the_expected_overlap_is_that_of_many_draws(hospitals: Path) -> None:
     (federation,) = federations(hospitals, count=1, redraw="rows")
-    assert federation.redraw == {"train": 0.8, "test": 0.2, "tests per training example": 0.25}
+    shares = {"train": 0.8, "test": 0.2, "tests per training example": 0.25}
+    assert federation.redraw == shares | {"unused": 0}
     flat = {"data.name": "npz", "data.dir": str(hospitals), "data.redraw": "rows"}
     first, *others = (RunConfig.from_flat({**flat, "data.seed": s}).data for s in range(30))
     shares = [shared_examples(first, other) for other in others]
@@ -151,7 +152,7 @@ def test_several_federations_redraw_what_the_files_do_not_fix(
         ("npz", "ward", "ward_train"),
         ("npz", "x", "data.redraw = 'x': .*has no values with this name"),
         ("images", "patient", "has no such column. Set it to rows"),
-        ("uci-digits", "rows", "published division"),
+        ("uci-digits", "rows", "published test examples"),
     ],
 )
 def test_what_cannot_be_redrawn_is_named(

@@ -11,7 +11,7 @@ from fairflower.config import RunConfig
 from fairflower.engines import choice, launch
 from fairflower.errors import EngineError
 
-SMALL, LARGE = 1_000, 10_000_000
+SMALL, LARGE = 500, 10_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +21,13 @@ def four_cpus_and_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flat", "uses", "engine"),
+    ("flat", "examples", "engine"),
     [
         ({}, SMALL, "inline"),
         ({}, LARGE, "ray"),
         ({}, float("inf"), "ray"),
         ({"model.name": "resnet10"}, SMALL, "ray"),
-        ({"workers": 1}, LARGE, "inline"),
+        ({"num-server-rounds": 1000}, SMALL, "ray"),
         ({"workers": 2}, SMALL, "ray"),
         ({"client-cpus": 3}, LARGE, "inline"),
         ({"ray-address": "auto"}, SMALL, "ray"),
@@ -36,15 +36,17 @@ def four_cpus_and_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_auto_takes_ray_only_where_it_can_save_time(
-    flat: dict[str, Any], uses: float, engine: str
+    flat: dict[str, Any], examples: float, engine: str
 ) -> None:
-    config = RunConfig.from_flat({"train.device": "cpu", **flat})
-    assert choice.chosen_engine(config, uses) == engine
+    config = RunConfig.from_flat({"train.device": "cpu", "train.local-epochs": 1, **flat})
+    assert choice.chosen_engine(config, examples) == engine
 
 
 def test_the_summary_says_why_clients_run_in_this_process() -> None:
     line = choice.engine_line(RunConfig())
-    assert line == "inline, one client at a time, because Ray's start would take longer than it saves"
+    assert (
+        line == "inline, one client at a time, because Ray's start would take longer than it saves"
+    )
 
 
 @pytest.mark.parametrize("fall_back", [True, False])

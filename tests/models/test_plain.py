@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairflower import models
 from fairflower.errors import ConfigError
-from fairflower.models import plain
+from fairflower.models import _warn_once
 
 SHAPE = (3, 8, 8)
 
@@ -53,7 +53,7 @@ def nets(monkeypatch: pytest.MonkeyPatch) -> None:
     module.sequential = lambda classes, shape: nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
     module.last = lambda classes, shape: nn.Linear(8, classes)
     monkeypatch.setitem(sys.modules, "plain_nets", module)
-    plain._say.cache_clear()
+    _warn_once.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "head"), [("Usual", "fc"), ("sequential", "1")])
@@ -68,7 +68,7 @@ def test_the_last_linear_layer_becomes_the_head(
     assert torch.equal(model(x), own(x))
     assert torch.equal(model.head(model.features(x)), model(x))
     assert {"head.weight", "head.bias"} <= set(models.exchanged_arrays(model))
-    assert caplog.text.count(f"its last linear layer, {head}, is taken as the head") == 1
+    assert caplog.text.count(f"the last linear layer, {head}, is the head") == 1
 
 
 @pytest.mark.parametrize("name", ["Softmaxed", "Twice"])
