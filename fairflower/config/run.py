@@ -99,7 +99,7 @@ class RunConfig:
     engine: str = setting(
         "auto",
         "Simulation engine: ray (fairflower's, on Ray), flower (Flower's, on Ray), inline (one "
-        "client at a time, in this process), or auto (ray if Ray is installed, otherwise inline).",
+        "client at a time, in this process), or auto (ray if it saves time, else inline).",
         choices=("auto", "ray", "flower", "inline"),
         execution=True,
     )

@@ -36,7 +36,7 @@ def draw_anew(data_set: DataSet) -> None:
             units = np.concatenate([np.asarray(data_set.units(domain, s), str) for s in splits])
             if len(np.unique(units)) < 2:
                 raise DataError(
-                    f"data.redraw = {config.redraw!r}: {domain!r} has a single value. Set it to rows."
+                    f"data.redraw = {config.redraw!r}: {domain!r} has only one. Set it to rows."
                 )
             test = _by_unit(units, len(tested), rng)
         return len(trained), {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}

@@ -79,9 +79,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       client of each domain was merged, unless all are 1. ``accuracy by client``: means over the
       rounds, if clients tested. ``cluster``: for each round, the clients' clusters, separated by
       dots.
-    - ``parameters`` and ``bytes`` of the model. ``data``: a digest of the partition among clients.
-      ``examples``: a digest of all examples. ``division`` and ``redraw`` as in ``run.json``, if
-      known. ``processor``, ``versions`` and ``remarks``.
+    - ``remarks``; ``parameters`` and ``bytes`` of the model; ``data``: a digest of the partition;
+      ``examples``: one of the examples; ``division``, ``redraw``, ``processor``, ``versions``.
 
     Raises
     ------

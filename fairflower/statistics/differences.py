@@ -211,12 +211,12 @@ def example_worth(slopes: ArrayLike, sizes: ArrayLike) -> float:
 def holm(p: Mapping[_Key, float], larger: Mapping[_Key, float] | None = None) -> dict[_Key, float]:
     """Return p-values corrected for multiple tests by Holm's step-down method.
 
-    NaN stays NaN and does not count as a test. With ``larger``, ``p`` holds one of two tests of each
-    key, whose null hypotheses exclude each other: "no difference" and "at least the margin". Both
-    kinds are then right together, by a closed test: an intersection of null hypotheses, which has at
-    most one of each of s keys (otherwise it is empty), is rejected if its smallest p-value is at
-    most level / s, and a null hypothesis if all its intersections are. The last of these has the
-    ``larger`` p-values of the s - 1 keys in which they are largest.
+    NaN stays NaN and does not count as a test. With ``larger``, ``p`` holds one of two tests of
+    each key, whose null hypotheses exclude each other: "no difference" and "at least the margin".
+    Both kinds are then right together, by a closed test: an intersection of null hypotheses, which
+    has at most one of each of s keys (otherwise it is empty), is rejected if its smallest p-value
+    is at most level / s, and a null hypothesis if all its intersections are. The last of these has
+    the ``larger`` p-values of the s - 1 keys in which they are largest.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'b': 0.06, 'c': 0.06}
