@@ -292,7 +292,7 @@ def _redraw(
     data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows], labels: Any
 ) -> dict[str, float]:
     """Return `Federation.redraw`: n of N examples are, in another draw, n / N times the same."""
-    redrawn, same, sizes = bool(data_set.config.redraw), Counter[str](), Counter[str]()
+    redrawn, same, sizes = bool(data_set.config.redraw), {"train": 0.0, "test": 0.0}, Counter[str]()
     for split, domain in product(("train", "test"), dict.fromkeys(g.domain for g in groups)):
         own = [part for g in groups if g.domain == domain for part in rows[split][g.name]]
         available = sum(len(labels[s][domain]) for s in labels if redrawn or s == split)

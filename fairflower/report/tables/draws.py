@@ -43,13 +43,8 @@ def draw_notes(comparison: Comparison) -> Iterator[str]:
         if len(numbers) > 1:
             yield SAME.format(join_words(list(map(str, sorted(numbers)))))
     drawn = [m for m in comparison.methods if m.federations and len(m.runs) > 1]
-    facts = [
-        f
-        for m in drawn
-        for f in [m.runs[0].info.get("redraw")]
-        if {"train", "test"} <= {*(f or ())}
-    ]
-    for redraw in facts[:1]:
+    facts = (m.runs[0].info.get("redraw") or {} for m in drawn)
+    for redraw in [known for known in facts if {"train", "test"} <= known.keys()][:1]:
         ratio = redraw.get("tests per training example")
         yield (
             f"Two federations share on average {100 * redraw['train']:.0f} % of their training "
