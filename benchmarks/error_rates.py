@@ -10,6 +10,9 @@ effect, of an interaction of method and federation (SD 0.9 per difference) and o
 compared with the same reference. With unequal spreads, the noise's SD is multiplied by exp(0.3 z)
 for each method; a volatile method has four times the SD.
 
+In tables of mixed truths, half of the methods are truly like the reference and half truly better by
+the margin of equivalence, which is given in standard errors of a mean difference.
+
 With --over-benchmarks, a replicate is a benchmark, and the verdicts are those over benchmarks.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,7 +30,7 @@ from common import log_progress, machine_facts, markdown
 from numpy.typing import NDArray
 
 from experiments.leaderboard.benchmarks import mixed_model, over_benchmarks
-from fairflower.statistics.differences import Difference, differences, judged_as_family
+from fairflower.statistics.differences import Difference, differences, holm, judged_as_family
 
 #: Standard deviations in points: of the interaction of method and federation, and of a run's noise.
 FEDERATION, RUN = 0.9 / np.sqrt(2), 2.0
@@ -99,6 +103,19 @@ def called_equivalent(judged: Mapping[int, Difference]) -> float:
     return sum(difference.equivalent for difference in judged.values()) / len(judged)
 
 
+def any_false(judged: Mapping[int, Difference]) -> float:
+    """Return 1 if any verdict of a table of mixed truths is false, else 0.
+
+    Methods with even numbers are truly alike, and those with odd numbers better by the margin.
+    """
+    return float(
+        any(
+            one.sign < 0 or one.equivalent if number % 2 else one.sign
+            for number, one in judged.items()
+        )
+    )
+
+
 #: Title, judge, fraction of the requested tables to draw, and options of `table`.
 COLUMNS: tuple[tuple[str, Judge, float, dict[str, float | bool]], ...] = (
     ("false claim", any_claim, 1.0, {}),
@@ -125,11 +142,43 @@ def rows(tables: int, seed: int) -> list[list[str]]:
     return result
 
 
+#: Numbers of methods in tables of mixed truths, replicates, and margins in standard errors.
+MIXED, MIXED_REPLICATES, MARGINS = (2, 4, 10), 24, (3.0, 3.3, 3.6)
+
+
+def each_alone(alone: Mapping[int, Difference]) -> dict[int, Difference]:
+    """Judge differences and equivalences as two families, each by Holm's method."""
+    p, same = (holm({k: getattr(d, name) for k, d in alone.items()}) for name in ("p", "p_same"))
+    return {key: replace(one, p=p[key], p_same=same[key]) for key, one in alone.items()}
+
+
+def judged_by(values, *, judge, margin: float) -> Mapping[int, Difference]:
+    """Return the differences of a table, judged by ``judge``."""
+    return judge(differences(values, margin))
+
+
+def rows_of_mixed_truths(tables: int, seed: int) -> list[list[str]]:
+    """Return a row for each number of methods and margin: false verdicts in percent."""
+    error = np.sqrt(2 * (FEDERATION**2 + RUN**2) / MIXED_REPLICATES)
+    result = []
+    for methods, wide in product(MIXED, MARGINS):
+        log_progress(f"mixed truths, {methods} methods, margin {wide}")
+        effects = wide * error * (np.arange(methods)[:, None] % 2)
+        cells = []
+        for judge in (judged_as_family, each_alone):
+            analysis = partial(judged_by, judge=judge, margin=wide * error)
+            rng = np.random.default_rng([seed, methods, MIXED_REPLICATES])
+            drawn = (effects + table(rng, methods, MIXED_REPLICATES) for _ in range(tables))
+            cells.append(f"{mean_judgment(any_false, analysis, drawn):.1f}")
+        result.append([str(methods), f"{wide:.1f}", *cells])
+    return result
+
+
 #: Number of methods on a leaderboard, its numbers of independent data sets, and the standard
 #: deviation of a method's gain over these, in points: the median on its first four.
 CONFIRMED, DATA_SETS, BETWEEN = 12, (5, 6), 0.85
 
-ANALYSES = {"Student, Holm": over_benchmarks, "mixed model, Dunnett": mixed_model}
+ANALYSES = {"Student, closed test": over_benchmarks, "mixed model, Dunnett": mixed_model}
 
 #: Title, judge and true gain in points.
 OVER_BENCHMARKS: tuple[tuple[str, Judge, float], ...] = (
@@ -168,16 +217,25 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="Markdown file to write")
     parser.add_argument("--over-benchmarks", action="store_true", help="the second table")
     args = parser.parse_args()
+    mixed = ""
     if args.over_benchmarks:
         header = ["data sets", "variances", "analysis", *(title for title, *_ in OVER_BENCHMARKS)]
         text = markdown(header, rows_over_benchmarks(args.tables, args.seed))
     else:
         header = ["methods", "replicates", *(title for title, *_ in COLUMNS)]
         text = markdown(header, rows(args.tables, args.seed))
-    print(text)
+        header = ["methods", "margin", "any false verdict", "any, if two families"]
+        mixed = markdown(header, rows_of_mixed_truths(args.tables, args.seed))
+    print(text, mixed, sep="\n\n")
     if args.write:
         error = 100 * (0.05 * 0.95 / args.tables) ** 0.5
-        facts = {"table": text, "error": error, "machine": machine_facts(), **vars(args)}
+        facts = {
+            "table": text,
+            "mixed": mixed,
+            "error": error,
+            "machine": machine_facts(),
+            **vars(args),
+        }
         first, heading, second = args.write.read_text("utf-8").partition(HEADING)
         if args.over_benchmarks:
             heading, second = HEADING, PART_OVER_BENCHMARKS.format(**facts)
@@ -212,6 +270,17 @@ In percent. {machine}.
 
 Pairs' standard deviation: 2.97 points (a run 2.0, a method on a federation 0.64, each of the
 method and of the reference).
+
+## Mixed truths
+
+{mixed}
+
+Share of tables with any false verdict, in percent, where half of the methods are truly alike and
+half truly better by the margin of equivalence (in standard errors of a mean difference; 2 points
+are 3.3), with 24 replicates, over {tables} tables. The last column is for comparison: Holm's method
+over the differences and, separately, over the equivalences, as verdicts were made before
+2026-11-29. Both kinds of tests are now one family, in which of the null hypotheses "no difference"
+and "a difference of at least the margin" of a method at most one is true.
 """
 
 HEADING = "\n## Over benchmarks\n"

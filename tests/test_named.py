@@ -471,7 +471,7 @@ def test_a_function_that_returns_no_model_is_refused(mine: Packages) -> None:
     from fairflower.models import build
 
     Path("other.py").write_text("def make(classes, shape): return 3")
-    with pytest.raises(ConfigError, match="'other:make': expected a Classifier"):
+    with pytest.raises(ConfigError, match="'other:make': expected a network"):
         build("other:make", 3, (1, 8, 8), seed=0)
 
 

@@ -375,7 +375,7 @@ def test_the_sweeps_in_the_documents_match_the_leaderboard(findings: Findings, r
         *(("afl", "equivalent"), ("qffl:rule=weights", "equivalent")),
     ):
         assert outcomes[method, conclusion] == 9
-    assert outcomes["fedequilibria", "worse"] == 1
+    assert outcomes["fedequilibria", "worse"] == 0
     unjudged: dict[tuple[str, str, str], Difference] = {}
     for sweep in findings.stages.sweeps:
         if sweep.name != "uci-digits":
@@ -459,9 +459,9 @@ def test_the_conclusions_over_benchmarks_match_the_leaderboard(
         for word in ("better", "worse", "equivalent", "undecided")
     }
     assert not by_conclusion["better"] | by_conclusion["worse"]
-    assert by_conclusion["equivalent"] == {"fedgcr", "afl", "qffl:rule=weights", "fedga"}
+    assert by_conclusion["equivalent"] == {"fedgcr", "afl", "fedga"}
     stay = {m for m in judged if not changes_over_all(findings, m)}
-    assert stay == {"fedavg", "fedheal", "gsam+fedism"}
+    assert stay == {"fedavg", "fedheal", "gsam+fedism", "scaffold+uniform"}
     ordered = sorted(judged, key=lambda method: judged[method].mean)
     assert (ordered[0], ordered[-1]) == ("fedavg", "gsam+fedism")
     assert max(judged, key=lambda method: judged[method].detectable) == "scaffold+uniform"
@@ -478,7 +478,7 @@ def test_the_conclusions_over_benchmarks_match_the_leaderboard(
     by_model = findings.over_by_mixed_model
     assert not any(one.sign for one in by_model.values())
     more = {method for method, one in by_model.items() if one.equivalent}
-    assert more - by_conclusion["equivalent"] == {"fedequilibria", "aaggff", "fedfv"}
+    assert more - by_conclusion["equivalent"] == {"fedequilibria", "aaggff", "qffl:rule=weights"}
     assert more > by_conclusion["equivalent"]
     width = by_model["fedavg"].high - by_model["fedavg"].mean
     assert f"intervals of ±{width:.2f} points" in results
@@ -552,7 +552,8 @@ def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
         ("AVG", hold | {"summed"}),
     ):
         assert {name for name, of in over_fedavg.items() if of[metric].sign > 0} == better
-    assert all(digits[name]["MIN"].difference.equivalent for name in hold)
+    alike = {name for name in hold if digits[name]["MIN"].difference.equivalent}
+    assert alike == {"unit", "by-layer"}
     assert not any(one.sign > 0 for of in digits.values() for one in of.by_metric)
     assert {n for n, of in digits.items() if of["MIN"].sign < 0} == {"printed", "drawn"}
     lower = {name for name, of in digits.items() if of["AVG"].sign < 0}
@@ -656,7 +657,8 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
     one += findings.judged_over_benchmarks.values()
     office = next(b for b in findings.benchmarks if b.name == "office-caltech")
     uncorrected = judged_as_family(dict(alone(findings, office, overlap=0.0)))
-    assert Counter(map(outcome, uncorrected.values())) == {"better": 1, "worse": 2, "equivalent": 9}
+    outcomes = Counter(map(outcome, uncorrected.values()))
+    assert outcomes == {"better": 1, "worse": 2, "equivalent": 8, "undecided": 1}
     one += uncorrected.values()
     one.append(contrast("fisher-readings-digits", AT_UNIT_NORM, MIN))
     for benchmark in findings.benchmarks:  # of the methods in docs/what-holds.md

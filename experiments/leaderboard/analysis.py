@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ from fairflower.server.history import WINDOW
 from fairflower.statistics.differences import (
     MIN_PAIRS,
     Difference,
-    MeanStd,
-    difference_of,
     differences,
     example_worth,
     judged_as_family,
+    redrawn,
 )
 
 #: Method -> federation -> accuracies in percent, by domain.
@@ -315,7 +313,7 @@ class Findings:
                 for method in pairs
             }
             for method, difference in differences(pairs, metric.margin, floors).items():
-                alone[metric.title, method] = _redrawn(difference, overlap)
+                alone[metric.title, method] = redrawn(difference, overlap)
         return alone
 
 
@@ -337,19 +335,6 @@ def _pairs(accuracies: Accuracies, metric: Metric, other: str) -> dict[str, list
         if method != other
     }
     return {method: pairs for method, pairs in pairs_by_method.items() if pairs}
-
-
-def _redrawn(difference: Difference, overlap: float) -> Difference:
-    """Return the mean difference with Nadeau and Bengio's variance, (1 / n + overlap) s^2."""
-    if not overlap:
-        return difference
-    error = difference.error * math.sqrt(1 + difference.n * overlap)
-    return difference_of(
-        MeanStd(difference.mean, difference.std, difference.n),
-        error,
-        difference.df,
-        difference.margin,
-    )
 
 
 def examples_tested(by_method: Accuracies) -> list[int]:

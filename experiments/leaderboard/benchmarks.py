@@ -17,7 +17,6 @@ from fairflower.statistics.differences import (
     MeanStd,
     difference_of,
     differences,
-    holm,
     judged_as_family,
 )
 from fairflower.statistics.power import LEVEL, chi
@@ -34,7 +33,7 @@ def over_benchmarks(
     """Return each method's mean difference over benchmarks like these, judged as a family.
 
     A replicate is a benchmark, so the error contains what varies between benchmarks. Each method
-    has Student's test on its own variance, with Holm's correction, so its error rates hold however
+    has Student's test on its own variance, corrected by `holm`, so its error rates hold however
     much the variances differ. `mixed_model` is narrower if they do not.
 
     Parameters
@@ -57,7 +56,8 @@ def mixed_model(
     b, with random u_b ~ N(0, s_u^2) and e_mb ~ N(0, s^2). For a complete table its estimates are
     those of a two-way analysis of variance: differences from the reference have the standard error
     sqrt(2 s^2 / n) for n benchmarks, and s^2 has (k - 1) (n - 1) degrees of freedom for k methods.
-    Intervals and p-values are simultaneous over the methods (Dunnett 1955).
+    Intervals and p-values are simultaneous over the methods (Dunnett 1955). Methods are equivalent
+    if their interval is within the margin, so that all verdicts are right together with 95 %.
 
     All methods are assumed to depend equally much on the benchmark. A method that depends on it
     more than the others is called different too often.
@@ -68,7 +68,7 @@ def mixed_model(
         Method -> its mean difference from the reference on each benchmark, the same for all. At
         least two benchmarks.
     margin : float
-        Margin within which methods count as equivalent, by Student's tests with Holm's correction.
+        Margin within which methods count as equivalent.
     """
     if not gains:
         return {}
@@ -80,10 +80,8 @@ def mixed_model(
     if error < 1e-12:  # all methods have the same gain everywhere
         error = 0.0
     alone = {m: difference_of(MeanStd.of(gain), error, df, margin) for m, gain in gains.items()}
-    same = holm({method: one.p_same for method, one in alone.items()})
-    judged = {method: replace(one, p_same=same[method]) for method, one in alone.items()}
     if error == 0:
-        return judged
+        return alone
     threshold = _dunnett_threshold(k - 1, df)
     return {
         method: replace(
@@ -91,9 +89,10 @@ def mixed_model(
             low=one.mean - threshold * error,
             high=one.mean + threshold * error,
             p=_dunnett(abs(one.mean) / error, k - 1, df),
+            p_same=_dunnett(max(0.0, margin - abs(one.mean)) / error, k - 1, df),
             level=2 * float(stdtr(df, -threshold)),
         )
-        for method, one in judged.items()
+        for method, one in alone.items()
     }
 
 

@@ -11,7 +11,14 @@ from experiments.leaderboard.analysis import Findings
 from experiments.leaderboard.benchmarks import ranks
 from experiments.leaderboard.design import Benchmark, Sweep
 from fairflower.config import counted
-from fairflower.report.text import format_number, format_p_value, join_words
+from fairflower.report.text import (
+    FEW_PAIRS,
+    format_interval,
+    format_number,
+    format_p_value,
+    join_words,
+    within_range,
+)
 from fairflower.statistics.differences import MIN_PAIRS, Difference
 from fairflower.statistics.power import LEVEL
 
@@ -48,6 +55,8 @@ def conclusion(difference: Difference) -> str:
     if math.isnan(difference.detectable):
         return word
     least = format_number(difference.detectable)
+    if within_range(difference.detectable, least) != least:
+        return f"{word}; {FEW_PAIRS} to find any difference"
     return f"{word}; a difference of {least} points would have been found with 80 % power"
 
 
@@ -322,7 +331,7 @@ def _of_sweep(findings: Findings, sweep: Sweep) -> Iterator[str]:
 
 def interval_text(difference: Difference) -> str:
     """Format a difference's interval."""
-    return f"[{format_number(difference.low)}, {format_number(difference.high)}]"
+    return format_interval(difference.low, difference.high)
 
 
 def left(findings: Findings) -> str:

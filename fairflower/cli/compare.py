@@ -230,7 +230,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         (
             row.spread.metric,
             f"{row.spread.sd:.2f}",
-            _points(row.detectable),
+            "too few pairs" if row.detectable > 100 else _points(row.detectable),
             str(row.for_difference),
             f"{row.for_equivalence} (within {row.spread.margin:g})",
         )

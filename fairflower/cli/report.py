@@ -51,6 +51,16 @@ def report(
             "package. csv: the accuracy table. md: the printed tables and verdicts as Markdown.",
         ),
     ] = "html",
+    table: Annotated[
+        str,
+        typer.Option(
+            help="Print only the tables whose title contains this text, such as 'Accuracy' or "
+            "'worst domain', in the terminal or with --format latex or md."
+        ),
+    ] = "",
+    figures: Annotated[
+        str, typer.Option(metavar="pdf", help="pdf: also save each figure of the page as PDF.")
+    ] = "",
     summary: Annotated[
         Path | None,
         typer.Option(help="Also write the data for tables and verdicts to this .csv file."),
@@ -70,6 +80,13 @@ def report(
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
+    if figures not in ("", "pdf"):
+        raise ConfigError(unknown("format of figures", figures, ("pdf",)))
+    if (table and format_ == "csv") or (figures and (table or format_ != "html")):
+        raise ConfigError(
+            "--table needs --format html, latex or md, and --figures the page (--format html, "
+            "without --table). Remove one of the options."
+        )
     _check_inputs(runs)
     _check_outputs(format_, out, summary, into)
     _check_overwriting(runs, format_, out, summary, into)
@@ -86,9 +103,10 @@ def report(
                 f"--format {format_} cannot be combined with --summary or --into. Remove one of "
                 "the options."
             )
-        write_text(format_, paths, out)
+        write_text(format_, paths, out, table)
         return
-    if not print_report(paths, out or _page_folder(runs, paths), summary):
+    page = None if table else out or _page_folder(runs, paths)
+    if not print_report(paths, page, summary, table=table, pdf=bool(figures)):
         raise typer.Exit(1)
     if into and source:
         from fairflower.report.pages import generated_markdown, replace_generated_block
@@ -160,9 +178,9 @@ def _page_folder(runs: list[Path], paths: list[Path]) -> Path | None:
     return parents[0] / "report"
 
 
-def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
+def write_text(format_: str, paths: list[Path], out: Path | None, table: str = "") -> None:
     """Write the tables of runs as text to the file ``out``, or print them."""
-    from fairflower.report.analysis import analyze
+    from fairflower.report.analysis import Analysis
     from fairflower.report.frames import csv_table
     from fairflower.report.latex import latex
     from fairflower.report.pages import markdown_tables
@@ -171,7 +189,7 @@ def write_text(format_: str, paths: list[Path], out: Path | None) -> None:
     runs = readable_runs(paths, messages)
     if not runs:
         raise typer.Exit(1)
-    analysis = analyze(runs)
+    analysis = Analysis(tuple(runs), table=table)
     for chapter in analysis.chapters if format_ != "md" else []:
         for note in chapter.notes:  # CSV and LaTeX output do not contain notes
             messages.print(f"Note: {note}", markup=False, soft_wrap=True)
@@ -188,6 +206,8 @@ def print_report(
     out: Path | None = None,
     summary: Path | None = None,
     tuned: Sequence[Tuned] = (),
+    table: str = "",
+    pdf: bool = False,
 ) -> bool:
     """Print the tables of runs and write a report; return False if no run can be read.
 
@@ -201,18 +221,22 @@ def print_report(
         Output file for the summary (.csv).
     tuned : sequence of Tuned
         Trials of tuned methods; they are printed even if there are no runs.
+    table : str
+        Print only the tables with this text in their titles. "" means all.
+    pdf : bool
+        Whether figures are also saved as PDF.
     """
-    from fairflower.report import analyze, terminal_table, write_report, write_summary
+    from fairflower.report import Analysis, terminal_table, write_report, write_summary
 
     runs = readable_runs(paths, console)
-    analysis = analyze(runs, tuned)
+    analysis = Analysis(tuple(runs), tuple(tuned), table)
     if runs or tuned:
         console.print(terminal_table(analysis))
     if runs and summary:
         write_summary(runs, summary)
         say_where("summary", summary)
     if runs and out:
-        say_where("report", write_report(analysis, out))
+        say_where("report", write_report(analysis, out, pdf=pdf))
     return bool(runs)
 
 

@@ -32,6 +32,7 @@ from fairflower.registry import (
     DATA_SETS,
     MODEL_OF,
     MODELS,
+    OWN_FILES,
     PARTICIPATION,
     PRETRAINED,
     STRATEGIES,
@@ -136,6 +137,11 @@ class DataSpec(ComponentSpec):
     def kind(self) -> str:
         """Kind of the data set's examples, from `fairflower.registry.KINDS`."""
         return getattr(self.factory, "kind", "images")
+
+    @property
+    def own(self) -> bool:
+        """Whether these are a user's data, in which a domain is a site: files or a class."""
+        return self.name in OWN_FILES or self.name not in self.REGISTRY.data
 
 
 class ModelSpec(ComponentSpec):

@@ -99,7 +99,7 @@ class RunConfig:
     engine: str = setting(
         "auto",
         "Simulation engine: ray (fairflower's, on Ray), flower (Flower's, on Ray), inline (one "
-        "client at a time, in this process), or auto (ray if Ray is installed, otherwise inline).",
+        "client at a time, in this process), or auto (ray if it saves time, else inline).",
         choices=("auto", "ray", "flower", "inline"),
         execution=True,
     )
@@ -310,9 +310,11 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
         tables[table][leaf.replace("-", "_")] = value
+    data = DataSpec.read(tables["data"].get("name", DataConfig.name))
     if "model.name" not in flat:
-        data = tables["data"].get("name", DataConfig.name)
-        tables["model"]["name"] = MODEL_OF[DataSpec.read(data).kind]
+        tables["model"]["name"] = MODEL_OF[data.kind]
+    if data.own:
+        tables["data"].setdefault("clients_per_domain", 1)
     made = tables.pop("", {}) | {method.TABLE: method for method in methods_of(flat)}
     factories: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(RunConfig)}
     made |= {table: factories[table](**tables[table]) for table in tables if table not in made}

@@ -32,11 +32,9 @@ def setting(
     default : scalar
         Default value; it also defines the key's type.
     help : str
-        Help text: what the key controls, its unit, and the meaning of 0 or "".
-    min, max, above : float
-        Allowed range; ``above`` is an exclusive lower bound.
-    choices : tuple of str, optional
-        Allowed values.
+        What the key controls, its unit, and the meaning of 0 or "".
+    min, max, above, choices
+        Allowed range (``above`` is an exclusive lower bound), or allowed values.
     execution : bool
         Whether the key affects only how and where a run is executed, but not its result.
     word : str, optional
@@ -80,7 +78,7 @@ class DataConfig:
     )
     clients_per_domain: int = setting(
         5,
-        "Number of clients per domain (5 in the papers); ignored if imbalance-factor is above 1.",
+        "Clients per domain (5 in the papers, 1 for your data); ignored if imbalance-factor > 1.",
         min=1,
     )
     fraction: float = setting(
@@ -119,10 +117,12 @@ class DataConfig:
         choices=("noise", "blur"),
     )
     severity: int = setting(
-        3,
-        "Severity of the corruption, 1 to 5 (FedISM: noise 3; its released code: blur 1).",
-        min=1,
-        max=5,
+        3, "Severity of the corruption, 1 to 5 (FedISM: noise 3; its code: blur 1).", min=1, max=5
+    )
+    redraw: str = setting(
+        "",
+        "Draw the test examples of your own data with data.seed: rows, or by a column or array such"
+        " as patient. Empty means no, but rows for several federations if nothing fixes them.",
     )
     validation_fraction: float = setting(
         0.0,

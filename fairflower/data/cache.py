@@ -13,9 +13,11 @@ import hashlib
 import json
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -47,6 +49,7 @@ from fairflower.data.federation import (
 )
 from fairflower.data.images import to_chw
 from fairflower.data.people import check_comparable, check_smallest, groups_by_client
+from fairflower.data.redraw import draw_anew
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
@@ -56,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 #: Version of the preparation: of the file format, of the random partition, and of how images and
 #: texts become arrays. Raise it with every change. Folders of other versions are ignored.
-_VERSION = 6
+_VERSION = 7
 
 #: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]
@@ -106,13 +109,16 @@ def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
 
 def _held_examples(config: DataConfig) -> dict[str, set[tuple[str, int]]]:
     """Return the domains and rows of all clients' examples, by split."""
-    _, groups, rows = divided_rows(make_data_set(config))
+    data_set = make_data_set(config)
+    _, groups, rows = divided_rows(data_set)
     domains = {group.name: group.domain for group in groups}
     return {
         split: {
             (domains[name], row)
             for name, by_client in by_group.items()
-            for row in np.concatenate(by_client).tolist()
+            for row in data_set.places(
+                domains[name], SPLITS[split], np.concatenate(by_client)
+            ).tolist()
         }
         for split, by_group in rows.items()
     }
@@ -146,6 +152,13 @@ def make_data_set(config: DataConfig) -> DataSet:
             f"{config.name} found no domain"
             f"{f' in data.dir = {config.dir!r}' if config.dir else ''}. Correct data.dir."
         )
+    if config.redraw:
+        if not chosen.own:
+            raise DataError(
+                f"data.redraw = {config.redraw!r}: {config.name} has published test examples. "
+                "Remove data.redraw."
+            )
+        draw_anew(data_set)
     return data_set
 
 
@@ -242,6 +255,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
+        division="" if site else _division(data_set, groups, rows),
+        redraw={} if site else _redraw(data_set, groups, rows, labels),
         groups=config.groups,
         group_names=data_set.group_names,
     )
@@ -267,6 +282,36 @@ def _splits_by_client(
         shares[split] = [Split(*pair) for pair in zip(x, y, strict=True)]
     for splits in zip(*shares.values(), strict=True):
         yield dict(zip(shares, splits, strict=True))
+
+
+def _division(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:
+    """Return `Federation.division`, from the rows of each client, in any order."""
+    digest = hashlib.sha256()
+    for split, by_group in rows.items():
+        for group in groups:
+            for own in by_group[group.name]:
+                places = np.sort(data_set.places(group.domain, SPLITS[split], own))
+                digest.update(f"{split} {group.name} {len(places)} ".encode() + places.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _redraw(
+    data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows], labels: Any
+) -> dict[str, float]:
+    """Return `Federation.redraw`: n of N examples are, in another draw, n / N times the same."""
+    redrawn, same, sizes = bool(data_set.config.redraw), {"train": 0.0, "test": 0.0}, Counter[str]()
+    for split, domain in product(("train", "test"), dict.fromkeys(g.domain for g in groups)):
+        own = [part for g in groups if g.domain == domain for part in rows[split][g.name]]
+        available = sum(len(labels[s][domain]) for s in labels if redrawn or s == split)
+        n = len(np.unique(np.concatenate(own)))
+        same[split] += n * n / available
+        sizes[split] += n
+    facts = {split: round(same[split] / n, 6) for split, n in sizes.items()}
+    if redrawn:
+        facts["tests per training example"] = sizes["test"] / sizes["train"]
+    used = sum(sum(_sizes(by_group)) for split, by_group in rows.items() if split != "test")
+    facts["unused"] = max(0, sum(map(len, labels["train"].values())) - used)
+    return facts
 
 
 def _fingerprint(files: Iterable[Arrays]) -> str:

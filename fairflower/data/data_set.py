@@ -84,6 +84,8 @@ class DataSet(ABC):
     imbalanced_within: ClassVar[bool] = False
     #: Whether every client gets examples of every class of its domain.
     every_class: ClassVar[bool] = False
+    #: Whether a rule chooses the test examples, and not the files or the class.
+    redrawable: bool = False
     #: Whether tests also report the AUC.
     auc: ClassVar[bool] = False
     #: Sensitive attribute (a possible value of ``data.groups``) -> names of its groups of people.
@@ -169,6 +171,15 @@ class DataSet(ABC):
     @abstractmethod
     def source(self, domain: str) -> str:
         """Describe the source of a domain's examples."""
+
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        """Return for each example of a split the value of ``data.redraw``, such as the patient."""
+        name = f"data.redraw = {self.config.redraw!r}"
+        raise DataError(f"{name}: {self.config.name} has no such column. Set it to rows.")
+
+    def places(self, domain: str, split: str, rows: Ints) -> Ints:
+        """Return numbers of these rows by which federations are compared (`draw_anew`)."""
+        return rows
 
     def partitioner(self) -> Any:
         """Return a flwr-datasets partitioner that divides a domain's training examples, or None.

@@ -7,7 +7,7 @@ import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
@@ -111,6 +111,12 @@ class Federation:
     held_out: str = ""
     #: Number of test examples of the held-out domain.
     held_out_size: int = 0
+    #: Digest of which examples each client has, whatever their order; empty as ``fingerprint``.
+    division: str = ""
+    #: Expected share of the "train" and "test" examples that another draw (``data.seed``) has, too,
+    #: the number of "unused" training examples and, with ``data.redraw``, of "tests per training
+    #: example". Empty as above.
+    redraw: dict[str, float] = field(default_factory=dict)
     #: Sensitive attribute that divides people into groups; empty if there is none.
     groups: str = ""
     #: Names of the groups of people, in the order of their numbers.
@@ -186,6 +192,9 @@ class Federation:
         _expect(self.held_out == "" or unseen, held_out=self.held_out)
         tested = _is_count(self.held_out_size) and bool(self.held_out_size) == bool(self.held_out)
         _expect(tested, held_out_size=self.held_out_size)
+        _expect(_is_text(self.division), division=self.division)
+        shares = isinstance(self.redraw, dict) and _all(tuple(self.redraw.values()), _is_finite)
+        _expect(shares and _all(tuple(self.redraw), _is_text), redraw=self.redraw)
         _expect(_is_text(self.groups), groups=self.groups)
         unlike = len(set(self.group_names)) == len(self.group_names)
         _expect(_all(self.group_names, _is_name) and unlike, group_names=self.group_names)

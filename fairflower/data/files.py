@@ -62,11 +62,11 @@ class NpzFile:
             values = np.lib.format.read_array(member)
         return checked_labels(f"{self.path}: {key}", values, self.num_classes)
 
-    def groups(self, name: str, split: str) -> list[str]:
+    def values(self, setting: str, name: str, split: str) -> list[str]:
         """Return the values of ``<name>_<split>`` as strings, one for each label of the split."""
         key, count = f"{name}_{split}", len(self.labels(split))
-        expected = f"whole numbers or strings [{count}], one group for each label in y_{split}"
-        with self._member(key, f"{expected} (data.groups = {name!r})") as (header, member):
+        expected = f"whole numbers or strings [{count}], one for each label in y_{split}"
+        with self._member(key, f"{expected} ({setting} = {name!r})") as (header, member):
             if header.dtype.kind not in "iubU" or header.shape != (count,):
                 raise self._wrong(key, header, expected)
             values = [str(value) for value in np.lib.format.read_array(member)]

@@ -63,6 +63,8 @@ class DomainImageFolder(ClassFolders):
         self.classes = tuple(sorted(set().union(*held.values())))
         check_twins(f"{self.folder}: the classes", held, "Rename their folders")
 
+    redrawable = True
+
     @cached_property
     def folder(self) -> Path:
         return needed_folder(self.config, "<domain>/<class>/<image>")
@@ -152,14 +154,19 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
         return names
 
     def group_values(self, domain: str, split: str) -> Sequence[str]:
-        file, name = self._open(domain), self.config.groups
+        return self._values_of("data.groups", self.config.groups, domain, split)
+
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        return self._values_of("data.redraw", self.config.redraw, domain, split)
+
+    def _values_of(self, key: str, name: str, domain: str, split: str) -> Sequence[str]:
+        file = self._open(domain)
         if not isinstance(file, NpzFile) or name in ("x", "y"):
             raise DataError(
-                f"data.groups = {name!r}: {self.source(domain)} has no groups with this name. "
-                "Store the groups in .npz files, in an array with a name other than x and y, or "
-                "remove data.groups."
+                f"{key} = {name!r}: {self.source(domain)} has no values with this name. Store them "
+                f"in .npz files, in an array with a name other than x and y, or remove {key}."
             )
-        return file.groups(name, split)
+        return file.values(key, name, split)
 
 
 def _names(paths: Iterable[Path]) -> list[str]:

@@ -159,7 +159,9 @@ class _Table:
 
     texts: dict[str, list[str]]
     labels: dict[str, list[str]]
-    groups: dict[str, list[str]]
+    #: Setting -> its column's values: ``data.groups`` and ``data.redraw``.
+    columns: dict[str, dict[str, list[str]]]
+    has_splits: bool
 
 
 class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
@@ -212,7 +214,21 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         return [texts[row] for row in rows.tolist()]
 
     def group_values(self, domain: str, split: str) -> Sequence[str]:
-        return self._open(domain).groups[split]
+        return self._open(domain).columns["data.groups"][split]
+
+    @property
+    def redrawable(self) -> bool:  # type: ignore[override]
+        return not any(self._open(domain).has_splits for domain in self.domains)
+
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        return self._open(domain).columns["data.redraw"][split]
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        """The settings that name a column, with its name."""
+        by_unit = "" if self.config.redraw == "rows" else self.config.redraw
+        settings = {"data.groups": self.config.groups, "data.redraw": by_unit}
+        return {key: name for key, name in settings.items() if name}
 
     def fingerprint(self) -> Any:
         tokenizer = Path(self.tokenizer).expanduser()
@@ -233,8 +249,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
                 "another column, or remove data.groups.",
                 public=True,
             )
-        empty: list[dict[str, list[str]]] = [{"train": [], "test": []} for _ in range(3)]
-        table = _Table(*empty)
+        texts, labels, *empty = ({"train": [], "test": []} for _ in range(4))  # type: ignore[var-annotated]
+        named = dict(zip(("data.groups", "data.redraw"), empty, strict=True))
         seen: dict[str, int] = {}
         with (
             explained(f"{path} cannot be read as a CSV file in UTF-8"),
@@ -244,7 +260,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             _check_size(path, file)
             reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             columns = reader.fieldnames or ()
-            wanted = ("text", "label", *filter(None, [self.config.groups]))
+            table = _Table(texts, labels, named, "split" in columns)
+            wanted = ("text", "label", *self._settings.values())
             check_columns(str(path), wanted, columns, f"{TABLES}.")
             for row in reader:
                 line = f"line {reader.line_num}"
@@ -262,8 +279,8 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
                         f"{where}: found the split {split!r}; {remedy}",
                         public=f"{line} of a table: found another split; {remedy}",
                     )
-                if self.config.groups:
-                    table.groups[split].append(sys.intern(row[self.config.groups]))
+                for key, name in self._settings.items():
+                    named[key][split].append(sys.intern(row[name]))
                 table.texts[split].append(row["text"])
                 table.labels[split].append(sys.intern(label))
         return table
@@ -274,8 +291,9 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
             return "has more values than the header. Quote texts that contain commas."
         if not row["label"] or row["text"] is None:
             return "has no label or no text. Add the missing value."
-        if (groups := self.config.groups) and not row[groups]:
-            return f"has no {groups} (data.groups). Add the value, or remove the row."
+        for key, name in self._settings.items():
+            if not row[name]:
+                return f"has no {name} ({key}). Add the value, or remove the row."
         return ""
 
 

@@ -26,35 +26,43 @@ from fairflower.data import with_absolute_dir
 from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.engines.ray_cluster import prepare_ray
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, EngineError
 from fairflower.machine import HANGUP
 from fairflower.numerics.threads import cpus
+
+logger = logging.getLogger(__name__)
 
 ServerMain = Callable[[Grid], None]
 
 
 def launch(
-    server_main: ServerMain, config: RunConfig, num_clients: int, num_gpus: int | None = None
+    server_main: ServerMain,
+    config: RunConfig,
+    num_clients: int,
+    num_gpus: int | None = None,
+    fall_back: bool = False,
 ) -> None:
     """Call ``server_main`` with a grid of ``num_clients`` nodes that run fairflower's ClientApp.
 
     Callers replace ``engine = "auto"`` with `fairflower.engines.choice.chosen_engine`, and
     ``client-gpus = "auto"``, which means no GPU here, with a number (`fairflower.plans.devices`).
-    ``num_gpus`` is as in `simulate`. Raises the exceptions of ``server_main`` and of `simulate`.
+    ``num_gpus`` is as in `simulate`. With ``fall_back``, clients run in this process if Ray cannot
+    start, with a warning. Raises the exceptions of ``server_main`` and of `simulate`.
     """
-    server_app = ServerApp()
+    server_app, began = ServerApp(), threading.Event()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
+        began.set()
         server_main(grid)
 
     # Without data.dir, the nodes of a cluster may have different default folders.
     data = with_absolute_dir(config.data) if config.data.dir else config.data
-    simulate(
+    run = functools.partial(
+        simulate,
         server_app,
         client_app,
         num_clients,
-        engine=config.engine,
         ray_address=config.ray_address,
         prepare=functools.partial(_prepare, data),
         workers=config.workers,
@@ -63,6 +71,14 @@ def launch(
         num_gpus=num_gpus,
         retry_out_of_memory=config.gpu_memory_errors == "retry",
     )
+    try:
+        run(engine=config.engine)
+    except EngineError as error:
+        if began.is_set() or not fall_back or config.engine != "ray":
+            raise
+        text = "%s Clients now run one at a time in this process (inline), with the same results."
+        logger.warning(text, error)
+        run(engine="inline")
 
 
 def _prepare(data: DataConfig) -> str:

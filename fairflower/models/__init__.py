@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 from fairflower.config import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
 from fairflower.registry import KINDS, MODELS
+
+logger = logging.getLogger(__name__)
 
 
 class Classifier(nn.Module):
@@ -73,6 +77,19 @@ class Classifier(nn.Module):
         A model may exclude frozen arrays that all clients have from the start.
         """
         return self.state_dict()
+
+
+class PlainNetwork(Classifier):
+    """A network whose last linear layer is ``head``; ``body`` is the rest of it."""
+
+    def __init__(self, body: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map examples to the inputs of the last layer, [N, D]."""
+        features: Tensor = self.body(x)
+        return features
 
 
 def exchanged_arrays(model: nn.Module) -> dict[str, Tensor]:
@@ -293,8 +310,11 @@ def build(
         model = chosen.make(num_classes, shape, **pretrained)
         if adapter:
             _adapt(model, adapter)
+        if isinstance(model, nn.Module) and not isinstance(model, Classifier):
+            with chosen.naming_failures():
+                model = _with_head(chosen.name, model, _two_examples(shape))
     if not isinstance(model, Classifier):
-        raise ConfigError(f"model.name = {name!r}: expected a Classifier, got {type(model)!r}.")
+        raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
     if chosen.name not in MODELS.data and not chosen.family:
         _check_model(chosen, model, num_classes, shape)
     return model
@@ -315,8 +335,7 @@ def _check_model(
                     f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
                     f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."
                 )
-    tokens = KINDS[len(shape)] == "tokens"
-    x = torch.zeros((2, shape[1]), dtype=torch.int64) if tokens else torch.zeros((2, *shape))
+    x = _two_examples(shape)
     with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
         logits = model.eval()(x)
         model.train()
@@ -329,6 +348,44 @@ def _check_model(
             f"{start} maps two examples of shape {shape} to {got}, expected logits of shape "
             f"{(2, num_classes)}."
         )
+
+
+def _with_head(name: str, network: nn.Module, x: Tensor) -> PlainNetwork:
+    """Divide a network into body and head; raise ``ConfigError`` if no linear layer is its last."""
+    outputs: list[tuple[str, Tensor]] = []
+    linear = {n: m for n, m in network.named_modules() if n and isinstance(m, nn.Linear)}
+    hooks = [
+        layer.register_forward_hook(lambda *call, n=n: outputs.append((n, call[-1])))
+        for n, layer in linear.items()
+    ]
+    with torch.no_grad():
+        logits = network.eval()(x)
+        for hook in hooks:
+            hook.remove()
+        place = next((n for n, out in outputs if out is logits), "")
+        if [n for n, _ in outputs].count(place) == 1:
+            parent, _, own = place.rpartition(".")
+            setattr(network.get_submodule(parent), own, nn.Identity())
+            model = PlainNetwork(network, linear[place])
+            if torch.equal(model.eval()(x), logits):
+                _warn_once(f"model.name = {name!r}: the last linear layer, {place}, is the head.")
+                return model
+    raise ConfigError(
+        f"model.name = {name!r}: {type(network).__name__} is no fairflower.models.Classifier, and "
+        "its output is not that of a last linear layer, which would be its head. Return "
+        "fairflower.models.PlainNetwork(body, head), where head is a torch.nn.Linear and "
+        "head(body(x)) are the logits."
+    )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
+
+
+def _two_examples(shape: tuple[int, ...]) -> Tensor:
+    tokens = KINDS[len(shape)] == "tokens"
+    return torch.zeros((2, shape[1]), dtype=torch.int64) if tokens else torch.zeros((2, *shape))
 
 
 def _adapt(model: Any, adapter: str) -> None:

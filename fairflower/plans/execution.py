@@ -99,6 +99,11 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
     if data.dir and built_in and data_set.folder is None:
         notes += f", not read from data.dir, because {data.name} does not use it"
     examples = ", ".join(f"{size:,} {purpose}" for purpose, size in sizes.items() if size)
+    if unused := int(federation.redraw.get("unused", 0)):
+        part = data.fraction or data.examples_per_client or data_set.fraction
+        equal = f"what is left of {data.clients_per_domain} clients of equal size per domain"
+        why = "data.fraction or data.examples-per-client" if part else equal
+        examples += f", {unused:,} training examples unused ({why})"
     participation = "" if fraction == "1.0" else f", fraction-train {fraction}"
     return (
         f"  data      {counted(clients, 'client')} of {counted(domains, 'domain')}{notes}; "
@@ -112,7 +117,9 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
 
 def _overlap(plan: Plan) -> str:
     """Return a line about the examples that two federations of a plan share, or "" for one."""
+    from fairflower.data import prepare
     from fairflower.data.cache import shared_examples
+    from fairflower.report.tables.draws import SAME
 
     first = plan.runs[0].data
     others = (run.data for run in plan.runs if replace(run.data, seed=first.seed) == first)
@@ -120,6 +127,8 @@ def _overlap(plan: Plan) -> str:
     if other is None:
         return ""
     shares = shared_examples(first, other)
+    if prepare(first).division == prepare(other).division:
+        return f"\n  overlap   {SAME.format(f'{first.seed} and {other.seed}')}"
     return (
         f"\n  overlap   federations {first.seed} and {other.seed} share "
         f"{100 * shares['train']:.0f} % of their training examples and {100 * shares['test']:.0f} %"
@@ -223,7 +232,10 @@ def execute(
         jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
         line = parallel_line(plan.runs, jobs)
     else:
-        if engine := engine_line(plan.runs[0]):
+        if first.engine == "ray":
+            examples = sum(client.num_examples for client in federation.clients)
+            first = replace(first, engine=chosen_engine(plan.runs[0], examples * len(plan.runs)))
+        if engine := engine_line(plan.runs[0]) if first.engine == "inline" else "":
             console.print(f"  engine    {escape(engine)}", soft_wrap=True, highlight=False)
         num_clients = max([len(federation.clients), *_client_counts(plan, first.data)])
         placed = place_clients([first, *plan.runs[1:]], num_clients)
@@ -290,7 +302,8 @@ def _execute_in_turn(
             starting.stop()
             plan.execute(grid, console, stop, folders, on_round)
 
-        launch(run_all, placed.config, num_clients, placed.num_gpus)
+        auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
+        launch(run_all, placed.config, num_clients, placed.num_gpus, fall_back=auto)
 
 
 def _client_counts(plan: Plan, first: DataConfig) -> Iterator[int]:

@@ -30,10 +30,8 @@ from fairflower.config.methods import Choice, MethodSpec
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
-from fairflower.server.checkpoint import (
-    check_same_examples,
-    with_absolute_paths,
-)
+from fairflower.plans.protocol import redrawable
+from fairflower.server.checkpoint import check_same_examples, with_absolute_paths
 from fairflower.server.folder import rewrite_config, runs_home
 from fairflower.server.parts import check_same_parts
 
@@ -256,6 +254,8 @@ class Plan:
             strategies = [StrategyConfig(name) for name in dict.fromkeys(("fedavg", named))]
         if not any(strategy.name == "uniform" for strategy in strategies):
             strategies = [*strategies, StrategyConfig("uniform")]
+        if federations and len(seeds) > 1 and redrawable(flat):
+            flat = {"data.redraw": "rows", **flat}
         parts = [(f"without-{file_name(d)}-", {"data.held-out": d}) for d in held_out]
         runs = []
         for (prefix, without), seed in product(parts or [("", {})], seeds):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fairflower.errors import ConfigError
+from fairflower.config import DataConfig, DataSpec, RunConfig
+from fairflower.errors import USER_ERRORS, ConfigError
 
 #: Key of the number of validation examples per domain, which replaces the fraction.
 EXAMPLES = "data.validation-examples"
@@ -35,6 +38,20 @@ def check_no_studies(*folders: Path) -> None:
                 "For the test runs only, including those of earlier choices, name instead: "
                 f"{runs}"
             )
+
+
+def redrawable(flat: Mapping[str, Any]) -> bool:
+    """Return whether several federations of a user's data draw the test examples anew by default.
+
+    With one client per domain they would otherwise be the same division.
+    """
+    if not DataSpec.read(str(flat.get("data.name", DataConfig.name))).own:
+        return False
+    from fairflower.data.cache import make_data_set  # slow to import
+
+    with suppress(*USER_ERRORS):  # raised again where the data are prepared
+        return make_data_set(RunConfig.from_message(flat).data).redrawable
+    return False
 
 
 @dataclass(frozen=True)

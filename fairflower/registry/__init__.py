@@ -171,7 +171,7 @@ MODELS = FamilyRegistry(
         ),
     },
     kind="model",
-    base="fairflower.models:Classifier",
+    base="torch.nn:Module",
     makers=True,
 )
 
@@ -238,6 +238,9 @@ RANDOM_WEIGHTS = "random"
 
 #: Models that are sent as a whole, so that only the server reads the pretrained weights.
 INIT_ONLY_WEIGHTS = frozenset({"resnet18"})
+
+#: Data sets that read a user's own files.
+OWN_FILES = ("images", "npz", "texts")
 
 DATA_SETS = DescribedRegistry(
     "fairflower.data",

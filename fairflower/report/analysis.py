@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fairflower.errors import RunFolderError
+from fairflower.config import unknown
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.report.contrasts import Contrasts, contrasts_of
 from fairflower.report.methods import Comparison, group_runs
 from fairflower.report.reading import Run
@@ -81,10 +82,14 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analysis of ``runs``, and of the trials with which their methods were ``tuned``."""
+    """The analysis of ``runs``, and of the trials with which their methods were ``tuned``.
+
+    With ``table``, text formats have only the tables whose titles contain it (in any case).
+    """
 
     runs: tuple[Run, ...]
     tuned: tuple[Tuned, ...] = ()
+    table: str = ""
 
     @cached_property
     def chapters(self) -> list[Chapter]:
@@ -97,6 +102,14 @@ class Analysis:
     def held_out_tables(self) -> list[Table]:
         """The table of held-out domains over all chapters; empty for fewer than two domains."""
         return held_out_tables(chapter.comparison for chapter in self.chapters)
+
+    @property
+    def named_tables(self) -> list[Table]:
+        """The tables that `table` names. Raises ``ConfigError`` if there are none."""
+        tables = [t for chapter in self.chapters for t in chapter.all_tables] + self.held_out_tables
+        if named := [t for t in tables if self.table.lower() in t.title.lower()]:
+            return named
+        raise ConfigError(unknown("table", self.table, [table.title for table in tables]))
 
 
 def analyze(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> Analysis:

@@ -1,7 +1,7 @@
 """Comparison of methods: differences paired by federation or seed, judged in families.
 
-A difference is significant if there are at least five pairs and their t test has p < 0.05 after
-Holm's correction over all metrics of a measure and all methods of a group: those that are compared
+A difference is significant if there are at least five pairs and their t test has p < 0.05 after a
+correction over all metrics of a measure and all methods of a group: those that are compared
 with the same baseline, or one kind of local training under all strategies. Variances are moderated
 across the methods (`fairflower.statistics.differences`).
 `contrasts_of` computes all contrasts of a comparison, from which tables, verdicts, the legend and
@@ -23,12 +23,13 @@ from fairflower.report.grids import client_strategy_grids, sweeps
 from fairflower.report.measures import Measure, Metric, measures
 from fairflower.report.methods import BASELINES, Comparison, Method
 from fairflower.report.reading import Run
-from fairflower.report.text import format_number
+from fairflower.report.text import format_number, within_range
 from fairflower.statistics.differences import (
     MIN_PAIRS,
     Difference,
     differences,
     judged_as_family,
+    redrawn,
 )
 
 #: Judgment if there are too few pairs.
@@ -51,6 +52,8 @@ class Pairs:
     floors: tuple[float, ...]
     #: What the runs of a pair share: ``"federation"``, or ``"seed of federation 0"``.
     unit: str
+    #: The argument ``overlap`` of `redrawn`.
+    overlap: float = 0.0
 
 
 class MetricDifference(NamedTuple):
@@ -105,8 +108,9 @@ class Contrast:
     def detectable(self) -> str:
         """The smallest difference that is detectable with 80 % power, for each metric."""
         return ", ".join(
-            f"{one.metric.name} {format_number(one.difference.detectable, 1)}"
+            f"{one.metric.name} {within_range(least, format_number(least, 1), one.metric.most)}"
             for one in self.by_metric
+            for least in [one.difference.detectable]
             if one.metric.judged
         )
 
@@ -178,7 +182,7 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     values = (tuple(metric.value(a) - metric.value(b) for a, b in pairs) for metric in metrics)
     runs = [run for pair in pairs for run in pair]
     floors = (fmean(metric.example_worth(run) for run in runs) for metric in metrics)
-    return Pairs(measure, tuple(values), tuple(floors), method.unit)
+    return Pairs(measure, tuple(values), tuple(floors), method.unit, method.overlap)
 
 
 def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
@@ -193,7 +197,7 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
             metric.margin,
             {name: pairs.floors[i] for name, pairs in family.items()},
         )
-        alone |= {(name, i): difference for name, difference in by_method.items()}
+        alone |= {(n, i): redrawn(one, family[n].overlap) for n, one in by_method.items()}
     judged = judged_as_family(alone)
     return {
         name: Contrast(

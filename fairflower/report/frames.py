@@ -92,7 +92,7 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
     - ``measure``, the name of metrics that are judged together, and ``metric``;
     - ``mean``, ``std`` and ``seeds`` (number of pairs) of the differences;
     - ``low`` and ``high``, the ends of simultaneous 95 % intervals;
-    - ``p`` after Holm's correction over all methods and metrics that are compared with the same
+    - ``p`` after the correction over all methods and metrics that are compared with the same
       baseline;
     - ``margin``, the margin of equivalence;
     - ``least``, the smallest difference that is detected with 80 % power;

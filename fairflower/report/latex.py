@@ -37,9 +37,7 @@ _CHARACTERS = {
 def latex(runs: Sequence[Run] | Analysis) -> str:
     """Return all tables of the runs in LaTeX. Raises `RunFolderError` if there are no runs."""
     analysis = analyze(runs)
-    chapters = analysis.chapters
-    tables = [table for chapter in chapters for table in chapter.all_tables]
-    tables += analysis.held_out_tables
+    chapters, tables = analysis.chapters, analysis.named_tables
     notes = [_comment(f"Note: {note}") + "\n" for chapter in chapters for note in chapter.notes]
     written = (_table(table, i) for i, table in enumerate(tables, start=1))
     return "\n".join([_HEAD, *written, *notes])

@@ -36,7 +36,8 @@ class Metric:
     ``better`` is 1 if higher values are better, and -1 if lower values are. ``title`` is the name
     in tables, and ``phrase`` the name in sentences (if empty, the title is used). A metric that is
     not ``judged`` has no influence on verdicts. Methods count as equivalent within ``margin``, in
-    points. ``gradient`` is the gradient with respect to the domains' accuracies, None if unknown.
+    points, and no difference is larger than ``most``. ``gradient`` is the gradient with respect to
+    the domains' accuracies, None if unknown.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Metric:
     judged: bool = True
     margin: float = 1.0
     gradient: Callable[[Vector], Vector] | None = None
+    most: float = 100.0
 
     @property
     def name(self) -> str:
@@ -142,6 +144,7 @@ def _by_user(metric: str, better: int, methods: list[Method]) -> Measure:
             *(f"{row.title} {metric}", over(row), row.better, f"{row.phrase} of {metric}"),
             judged=row is not average,
             margin=margin,
+            most=math.inf,
         )
         for row, margin in rows.items()
     ]

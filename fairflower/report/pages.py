@@ -27,7 +27,7 @@ from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary, write_summary
 from fairflower.report.tables.cells import Cell, Group, Table
-from fairflower.report.text import thousands
+from fairflower.report.text import GUIDE, thousands
 from fairflower.report.tuning import tuning_tables
 from fairflower.server.contents import read_text
 
@@ -49,6 +49,8 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
     trials.
     """
     analysis = analyze(runs)
+    if analysis.table:
+        return RichGroup(*_rich_tables(analysis.named_tables))
     parts: list[RenderableType] = []
     if analysis.tuned and not analysis.runs:
         return RichGroup(*_rich_tables(tuning_tables(analysis.tuned)))
@@ -168,6 +170,8 @@ def _rich_cell(cell: Cell) -> Text:
 def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     """Return the content of `terminal_table` (tables, captions and verdicts) as Markdown."""
     analysis = analyze(runs)
+    if analysis.table:
+        return "\n\n".join(_markdown_tables(analysis.named_tables)) + "\n"
     parts = [*_markdown_tables(analysis.held_out_tables)]
     for chapter in analysis.chapters:
         parts += _markdown_tables(chapter.all_tables)
@@ -261,7 +265,7 @@ def _escaped(text: str) -> str:
 # --- HTML -----------------------------------------------------------------------------
 
 
-def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
+def write_report(runs: Sequence[Run] | Analysis, out: str | Path, *, pdf: bool = False) -> Path:
     """Write ``index.html``, ``tables.md``, ``summary.csv`` and PNG and SVG files in ``figures/``.
 
     The HTML page is self-contained and follows the reader's light or dark setting.
@@ -272,6 +276,8 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
         Runs that differ only in the seed become a method.
     out : path
         Folder to write to. It is created if needed, and files of an earlier report are replaced.
+    pdf : bool
+        Whether figures are also saved as PDF.
 
     Returns
     -------
@@ -297,6 +303,7 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path) -> Path:
             out / "figures",
             f"{i}-" if len(chapters) > 1 else "",
             analysis.tuned,
+            pdf,
         )
         for i, chapter in enumerate(chapters, start=1)
     ]
@@ -324,7 +331,7 @@ def _remove_earlier_figures(page: Path, names: Set[str]) -> None:
     """Remove the figures of an earlier report's page, except those with these names."""
     text = page.read_bytes().decode(errors="replace") if page.exists() else ""
     for name in set(re.findall(r'<figure data-name="([a-z0-9-]+)"', text)) - names:
-        for kind in ("png", "svg"):
+        for kind in ("png", "svg", "pdf"):
             (page.parent / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
 
 
@@ -342,6 +349,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["GUIDE"] = GUIDE
     return environment
 
 

@@ -140,6 +140,11 @@ class Run(AccuracyHistory):
         return self.config.get("data.seed", 0)
 
     @property
+    def division(self) -> str:
+        """A digest of which examples each client has, or the federation's seed if unknown."""
+        return str(self.info.get("division") or self.federation)
+
+    @property
     def split(self) -> str:
         """The examples on which the run was tested: ``"test"`` or ``"validation"``."""
         return tested_split(self.config)

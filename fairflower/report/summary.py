@@ -28,6 +28,7 @@ from fairflower.registry.user_metrics import metric_names
 from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, AccuracyHistory, Run, read_run
+from fairflower.report.tables.draws import draw_cells, draw_facts
 from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 from fairflower.report.tables.participation import participation
 from fairflower.report.text import UNDEFINED
@@ -79,8 +80,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
       client of each domain was merged, unless all are 1. ``accuracy by client``: means over the
       rounds, if clients tested. ``cluster``: for each round, the clients' clusters, separated by
       dots.
-    - ``parameters`` and ``bytes`` of the model. ``data``: a digest of the partition among clients.
-      ``examples``: a digest of all examples. ``processor``, ``versions`` and ``remarks``.
+    - ``remarks``; ``parameters`` and ``bytes`` of the model; ``data``: a digest of the partition;
+      ``examples``: one of the examples; ``division``, ``redraw``, ``processor``, ``versions``.
 
     Raises
     ------
@@ -169,10 +170,10 @@ def _row_of_run(run: Run) -> dict[str, Any]:
         _TESTED: _listed(run.sizes),
         _EXAMPLES: run.info.get("digest"),
     }
+    row |= draw_cells(run)
     if shares := participation(run):
         row["participation"] = _fractions(shares)
-    tested = run.by_client.final()[order]
-    if np.isfinite(tested).any():
+    if np.isfinite(tested := run.by_client.final()[order]).any():
         row[_BY_CLIENT] = _fractions(tested)
     row |= _cluster_cells(run, last, order)
     made = process_infos(run)
@@ -207,8 +208,7 @@ def _personal_cells(run: Run, order: list[int]) -> dict[str, str]:
         late = slice(-WINDOW, None)
         cells["personal rounds"] = _listed(run.personal.rounds[late])
         cells |= _by_domain(run.domains, "personal_accuracy", run.personal.accuracy[late])
-    by_client = run.personal_by_client.final()
-    if np.isfinite(by_client).any():
+    if np.isfinite(by_client := run.personal_by_client.final()).any():
         cells[_PERSONAL_BY_CLIENT] = _fractions(by_client[order])
     return cells
 
@@ -354,6 +354,7 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
         "model_bytes": int(row["bytes"]) if row["bytes"] else None,
         "sources": [row["data"]],
         "digest": row.get(_EXAMPLES) or "",
+        **draw_facts(row),
         **dict.fromkeys(("test_sizes", "validation_sizes"), _numbers(row, _TESTED, int).tolist()),
         "remarks": [text for text in row["remarks"].split(_NEXT) if text],
         "participation": [float(share) for share in (row.get("participation") or "").split()],

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 DASH = "\N{EN DASH}"
 
+#: Text for an interval or a detectable difference that is larger than the metric's range.
+FEW_PAIRS = "too few pairs"
+
 #: Text that is shown for an undefined metric of group fairness.
 UNDEFINED = "undefined"
 
@@ -43,6 +46,17 @@ def format_number(value: float, digits: int = 2, *, signed: bool = False) -> str
     if math.isnan(value):
         return DASH
     return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def within_range(value: float, text: str, most: float = 100.0) -> str:
+    """Return the text of a difference of at most ``most`` points, else "too few pairs"."""
+    return FEW_PAIRS if abs(value) > most else text
+
+
+def format_interval(low: float, high: float, most: float = 100.0) -> str:
+    """Format an interval of a difference that is at most ``most`` points."""
+    text = f"[{format_number(low)}, {format_number(high)}]"
+    return within_range(max(abs(low), abs(high)), text, most)
 
 
 def format_p_value(p: float) -> str:

@@ -137,7 +137,7 @@ def verdict_legend(contrasts: Contrasts) -> str:
     if contrasts.empty:
         return ""
     return (
-        "Fairer: higher worst domain or lower STD, neither worse; paired t tests, p < 0.05 (Holm). "
+        "Fairer: higher worst domain or lower STD, neither worse; t tests, p < 0.05 (corrected). "
         "Mixed: one better, one worse. Equivalent: within the margins. Undecided: none of these."
     )
 

@@ -114,6 +114,9 @@ class Info(Part, total=False):
     held_out_size: Count
     images: str
     digest: str
+    #: `Federation.division` and `Federation.redraw`.
+    division: str
+    redraw: dict[str, float]
     #: Digest of frozen weights that are not exchanged.
     frozen: str
     #: Digest of the file in `participation.availability`.

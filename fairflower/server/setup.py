@@ -122,6 +122,8 @@ class RunSetup:
             facts["validation_sizes"] = list(federation.validation_sizes)
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
+        if federation.division:
+            facts |= {"division": federation.division, "redraw": federation.redraw}
         if federation.groups:
             facts["groups"] = {federation.groups: list(federation.group_names)}
         if places := self.config.evaluate.metrics:

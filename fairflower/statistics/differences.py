@@ -7,14 +7,15 @@ There are few replicates and many methods. This has three consequences:
   methods (`moderated_variances`). A variance is only ever raised: lowering that of a method which
   really varies more than the others would make false claims about it
   (experiments/error-rates.md).
-- Several tests are performed. Therefore, p-values are corrected by Holm's method over the family,
-  so that with a probability of 95 % all its verdicts are right. The intervals are Bonferroni's,
-  which all contain the true differences with a probability of 95 %. An interval is cut off at 0 if
-  it contains 0 but Holm's test, which finds more, shows a difference. With at least `MIN_PAIRS`
-  pairs, an interval thus excludes 0 if and only if there is a verdict. A cut interval is as certain
-  as its verdict; in a family with cut intervals all of them and all verdicts are right together
-  with a probability of 90 % at least. An interval of an equivalent method may reach beyond the
-  margin, because the tests of equivalence are one-sided.
+- Several tests are performed. Therefore, p-values are corrected over the family, over tests of
+  difference and of equivalence together (`holm`), so that with a probability of 95 % all its
+  verdicts are right. The intervals are Bonferroni's, which all contain the true differences with a
+  probability of 95 %. An interval is cut off at 0 if it contains 0 but the test, which finds more,
+  shows a difference. With at least `MIN_PAIRS` pairs, an interval thus excludes 0 if and only if
+  there is a verdict. A cut interval is as certain as its verdict; in a family with cut intervals
+  all of them and all verdicts are right together with a probability of 90 % at least. An interval
+  of an equivalent method may reach beyond the margin, because the tests of equivalence are
+  one-sided.
 - A difference that is not significant may be zero, or too small for the design. Therefore, besides
   *better* and *worse* there are two other verdicts. *Equivalent* is shown by two one-sided tests
   within a margin that was fixed in advance. *Undecided* comes with the smallest difference that the
@@ -24,8 +25,10 @@ There are few replicates and many methods. This has three consequences:
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -77,12 +80,12 @@ class Difference(MeanStd):
     low, high : float
         Ends of Student's interval, which is simultaneous after `judged_as_family`. NaN if unknown.
     p : float
-        p-value of the test of no difference, corrected by Holm's method after `judged_as_family`.
+        p-value of the test of no difference, corrected for the family by `judged_as_family`.
     error, df : float
         Standard error of the mean, and its degrees of freedom, including those from moderation.
     margin, p_same : float
-        Margin of equivalence, and the p-value of the two one-sided tests, corrected by Holm's
-        method after `judged_as_family`. NaN without a margin.
+        Margin of equivalence, and the p-value of the two one-sided tests, corrected likewise. NaN
+        without a margin.
     level : float
         Level of the test and of the interval: 0.05, or 0.05 / m for m tests.
     """
@@ -162,8 +165,9 @@ def differences(
 
 
 def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
-    """Return the differences with Holm's p-values, simultaneous intervals and detectable sizes.
+    """Return the differences with corrected p-values, simultaneous intervals and detectable sizes.
 
+    The tests of difference and of equivalence are one family (`holm`).
     Differences without a p-value are not part of the family. Differences with fewer than
     `MIN_PAIRS` pairs get no verdict, so they are a family of their own.
     """
@@ -174,10 +178,9 @@ def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference
 
 def _corrected(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     members = {key: member for key, member in judged.items() if not math.isnan(member.p)}
-    p, p_same = (
-        holm({key: getattr(member, name) for key, member in members.items()})
-        for name in ("p", "p_same")
-    )
+    tests = {key: (member.p, member.p_same) for key, member in members.items()}
+    larger = {key: max(p for p in pair if not math.isnan(p)) for key, pair in tests.items()}
+    p, p_same = (holm({key: pair[i] for key, pair in tests.items()}, larger) for i in (0, 1))
     level = LEVEL / max(1, len(members))
     new = dict(judged)
     for key, member in members.items():
@@ -205,19 +208,28 @@ def example_worth(slopes: ArrayLike, sizes: ArrayLike) -> float:
     return float((np.abs(slopes) / np.asarray(sizes)).max())
 
 
-def holm(p: Mapping[_Key, float]) -> dict[_Key, float]:
+def holm(p: Mapping[_Key, float], larger: Mapping[_Key, float] | None = None) -> dict[_Key, float]:
     """Return p-values corrected for multiple tests by Holm's step-down method.
 
-    NaN stays NaN and does not count as a test.
+    NaN stays NaN and does not count as a test. With ``larger``, ``p`` holds one of two tests of
+    each key, whose null hypotheses exclude each other: "no difference" and "at least the margin".
+    Both kinds are then right together, by a closed test: an intersection of null hypotheses, which
+    has at most one of each of s keys (otherwise it is empty), is rejected if its smallest p-value
+    is at most level / s, and a null hypothesis if all its intersections are. The last of these has
+    the ``larger`` p-values of the s - 1 keys in which they are largest.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    >>> holm({"a": 0.01, "b": 0.03}, {"a": 0.5, "b": 0.9})
+    {'a': 0.02, 'b': 0.06}
     """
-    order = sorted((key for key in p if not math.isnan(p[key])), key=p.__getitem__)
-    new, least = dict(p), 0.0
-    for place, key in enumerate(order):
-        least = max(least, min(1.0, (len(order) - place) * p[key]))
-        new[key] = least
+    others = sorted(q for q in (larger or p).values() if not math.isnan(q))
+    least = [0.0, *accumulate((q * (len(others) - i) for i, q in enumerate(others)), max)]
+    new = dict(p)
+    for key, one in p.items():
+        if not math.isnan(one):
+            smaller = bisect_left(others, one)
+            new[key] = min(1.0, max(least[smaller], one * (len(others) - smaller)))
     return new
 
 
@@ -263,6 +275,18 @@ def moderated_variances(
     bound = float(d.sum()) / (1 + (len(d) - 1) * _SQUARED_CORRELATION)
     whole = np.maximum(d, np.minimum(prior_df + d, bound))
     return list(zip(new.tolist(), whole.tolist(), strict=True))
+
+
+def redrawn(difference: Difference, overlap: float) -> Difference:
+    """Return a mean difference with the variance (1 / n + overlap) s^2 (Nadeau and Bengio 2003).
+
+    ``overlap`` is the number of test per training examples, if pairs draw them from the same pool.
+    """
+    if not overlap:
+        return difference
+    mean, error = MeanStd(difference.mean, difference.std, difference.n), difference.error
+    error *= math.sqrt(1 + difference.n * overlap)
+    return difference_of(mean, error, difference.df, difference.margin)
 
 
 def difference_of(

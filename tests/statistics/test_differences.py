@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from itertools import product
 
@@ -228,6 +229,40 @@ def test_holm_matches_the_step_down_procedure(p: dict[str, float]) -> None:
             abs(value * (len(p) - i) - level) < 1e-12 for i in range(len(p)) for value in p.values()
         )
         assert close or {name for name, one in adjusted.items() if one < level} == rejected
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=4))
+def test_two_kinds_of_tests_are_corrected_as_the_closed_test(
+    pairs: list[tuple[float, ...]],
+) -> None:
+    """Bonferroni's test of every intersection with at most one null hypothesis of a pair."""
+    larger = {k: max(pair) for k, pair in enumerate(pairs)}
+    for kind in (0, 1):
+        adjusted = holm({k: pair[kind] for k, pair in enumerate(pairs)}, larger)
+        for key in range(len(pairs)):
+            least = []
+            for chosen in itertools.product((None, 0, 1), repeat=len(pairs)):
+                if chosen[key] == kind:
+                    p = [pair[c] for pair, c in zip(pairs, chosen, strict=True) if c is not None]
+                    least.append(min(1.0, len(p) * min(p)))
+            assert adjusted[key] == pytest.approx(max(least))
+
+
+@pytest.mark.parametrize("methods", [2, 4])
+def test_all_verdicts_are_right_together_where_some_methods_are_alike_and_others_differ(
+    methods: int,
+) -> None:
+    """Half are truly 0 and half at the margin, 3.3 standard errors; 24 pairs, a level of 5 %."""
+    rng, sims, n, margin = np.random.default_rng(5), 3000, 24, 3.3
+    wrong = 0
+    for _ in range(sims):
+        noise = rng.normal(size=(methods + 1, n)) * math.sqrt(n / 2)
+        values = noise[1:] - noise[0] + margin * (np.arange(methods)[:, None] % 2)
+        judged = judged_as_family(differences(dict(enumerate(values)), margin))
+        wrong += any(
+            one.sign < 0 or one.equivalent if k % 2 else one.sign for k, one in judged.items()
+        )
+    assert wrong / sims <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / sims)
 
 
 def test_a_missing_p_value_is_not_part_of_the_family() -> None:

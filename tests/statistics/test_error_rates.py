@@ -23,6 +23,16 @@ def test_rows_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert few < 12 < 95 < actual
 
 
+def test_mixed_truths_count_every_false_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import error_rates
+
+    rows = error_rates.rows_of_mixed_truths(400, 0)
+    assert [row[:2] for row in rows[:3]] == [["2", "3.0"], ["2", "3.3"], ["2", "3.6"]]
+    assert all(float(together) <= float(apart) for *_, together, apart in rows)
+    assert max(float(row[2]) for row in rows) < 8
+
+
 def test_rows_over_benchmarks_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import error_rates

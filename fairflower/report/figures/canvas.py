@@ -225,17 +225,20 @@ def styled() -> AbstractContextManager[None]:
     return matplotlib.style.context(["default", style])
 
 
-def save(sketches: Iterable[FigureDraft], folder: Path, prefix: str) -> list[PageFigure]:
+def save(
+    sketches: Iterable[FigureDraft], folder: Path, prefix: str, pdf: bool = False
+) -> list[PageFigure]:
     """Draw figures in fairflower's style, save them, and return them for the HTML page.
 
-    The files are ``folder/<prefix><name>.png`` and ``.svg``, with a white background.
+    The files are ``folder/<prefix><name>.png``, ``.svg`` and, with ``pdf``, ``.pdf``, with a white
+    background.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
-        return [_saved(sketch, folder, prefix) for sketch in sketches]
+        return [_saved(sketch, folder, prefix, pdf) for sketch in sketches]
 
 
-def _saved(sketch: FigureDraft, folder: Path, prefix: str) -> PageFigure:
+def _saved(sketch: FigureDraft, folder: Path, prefix: str, pdf: bool) -> PageFigure:
     path = folder / f"{prefix}{sketch.name}"
     sketch.figure.savefig(path.with_name(path.name + ".png"), dpi=160, facecolor="white")
     sketch.figure.set_layout_engine("none")  # keep the layout: computing it takes half the time
@@ -247,6 +250,10 @@ def _saved(sketch: FigureDraft, folder: Path, prefix: str) -> PageFigure:
     path.with_name(path.name + ".svg").write_text(
         re.sub(r"(<svg\b[^>]*>)", rf"\1{paper}", text, count=1), encoding="utf-8"
     )
+    printed = path.with_name(path.name + ".pdf")
+    printed.unlink(missing_ok=True)
+    if pdf:
+        sketch.figure.savefig(printed, metadata={"CreationDate": None})
     wide = sketch.figure.get_figwidth() > HALF
     inline = _inline(text, path.name, sketch.alt)
     return PageFigure(path.name, sketch.title, sketch.caption, inline, wide)

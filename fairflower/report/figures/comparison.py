@@ -27,11 +27,15 @@ _MIN_ROUNDS_TO_ZOOM = 8
 
 
 def draw(
-    comparison: Comparison, folder: Path, prefix: str = "", tuned: Sequence[Tuned] = ()
+    comparison: Comparison,
+    folder: Path,
+    prefix: str = "",
+    tuned: Sequence[Tuned] = (),
+    pdf: bool = False,
 ) -> list[PageFigure]:
-    """Draw every figure and save it as ``folder/<prefix><name>.png`` and ``.svg``."""
+    """Draw every figure and save it as ``folder/<prefix><name>.png``, ``.svg`` and maybe PDF."""
     sketches = chain(_sketches(comparison), tuning.sketches(tuned))
-    return canvas.save(sketches, folder, prefix)
+    return canvas.save(sketches, folder, prefix, pdf)
 
 
 def plot(comparison: Comparison, name: str) -> Figure:

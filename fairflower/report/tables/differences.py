@@ -6,13 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fairflower.report.contrasts import TITLES, ByBaseline, Contrast, ContrastGroup, Contrasts
+from fairflower.report.contrasts import (
+    TITLES,
+    ByBaseline,
+    Contrast,
+    ContrastGroup,
+    Contrasts,
+    MetricDifference,
+)
 from fairflower.report.measures import Measure
 from fairflower.report.methods import Comparison
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, judged_cell
-from fairflower.report.text import DASH, format_number
+from fairflower.report.text import DASH, format_interval, format_number, within_range
 from fairflower.report.verdicts import pairs_text
-from fairflower.statistics.differences import MIN_PAIRS, Difference
+from fairflower.statistics.differences import MIN_PAIRS
 
 
 def difference_tables(comparison: Comparison, contrasts: Contrasts) -> list[Table]:
@@ -76,22 +83,23 @@ def _row(
     cells: list[Cell] = []
     for other in others:
         if other in contrasts:
-            cells += [_cell(one.difference, one.sign) for one in contrasts[other].by_metric]
+            cells += [_cell(one) for one in contrasts[other].by_metric]
         else:
             cells += [Cell(DASH)] * len(measure.metrics)
     paired = pairs_text(contrasts.values()) if contrasts else "nothing to compare with"
     return Row(name, paired, cells)
 
 
-def _cell(difference: Difference, sign: int) -> Cell:
+def _cell(one: MetricDifference) -> Cell:
     """Return a cell with the mean and, below it, the interval and the detectable difference."""
+    metric, difference, sign = one
     cell = judged_cell(difference, sign, signed=True)
     if math.isnan(difference.low):
         return cell
-    power = f"; {format_number(difference.detectable)}" if difference.detectable else ""
-    return replace(
-        cell, spread=f"[{format_number(difference.low)}, {format_number(difference.high)}]{power}"
-    )
+    parts = [format_interval(difference.low, difference.high, metric.most)]
+    if least := difference.detectable:
+        parts.append(within_range(least, format_number(least), metric.most))
+    return replace(cell, spread="; ".join(dict.fromkeys(parts)))
 
 
 def _caption(measure: Measure) -> str:
@@ -99,5 +107,5 @@ def _caption(measure: Measure) -> str:
     less = " Lower is better." if all(f.better < 0 for f in measure.metrics) else ""
     return (
         "In points: mean over pairs, [95 % interval]; difference detectable with 80 % power. ▲ "
-        f"better, ▼ worse: p < 0.05 (Holm), with at least {MIN_PAIRS} pairs.{less}{std}"
+        f"better, ▼ worse: p < 0.05 (corrected), with at least {MIN_PAIRS} pairs.{less}{std}"
     )

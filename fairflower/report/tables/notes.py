@@ -20,6 +20,7 @@ import numpy as np
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
+from fairflower.report.tables.draws import draw_notes
 from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
 from fairflower.server.privacy import together
 
@@ -202,7 +203,8 @@ def notes(comparison: Comparison) -> list[str]:
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
         )
-    lines += [*_run_notes(comparison), *_undefined(comparison), *_unshared(comparison)]
+    lines += [*draw_notes(comparison), *_run_notes(comparison)]
+    lines += [*_undefined(comparison), *_unshared(comparison)]
     runs = [r for m in comparison.methods for r in (*m.runs, *(run for run, _ in m.left_out))]
     spent = [run.info["privacy"] for run in runs if run.info.get("privacy")]
     lines += filter(None, [together((p["epsilon"], p["delta"]) for p in spent)])

@@ -1,0 +1,81 @@
+"""Another draw of training and test examples inside each domain (``data.redraw``)."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflower.data.data_set import DataSet
+from fairflower.data.federation import Ints
+from fairflower.errors import DataError
+from fairflower.seeds import derive_seed
+
+
+def draw_anew(data_set: DataSet) -> None:
+    """Let a data set draw its training and test examples with ``data.seed``, by ``data.redraw``.
+
+    The examples of both splits of a domain are pooled, and as many test examples as before are
+    drawn: in each class, or by examples that stay together (`DataSet.units`).
+    """
+    config, splits = data_set.config, ("train", "test")
+    if data_set.partitioner() is not None:
+        raise DataError("data.redraw: a partitioner divides the data. Remove the setting.")
+    labels, examples, group_of = data_set.labels, data_set.examples, data_set.group_of
+
+    @cache
+    def drawn(domain: str) -> tuple[int, dict[str, Ints]]:
+        """Return the number of training examples in the files, and each split's places."""
+        trained, tested = (np.asarray(labels(domain, split)) for split in splits)
+        rng = np.random.default_rng(derive_seed(config.seed, domain, "redraw"))
+        if config.redraw == "rows":
+            test = _by_class(trained, tested, rng)
+        else:
+            units = np.concatenate([np.asarray(data_set.units(domain, s), str) for s in splits])
+            if len(np.unique(units)) < 2:
+                raise DataError(
+                    f"data.redraw = {config.redraw!r}: {domain!r} has only one. Set it to rows."
+                )
+            test = _by_unit(units, len(tested), rng)
+        return len(trained), {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
+
+    def places(domain: str, split: str, rows: Ints) -> Ints:
+        return drawn(domain)[1][split][rows]
+
+    def of_all(method: Any, domain: str, split: str) -> Any:
+        return np.concatenate([method(domain, s) for s in splits])[drawn(domain)[1][split]]
+
+    def examples_of(domain: str, split: str, rows: Ints) -> Any:
+        count, at = drawn(domain)[0], places(domain, split, rows)
+        first = at < count
+        parts = (("train", at[first]), ("test", at[~first] - count))
+        return np.concatenate([examples(domain, s, part) for s, part in parts if len(part)])
+
+    vars(data_set).update(
+        labels=partial(of_all, labels),
+        group_of=partial(of_all, group_of),
+        examples=examples_of,
+        places=places,
+    )
+
+
+def _by_class(train: Ints, test: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Return a mask, bool [N], of as many random test examples of each class as in ``test``."""
+    pooled = np.concatenate([train, test])
+    chosen = np.zeros(len(pooled), np.bool_)
+    for label in np.unique(test):
+        members = rng.permutation(np.flatnonzero(pooled == label))
+        chosen[members[: np.count_nonzero(test == label)]] = True
+    return chosen
+
+
+def _by_unit(
+    units: npt.NDArray[np.str_], count: int, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Return a mask, bool [N], of random units that have about ``count`` examples together."""
+    _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(sizes))
+    nearest = np.abs(np.cumsum(sizes[order])[:-1] - count).argmin()  # one unit is left to train on
+    return np.isin(unit, order[: 1 + nearest])
