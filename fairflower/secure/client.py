@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client.mod import secaggplus_mod
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.secure import KEY
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, secaggplus_mod
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed
@@ -55,7 +54,7 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
         return reply
 
     with _numpy_random_state():
-        return secaggplus_mod(message, context, masked)
+        return secaggplus_mod(message, context, masked)  # type: ignore[no-any-return]
 
 
 def _check_instructions(message_type: str, instructions: Mapping[str, Any]) -> None:
