@@ -1,4 +1,8 @@
-"""Access to private and deprecated parts of Flower, for all supported versions."""
+"""Access to private and deprecated parts of Flower, for all supported versions.
+
+No other module imports what is not public in Flower. A version of Flower without one of these parts
+lacks only what needs it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,69 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from types import FrameType
+from importlib.metadata import version
+from types import FrameType, SimpleNamespace
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
-from flwr.server.client_proxy import ClientProxy
 from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower_strategies
+
+from fairflower.errors import NotInstalled
+
+#: Names of SecAgg+'s records and of a workflow's, which messages and contexts contain.
+RECORD_KEY_CONFIGS, RECORD_KEY_STATE = "secaggplus_configs", "secaggplus_state"
+MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD = "config", "parameters"
+WorkflowKey = SimpleNamespace(CURRENT_ROUND="current_round")
+
+_CLASSIC, _SECURE = "Flower's classic API", "secure aggregation"
+_CONSTANTS = "flwr.common.secure_aggregation.secaggplus_constants"
+
+#: What is not public in Flower -> its module, and what does not work without it.
+_PRIVATE = {
+    "NumPyClient": ("flwr.client", _CLASSIC),
+    "ClientManager": ("flwr.server.client_manager", _CLASSIC),
+    "ClientProxy": ("flwr.server.client_proxy", _CLASSIC),
+    "Strategy": ("flwr.server.strategy", _CLASSIC),
+    **dict.fromkeys(("EvaluateIns", "EvaluateRes", "FitRes", "Scalar"), ("flwr.common", _CLASSIC)),
+    **dict.fromkeys(
+        ("FitIns", "Parameters", "parameters_to_ndarrays"),
+        ("flwr.common", f"{_CLASSIC} and {_SECURE}"),
+    ),
+    **dict.fromkeys(("Key", "Stage"), (_CONSTANTS, _SECURE)),
+    "LegacyContext": ("flwr.server", _SECURE),
+    "SecAggPlusWorkflow": ("flwr.server.workflow", _SECURE),
+    "secaggplus_mod": ("flwr.client.mod", _SECURE),
+    "secaggplus_workflow": ("flwr.server.workflow.secure_aggregation", _SECURE),
+}
+
+
+class _Missing(type):
+    """Stand-in for a part that this version of Flower lacks; its use raises ``NotInstalled``."""
+
+    error: str
+
+    def __call__(cls, *_: Any, **__: Any) -> Any:
+        raise NotInstalled(cls.error)
+
+    def __getattr__(cls, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("__") else NotInstalled(cls.error)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a part of Flower that is not public when another module imports it from here."""
+    if name not in _PRIVATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place, lost = _PRIVATE[name]
+    try:
+        return getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError):
+        error = (
+            f"Flower {version('flwr')} has no {place}.{name}, which is not public and which {lost} "
+            "needs. Install an earlier version of Flower; everything else works with this one."
+        )
+        return _Missing(name, (), {"error": error})
+
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -80,7 +141,7 @@ def _call_before_exit(handler: Callable[[], None]) -> None:
             return
 
 
-def proxy_node_id(proxy: ClientProxy) -> int:
+def proxy_node_id(proxy: Any) -> int:
     """Return the node id of a classic client proxy.
 
     Proxies of ``start_server`` have no node id. They get a hash of the connection's name, so every
@@ -89,7 +150,7 @@ def proxy_node_id(proxy: ClientProxy) -> int:
     if not hasattr(proxy, "node_id"):
         digest = hashlib.sha256(proxy.cid.encode()).digest()
         proxy.node_id = int.from_bytes(digest[:7], "big")
-    return proxy.node_id
+    return int(proxy.node_id)
 
 
 def set_message_id(message: Message, message_id: str) -> None:
@@ -112,20 +173,35 @@ def copied(record: Record, more: Mapping[str, Any] | None = None) -> Record:
 def privacy_wrapper() -> str:
     """Return the class name of the differential-privacy wrapper that calls the strategy, or "".
 
-    The wrapper is found on the call stack, because a wrapped strategy has no reference to it.
+    The wrapper is found on the call stack, because a wrapped strategy has no reference to it. It is
+    an instance of one of Flower's wrappers, or of a class that derives from one.
     """
+    classic = sys.modules.get("flwr.server.strategy")  # loaded if one of its wrappers is in use
+    wrappers = tuple(
+        kind
+        for module in filter(None, (flower_strategies, classic))
+        for name, kind in vars(module).items()
+        if name.startswith(("DifferentialPrivacy", "DPFedAvg"))
+    )
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = type(frame.f_locals.get("self")).__name__
-        if name.startswith("DifferentialPrivacy"):
-            return name
+        kind = type(frame.f_locals.get("self"))
+        if issubclass(kind, wrappers):
+            return kind.__name__
         frame = frame.f_back
     return ""
 
 
 def is_deployed(grid: Grid) -> bool:
-    """Return whether a grid belongs to a SuperLink, whose clients have their own data."""
-    return type(grid).__name__ in ("HttpGrid", "GrpcGrid")  # since and before Flower 1.41
+    """Return whether a grid may belong to a SuperLink, whose clients have their own data.
+
+    Grids of this process are those of our engines, which say so, and of Flower's simulation.
+    """
+    for place in ("flwr.superlink.grid", "flwr.server.grid"):  # newer and older versions of Flower
+        module = sys.modules.get(place)  # loaded if its grid is in use
+        if isinstance(grid, getattr(module, "InMemoryGrid", ())):
+            return False
+    return not getattr(grid, "simulated", False)
 
 
 def is_supernode(context: Context) -> bool:

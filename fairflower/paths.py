@@ -26,8 +26,18 @@ for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT"):
 
 
 def home() -> Path:
-    """Return ``$FAIRFLOWER_HOME``, by default ``~/.fairflower``."""
-    return Path(os.environ.get("FAIRFLOWER_HOME") or "~/.fairflower").expanduser().absolute()
+    """Return ``$FAIRFLOWER_HOME``, by default ``~/.fairflower``.
+
+    Raises ``ConfigError`` if the user has no home folder.
+    """
+    chosen = Path(os.environ.get("FAIRFLOWER_HOME") or "~/.fairflower")
+    try:
+        return chosen.expanduser().absolute()
+    except RuntimeError as error:  # no HOME, and a user without an entry, as in many containers
+        raise ConfigError(
+            f"{chosen}: this user has no home folder. Set the environment variable FAIRFLOWER_HOME "
+            "to the whole path of a folder for runs, data and clients' states."
+        ) from error
 
 
 def file_name(text: str) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import strategy_utils
 
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.participation import Draw
 from fairflower.aggregation.records import decode_record
 from fairflower.arrays import record_of
-from fairflower.errors import RoundFailed
+from fairflower.errors import RoundFailed, logger
 from fairflower.flower_compat import copied, privacy_wrapper
 
 
@@ -42,7 +42,9 @@ class EnrolledClients:
         """
         if self.nodes is not None:
             return self.nodes
-        nodes = strategy_utils.sample_nodes(grid, at_least, 0)[1]
+        while len(nodes := list(grid.get_node_ids())) < at_least:
+            logger.info("Waiting for nodes: %d of %d are connected.", len(nodes), at_least)
+            time.sleep(1)
         return {self.clients.get(node, node): node for node in nodes}
 
     def merged_round_config(self, rounds: Mapping[int, int], client: int) -> dict[str, int]:

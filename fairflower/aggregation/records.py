@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
-from flwr.serverapp.strategy import strategy_utils
+from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, partial_squared_sums
@@ -203,6 +203,10 @@ def stack_common_metrics(records: Sequence[MetricRecord]) -> dict[str, NDArray[n
     return {key: np.array([record[key] for record in records], float) for key in keys}
 
 
+#: The function that Flower's strategies call by default.
+_FLOWERS_MEAN = FedAvg().train_metrics_aggr_fn
+
+
 def aggregate_metrics(
     metrics: Mapping[str, NDArray[np.float64]],
     examples_key: str,
@@ -210,7 +214,7 @@ def aggregate_metrics(
     contents: list[RecordDict],
 ) -> MetricRecord:
     """Average the clients' metrics, except ids, over examples, or call the user's function."""
-    if function is not strategy_utils.aggregate_metricrecords:
+    if function is not _FLOWERS_MEAN:
         return function(contents, examples_key)
     weights = metrics[examples_key] / metrics[examples_key].sum()
     skip = {examples_key, "client-id", "state-round"}

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fairflower.classic.packing import pack, split
+from fairflower.flower_compat import NumPyClient
 from fairflower.models import exchanged_arrays
 from fairflower.training.app import evaluate_round, train_round
 from fairflower.training.trainer import Trainer
@@ -17,7 +17,7 @@ from fairflower.training.trainer import Trainer
 NDArrays = list[NDArray[Any]]
 
 
-class NumPyTrainer(NumPyClient):
+class NumPyTrainer(NumPyClient):  # type: ignore[misc]
     """A `flwr.client.NumPyClient` that uses a trainer; its results equal those of the message API.
 
     Return ``NumPyTrainer(trainer, context).to_client()`` from ``client_fn``. The parameters are

@@ -8,18 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common import (
-    EvaluateIns,
-    EvaluateRes,
-    FitIns,
-    FitRes,
-    Parameters,
-    Scalar,
-    parameters_to_ndarrays,
-)
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.strategy import Strategy
 from numpy.typing import NDArray
 
 from fairflower.aggregation.records import decode_record
@@ -27,7 +15,21 @@ from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.classic.packing import MEASURED, SHARED, unpack
 from fairflower.errors import ConfigError
-from fairflower.flower_compat import ensure_task_identity, proxy_node_id, set_message_id
+from fairflower.flower_compat import (
+    ClientManager,
+    ClientProxy,
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    Parameters,
+    Scalar,
+    Strategy,
+    ensure_task_identity,
+    parameters_to_ndarrays,
+    proxy_node_id,
+    set_message_id,
+)
 from fairflower.strategies.fedavg import FedAvg
 
 NDArrays = list[NDArray[Any]]
@@ -37,7 +39,7 @@ Metrics = dict[str, Scalar]
 TENSOR_TYPE = "numpy.ndarray"
 
 
-class LegacyStrategy(Strategy):
+class LegacyStrategy(Strategy):  # type: ignore[misc]
     """A ``flwr.server.strategy.Strategy`` that uses a fairflower strategy.
 
     The strategy gets the same messages as with Flower's message API and computes exactly the same
@@ -269,7 +271,7 @@ class LegacyStrategy(Strategy):
 
     def _config(self, message: Message) -> Metrics:
         config = message.content.config_records[self.strategy.configrecord_key]
-        return dict(config)  # type: ignore[arg-type]
+        return dict(config)
 
     def _metrics(self, num_examples: int, metrics: Mapping[str, Scalar]) -> MetricRecord:
         numbers = {

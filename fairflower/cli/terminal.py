@@ -59,8 +59,8 @@ def friendly_errors(extra: str = "train") -> Iterator[None]:
         if str(error) != NO_HOME:
             raise
         _errors.print(
-            "[bold red]Error:[/] A path starts with ~ and a user name, but this user does not "
-            "exist."
+            "[bold red]Error:[/] A path starts with ~, but this user does not exist or has no "
+            "home folder. Write the whole path."
         )
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fairflower.config.methods import DEFAULT
-from fairflower.config.run import execution_keys, methods_of
+from fairflower.config.run import RunConfig, execution_keys, methods_of
 from fairflower.config.text import METHOD_TABLES, argument_to_key, names_in, shown
+from fairflower.errors import quoted
 
 #: Tables in which the methods of a comparison may differ; their value `default` means missing.
 COMPARED_TABLES = (*METHOD_TABLES, "bound.")
@@ -52,3 +53,15 @@ def data_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 def tuned_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the settings and arguments that were tuned for a run's method (``tuned``)."""
     return names_in(str(config.get("tuned", "")))
+
+
+def changed_settings(
+    begun: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str]
+) -> str:
+    """Return in words which settings differ, or ""; a setting that is missing has its default."""
+    begun, now = ({**RunConfig().concise(), **settings} for settings in (begun, now))
+    return "; ".join(
+        f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(now.get(key, DEFAULT))}"
+        for key in dict.fromkeys([*begun, *now])
+        if key not in may_change and now.get(key, DEFAULT) != begun.get(key, DEFAULT)
+    )

@@ -27,6 +27,7 @@ from typing import Any
 
 from fairflower.config import RunConfig, Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair, make_secret
+from fairflower.deploy.nodes import too_many_starts, unanswered
 from fairflower.errors import ConfigError, TrialError
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
@@ -37,6 +38,8 @@ HOST = "127.0.0.1"
 #: Seconds to wait until a process starts or answers, which takes a long time on a busy machine.
 TIMEOUT = 180.0
 
+#: Seconds between two messages about sites that have not answered.
+SAY_EVERY = 60.0
 
 #: Process options that keep Ctrl-C in the terminal from reaching a process.
 NEW_PROCESS_GROUP: dict[str, Any] = {"start_new_session": True}
@@ -103,10 +106,15 @@ class Process:
     def check(self) -> None:
         """Raise ``TrialError`` if the command has ended."""
         if self.exit_code is not None:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-            raise TrialError(
-                "\n".join([f"{self.name} ended with exit code {self.exit_code}:", *lines])
-            )
+            raise self.error(f"ended with exit code {self.exit_code}")
+
+    def output(self) -> str:
+        """Return what the command has written."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def error(self, what: str) -> TrialError:
+        """Return an error about the command, with the last lines of its output."""
+        return TrialError("\n".join([f"{self.name} {what}:", *self.output().splitlines()[-20:]]))
 
 
 def wait_until(condition: Callable[[], bool], processes: Sequence[Process], event: str) -> None:
@@ -202,12 +210,8 @@ class LocalDeployment:
     say
         Called with each line of progress and of the ServerApp's log.
 
-    Raises
-    ------
-    ConfigError
-        If Flower is too old, or the folder is not empty.
-    TrialError
-        If a process does not start when the context is entered.
+    Raises ``ConfigError`` if Flower is too old or the folder is not empty, and ``TrialError`` if a
+    process does not start when the context is entered.
     """
 
     def __init__(
@@ -270,7 +274,7 @@ class LocalDeployment:
 
     def __enter__(self) -> LocalDeployment:
         with ExitStack() as undo:
-            undo.callback(self.close)
+            undo.push(self.__exit__)
             self.say(f"Logs, keys and run folders: {self.folder}")
             self.say(f"Starting a SuperLink at {HOST}:{self.port}, with TLS")
             self.superlink.start()
@@ -297,7 +301,9 @@ class LocalDeployment:
         self.flwr("supernode", "register", str(site.home / "key.pub"), SUPERLINK_NAME)
         site.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            self.say("Stopping the SuperLink and the sites, which takes some seconds")
         self.close()
 
     def close(self) -> None:
@@ -325,12 +331,8 @@ class LocalDeployment:
     def run(self, config: RunConfig) -> Path:
         """Start a run, or resume ``config.resume``; wait until it ends and return its run folder.
 
-        The settings are those of `deployable`, whatever ``evaluate.by`` says.
-
-        Raises
-        ------
-        TrialError
-            If the run does not complete.
+        The settings are those of `deployable`, whatever ``evaluate.by`` says. Raises ``TrialError``
+        if the run does not complete.
         """
         config = deployable(config)
         self._num_runs += 1
@@ -357,6 +359,9 @@ class LocalDeployment:
         """Forward the ServerApp's log until the run ends; return the run's ``flwr list`` entry."""
         while True:
             self._say_log(run_id)
+            for site in self.sites:
+                if problem := too_many_starts(site.output()):
+                    raise site.error(problem)
             # The log also ends if the SuperLink is restarted; in this case the run continues.
             try:
                 wait_until(self._answers, [], "the SuperLink answered again")
@@ -382,8 +387,7 @@ class LocalDeployment:
             encoding="utf-8",
         ) as log:
             ended = threading.Event()
-            watch = threading.Thread(target=self._end_with_executor, args=(log, ended), daemon=True)
-            watch.start()
+            threading.Thread(target=self._watch, args=(log, ended), daemon=True).start()
             try:
                 for line in log.stdout or ():
                     self.say(line.rstrip("\n"))
@@ -391,12 +395,18 @@ class LocalDeployment:
                 ended.set()
                 log.kill()
 
-    def _end_with_executor(self, log: subprocess.Popen[str], ended: threading.Event) -> None:
-        # Nothing else ends the log of a run that the SuperExec did not start.
+    def _watch(self, log: subprocess.Popen[str], ended: threading.Event) -> None:
+        """End a log that nothing else ends; say every minute which sites have not answered."""
+        begun = time.monotonic()
         while not ended.wait(1):
-            if self._executor.exit_code is not None:
+            logs = {site.name: site.output() for site in self.sites}
+            if self._executor.exit_code is not None or any(map(too_many_starts, logs.values())):
                 log.kill()
                 return
+            if time.monotonic() - begun > SAY_EVERY:
+                begun = time.monotonic()
+                asked = [f"{k} ({m[0]}, {m[1]} processes)" for k, m in unanswered(logs).items()]
+                self.say(f"Waiting for {', '.join(asked) or 'the server'}")
 
     def flwr(self, *arguments: str) -> str:
         """Run a ``flwr`` command and return its output; raise ``TrialError`` if it fails."""

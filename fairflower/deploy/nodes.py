@@ -1,8 +1,8 @@
-"""Node configs of a trial's SuperNodes, which share a data set or have a folder each."""
+"""A trial's SuperNodes: node configs, and what their logs say of unanswered messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,41 @@ from fairflower.errors import ConfigError, DataError
 
 #: Content of a SuperNode's ``--node-config``.
 NodeConfig = dict[str, Scalar]
+
+#: Largest number of processes that a site may start for one message: three restarts.
+MOST_STARTS = 4
+
+
+def unanswered(logs: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+    """Return the type of each SuperNode's unanswered message, and its number of processes for it.
+
+    >>> start = "Start `flwr-clientapp` process"
+    >>> answered = f"Receiving: query message ... {start} ... Sent successfully"
+    >>> unanswered({"a": answered, "b": f"{answered} ... Receiving: train message ... {start}"})
+    {'b': ('train', 1)}
+    """
+    since = {name: log.rpartition("Receiving: ")[1:] for name, log in logs.items()}
+    return {
+        name: (text.partition(" ")[0], text.count("Start `flwr-clientapp` process"))
+        for name, (asked, text) in since.items()
+        if asked and "Sent successfully" not in text
+    }
+
+
+def too_many_starts(log: str) -> str:
+    """Return a text about a SuperNode that starts process after process for a message, or "".
+
+    Flower gives such a process 60 seconds to start and to report, and then starts another one. On a
+    busy machine this would never end.
+    """
+    kind, starts = unanswered({"": log}).get("", ("", 0))
+    if starts <= MOST_STARTS:
+        return ""
+    return (
+        f"has not answered a {kind} message with {MOST_STARTS} processes. Flower replaces each "
+        "that does not report within 60 seconds. Try again when this machine is less busy, or with "
+        "fewer --sites. Its last messages"
+    )
 
 
 def nodes_with_shares(

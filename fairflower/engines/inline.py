@@ -48,6 +48,9 @@ class InlineGrid(Grid):
     #: Clients answer while the server asks for replies, so no reply can be late.
     computes_replies = True
 
+    #: No client is elsewhere, with data that the server cannot read.
+    simulated = True
+
     def __init__(
         self,
         client_app: ClientApp,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import pickle
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fairflower.engines import last_words
 from fairflower.engines.inline import (
     InlineGrid,
     error_reply,
@@ -71,26 +73,9 @@ class RayGrid(InlineGrid):
     workers are replaced with half as many, and the client is retried once. Results do not depend on
     the assignment of clients to workers.
 
-    Parameters
-    ----------
-    workers : int
-        Number of workers. On a cluster this is a maximum, and 0 means as many as fit.
-    client_cpus, client_gpus
-        Resources of each worker; a fraction of a GPU is possible.
-    num_gpus : int, optional
-        Number of GPUs on this machine. Default: all GPUs that Ray detects.
-    address : str
-        Address of a cluster, as in `connect`; "" means this machine.
-    prepare : callable, optional
-        Called once on every node of a cluster before clients run there; it must return the same
-        value everywhere.
-    retry_out_of_memory : bool
-        Whether a client that runs out of GPU memory is retried once, with fewer workers.
-
-    Raises
-    ------
-    ConfigError
-        If no node has capacity for a worker, or a node of a cluster cannot be used.
+    Parameters are those of `fairflower.engines.launch.simulate`. Raises ``ConfigError`` if no node
+    has capacity for a worker, or a node of a cluster cannot be used, and ``EngineError`` if Ray
+    does not start.
     """
 
     computes_replies = False
@@ -110,9 +95,10 @@ class RayGrid(InlineGrid):
         retry_out_of_memory: bool = True,
     ) -> None:
         super().__init__(client_app, num_supernodes, run_config)
-        self._retry_out_of_memory = retry_out_of_memory
+        self._retry_out_of_memory, self._address = retry_out_of_memory, address
         with keeping_signals():
             ray = self._ray = connect(address, workers * client_cpus, num_gpus)
+        last_words.begin()
         self._queue = TaskQueue()
         self._arrived: dict[str, Message] = {}  # id of a message -> its reply
         # Node -> its pickled state, or a reference if the state is large.
@@ -127,7 +113,8 @@ class RayGrid(InlineGrid):
             if shared:
                 share_arrays()
             # The app's module may be only on the sys.path of this process.
-            arguments = ray.put(_pickled_app(client_app)), sys.path, shared
+            folder = "" if address else os.getcwd()
+            arguments = ray.put(_pickled_app(client_app)), sys.path, shared, folder
             self._here = ray.get_runtime_context().get_node_id()
             cluster = RayNodes(ray, *granted, prepare) if address else None
             self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
@@ -185,7 +172,9 @@ class RayGrid(InlineGrid):
         if not self._workers.ready and not self._workers.starting:
             raise EngineError(
                 "No worker is left, and no new worker can be started, because all Ray nodes are "
-                "lost or reject workers. Restart the nodes, and resume the run."
+                "lost (killed, or out of memory) or reject workers. "
+                f"{'Restart the nodes' if self._address else 'Free memory, or raise its limit'}, "
+                "and resume the run."
             )
 
     def send_and_receive(
@@ -212,6 +201,7 @@ class RayGrid(InlineGrid):
     def close(self) -> None:
         """Stop the workers, and also Ray unless it is a cluster."""
         self._ray.shutdown()
+        last_words.end()
 
     def _hand_out(self) -> None:
         """Send every worker a batch, then another while there are more tasks than workers."""

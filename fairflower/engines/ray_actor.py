@@ -35,10 +35,14 @@ class Request(NamedTuple):
 
 
 class Actor:
-    """A worker process that calls the ClientApp; it gets the pickled app and its module paths."""
+    """A worker process that calls the ClientApp; it gets the pickled app and its module paths.
 
-    def __init__(self, client_app: bytes, paths: list[str], shared: bool) -> None:
+    It works in ``folder``, unless this is empty.
+    """
+
+    def __init__(self, client_app: bytes, paths: list[str], shared: bool, folder: str) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.chdir(folder or ".")
         sys.path += [path for path in paths if path not in sys.path]
         set_task_identity(RUN_ID, SERVER_NODE)
         if shared:

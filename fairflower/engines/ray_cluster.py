@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,12 @@ _INLINE = 1024 * 1024
 
 #: Seconds between two warnings about nodes that the server waits for.
 _WARN_EVERY = 30
+
+#: Longest path in bytes of Ray's folder: with 68 more, a socket's path has at most 107 on Linux.
+_LONGEST_FOLDER = 35
+
+#: Bytes and open files without which Ray does not start.
+_LEAST_SPACE, _LEAST_FILES = 64 * 2**20, 1024
 
 #: Seconds for which Ray may still list a killed node (measured: about 10).
 _NODE_LOSS_TIMEOUT = 30
@@ -90,17 +98,17 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
             )
         # "local" avoids joining a cluster that runs on this machine.
         try:
-            ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)
+            with chdir(sys.prefix):  # Ray's workers import from here before all libraries
+                ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)
         except ValueError as error:  # too little memory
             raise EngineError(
                 f"Ray cannot start ({error}). Free memory, or choose engine = 'inline'."
             ) from error
-        except Exception as error:  # has no specific type: Ray's processes did not start in time
+        except Exception as error:  # has no specific type
             ray.shutdown()
             raise EngineError(
-                f"Ray cannot start: {' '.join(str(error).split())} Try again when this machine is "
-                "less busy, give Ray more time (environment variable "
-                "RAY_raylet_start_wait_time_s=120), or choose engine = 'inline'."
+                f"Ray cannot start: {' '.join(str(error).split()).rstrip('.')}. {_start_remedy()}, "
+                "or choose engine = 'inline'."
             ) from error
         return ray
     key = f"ray-address = {address!r}"
@@ -112,7 +120,8 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
             place = match["host"].strip("[]"), int(match["port"])
             socket.create_connection(place, timeout=_CONNECT_TIMEOUT).close()
         package = str(Path(fairflower.__file__).parent)
-        ray.init(address, runtime_env={"py_modules": [package]}, **quiet)
+        with chdir(sys.prefix):
+            ray.init(address, runtime_env={"py_modules": [package]}, **quiet)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"{key}: no Ray cluster answers at this address ({error}). Start a cluster with `ray "
@@ -121,6 +130,28 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"{key}: {' '.join(str(error).split())}") from error
     return ray
+
+
+def _start_remedy() -> str:
+    """Return what to do if Ray does not start on this machine, by looking for the cause."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        return (
+            f"The path of its folder {folder} (from RAY_TMPDIR or TMPDIR) is too long for sockets. "
+            f"Set RAY_TMPDIR to a folder whose path has at most {_LONGEST_FOLDER} bytes"
+        )
+    with suppress(OSError):
+        if shutil.disk_usage(folder).free < _LEAST_SPACE or not os.access(folder, os.W_OK):
+            return f"{folder} is full or not writable. Free space, or set RAY_TMPDIR to another"
+    with suppress(ImportError):  # on Windows
+        import resource
+
+        if 0 <= (files := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < _LEAST_FILES:
+            return f"A process may open only {files} files. Allow more (ulimit -n {_LEAST_FILES})"
+    return (
+        "Try again when this machine is less busy, give Ray more time (environment variable "
+        "RAY_raylet_start_wait_time_s=120)"
+    )
 
 
 def object_store_full_error(where: str) -> EngineError:

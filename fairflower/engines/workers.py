@@ -49,30 +49,10 @@ class Worker:
 class Workers:
     """The workers on this machine or a cluster; each is a Ray actor.
 
-    Parameters
-    ----------
-    ray
-        The module ``ray``, after connecting.
-    actor, arguments
-        Class of the actors, and arguments of its constructor.
-    most : int
-        Maximum number of workers.
-    cpus, gpus
-        Resources of each worker.
-    cluster : RayNodes or None
-        Nodes of a cluster, or None on this machine.
-
-    Attributes
-    ----------
-    ready : list of Worker
-        Workers that have started.
-    starting : dict
-        Reference that becomes ready when a worker has started -> worker.
-
-    Raises
-    ------
-    ConfigError
-        If no node has capacity for a worker, or a node of a cluster cannot be used.
+    At most ``most`` workers with the resources ``cpus`` and ``gpus`` call ``actor(*arguments)`` on
+    the nodes of a ``cluster``, or on this machine. ``ready`` lists those that have started;
+    ``starting`` has the others by the reference that becomes ready. Raises ``ConfigError`` if no
+    node has capacity for a worker, or a node of a cluster cannot be used.
     """
 
     def __init__(

@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fairflower.config import RunConfig, unknown
+from fairflower.config import unknown
 from fairflower.data import Federation
 from fairflower.errors import ConfigError, RunFolderError, require
 from fairflower.files import replacing
 from fairflower.final_model.landscape import load_model, load_run_model
 from fairflower.registry import KINDS
 from fairflower.report.reading import Run
+from fairflower.server.checkpoint import run_config
 from fairflower.server.registration import recorded_sites
 
 #: Export format -> name of the file in the run folder.
@@ -73,7 +74,7 @@ def network(run: Run, data_dir: str = "") -> Network:
     """Load a run's final model on the CPU; raises the same errors as `load_run_model`."""
     if "sites" in run.info:  # the sites have the data; the run folder describes them
         federation = recorded_sites(run.path, run.info)
-        return Network(load_model(run, RunConfig.from_flat(run.config), federation), federation)
+        return Network(load_model(run, run_config(run.path, run.config), federation), federation)
     _, federation, model, _ = load_run_model(run, data_dir, "cpu")
     return Network(model, federation)
 

@@ -33,7 +33,7 @@ from fairflower.numerics.threads import cpus
 from fairflower.report import Run
 from fairflower.report.reading import model_file
 from fairflower.seeds import derive_seed
-from fairflower.server.checkpoint import check_same_examples
+from fairflower.server.checkpoint import check_same_examples, run_config
 from fairflower.training.batches import Examples, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
@@ -147,7 +147,7 @@ def load_run_model(
     Raises ``ConfigError`` if the data are not those of the run.
     """
     place = {"data.dir": data_dir} if data_dir else {}
-    config = RunConfig.from_flat({**run.config, **place})
+    config = run_config(run.path, {**run.config, **place})
     chosen = choose_device(device, option="--device")
     federation = prepare(config.data)
     check_same_examples(run.path, run.info, federation)

@@ -207,9 +207,10 @@ class _Processes:
         self.at_work: dict[Future[_Result], tuple[RunConfig, ProcessPoolExecutor]] = {}
 
     def _new(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
-            1, self._context, initializer=_prepare_worker, initargs=(self._reader,)
-        )
+        with without_main():  # Python starts a process for semaphores
+            return ProcessPoolExecutor(
+                1, self._context, initializer=_prepare_worker, initargs=(self._reader,)
+            )
 
     def submit(self, config: RunConfig) -> None:
         """Queue a run for the next idle process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -145,10 +146,14 @@ def does_not_fit(config: RunConfig, needed: int, free: int, more: str = "") -> C
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the user's script, so that processes started in this context do not execute it."""
-    main = sys.modules["__main__"]
+    """Hide the user's script, so that processes started in this context do not execute it.
+
+    Nor do they import the libraries of Python from the working directory.
+    """
+    main, safe = sys.modules["__main__"], os.environ.get("PYTHONSAFEPATH", "")
     sys.modules["__main__"] = ModuleType("__main__")
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     finally:
-        sys.modules["__main__"] = main
+        sys.modules["__main__"], os.environ["PYTHONSAFEPATH"] = main, safe  # "" has no effect

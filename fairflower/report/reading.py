@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from fairflower.config import tested_split
 from fairflower.data import ClientInfo
-from fairflower.errors import RunFolderError, quoted
+from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.report.clusters import ClusterHistory, read_cluster_history
 from fairflower.server.contents import (
+    ChangedFile,
+    check_same_file,
+    check_same_files,
     divergence,
     read_config,
     read_diagnostics,
@@ -209,16 +212,22 @@ class Run(AccuracyHistory):
 
 
 def model_file(run: Run) -> Path:
-    """Return the path of a run's final model; raise ``RunFolderError`` if there is none."""
+    """Return the path of a run's last model; warn unless the run is completed.
+
+    Raises ``RunFolderError`` if there is no model, or it is not the one that the run has written.
+    """
     if not run.path.is_absolute():  # a folder with this name here would be of another run
         raise RunFolderError(
             f"{run.path} was read from a summary, which has no model. Read the run folder."
         )
     path = run.path / "model.safetensors"
-    if not path.is_file():
+    if not run.info["rounds"] and not path.is_file():
         raise RunFolderError(
             f"{run.path} has no model.safetensors, because the run did not complete any round."
         )
+    check_same_file(path, run.info, "" if path.is_file() else "is missing")
+    if run.status != "completed":
+        logger.warning("%s: %s. This is not the model of a completed run.", run.path, run.progress)
     return path
 
 
@@ -230,8 +239,8 @@ def read_run(path: str | Path) -> Run:
     Raises
     ------
     RunFolderError
-        If the folder does not exist, is not a run folder or has a malformed file, or if no round
-        was completely trained and tested.
+        If the folder does not exist, is not a run folder or has a malformed or changed file, or if
+        no round was completely trained and tested.
     """
     path = Path(path).expanduser().absolute()
     if not path.is_dir():
@@ -246,6 +255,8 @@ def read_run(path: str | Path) -> Run:
     config = read_config(path)
     user_metrics = info.get("metrics", {})
     history, finished = _read_history(path / "history.csv", user_metrics)
+    diagnostics = read_diagnostics(path / "diagnostics.jsonl")
+    check_same_files(path, info, config, max(finished, default=-1))
     names = [str(c.client_id) for c in clients]
     # For a run without tests, such as a trial of `fairflower tune`, read the validation accuracy.
     split = tested_split(config)
@@ -287,17 +298,20 @@ def read_run(path: str | Path) -> Run:
         scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
         user_metrics={name: better for name, better in user_metrics.items() if name in scores},
         group_metrics=_group_metrics(history, split, domains, rounds) if "groups" in info else {},
-        diagnostics=read_diagnostics(path / "diagnostics.jsonl"),
+        diagnostics=diagnostics,
         info=info,
     )
 
 
 def find_readable_runs(path: Path) -> list[Run]:
-    """Return the readable runs below a folder; empty if the folder does not exist."""
+    """Return the readable runs below a folder; log those whose files have been changed."""
     runs = []
     for info in path.rglob("run.json"):
         with suppress(RunFolderError):
-            runs.append(read_run(info.parent))
+            try:
+                runs.append(read_run(info.parent))
+            except ChangedFile as error:
+                logger.warning("%s This run is left out.", error)
     return runs
 
 

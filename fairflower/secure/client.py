@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client.mod import secaggplus_mod
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.secure import KEY
 from fairflower.errors import logger
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, secaggplus_mod
 from fairflower.secure.requests import check_request, claim_round, has_masked
 from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed

@@ -14,16 +14,23 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.common import FitIns, Parameters, parameters_to_ndarrays
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.server import LegacyContext
-from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
-from flwr.server.workflow.constant import Key as WorkflowKey
-from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
 from fairflower.arrays import view
 from fairflower.errors import RoundFailed, logger, shorten_error
+from fairflower.flower_compat import (
+    MAIN_CONFIGS_RECORD,
+    MAIN_PARAMS_RECORD,
+    RECORD_KEY_CONFIGS,
+    FitIns,
+    Key,
+    LegacyContext,
+    Parameters,
+    SecAggPlusWorkflow,
+    Stage,
+    WorkflowKey,
+    parameters_to_ndarrays,
+    secaggplus_workflow,
+)
 from fairflower.numerics import Vector
 from fairflower.secure.vectors import CLIPPING, quantization_range
 
@@ -110,7 +117,7 @@ def masked_mean(
     grid = _StageGrid(send, contents, usable)
     receiver = _Receiver(contents)
     try:
-        workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
+        workflow(grid, _context(server_round, receiver))
     except Exception as error:
         if error is grid.failure:
             raise
@@ -190,7 +197,7 @@ def masked_sizes(content: RecordDict) -> list[int]:
 
     The first array is the masked weight, with length 1.
     """
-    secaggplus_workflow.compat.recorddict_to_fitres(content, True)  # type: ignore[attr-defined]
+    secaggplus_workflow.compat.recorddict_to_fitres(content, True)
     masked: Any = content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
     arrays = [view(Array("", (), "numpy.ndarray", data)) for data in masked]
     if any(array.dtype != np.int64 for array in arrays):
@@ -231,7 +238,7 @@ def _check_reply(stage: str, request: Message, reply: Message) -> None:
     answer: Mapping[str, Any] = reply.content.config_records[RECORD_KEY_CONFIGS]
     if stage == Stage.SETUP:
         for key in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2):
-            secaggplus_workflow.bytes_to_public_key(answer[key])  # type: ignore[attr-defined]
+            secaggplus_workflow.bytes_to_public_key(answer[key])
         return
     if stage == Stage.SHARE_KEYS:  # the request has the keys of all neighbors, by node
         nodes, secrets = answer[Key.DESTINATION_LIST], answer[Key.CIPHERTEXT_LIST]
@@ -254,6 +261,6 @@ def _context(server_round: int, receiver: _Receiver) -> LegacyContext:
     clients: Any = SimpleNamespace(num_available=lambda: len(receiver.configure_fit()))
     return LegacyContext(
         Context(run_id=0, node_id=0, node_config={}, state=state, run_config={}),
-        strategy=receiver,  # type: ignore[arg-type]
+        strategy=receiver,
         client_manager=clients,
     )

@@ -15,15 +15,15 @@ from itertools import pairwise
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
-from flwr.common.secure_aggregation.secaggplus_constants import (
+
+from fairflower.config import is_setting
+from fairflower.flower_compat import (
     RECORD_KEY_CONFIGS,
     RECORD_KEY_STATE,
     Key,
     Stage,
+    secaggplus_workflow,
 )
-from flwr.server.workflow.secure_aggregation import secaggplus_workflow
-
-from fairflower.config import is_setting
 from fairflower.paths import home
 from fairflower.secure.protocol import SMALLEST_SUM, constants_of
 from fairflower.secure.vectors import MaskingInstructions

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,16 @@ from fairflower.config import (
     execution_keys,
     methods_of,
 )
-from fairflower.config.methods import DEFAULT
-from fairflower.errors import ConfigError, RunFolderError, logger, quoted
+from fairflower.config.identity import changed_settings
+from fairflower.errors import ConfigError, RunFolderError, logger
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.participation.availability import absolute_trace
-from fairflower.server.contents import original_of, read_config, read_facts
+from fairflower.server.contents import (
+    checked_facts,
+    original_of,
+    read_config,
+    read_facts,
+)
 
 if TYPE_CHECKING:
     from fairflower.data import Federation
@@ -47,6 +52,7 @@ class Checkpoint:
     seconds: float  # wall time so far, in all sessions
     sizes: Mapping[str, int]  # bytes of the growing files of the run folder
     config: Mapping[str, Any]  # RunConfig.to_flat()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # RunFolder.kept_facts()
 
 
 def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
@@ -58,6 +64,7 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
         "seconds": checkpoint.seconds,
         "sizes": dict(checkpoint.sizes),
         "config": dict(checkpoint.config),
+        "facts": dict(checkpoint.facts),
     }
     path = run / "checkpoints" / f"round-{checkpoint.server_round:06}.safetensors"
     write_arrays(path, arrays, facts)
@@ -65,14 +72,18 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 
 def load(run: Path) -> Checkpoint | None:
-    """Return the newest readable checkpoint of a run folder, or None if there is none.
+    """Return the newest usable checkpoint of a run folder, or None if there is none.
 
-    Damaged checkpoints are skipped with a warning. Raises ``ConfigError`` if all are damaged.
+    Damaged checkpoints, and those of rounds whose lines the history or the diagnostics have lost,
+    are skipped with a warning. Raises ``ConfigError`` if none is left.
     """
     problems = []
     for path in _paths(run):
         try:
             arrays, facts = read_arrays(path)
+            for file, size in ((run / name, size) for name, size in facts["sizes"].items()):
+                if size > (file.stat().st_size if file.exists() else 0) and not file.is_fifo():
+                    raise DamagedFile(f"{file} is shorter than at the time of {path.name}.")
         except DamagedFile as error:
             problems.append(str(error))
             logger.warning("%s Trying the previous checkpoint.", error)
@@ -87,8 +98,25 @@ def load(run: Path) -> Checkpoint | None:
         )
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
-        raise ConfigError(f"All checkpoints of {run} are damaged. Start a new run.{listed}")
+        raise ConfigError(f"All checkpoints of {run} are unusable. Start a new run.{listed}")
     return None
+
+
+def earlier_facts(run: Path) -> dict[str, Any]:
+    """Return the contents of a run's ``run.json`` or, if it is lost, of its newest checkpoint.
+
+    The latter lack the clients. They do not replace a ``run.json`` that counts the rounds that have
+    begun, for differential privacy.
+    """
+    try:
+        return read_facts(run)
+    except RunFolderError as error:
+        facts = (_newest_header(run) or {}).get("facts")
+        if not facts or "privacy" in facts:
+            raise
+        logger.warning("%s The newest checkpoint is read instead.", error)
+        known = checked_facts({"clients": [], **facts}, run / "checkpoints")
+        return {name: value for name, value in known.items() if name != "clients"}
 
 
 def prune(run: Path, keep: int) -> None:
@@ -101,31 +129,31 @@ def delete_later(run: Path, server_round: int) -> None:
     _delete(path for path in _paths(run) if _round(path) > server_round)
 
 
+def run_config(path: Path, settings: Mapping[str, Any]) -> RunConfig:
+    """Return the config of the run in ``path``; a ``ConfigError`` names its file."""
+    try:
+        return RunConfig.from_flat(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{path / 'config.toml'}: {error}") from error
+
+
 def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """Return the config for resuming a run, including settings given by the user.
 
-    Parameters
-    ----------
-    run : Path
-        Run folder.
-    given : mapping
-        Run config keys in `CHANGEABLE`. Other keys must have the same values as in the run.
-
-    Raises
-    ------
-    ConfigError
-        If ``run`` is not a run folder, the run is completed, its clients would get different
-        data, or a setting that may not change is different in ``given`` or in ``config.toml``.
+    Raises ``ConfigError`` if ``run`` is not a run folder, the run is completed, its clients would
+    get different data, or a setting that is not `CHANGEABLE` differs in ``given`` or in
+    ``config.toml``.
     """
     run = run.expanduser().absolute()
     try:
-        facts, flat = read_facts(run), read_config(run)
+        facts, flat = earlier_facts(run), read_config(run)
     except RunFolderError as error:
         raise ConfigError(str(error)) from error
     _check_unchanged(run, flat)
     _check_given(run, flat, given)
     changed = {key: value for key, value in given.items() if key in CHANGEABLE}
-    config = RunConfig.from_flat(flat | changed | {"resume": str(run)})
+    settings = flat | changed | {"resume": str(run)}
+    config = RunConfig.from_flat(settings) if changed else run_config(run, settings)
     _check_resumable(run, facts, config)
     return config
 
@@ -194,28 +222,22 @@ def rounds(run: Path) -> list[int]:
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if settings differ from those in the newest readable checkpoint."""
-    saved = _saved_config(run)
+    saved = _newest_header(run)
     if saved is None:
         return  # without a checkpoint the run begins again
-    begun, flat = with_absolute_paths(saved), with_absolute_paths(flat)
-    changed = [
-        f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(flat.get(key, DEFAULT))}"
-        for key in dict.fromkeys([*begun, *flat])
-        if key not in CHANGEABLE and flat.get(key, DEFAULT) != begun.get(key, DEFAULT)
-    ]
-    if changed:
+    begun, flat = with_absolute_paths(saved["config"]), with_absolute_paths(flat)
+    if changed := changed_settings(begun, flat, CHANGEABLE):
         raise ConfigError(
-            f"{run / 'config.toml'} has been changed since the run began: {'; '.join(changed)}. "
+            f"{run / 'config.toml'} has been changed since the run began: {changed}. "
             "Undo the change, or start a new run with this file as --config."
         )
 
 
-def _saved_config(run: Path) -> Mapping[str, Any] | None:
-    """Return the config in the newest readable checkpoint, or None if there is none."""
+def _newest_header(run: Path) -> Mapping[str, Any] | None:
+    """Return the metadata of the newest readable checkpoint, or None if there is none."""
     for path in _paths(run):
         with suppress(DamagedFile):
-            config: Mapping[str, Any] = sealed_facts(path)["config"]
-            return config
+            return sealed_facts(path)
     return None
 
 
@@ -247,7 +269,7 @@ def resumable_configs(folder: Path) -> list[RunConfig]:
     resumable = []
     for info in sorted(folder.rglob("run.json")):
         with suppress(ConfigError, RunFolderError):
-            facts = read_facts(info.parent)
+            facts = earlier_facts(info.parent)
             if facts["status"] != "completed":
                 resumable.append((facts["rounds"], resumed_config(info.parent, {})))
     return [config for _, config in sorted(resumable, key=lambda pair: pair[0])]

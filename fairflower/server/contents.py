@@ -7,6 +7,7 @@ which names the file, the field and the expected content.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 import sys
@@ -31,11 +32,20 @@ from typing import (
 
 from fairflower import paths
 from fairflower.arguments import Range
-from fairflower.config import RunConfig, check_values, read_toml
+from fairflower.config import RunConfig, check_values, execution_keys, read_toml
+from fairflower.config.identity import changed_settings
 from fairflower.errors import ConfigError, Diverged, RunFolderError, is_text, quoted
 from fairflower.files import text_of
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
+
+#: Files to which a run appends.
+GROWING = ("history.csv", "diagnostics.jsonl")
+
+
+class ChangedFile(RunFolderError):
+    """A file of a run folder is not as the run has written it."""
+
 
 #: Integer that is at most 2**53; doubles represent all of these exactly.
 Count = Annotated[int, Range(0, 2**53)]
@@ -123,6 +133,10 @@ class Info(Part, total=False):
     availability: str
     #: Digests of the user's own files (`fairflower.server.parts`), by run config key.
     parts: dict[str, str]
+    #: The settings, without the defaults of methods' arguments.
+    config: dict[str, Any]
+    #: Digests of the files of a run that has ended (`file_digest`).
+    files: dict[str, str]
     clients: Required[list[Client]]
     nodes: dict[Digits, int]
     sites: Sites
@@ -175,7 +189,11 @@ def read_facts(path: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"{path} is not a run folder, because its run.json cannot be read: {reason}."
         ) from error
-    info = _json(text, str(file))
+    return checked_facts(_json(text, str(file)), file)
+
+
+def checked_facts(info: Any, file: Path) -> dict[str, Any]:
+    """Return what ``file`` says about a run; raise `RunFolderError` unless it is an `Info`."""
     if isinstance(info, dict):
         info.pop("remarks", None)  # only summaries have it
         for name in ("command", "error", "path"):  # may contain names of files in any encoding
@@ -214,6 +232,44 @@ def original_of(path: Path, facts: Mapping[str, Any]) -> Path | None:
             same = read_facts(original).get("run_id") == facts.get("run_id")
             return original if same else None
     return None
+
+
+def check_same_files(
+    path: Path, facts: Mapping[str, Any], settings: Mapping[str, Any], last_round: int
+) -> None:
+    """Raise ``ChangedFile`` unless a run folder's files are as the run has written them.
+
+    ``last_round`` is the last complete round in the history. Earlier versions stored neither
+    settings nor digests in ``run.json``.
+    """
+    completed = facts["status"] == "completed"
+    may_change = execution_keys() | (set() if completed else {"num-server-rounds"})
+    if changed := changed_settings(facts.get("config", settings), settings, may_change):
+        file = path / "config.toml"
+        raise ChangedFile(f"{file} has been changed since the run began: {changed}. Undo that.")
+    # A round is counted after its training, and complete after its tests.
+    lost = facts["rounds"] > max(last_round + (not completed), 0)
+    check_same_file(path / "history.csv", facts, f"ends after round {last_round}" if lost else "")
+    check_same_file(path / "diagnostics.jsonl", facts)
+
+
+def check_same_file(file: Path, facts: Mapping[str, Any], problem: str = "") -> None:
+    """Raise ``ChangedFile`` if there is a problem, or a file has changed since its run ended."""
+    digest = facts.get("files", {}).get(file.name)
+    if problem or (digest and not (file.exists() and file_digest(file) == digest)):
+        remedy = "repeat" if facts["status"] == "completed" else "resume"
+        raise ChangedFile(
+            f"{file} {problem or 'has been changed since the run ended'}; "
+            f"the run has made {facts['rounds']} rounds. Restore the file, or {remedy} the run."
+        )
+
+
+def file_digest(file: Path) -> str:
+    """Return the digest of a file; that of a text does not depend on its kind of line ends."""
+    with paths.open_regular(file) as reader:
+        content = reader.read()
+    text = content.replace(b"\r\n", b"\n") if file.name in GROWING else content
+    return hashlib.sha256(text).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:

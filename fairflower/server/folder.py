@@ -26,7 +26,14 @@ from fairflower.errors import ConfigError, logger
 from fairflower.files import cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_config, read_facts
+from fairflower.server.checkpoint import earlier_facts
+from fairflower.server.contents import (
+    GROWING,
+    HISTORY_COLUMNS,
+    file_digest,
+    original_of,
+    read_config,
+)
 from fairflower.server.history import History
 from fairflower.server.privacy import begun_and_spent
 
@@ -44,9 +51,6 @@ _LOCK_TIMEOUT = 0.2
 
 #: System errors of file systems that do not support locks.
 _WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-
-#: Files to which a run appends.
-GROWING = ("history.csv", "diagnostics.jsonl")
 
 
 def runs_home(config: RunConfig) -> Path:
@@ -114,6 +118,7 @@ class RunFolder:
             "seconds": None,
             "rounds": 0,
             "command": _command(),
+            "config": config.concise(),
             **_here(config),
             **facts,
         }
@@ -137,28 +142,15 @@ class RunFolder:
     ) -> RunFolder:
         """Open an existing run folder, and restore it to its state after a round.
 
-        Parameters
-        ----------
-        lock : FileLock
-            The folder's lock (`lock_folder`), held since before its checkpoint was read.
-        config : RunConfig
-            Config that replaces the config in the folder.
-        facts : mapping
-            Entries of ``run.json`` that must not have changed.
-        server_round, sizes, seconds
-            Round, file sizes and wall time of the checkpoint. By default the run starts from the
-            beginning.
-
-        Raises
-        ------
-        ConfigError
-            If ``path`` is not a run folder, an entry has changed, or a file is shorter than at the
-            time of the checkpoint.
+        ``lock`` is held since before the checkpoint was read, of which round, file sizes and wall
+        time are given; by default the run starts from the beginning. ``config`` replaces that of
+        the folder. Raises ``ConfigError`` if ``path`` is not a run folder, or if an entry of its
+        ``run.json`` differs from ``facts``.
         """
         for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
             # Opening a named pipe would wait for its writer.
             check_regular(file, file.stat().st_mode)
-        earlier = read_facts(path)
+        earlier = earlier_facts(path)
         _compare(path, earlier, facts)
         if original_of(path, earlier):  # a run of its own from now on, with state of its own
             earlier.pop("run_id", None)
@@ -176,6 +168,7 @@ class RunFolder:
         _replace(path / "config.toml", config.to_toml().encode())
         running = {"status": "running", "error": None, "finished": None, "seconds": None}
         folder._facts |= {**running, "rounds": server_round, "path": str(path)}
+        folder._facts["config"] = config.concise()
         if not sizes:
             folder._facts["label"] = config.label
         session = {"after_round": server_round, "at": _now(), **_here(config)}
@@ -205,6 +198,11 @@ class RunFolder:
         for path in paths:
             sync(path)
         return {path.name: path.stat().st_size for path in paths}
+
+    def kept_facts(self) -> dict[str, Any]:
+        """Return the entries of ``run.json`` that a resumed run does not find out again."""
+        again = ["clients", "config", *(() if "sites" in self._facts else ("nodes",))]
+        return {name: value for name, value in self._facts.items() if name not in again}
 
     def fact(self, name: str) -> Any:
         """Return an entry of ``run.json``, or None if it is missing."""
@@ -275,19 +273,16 @@ class RunFolder:
             "seconds": self.seconds,
         }
         try:
+            written = [self.path / name for name in (*GROWING, "model.safetensors")]
+            self._facts["files"] = {f.name: file_digest(f) for f in written if f.exists()}
             self._write_facts()
         finally:
             self._lock.release()
 
     def _rewind(self, sizes: Mapping[str, int]) -> None:
         for name in GROWING:
-            path, size = self.path / name, sizes.get(name, 0)
-            if (path.stat().st_size if path.exists() else 0) < size:
-                raise ConfigError(
-                    f"{path} is shorter than at the time of the checkpoint. Start a new run."
-                )
-            if path.exists():
-                os.truncate(path, size)
+            if (path := self.path / name).exists():
+                os.truncate(path, sizes.get(name, 0))
         if not sizes:
             with self._open("history.csv") as file:
                 csv.writer(file).writerow(HISTORY_COLUMNS)
@@ -342,7 +337,7 @@ def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:
         name: {r: why for r, why in facts.get(name, {}).items() if 0 < server_round >= int(r)}
         for name in ("halted_rounds", "untracked")
     }
-    later = ("ended_early", "diverged", *by_round)
+    later = ("ended_early", "diverged", "files", *by_round)
     kept = {name: value for name, value in facts.items() if name not in later}
     return kept | {name: reasons for name, reasons in by_round.items() if reasons}
 

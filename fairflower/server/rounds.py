@@ -169,6 +169,7 @@ class RoundLoop:
             seconds=self.folder.seconds,
             sizes=self.folder.sizes(),
             config=self.config.to_flat(),
+            facts=self.folder.kept_facts(),
         )
         checkpoint.save(self.folder.path, now, self.config.checkpoint.keep)
 

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.data import with_absolute_dir
+from fairflower.engines import last_words
 from fairflower.errors import ConfigError, RunInterrupted, StopRun, WriteError, error_text, logger
 from fairflower.machine import about_precision
 from fairflower.participation.availability import absolute_trace
@@ -118,6 +119,10 @@ class Session:
         folder = self.folder
         progress = RunProgress(self.console, self.title, self.config.num_server_rounds)
         callbacks = CallbackList(folder, self.config, self.on_round)
+        last_words.prepare(
+            "\nError: This run has ended at once. If nobody stopped it, Ray's node on this machine "
+            f"was killed, or lacked memory (limited by a scheduler?). {self._remedy(folder)}\n"
+        )
         with _logged(folder) as log:
             try:
                 self._warn(setup)

@@ -29,7 +29,7 @@ from fairflower.registry import RANDOM_WEIGHTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
-from fairflower.server.contents import read_facts
+from fairflower.server.checkpoint import earlier_facts
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
 from fairflower.server.parts import part_digests
@@ -239,7 +239,7 @@ def _register(
 
 def _resumed_registry(resume: Path | None) -> SiteRegistry | None:
     """Return the sites of a run to resume, with the nodes recorded in its folder."""
-    if resume is None or "sites" not in (facts := read_facts(resume)):
+    if resume is None or "sites" not in (facts := earlier_facts(resume)):
         return None
     nodes = {int(client): node for client, node in facts["nodes"].items()}
     return SiteRegistry(nodes, recorded_sites(resume, facts), facts["sites"]["numbered"])

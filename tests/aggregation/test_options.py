@@ -148,7 +148,7 @@ def test_availability_works_in_a_users_app() -> None:
 
 def test_the_first_round_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of eight nodes are connected when the first round begins."""
-    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
+    monkeypatch.setattr("fairflower.aggregation.messages.time.sleep", lambda seconds: None)
     connected = iter([[1, 2], [1, 2, 3, 4, 5]])
     late = SimpleNamespace(get_node_ids=lambda: next(connected, list(range(1, 9))))
     strategy = FedHEAL(min_available_nodes=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import ssl
 import stat
 import subprocess
@@ -208,6 +209,58 @@ def test_a_superexec_that_ended_before_the_run_started_is_reported(
     with pytest.raises(TrialError, match=r"The SuperExec ended with exit code 3:\nno secret"):
         trial._follow("1")
     assert messages == ["waiting"]
+
+
+ASKED = "INFO : Receiving: query message (ID: 7)\nINFO : Sent successfully\n"
+ASKED += "INFO : Receiving: train message (ID: 8)\nINFO : Received successfully\n"
+
+
+@pytest.mark.parametrize("starts", [1, 4, 5])
+def test_a_site_whose_processes_are_replaced_again_and_again_ends_the_trial_with_its_error(
+    starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = "import time, pathlib\nprint('log', flush=True)\n"
+    log += f"p = pathlib.Path({str(tmp_path / 'ended')!r})\nwhile not p.exists(): time.sleep(0.1)"
+    endless = tmp_path / "flwr"
+    endless.write_text(f"#!{sys.executable}\n{log}")
+    endless.chmod(0o755)
+    messages: list[str] = []
+
+    def say(line: str) -> None:
+        messages.append(line)
+        if line.startswith("Waiting for"):
+            (tmp_path / "ended").touch()  # the run
+
+    trial = LocalDeployment(tmp_path / "trial", [{}, {}], say)
+    for site in trial.sites:
+        site.log.parent.mkdir(exist_ok=True)
+        site.log.write_text(ASKED)
+    with trial.sites[1].log.open("a") as file:
+        file.write("INFO : Start `flwr-clientapp` process\n" * starts)
+        file.write("ERROR : Failed to push task output: 401 Unauthorized\n")
+    monkeypatch.setattr("fairflower.deploy.local.script", lambda name: str(endless))
+    monkeypatch.setattr("fairflower.deploy.local.SAY_EVERY", 0.1 if starts < 5 else 600)
+    monkeypatch.setattr(trial, "_answers", lambda: True)
+    done = {"runs": [{"status": "finished:completed"}]}
+    monkeypatch.setattr(trial, "flwr_json", lambda *arguments: done)
+    if starts > 4:
+        with pytest.raises(TrialError, match=r"site-1 has not answered a train message with 4 pro"):
+            trial._follow("1")
+        with pytest.raises(TrialError, match="401 Unauthorized"):
+            trial._follow("1")
+        return
+    assert trial._follow("1") == done["runs"][0]
+    line = f"Waiting for site-0 (train, 0 processes), site-1 (train, {starts} processes)"
+    assert set(messages) == {"log", line}
+
+
+def test_a_trial_that_is_interrupted_says_that_it_stops(tmp_path: Path, monkeypatch) -> None:
+    messages: list[str] = []
+    trial = LocalDeployment(tmp_path / "trial", [], messages.append)
+    monkeypatch.setattr(trial.superlink, "start", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), trial:
+        pass
+    assert messages[-1] == "Stopping the SuperLink and the sites, which takes some seconds"
 
 
 def test_a_number_of_sites_that_is_not_a_multiple_of_the_domains_is_refused(tmp_path: Path) -> None:

@@ -57,15 +57,39 @@ def test_workers_are_assigned_to_the_nodes_in_turn():
     assert assign_workers(FOUR, 0) == assign_workers([], 4) == []
 
 
-def test_a_startup_timeout_of_ray_is_reported_with_advice(monkeypatch):
-    reason = "The current node timed out during startup. This could happen because ..."
+START_PROBLEMS = {
+    "busy": ("less busy, give Ray more time", {}),
+    "long path": ("is too long for sockets. Set RAY_TMPDIR", {"RAY_TMPDIR": 0}),
+    "long TMPDIR": ("is too long for sockets. Set RAY_TMPDIR", {"TMPDIR": 0}),
+    "full": ("/tmp is full or not writable. Free space, or set RAY_TMPDIR", {}),
+    "files": ("A process may open only 200 files. Allow more (ulimit -n 1024)", {}),
+}
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("cause", START_PROBLEMS)
+def test_a_failing_start_of_ray_has_the_remedy_of_its_cause(cause: str, monkeypatch) -> None:
+    import resource
 
     def init(*_: Any, **__: Any) -> None:
-        raise Exception(reason)  # as Ray does
+        raise Exception("The current node timed out during startup")  # as Ray does
 
+    words, changed = START_PROBLEMS[cause]
+    for name in ("RAY_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name in changed:
+        monkeypatch.setenv(name, f"/scratch/{'x' * 60}")
+    free = 0 if cause == "full" else 2**40
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    files = 200 if cause == "files" else resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (files, files))
     monkeypatch.setattr(ray_cluster.prepare_ray(), "init", init)
-    with pytest.raises(EngineError, match=r"timed out during startup.*less busy.*inline"):
+    with pytest.raises(
+        EngineError, match=r"timed out during startup.*, or choose engine"
+    ) as failed:
         connect("", 1)
+    for problem, (text, _) in START_PROBLEMS.items():
+        assert (text in str(failed.value)) == (text == words), problem
 
 
 @pytest.mark.parametrize("address", ["local", "10.0.0.1", "http://10.0.0.1:6379", "10.0.0.1:x"])

@@ -75,7 +75,7 @@ def test_the_sharpness_command_prints_domains_and_writes_every_client(
         missing = call("sharpness", folder, expect=1)
     finally:
         (folder / "aside").rename(folder / "model.safetensors")
-    assert "no model.safetensors" in missing
+    assert "model.safetensors is missing" in missing
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_the_work(

@@ -574,7 +574,7 @@ def test_two_processes_cannot_write_to_the_same_run_folder(tmp_path):
     with pytest.raises(ConfigError, match="Another process is using"):
         resume(folder)
     held.finish("stopped")
-    with pytest.raises(ConfigError, match="shorter than at the time of the checkpoint"):
+    with pytest.raises(ConfigError, match="shorter than at the time of round-000001"):
         resume(folder)  # because the first process has reset the files to round 0
 
 

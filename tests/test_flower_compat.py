@@ -1,0 +1,197 @@
+"""Parts of Flower that are not public: one module imports them, and only their users need them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+from processes import environment
+from processes import run as run_command
+
+import fairflower
+from fairflower.engines.inline import InlineGrid
+from fairflower.flower_compat import (
+    MAIN_CONFIGS_RECORD,
+    MAIN_PARAMS_RECORD,
+    RECORD_KEY_CONFIGS,
+    is_deployed,
+    privacy_wrapper,
+)
+
+#: Flower's public modules; `flwr.simulation` is deprecated and may be missing.
+PUBLIC = {
+    "flwr",
+    "flwr.app",
+    "flwr.clientapp",
+    "flwr.clientapp.mod",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+}
+ROOT = Path(fairflower.__file__).parent
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of imported modules of Flower, and of what is imported from `flwr`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [alias.name for alias in node.names]
+            yield node.module
+            # A submodule may be imported like a name.
+            yield from (
+                f"{node.module}.{name}"
+                for name in names
+                if name.islower() and node.module == "flwr"
+            )
+            if node.module in PUBLIC - {"flwr"}:
+                exported = importlib.import_module(node.module).__all__
+                yield from (f"{node.module}.{name}" for name in names if name not in exported)
+
+
+def test_only_one_module_imports_what_is_not_public() -> None:
+    allowed = PUBLIC | {f"{name}.strategy" for name in ("flwr.serverapp",)}
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in ROOT.rglob("*.py")
+        for name in imports(ast.parse(path.read_text(encoding="utf-8")))
+        if name.split(".")[0] == "flwr" and name not in allowed
+    }
+    late = {("engines/launch.py", "flwr.simulation"), ("training/app.py", "flwr.clientapp.typing")}
+    assert {place for place, _ in found - late} == {"flower_compat.py"}
+
+
+#: Makes our imports of Flower's private modules fail. Flower's own modules still import them.
+HIDE = """
+import builtins, importlib, sys
+import flwr.app, flwr.clientapp, flwr.serverapp.strategy
+
+def hidden(name, caller):
+    private = [f"flwr.{part}" for part in
+        ("server", "common", "client", "compat", "supercore", "superlink")]
+    parts = [part for part in private if part.startswith("HIDDEN")]
+    return caller.startswith("fairflower") and f"{name}.".startswith(tuple(f"{p}." for p in parts))
+
+whole, whole_module = builtins.__import__, importlib.import_module
+
+def import_(name, globals=None, *rest, **options):
+    if hidden(name, (globals or {}).get("__name__") or ""):
+        raise ImportError(f"{name} is hidden")
+    return whole(name, globals, *rest, **options)
+
+def import_module(name, package=None):
+    if hidden(name, sys._getframe(1).f_globals["__name__"]):
+        raise ImportError(f"{name} is hidden")
+    return whole_module(name, package)
+
+builtins.__import__, importlib.import_module = import_, import_module
+"""
+
+
+#: What each part of Flower is needed for: a text that raises our error.
+USES = {
+    "flwr.server": (
+        "from fairflower.classic.strategy import LegacyStrategy as A; A(FedAvg())",
+        "has no flwr.server.strategy.Strategy, which is not public and which Flower's classic API",
+    ),
+    "flwr.client": (
+        "from fairflower.classic.client import NumPyTrainer as A; A(None, None)",
+        "has no flwr.client.NumPyClient, which is not public and which Flower's classic API needs",
+    ),
+    "flwr.common": (
+        "run({'secure-aggregation': True})",
+        "flwr.common.Parameters, which is not public and which Flower's classic API and secure",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [*USES, "flwr"])
+def test_only_what_needs_a_private_module_fails_without_it(hidden: str, tmp_path: Path) -> None:
+    # The task identity is Flower's own, without which no message can be made.
+    code = f"""{HIDE.replace("HIDDEN", hidden)}
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+from fairflower.strategies import FedAvg
+import fairflower as ff
+
+def run(settings):
+    return ff.run({{"engine": "inline", "output-dir": {str(tmp_path)!r}, "num-server-rounds": 1,
+        "data.clients-per-domain": 1, "data.examples-per-client": 20, "data.test-examples": 20,
+        "strategy.name": "fedavg"}} | settings)
+
+assert run({{}}).status == "completed"
+for use in {[use for part, (use, _) in USES.items() if part.startswith(hidden)]!r}:
+    try:
+        exec(use)
+    except Exception as error:
+        print("FAILED", error)
+"""
+    said = run_command([sys.executable, "-c", code], env=environment(tmp_path), cwd=tmp_path)
+    failed = " ".join(said.split())
+    assert failed.count("which is not public") >= failed.count("FAILED") > 0, failed
+    for part, (_, words) in USES.items():
+        assert hidden == "flwr" or (words in failed) == (part == hidden), failed
+
+
+def test_the_constants_of_the_protocol_are_flowers() -> None:
+    from flwr.common.secure_aggregation import secaggplus_constants
+    from flwr.server.workflow import constant
+
+    assert secaggplus_constants.RECORD_KEY_CONFIGS == RECORD_KEY_CONFIGS
+    assert constant.MAIN_CONFIGS_RECORD == MAIN_CONFIGS_RECORD
+    assert constant.MAIN_PARAMS_RECORD == MAIN_PARAMS_RECORD
+
+
+# --- recognized by more than a name --------------------------------------------------------------
+
+
+class OurPrivacy(flower.DifferentialPrivacyServerSideFixedClipping):
+    """A user's wrapper, whose name says nothing."""
+
+    def ask(self) -> str:
+        return privacy_wrapper()
+
+
+class DifferentialPrivacyDiary:
+    """A user's class with a misleading name."""
+
+    def ask(self) -> str:
+        return privacy_wrapper()
+
+
+def test_a_users_subclass_of_a_privacy_wrapper_is_recognized_and_a_similar_name_is_not() -> None:
+    assert OurPrivacy(flower.FedAvg(), 0.0, 1.0, 3).ask() == "OurPrivacy"
+    assert DifferentialPrivacyDiary().ask() == ""
+
+
+class HttpGrid(InlineGrid):
+    """Clients in this process, under the name of the grid of a deployment."""
+
+
+class Logged:
+    """A user's wrapper around the grid of a deployment."""
+
+    def __init__(self, grid: object) -> None:
+        self.grid = grid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+
+def test_deployments_are_recognized_whatever_their_grid_is_called() -> None:
+    from flwr.superlink.grid import HttpGrid as Flowers
+    from flwr.superlink.grid import InMemoryGrid
+
+    assert not is_deployed(HttpGrid(ClientApp(), 2))
+    deployed = object.__new__(Flowers)
+    assert is_deployed(deployed)
+    assert is_deployed(Logged(object()))  # type: ignore[arg-type]
+    assert not is_deployed(object.__new__(InMemoryGrid))
