@@ -29,11 +29,13 @@ from fairflower.aggregation.records import (
     check_round,
     client_id,
     decode_record,
+    is_finite,
     measured_arrays,
     norm,
     others_medians,
     scalar_metrics,
     stack_common_metrics,
+    with_zeros,
 )
 from fairflower.errors import ConfigError, Diverged, RoundFailed, escaped, logger, shorten_error
 from fairflower.registry.user_metrics import LARGEST
@@ -222,7 +224,13 @@ class ReplyParser:
             )
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
-        self.norm = norm(received)
+        #: Buffers with NaN or infinite values, as in a mask.
+        self.infinite = [name for name, array in received.items() if not is_finite(array)]
+        if wrong := [name for name in self.infinite if name in self.trained]:
+            raise ConfigError(
+                f"Parameter {wrong[0]!r} of the model holds NaN or infinite values. Initialize it."
+            )
+        self.norm = measured_arrays(received, received)[1]
         self.large_norms: list[str] = []  # very long vectors, with their clients, as text
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
@@ -317,12 +325,14 @@ class ReplyParser:
         if server_round == 1:
             self._warn_of_unread(ordered[0].content)
         metrics = stack_common_metrics([reply.metrics for reply in ordered])
+        models = [self.received, *(reply.arrays for reply in ordered)]
+        (received, *returned), self.unset = with_zeros(models, self.infinite)
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(parsed)),
             num_examples=metrics[self.strategy.weighted_by_key],
-            received=self.received,
-            returned=tuple(reply.arrays for reply in ordered),
+            received=received,
+            returned=tuple(returned),
             metrics=metrics,
             buffers=self.buffers,
             measured={

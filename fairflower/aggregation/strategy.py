@@ -39,6 +39,7 @@ from fairflower.aggregation.records import (
     check_type,
     decode_record,
     is_finite,
+    restored,
     stack_common_metrics,
 )
 from fairflower.aggregation.replies import ReplyFilter, ReplyParser
@@ -169,6 +170,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Raises ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that
         are not parameters, or if the strategy does not support the config (`read_config`).
         """
+        if self._sent is None:  # what cannot be merged is refused before any client trains
+            ReplyParser(self, decode_record(arrays), {})
         self._sent = arrays
         check_dp_compatible(self, arrays)
         self.read_config(config)
@@ -291,6 +294,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         note_merged(self.participation, cohort)
         contents = [parsed[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
+        merged = restored(merged, parser.received, parser.unset)
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
 
     def aggregate_evaluate(

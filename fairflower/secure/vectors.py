@@ -89,9 +89,17 @@ class MaskingInstructions:
 
 def scale_of(received: NDArray[Any]) -> float:
     """Return the number by which an array's updates are divided before they are masked."""
-    if received.dtype.kind != "f":
+    if received.dtype.kind in "iu":
         return INTEGERS
-    return max(1.0, float(np.abs(received).max(initial=0)))
+    return max(1.0, float(np.abs(received[np.isfinite(received)]).max(initial=0)))
+
+
+def _update(sent: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float64]:
+    """Return sent - before, computed exactly for integers; 0 where both are infinite or NaN."""
+    if before.dtype.kind != "f":
+        return np.asarray(sent.astype(object) - before, np.float64)
+    still = ~(np.isfinite(before) | np.isfinite(sent))
+    return np.where(still, 0, sent).astype(np.float64) - np.where(still, 0, before)
 
 
 def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) -> Vector:
@@ -110,7 +118,7 @@ def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) ->
                 f"the trained array {name!r} has shape {sent[name].shape}, the received array "
                 f"{before.shape}. Nothing was sent"
             )
-        update = sent[name].astype(np.float64) - before
+        update = _update(sent[name], before)
         largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
         if not largest <= CLIPPING * scale:  # also true for NaN
             # The server reads this text, so it must not contain the value.
@@ -266,13 +274,17 @@ class SumCohort(Cohort):
             step = self.total.means[name] * (factor if name in names else 1.0)
             if received.dtype.kind == "f":
                 values = received + step
-                if name.endswith("running_var"):
+                if name in self.buffers and name.endswith("running_var"):
                     values = np.maximum(values, 0)
-            else:  # rounded down, as without secure aggregation
-                # Above 0.5 the sum would be raised instead of rounded to the nearest number.
-                margin = min(0.5, 1e-6 + self.total.error * INTEGERS)
-                values = np.floor(received + step + margin)
-            moved[name] = np.asarray(values, received.dtype)
+                moved[name] = np.asarray(values, received.dtype)
+                continue
+            # Above 0.5 the sum would be raised instead of rounded to the nearest number.
+            margin = min(0.5, 1e-6 + self.total.error * scale_of(received))
+            if received.dtype.kind == "b":  # the majority's value, as in `merge_whole`
+                moved[name] = np.asarray(received ^ (np.abs(step) > 0.5 + margin))
+            else:  # rounded down, as in `merge_whole`; a sum of integers is exact above 2**53, too
+                whole = np.floor(step + margin).astype(np.int64)
+                moved[name] = np.asarray(received + whole.astype(received.dtype))
         return moved
 
 

@@ -10,22 +10,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.aggregation.noise import NoisySum
-from fairflower.config import DataConfig, ParticipationSpec, RunConfig
+from fairflower.aggregation.records import NotFinite
+from fairflower.config import DataConfig, ModelSpec, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
 from fairflower.data.people import check_comparable
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, UserError, failure_text
 from fairflower.flower_compat import is_deployed
-from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
+from fairflower.models import (
+    Classifier,
+    frozen_digest,
+    initial_local_arrays,
+    to_numpy,
+    trainable,
+)
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
-from fairflower.registry import RANDOM_WEIGHTS
+from fairflower.registry import MODELS, RANDOM_WEIGHTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
@@ -43,6 +51,8 @@ from fairflower.server.registration import (
     register_resumed_clients,
 )
 from fairflower.strategies import FairStrategy
+from fairflower.testing.models import made_up, rehearse
+from fairflower.training.build import build_model, build_trainer
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
+    _check_network(config, evaluator, strategy)
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
     _check_available(config, strategy, num_clients)
@@ -167,6 +178,43 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     setup = RunSetup(config, federation, registry, evaluator, strategy, examples)
     setup.enroll(registry.nodes)
     return setup
+
+
+def _check_network(
+    config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy
+) -> None:
+    """Raise ``ConfigError`` if a user's network fails in training on made-up examples."""
+    chosen, federation, client = (
+        ModelSpec.read(config.model.name),
+        evaluator.federation,
+        config.client,
+    )
+    if chosen.family or chosen.name in MODELS.data:
+        return
+    # Groups of people are not made up; they ask nothing else of a network.
+    needs = [name for name in strategy.needs if name != "received_group_counts"]
+    settings = replace(config.train, local_epochs=1, batch_size=min(config.train.batch_size, 4))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            trainer = build_trainer(
+                client,
+                build_model(config.model, client, federation, config.seed),
+                made_up(federation.shape, federation.num_classes),
+                settings,
+                client_id=0,
+                seed=config.seed,
+                device=evaluator.device,
+            )
+            rehearse(trainer, client.factory.make_exchanges(client.args), needs)
+    except (FloatingPointError, NotFinite):
+        pass  # the learning rate may be too large for made-up examples
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else failure_text(error)
+        raise ConfigError(
+            f"model.name = {config.model.name!r}: two rounds on made-up examples with client.name "
+            f"= {client.name!r} and strategy.name = {config.strategy.name!r} failed: {reason} "
+            "Correct the network, or choose others."
+        ) from error
 
 
 def _check_metric_names(config: RunConfig, federation: Federation) -> None:
@@ -314,6 +362,7 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         participation=ParticipationSpec.read(config.participation.policy).make(),
         availability=read_availability(config.participation.availability, config.seed),
     )
+    strategy._trained = trainable(evaluator.model).keys()
     if any(getattr(strategy, option) != value for option, value in minimums.items()):
         raise ConfigError(
             f"strategy.name = {config.strategy.name!r}: the constructor of "

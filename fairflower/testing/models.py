@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairflower.models import Classifier, copy_arrays, set_arrays, trainable
+from fairflower.aggregation.cohort import Cohort
+from fairflower.aggregation.records import check_arrays
+from fairflower.clients import ClientData, Trainer
+from fairflower.clients.fedproc import FedProc
+from fairflower.clients.moon import MOON
+from fairflower.config import TrainConfig
+from fairflower.data import Split
+from fairflower.models import Classifier, check_exchanged, copy_arrays, set_arrays, trainable
 from fairflower.registry import KINDS
 from fairflower.testing.failures import as_assertions
+from fairflower.training.measurements import train_and_measure
 
 _CLASSES, _BATCH = 3, 4
+
+#: Settings of `rehearse` for `check_model`.
+_SETTINGS = TrainConfig(local_epochs=1, batch_size=_BATCH, lr=0.01)
 
 
 def check_model(
@@ -94,6 +106,13 @@ def _check(
             "outside the state dict, or outside `exchanged_arrays`, must be the same for all seeds."
         )
 
+        single = tuple(model(x[:1]).shape)
+        assert single == (1, _CLASSES), f"{name}: logits of a single example have shape {single}."
+    check_exchanged(model, name)
+    for kind_ in (Trainer, MOON, FedProc):
+        trainer = kind_(make(0), made_up(shape, _CLASSES), _SETTINGS, client_id=0, seed=0)
+        rehearse(trainer, kind_.make_exchanges({}))
+
     model.train()
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     idle = [key for key, parameter in trainable(model).items() if parameter.grad is None]
@@ -101,3 +120,48 @@ def _check(
     assert not idle, (
         f"{name}: {', '.join(idle)} get no gradient. Freeze or remove these parameters."
     )
+
+
+def made_up(shape: tuple[int, ...], classes: int) -> ClientData:
+    """Return a client's examples for `rehearse`, drawn at random: two batches of `_BATCH`."""
+    draws, n, kind = np.random.default_rng(0), 2 * _BATCH, KINDS[len(shape)]
+    x: Any = draws.standard_normal((n, *shape), np.float32)
+    if kind == "images":
+        x = draws.integers(256, size=x.shape, dtype=np.uint8)
+    elif kind == "tokens":
+        x = draws.integers(shape[0], size=(n, shape[1]))
+    split, sides = Split(x, np.arange(n) % classes), 0 if kind == "tokens" else shape[0]
+    return ClientData(split, split, (0.0,) * sides, (1.0,) * sides, classes)
+
+
+def rehearse(trainer: Trainer, exchanges: Iterable[Any] = (), needs: Sequence[str] = ()) -> None:
+    """Train, measure and test in two rounds, in which a single client is merged.
+
+    ``needs`` are measurements, and ``exchanges`` those of the trainer's method. Raises what the
+    network or the client raises, and ``InvalidReply`` if the trained model is no longer finite.
+    """
+    exchanges = list(exchanges)
+    names = [*needs, *(name for exchange in exchanges for name in exchange.needs)]
+    for server_round in (1, 2):
+        config = {"server-round": server_round, "measure": ",".join(names)}
+        shared = {e.name: {**e.broadcast(server_round), **e.arrays_for(0)} for e in exchanges}
+        trainer.shared = {name: arrays for name, arrays in shared.items() if arrays}
+        trainer.load_local_arrays()
+        received = trainer.send()
+        numbers, arrays = train_and_measure(trainer, config)
+        merged = check_arrays(trainer.send(), received)
+        cohort = Cohort(
+            server_round,
+            (0,),
+            np.ones(1),
+            received,
+            (merged,),
+            {name: np.array([number]) for name, number in numbers.items()},
+            frozenset(received.keys() - trainable(trainer.model).keys()),
+            {name: (named,) for name, named in (arrays | trainer.returns).items()},
+        )
+        for exchange in exchanges:
+            exchange.collect(cohort)
+            merged = exchange.correct(cohort, merged)
+        trainer.receive(merged)
+        trainer.test()
