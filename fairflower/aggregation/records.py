@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
+from fairflower.errors import ConfigError
 from fairflower.numerics.group_fairness import COUNTS, GROUP_COUNTS, check_counts
 from fairflower.registry.user_metrics import LARGEST
 
@@ -61,6 +62,26 @@ def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tup
             square = squared_norm(np.where(finite, got, 0))
         total += square
     return {name: arrays[name] for name in received}, math.sqrt(total)
+
+
+def check_mergeable(received: Arrays, trained: Container[str]) -> list[str]:
+    """Return the names of buffers with NaN or infinite values, as in a mask.
+
+    Raises ``ConfigError`` for such values in an array that is ``trained``, and for arrays that do
+    not hold real numbers.
+    """
+    if odd := [name for name, a in received.items() if a.dtype.kind not in "fiub"]:
+        raise ConfigError(
+            f"Array {odd[0]!r} of the model has dtype {received[odd[0]].dtype}, but strategies "
+            "merge only real numbers. Send other numbers as real arrays (complex numbers as two)."
+        )
+    infinite = [name for name, array in received.items() if not is_finite(array)]
+    if wrong := [name for name in infinite if name in trained]:
+        raise ConfigError(
+            f"Array {wrong[0]!r} of the model holds NaN or infinite values. Initialize it or, if "
+            "it is not trained, add it to the strategy's buffers=[...]."
+        )
+    return infinite
 
 
 def with_zeros(models: list[Arrays], names: Iterable[str]) -> tuple[list[Arrays], Arrays]:

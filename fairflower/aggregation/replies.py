@@ -23,13 +23,13 @@ from fairflower.aggregation.records import (
     check_arrays,
     check_finite,
     check_group_counts,
+    check_mergeable,
     check_metric,
     check_non_negative,
     check_representation,
     check_round,
     client_id,
     decode_record,
-    is_finite,
     measured_arrays,
     norm,
     others_medians,
@@ -37,7 +37,7 @@ from fairflower.aggregation.records import (
     stack_common_metrics,
     with_zeros,
 )
-from fairflower.errors import ConfigError, Diverged, RoundFailed, escaped, logger, shorten_error
+from fairflower.errors import Diverged, RoundFailed, escaped, logger, shorten_error
 from fairflower.registry.user_metrics import LARGEST
 
 #: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
@@ -216,20 +216,9 @@ class ReplyParser:
 
     def __init__(self, strategy: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
         self.strategy, self.received, self.sizes = strategy, received, sizes
-        if odd := [name for name, a in received.items() if a.dtype.kind not in "fiub"]:
-            raise ConfigError(
-                f"Array {odd[0]!r} of the model has dtype {received[odd[0]].dtype}, but strategies "
-                "merge only real numbers. Send other numbers as real arrays (complex numbers as "
-                "two)."
-            )
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
-        #: Buffers with NaN or infinite values, as in a mask.
-        self.infinite = [name for name, array in received.items() if not is_finite(array)]
-        if wrong := [name for name in self.infinite if name in self.trained]:
-            raise ConfigError(
-                f"Parameter {wrong[0]!r} of the model holds NaN or infinite values. Initialize it."
-            )
+        self.infinite = check_mergeable(received, self.trained)
         self.norm = measured_arrays(received, received)[1]
         self.large_norms: list[str] = []  # very long vectors, with their clients, as text
 

@@ -170,8 +170,6 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Raises ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that
         are not parameters, or if the strategy does not support the config (`read_config`).
         """
-        if self._sent is None:  # what cannot be merged is refused before any client trains
-            ReplyParser(self, decode_record(arrays), {})
         self._sent = arrays
         check_dp_compatible(self, arrays)
         self.read_config(config)
@@ -287,14 +285,13 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
                 self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
             merged = _corrected(cohort, merged, self.exchanges, self.diagnostics)
-            _check_finite(type(self).__name__, merged, cohort)
+            merged = _finished(type(self).__name__, merged, cohort, parser)
             for observer in self.observers:
                 self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
         note_merged(self.participation, cohort)
         contents = [parsed[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
-        merged = restored(merged, parser.received, parser.unset)
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
 
     def aggregate_evaluate(
@@ -386,8 +383,11 @@ def _corrected(
     return merged
 
 
-def _check_finite(name: str, merged: Arrays, cohort: Cohort) -> None:
-    """Raise ``Diverged`` if the merged model has NaN or infinite values."""
+def _finished(name: str, merged: Arrays, cohort: Cohort, parser: ReplyParser) -> Arrays:
+    """Return the merged model with the infinite values of its buffers.
+
+    Raises ``Diverged`` if other values are NaN or infinite.
+    """
     lost = next((key for key, array in merged.items() if not is_finite(array)), None)
     if lost is not None:
         squares = cohort.squared_norms()
@@ -398,3 +398,4 @@ def _check_finite(name: str, merged: Arrays, cohort: Cohort) -> None:
             f"{np.sqrt(squares[k]):.3g}, is that of client {cohort.client_ids[k]}. Exclude this "
             "client, or bound updates with clip-update-norm or clip-update-median, and resume."
         )
+    return restored(merged, parser.received, parser.unset)

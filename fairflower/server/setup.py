@@ -10,19 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.aggregation.noise import NoisySum
-from fairflower.aggregation.records import NotFinite
 from fairflower.config import DataConfig, ModelSpec, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
 from fairflower.data.people import check_comparable
-from fairflower.errors import ConfigError, UserError, failure_text
+from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed
 from fairflower.models import (
     Classifier,
@@ -184,36 +182,30 @@ def _check_network(
     config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy
 ) -> None:
     """Raise ``ConfigError`` if a user's network fails in training on made-up examples."""
-    chosen, federation, client = (
-        ModelSpec.read(config.model.name),
-        evaluator.federation,
-        config.client,
-    )
+    chosen, client, shape = ModelSpec.read(config.model.name), config.client, evaluator.federation
     if chosen.family or chosen.name in MODELS.data:
         return
+    model = build_model(config.model, client, shape, config.seed)
+    settings = replace(config.train, local_epochs=1, batch_size=min(config.train.batch_size, 4))
+    made = model, made_up(shape.shape, shape.num_classes), settings
+    options: dict[str, Any] = {"seed": config.seed, "device": evaluator.device}
     # Groups of people are not made up; they ask nothing else of a network.
     needs = [name for name in strategy.needs if name != "received_group_counts"]
-    settings = replace(config.train, local_epochs=1, batch_size=min(config.train.batch_size, 4))
     try:
-        with torch.random.fork_rng(devices=[]):
-            trainer = build_trainer(
-                client,
-                build_model(config.model, client, federation, config.seed),
-                made_up(federation.shape, federation.num_classes),
-                settings,
-                client_id=0,
-                seed=config.seed,
-                device=evaluator.device,
-            )
-            rehearse(trainer, client.factory.make_exchanges(client.args), needs)
-    except (FloatingPointError, NotFinite):
+        rehearse(
+            lambda k: build_trainer(client, *made, client_id=k, **options),
+            client.factory.make_exchanges(client.args),
+            needs,
+        )
+    except (FloatingPointError, Diverged):
         pass  # the learning rate may be too large for made-up examples
     except Exception as error:
-        reason = str(error) if isinstance(error, UserError) else failure_text(error)
+        known = isinstance(error, UserError)
         raise ConfigError(
-            f"model.name = {config.model.name!r}: two rounds on made-up examples with client.name "
-            f"= {client.name!r} and strategy.name = {config.strategy.name!r} failed: {reason} "
-            "Correct the network, or choose others."
+            f"model.name = {config.model.name!r} failed on made-up examples with client.name = "
+            f"{client.name!r} and strategy.name = {config.strategy.name!r}: "
+            f"{error if known else failure_text(error.__cause__ or error)} Correct the network, or "
+            "choose another client or strategy."
         ) from error
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,22 +12,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.records import check_arrays
 from fairflower.clients import ClientData, Trainer
 from fairflower.clients.fedproc import FedProc
 from fairflower.clients.moon import MOON
-from fairflower.config import TrainConfig
 from fairflower.data import Split
 from fairflower.models import Classifier, check_exchanged, copy_arrays, set_arrays, trainable
 from fairflower.registry import KINDS
+from fairflower.strategies import Uniform
 from fairflower.testing.failures import as_assertions
-from fairflower.training.measurements import train_and_measure
+from fairflower.testing.federations import SETTINGS, run_toy_rounds
 
 _CLASSES, _BATCH = 3, 4
-
-#: Settings of `rehearse` for `check_model`.
-_SETTINGS = TrainConfig(local_epochs=1, batch_size=_BATCH, lr=0.01)
 
 
 def check_model(
@@ -109,9 +106,10 @@ def _check(
         single = tuple(model(x[:1]).shape)
         assert single == (1, _CLASSES), f"{name}: logits of a single example have shape {single}."
     check_exchanged(model, name)
-    for kind_ in (Trainer, MOON, FedProc):
-        trainer = kind_(make(0), made_up(shape, _CLASSES), _SETTINGS, client_id=0, seed=0)
-        rehearse(trainer, kind_.make_exchanges({}))
+    examples, settings = made_up(shape, _CLASSES), replace(SETTINGS, batch_size=_BATCH)
+    for method in (Trainer, MOON, FedProc):
+        train = partial(method, make(0), examples, settings, seed=0)
+        rehearse(lambda k, train=train: train(client_id=k), method.make_exchanges({}))  # type: ignore[misc]
 
     model.train()
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -124,44 +122,26 @@ def _check(
 
 def made_up(shape: tuple[int, ...], classes: int) -> ClientData:
     """Return a client's examples for `rehearse`, drawn at random: two batches of `_BATCH`."""
-    draws, n, kind = np.random.default_rng(0), 2 * _BATCH, KINDS[len(shape)]
+    draws, n, sides = np.random.default_rng(0), 2 * _BATCH, shape[0]
     x: Any = draws.standard_normal((n, *shape), np.float32)
-    if kind == "images":
+    if KINDS[len(shape)] == "images":
         x = draws.integers(256, size=x.shape, dtype=np.uint8)
-    elif kind == "tokens":
-        x = draws.integers(shape[0], size=(n, shape[1]))
-    split, sides = Split(x, np.arange(n) % classes), 0 if kind == "tokens" else shape[0]
+    elif KINDS[len(shape)] == "tokens":
+        x, sides = draws.integers(shape[0], size=(n, shape[1])), 0
+    split = Split(x, np.arange(n) % classes)
     return ClientData(split, split, (0.0,) * sides, (1.0,) * sides, classes)
 
 
-def rehearse(trainer: Trainer, exchanges: Iterable[Any] = (), needs: Sequence[str] = ()) -> None:
-    """Train, measure and test in two rounds, in which a single client is merged.
+def rehearse(
+    make: Callable[[int], Trainer], exchanges: Sequence[Any] = (), needs: Sequence[str] = ()
+) -> None:
+    """Train and test two clients for two rounds; raise what the network or its trainer raises.
 
-    ``needs`` are measurements, and ``exchanges`` those of the trainer's method. Raises what the
-    network or the client raises, and ``InvalidReply`` if the trained model is no longer finite.
+    ``needs`` are measurements, and ``exchanges`` those of the trainer's method.
     """
-    exchanges = list(exchanges)
-    names = [*needs, *(name for exchange in exchanges for name in exchange.needs)]
-    for server_round in (1, 2):
-        config = {"server-round": server_round, "measure": ",".join(names)}
-        shared = {e.name: {**e.broadcast(server_round), **e.arrays_for(0)} for e in exchanges}
-        trainer.shared = {name: arrays for name, arrays in shared.items() if arrays}
-        trainer.load_local_arrays()
-        received = trainer.send()
-        numbers, arrays = train_and_measure(trainer, config)
-        merged = check_arrays(trainer.send(), received)
-        cohort = Cohort(
-            server_round,
-            (0,),
-            np.ones(1),
-            received,
-            (merged,),
-            {name: np.array([number]) for name, number in numbers.items()},
-            frozenset(received.keys() - trainable(trainer.model).keys()),
-            {name: (named,) for name, named in (arrays | trainer.returns).items()},
-        )
-        for exchange in exchanges:
-            exchange.collect(cohort)
-            merged = exchange.correct(cohort, merged)
-        trainer.receive(merged)
-        trainer.test()
+    trainer = make(0)
+    trained = trainable(trainer.model).keys()
+    strategy = Uniform(exchanges=exchanges, buffers=trainer.send().keys() - trained)
+    strategy.needs, strategy._trained = tuple(needs), trained
+    run_toy_rounds(strategy, make, clients=2, rounds=2)
+    make(0).test()
