@@ -151,8 +151,7 @@ def frozen_digest(model: nn.Module) -> str:
 def make_dense(model: nn.Module) -> None:
     """Give every element of expanded parameters and buffers memory of its own.
 
-    Otherwise a received array would be reduced to its last element, and PyTorch's fused optimizers
-    would write outside of the memory.
+    PyTorch's fused optimizers would write outside of the memory that the elements share.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):

@@ -124,11 +124,6 @@ class Run(AccuracyHistory):
     #: The content of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def positive_class(self) -> str:
-        """Name of class 1, the positive class of group fairness."""
-        return str((self.info.get("classes") or [*"01"])[1])
-
     @cached_property
     def clusters(self) -> ClusterHistory | None:
         """The clusters of clients that the strategy recorded; None if it recorded none."""

@@ -22,13 +22,7 @@ from fairflower.data.cache import make_data_set
 from fairflower.data.people import check_comparable
 from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed
-from fairflower.models import (
-    Classifier,
-    frozen_digest,
-    initial_local_arrays,
-    to_numpy,
-    trainable,
-)
+from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry import MODELS, RANDOM_WEIGHTS
@@ -182,30 +176,33 @@ def _check_network(
     config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy
 ) -> None:
     """Raise ``ConfigError`` if a user's network fails in training on made-up examples."""
-    chosen, client, shape = ModelSpec.read(config.model.name), config.client, evaluator.federation
+    chosen, client, federation = (
+        ModelSpec.read(config.model.name),
+        config.client,
+        evaluator.federation,
+    )
     if chosen.family or chosen.name in MODELS.data:
         return
-    model = build_model(config.model, client, shape, config.seed)
+    model = build_model(config.model, client, federation, config.seed)
+    data = made_up(federation.shape, federation.num_classes)
     settings = replace(config.train, local_epochs=1, batch_size=min(config.train.batch_size, 4))
-    made = model, made_up(shape.shape, shape.num_classes), settings
     options: dict[str, Any] = {"seed": config.seed, "device": evaluator.device}
     # Groups of people are not made up; they ask nothing else of a network.
     needs = [name for name in strategy.needs if name != "received_group_counts"]
     try:
         rehearse(
-            lambda k: build_trainer(client, *made, client_id=k, **options),
+            lambda k: build_trainer(client, model, data, settings, client_id=k, **options),
             client.factory.make_exchanges(client.args),
             needs,
         )
     except (FloatingPointError, Diverged):
         pass  # the learning rate may be too large for made-up examples
     except Exception as error:
-        known = isinstance(error, UserError)
+        reason = error if isinstance(error, UserError) else failure_text(error.__cause__ or error)
         raise ConfigError(
             f"model.name = {config.model.name!r} failed on made-up examples with client.name = "
-            f"{client.name!r} and strategy.name = {config.strategy.name!r}: "
-            f"{error if known else failure_text(error.__cause__ or error)} Correct the network, or "
-            "choose another client or strategy."
+            f"{client.name!r} and strategy.name = {config.strategy.name!r}: {reason} Correct the "
+            "network, or choose another client or strategy."
         ) from error
 
 
@@ -354,7 +351,7 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         participation=ParticipationSpec.read(config.participation.policy).make(),
         availability=read_availability(config.participation.availability, config.seed),
     )
-    strategy._trained = trainable(evaluator.model).keys()
+    strategy._trained = evaluator.arrays().keys() - evaluator.buffers
     if any(getattr(strategy, option) != value for option, value in minimums.items()):
         raise ConfigError(
             f"strategy.name = {config.strategy.name!r}: the constructor of "

@@ -242,7 +242,7 @@ class FailsAtNine(Dense):
 
 def test_an_error_in_the_servers_test_is_the_users_with_the_batchs_shape(tmp_path: Path) -> None:
     message = (
-        r"FailsAtNine': the server's test of a batch of shape \(9, 1, 8, 8\).*IndexError: nine"
+        r"FailsAtNine': the server's test of a batch of shape \(9, 3, 16, 16\).*IndexError: nine"
     )
     with pytest.raises(ConfigError, match=message):
         trained(tmp_path, "FailsAtNine", **{"evaluate.batch-size": 9})
