@@ -337,7 +337,7 @@ def merge_whole(
         whole = int(sum(shares) * unit)
         parts = zip(shares, returned, strict=True)
         # In Python's integers: no double holds every whole number above 2**53.
-        mass = sum(int(share * unit) * array[differ].astype(object) for share, array in parts)
+        mass: Any = sum(int(s * unit) * array[differ].astype(object) for s, array in parts)
         if received.dtype.kind == "b":
             tied = (abs(2 * mass - whole) * 10**6 <= whole).astype(bool)
             merged[differ] = np.where(tied, received[differ], (2 * mass > whole).astype(bool))
