@@ -101,11 +101,6 @@ def with_zeros(models: list[Arrays], names: Iterable[str]) -> tuple[list[Arrays]
     return models, unset
 
 
-def restored(merged: Arrays, received: Arrays, unset: Arrays) -> Arrays:
-    """Return a merged model with the received values that `with_zeros` replaced."""
-    return merged | {n: np.where(mask, received[n], merged[n]) for n, mask in unset.items()}
-
-
 def check_names(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> None:
     """Raise ``InvalidReply`` unless the arrays have the names of the received model's."""
     missing = [name for name in received if name not in arrays]

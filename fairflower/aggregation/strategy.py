@@ -39,7 +39,6 @@ from fairflower.aggregation.records import (
     check_type,
     decode_record,
     is_finite,
-    restored,
     stack_common_metrics,
 )
 from fairflower.aggregation.replies import ReplyFilter, ReplyParser
@@ -398,4 +397,5 @@ def _finished(name: str, merged: Arrays, cohort: Cohort, parser: ReplyParser) ->
             f"{np.sqrt(squares[k]):.3g}, is that of client {cohort.client_ids[k]}. Exclude this "
             "client, or bound updates with clip-update-norm or clip-update-median, and resume."
         )
-    return restored(merged, parser.received, parser.unset)
+    unset, received = parser.unset, parser.received
+    return merged | {n: np.where(unset[n], received[n], merged[n]) for n in unset}

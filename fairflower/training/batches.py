@@ -273,13 +273,7 @@ def batch_sizes(n: int, batch_size: int) -> list[int]:
     >>> batch_sizes(10, 4), batch_sizes(9, 4), batch_sizes(1, 4), batch_sizes(3, 1)
     ([4, 4, 2], [4, 5], [1], [1, 1, 1])
     """
-    full, rest = divmod(n, batch_size)
-    sizes = [batch_size] * full
-    if rest == 1 and full:
-        sizes[-1] += 1
-    elif rest:
-        sizes.append(rest)
-    return sizes
+    return [rows.stop - rows.start for rows in eval_slices(n, batch_size, single=False)]
 
 
 def eval_slices(n: int, batch_size: int, single: bool = True) -> list[slice]:
