@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -195,9 +196,8 @@ class Cohort:
         Returns
         -------
         dict of name -> ndarray
-            Same names, shapes and dtypes as ``received``. Integer buffers (step
-            counters) become the weighted mean rounded down, as in the papers'
-            released code.
+            Same names, shapes and dtypes as ``received``. For integers, such as step counters,
+            and booleans see `merge_whole`.
 
         Raises
         ------
@@ -270,10 +270,8 @@ class Cohort:
             if received.dtype.kind == "f":
                 merged[name] = np.array(received, order="C")
             else:
-                values = np.stack([arrays[name] for arrays in self.returned])
-                mean = np.tensordot(weights, values.astype(np.float64), axes=1)
-                # 1e-6 keeps the mean of equal counters from being rounded down below them.
-                merged[name] = np.asarray(np.floor(mean + 1e-6), received.dtype)
+                returned = [arrays[name] for arrays in self.returned]
+                merged[name] = merge_whole(received, returned, weights)
         return merged
 
     def _add(
@@ -318,6 +316,34 @@ class Cohort:
                 np.maximum(mass, heaviest / dtype.type(self.max_weight), out=mass)
             np.divide(step, mass, out=step, where=mass > 0)
         return step
+
+
+def merge_whole(
+    received: NDArray[Any], returned: Sequence[NDArray[Any]], weights: NDArray[np.float64]
+) -> NDArray[Any]:
+    """Return the exact weighted mean of integers, rounded down; of booleans, the majority's value.
+
+    Where all clients agree, their value is kept. A mean up to 1e-6 below a whole number counts as
+    this number, because weights are rounded; a tie of booleans, up to 1e-6, keeps the received one.
+
+    >>> merge_whole(np.array([0]), [np.array([2**61 - 1]), np.array([2])], np.array([0.5, 0.5]))
+    array([1152921504606846976])
+    """
+    merged = np.array(returned[0], order="C")
+    differ = np.any([array != merged for array in returned], axis=0)
+    if differ.any():
+        shares = [Fraction(weight) for weight in weights.tolist()]
+        unit = max(share.denominator for share in shares)  # all are powers of two
+        whole = int(sum(shares) * unit)
+        parts = zip(shares, returned, strict=True)
+        # In Python's integers: no double holds every whole number above 2**53.
+        mass: Any = sum(int(s * unit) * array[differ].astype(object) for s, array in parts)
+        if received.dtype.kind == "b":
+            tied = (abs(2 * mass - whole) * 10**6 <= whole).astype(bool)
+            merged[differ] = np.where(tied, received[differ], (2 * mass > whole).astype(bool))
+        else:
+            merged[differ] = (mass * 10**6 + whole) // (whole * 10**6)
+    return merged
 
 
 def partial_squared_sums(values: Floats) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -87,6 +87,8 @@ class StrategyHooks:
     exchanges: tuple[Exchange, ...]
     #: Names of arrays that are not trained; None derives them from names and dtypes.
     buffers: frozenset[str] | None
+    #: Names of arrays that are known to be trained, although they may be named like buffers.
+    _trained: Collection[str] = frozenset()
     weighted_by_key: str
     arrayrecord_key: str
 
@@ -156,4 +158,5 @@ class StrategyHooks:
                 f"buffers: the model has no array {unknown[0]!r}; its arrays are "
                 f"{', '.join(list(model)[:5])}, ..."
             )
-        return given.union(name for name, array in model.items() if is_buffer(name, array))
+        guessed = {name for name, array in model.items() if is_buffer(name, array)}
+        return given | guessed.difference(self._trained)

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.participation import Draw
-from fairflower.aggregation.records import decode_record
+from fairflower.aggregation.records import check_mergeable, decode_record
 from fairflower.arrays import record_of
 from fairflower.errors import RoundFailed, logger
 from fairflower.flower_compat import copied, privacy_wrapper
@@ -108,7 +108,13 @@ def add_client_arrays(message: Message, exchanges: Iterable[Exchange], client: i
 
 
 def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
-    """Raise ``ValueError`` if Flower's differential privacy would clip more than parameters."""
+    """Raise ``ValueError`` if Flower's differential privacy would clip more than parameters.
+
+    Raises ``ConfigError``, before any client trains, for a model that cannot be merged.
+    """
+    arrays = decode_record(model)
+    buffers = sorted(strategy.buffers_of(arrays))
+    check_mergeable(arrays, arrays.keys() - buffers)
     if not (wrapper := privacy_wrapper()):
         return
     beside = [name for name in strategy.measurements if name in strategy.ARRAY_MEASUREMENTS]
@@ -119,7 +125,7 @@ def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
             f"{type(strategy).__name__} also send {' and '.join(beside)}. Choose a strategy whose "
             "clients send only a model and numbers."
         )
-    if buffers := sorted(strategy.buffers_of(decode_record(model))):
+    if buffers:
         raise ValueError(
             f"{wrapper} would clip {buffers[0]} like a parameter and add noise to it. Use a "
             "model without BatchNorm statistics, for example with GroupNorm."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
+from fairflower.errors import ConfigError
 from fairflower.numerics.group_fairness import COUNTS, GROUP_COUNTS, check_counts
 from fairflower.registry.user_metrics import LARGEST
 
@@ -44,17 +45,60 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> Arrays
 
 
 def measured_arrays(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> tuple[Arrays, float]:
-    """Return the arrays as `check_arrays` does, and the norm of the floating-point arrays."""
+    """Return the arrays as `check_arrays` does, and the norm of their finite numbers.
+
+    NaN and infinite values are allowed where the received array has them, as in a mask.
+    """
     check_names(arrays, received)
     total = 0.0
     for name, expected in received.items():
         got = arrays[name]
         check_type(name, got, expected)
-        total += squared_norm(got)
-        # Squares of finite values may overflow, so the values are checked before an error.
-        if not (math.isfinite(total) or np.isfinite(got).all()):
-            raise NotFinite(f"array {name!r} holds NaN or infinite values")
+        square = squared_norm(got)
+        if not math.isfinite(square):  # squares of finite values may overflow
+            finite = np.isfinite(got)
+            if (np.isfinite(expected) & ~finite).any():
+                raise NotFinite(f"array {name!r} holds NaN or infinite values")
+            square = squared_norm(np.where(finite, got, 0))
+        total += square
     return {name: arrays[name] for name in received}, math.sqrt(total)
+
+
+def check_mergeable(received: Arrays, trained: Container[str]) -> list[str]:
+    """Return the names of buffers with NaN or infinite values, as in a mask.
+
+    Raises ``ConfigError`` for such values in an array that is ``trained``, and for arrays that do
+    not hold real numbers.
+    """
+    if odd := [name for name, a in received.items() if a.dtype.kind not in "fiub"]:
+        raise ConfigError(
+            f"Array {odd[0]!r} of the model has dtype {received[odd[0]].dtype}, but strategies "
+            "merge only real numbers. Send other numbers as real arrays (complex numbers as two)."
+        )
+    infinite = [name for name, array in received.items() if not is_finite(array)]
+    if wrong := [name for name in infinite if name in trained]:
+        raise ConfigError(
+            f"Array {wrong[0]!r} of the model holds NaN or infinite values. Initialize it or, if "
+            "it is not trained, add it to the strategy's buffers=[...]."
+        )
+    return infinite
+
+
+def with_zeros(models: list[Arrays], names: Iterable[str]) -> tuple[list[Arrays], Arrays]:
+    """Return the received model and the clients' models without NaN and infinite values.
+
+    In the arrays ``names`` these values become 0, so that no update is NaN. Also returned are masks
+    of the values that stay as received, because not every client has set a finite value.
+    """
+    unset: Arrays = {}
+    for name in names:
+        finite, *others = (np.isfinite(model[name]) for model in models)
+        unset[name] = ~finite & ~np.all(others, axis=0)
+        zeros = [~finite, *[unset[name]] * len(others)]
+        models = [
+            m | {name: np.where(zero, 0, m[name])} for m, zero in zip(models, zeros, strict=True)
+        ]
+    return models, unset
 
 
 def check_names(arrays: Mapping[str, NDArray[Any]], received: Arrays) -> None:
@@ -82,7 +126,7 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     h = arrays["h"]
     if h.ndim != 1 or h.size == 0 or not is_real(h):
         raise InvalidReply(f"expected 'h' to be a vector of real numbers, got {h.dtype} {h.shape}")
-    return check_arrays(arrays, {"h": h})
+    return check_arrays(arrays, {"h": np.zeros_like(h)})
 
 
 def check_non_negative(arrays: Arrays) -> None:

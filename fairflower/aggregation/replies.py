@@ -23,6 +23,7 @@ from fairflower.aggregation.records import (
     check_arrays,
     check_finite,
     check_group_counts,
+    check_mergeable,
     check_metric,
     check_non_negative,
     check_representation,
@@ -34,8 +35,9 @@ from fairflower.aggregation.records import (
     others_medians,
     scalar_metrics,
     stack_common_metrics,
+    with_zeros,
 )
-from fairflower.errors import ConfigError, Diverged, RoundFailed, escaped, logger, shorten_error
+from fairflower.errors import Diverged, RoundFailed, escaped, logger, shorten_error
 from fairflower.registry.user_metrics import LARGEST
 
 #: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
@@ -214,15 +216,10 @@ class ReplyParser:
 
     def __init__(self, strategy: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
         self.strategy, self.received, self.sizes = strategy, received, sizes
-        if odd := [name for name, a in received.items() if a.dtype.kind not in "fiub"]:
-            raise ConfigError(
-                f"Array {odd[0]!r} of the model has dtype {received[odd[0]].dtype}, but strategies "
-                "merge only real numbers. Send other numbers as real arrays (complex numbers as "
-                "two)."
-            )
         self.buffers = strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
-        self.norm = norm(received)
+        self.infinite = check_mergeable(received, self.trained)
+        self.norm = measured_arrays(received, received)[1]
         self.large_norms: list[str] = []  # very long vectors, with their clients, as text
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
@@ -317,12 +314,14 @@ class ReplyParser:
         if server_round == 1:
             self._warn_of_unread(ordered[0].content)
         metrics = stack_common_metrics([reply.metrics for reply in ordered])
+        models = [self.received, *(reply.arrays for reply in ordered)]
+        (received, *returned), self.unset = with_zeros(models, self.infinite)
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(parsed)),
             num_examples=metrics[self.strategy.weighted_by_key],
-            received=self.received,
-            returned=tuple(reply.arrays for reply in ordered),
+            received=received,
+            returned=tuple(returned),
             metrics=metrics,
             buffers=self.buffers,
             measured={

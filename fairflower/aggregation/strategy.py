@@ -284,7 +284,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
                 self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
             merged = _corrected(cohort, merged, self.exchanges, self.diagnostics)
-            _check_finite(type(self).__name__, merged, cohort)
+            merged = _finished(type(self).__name__, merged, cohort, parser)
             for observer in self.observers:
                 self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
@@ -382,8 +382,11 @@ def _corrected(
     return merged
 
 
-def _check_finite(name: str, merged: Arrays, cohort: Cohort) -> None:
-    """Raise ``Diverged`` if the merged model has NaN or infinite values."""
+def _finished(name: str, merged: Arrays, cohort: Cohort, parser: ReplyParser) -> Arrays:
+    """Return the merged model with the infinite values of its buffers.
+
+    Raises ``Diverged`` if other values are NaN or infinite.
+    """
     lost = next((key for key, array in merged.items() if not is_finite(array)), None)
     if lost is not None:
         squares = cohort.squared_norms()
@@ -394,3 +397,5 @@ def _check_finite(name: str, merged: Arrays, cohort: Cohort) -> None:
             f"{np.sqrt(squares[k]):.3g}, is that of client {cohort.client_ids[k]}. Exclude this "
             "client, or bound updates with clip-update-norm or clip-update-median, and resume."
         )
+    unset, received = parser.unset, parser.received
+    return merged | {n: np.where(unset[n], received[n], merged[n]) for n in unset}

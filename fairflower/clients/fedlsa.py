@@ -76,5 +76,5 @@ class FedLSA(FeatureTrainer):
         loss = self.criterion(logits, y)
         if self.anchors is None:
             return loss
-        similarity = F.normalize(z) @ self.anchors.T / self.tau
+        similarity = F.normalize(z) @ self.anchors.T.to(z.dtype) / self.tau
         return loss + self.lambda_ * F.cross_entropy(similarity, y)

@@ -70,7 +70,7 @@ class FedProc(PrototypeTrainer):
         z, logits = self.outputs(x)
         if self.prototypes is None:
             return self.criterion(logits, y)
-        similarity = (z @ self.directions.T).masked_fill(~self.known, float("-inf"))
+        similarity = (z @ self.directions.T.to(z.dtype)).masked_fill(~self.known, float("-inf"))
         labels = torch.where(self.known[y], y, -100)  # cross_entropy ignores -100
         contrast = F.cross_entropy(similarity, labels, reduction="sum")
         return self.a * contrast / len(y) + (1 - self.a) * self.criterion(logits, y)

@@ -75,7 +75,11 @@ class DomainImageFolder(ClassFolders):
 
     @cached_property
     def _single(self) -> bool:
-        return any(files_in(folder)[0] for folder in folders_in(self.folder))
+        """Whether most images are in ``<class>/<image>``; the others are then misplaced."""
+        folders = folders_in(self.folder)
+        flat = sum(len(files_in(folder)[0]) for folder in folders)
+        deep = (files_in(inner)[0] for folder in folders for inner in folders_in(folder) if flat)
+        return flat > sum(map(len, deep))
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the domains' folders, sorted."""
@@ -90,6 +94,13 @@ class DomainImageFolder(ClassFolders):
         return self.folder if self._single else self.folder / domain
 
     def _from_files(self, folder: Path) -> Domain:
+        if folder == self.place(self.domains[0]) and (stray := files_in(self.folder)[0]):
+            logger.warning("%s is not in the folder of a class and is skipped.", stray[0])
+        if not self._single and (stray := files_in(folder)[0]):
+            raise DataError(
+                f"{stray[0]} is not in the folder of a class: {self.folder} must contain "
+                "<domain>/<class>/<image>. Move it to one, or remove it."
+            )
         for class_folder in folders_in(folder):
             for path in (p for below in folders_in(class_folder) for p in below.rglob("*")):
                 if path.suffix.lower() in EXTENSIONS:

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import sys
+import unicodedata
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,8 +36,12 @@ from fairflower.data.people import GroupsOfFiles
 from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
 
-#: Words and punctuation marks.
-_WORD = re.compile(r"\w+|[^\w\s]")
+#: Ranges of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, kana, Chinese.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_UNSPACED += "\U00020000-\U0003ffff"
+
+#: Words, characters of these scripts, and punctuation marks.
+_WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)+|[^\w\s]")
 
 #: Number of token ids of the built-in tokenizer.
 HASH_VOCABULARY = 4096
@@ -51,11 +56,12 @@ class TextSet(TokenSet):
     Parameters
     ----------
     tokenizer
-        ``hash`` (default) maps each word or punctuation mark to an id from 1 to 4095, by the CRC-32
-        of its lower-case form. No vocabulary has to be collected from clients, but words may share
-        an id. Any other value is a folder with a tokenizer from transformers, or its name on the
-        Hugging Face Hub, for example that of the network ``hf:NAME``. It needs a padding token.
-        Nothing is downloaded.
+        ``hash`` (default) maps each word or punctuation mark, and each character of scripts without
+        spaces such as Chinese and Japanese, to an id from 1 to 4095, by the CRC-32 of its composed
+        lower-case form. No vocabulary has to be collected from clients, but words may share an id.
+        Any other value is a folder with a tokenizer from transformers, or its name on the Hugging
+        Face Hub, for example that of the network ``hf:NAME``. It needs a padding token. Nothing is
+        downloaded.
     length
         Number of tokens per text. Longer texts are truncated, and shorter texts are padded with
         zeros. Default 64.
@@ -109,12 +115,12 @@ class _Encoder:
 
 
 def hash_tokens(text: str) -> list[int]:
-    """Return an id from 1 to 4095 for each word or punctuation mark of a text.
+    """Return an id from 1 to 4095 for each word, character or punctuation mark of a text.
 
     >>> hash_tokens("Good, good!") == hash_tokens("good , GOOD !")
     True
     """
-    words = _WORD.findall(text.lower())
+    words = _WORD.findall(unicodedata.normalize("NFC", text.lower()))
     return [1 + zlib.crc32(word.encode()) % (HASH_VOCABULARY - 1) for word in words]
 
 

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fairflower.errors import GpuMemoryError
-from fairflower.flower_compat import copied, set_message_id, set_task_identity
+from fairflower.flower_compat import copied, ensure_task_identity, set_message_id
 from fairflower.training.gpus import out_of_memory
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -59,7 +59,7 @@ class InlineGrid(Grid):
         *,
         raise_errors: bool = False,
     ) -> None:
-        set_task_identity(RUN_ID, SERVER_NODE)
+        ensure_task_identity()
         self.client_app = client_app
         self.raise_errors = raise_errors
         self.contexts = {

@@ -40,7 +40,8 @@ class PersonalArrays(Exchange):
         return self.arrays.get(client_id, {})
 
     def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
-        return check_arrays(arrays, arrays if self.initial is None else self.initial)
+        zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
+        return check_arrays(arrays, zeros if self.initial is None else self.initial)
 
     def collect(self, cohort: Cohort) -> None:
         for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
 
@@ -53,6 +54,10 @@ class Classifier(nn.Module):
     #: Whether ``features`` begins with a frozen stage, ``first_stage``. The output of this stage
     #: for an image never changes, so it can be cached (`cache_first_stage`).
     two_stages: ClassVar[bool] = False
+
+    #: Whether a single example can be tested; `build` sets this for a user's network. If not, a
+    #: last example left over is tested with the batch before it.
+    takes_single: bool = True
 
     def features(self, x: Tensor) -> Tensor:
         """Map examples, such as normalized images [N, C, H, W], to the head's inputs [N, D]."""
@@ -127,6 +132,13 @@ def local_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _arrays(model: nn.Module) -> dict[str, Tensor]:
     """Return the arrays that may travel; a parameter with several names only by the first."""
     arrays = model.exchanged_arrays() if isinstance(model, Classifier) else model.state_dict()
+    for name, value in arrays.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{type(model).__name__}: its state {name!r} is of type {type(value).__name__}, "
+                "but only tensors can be exchanged. Store it in buffers, or leave it out of "
+                "Classifier.exchanged_arrays."
+            )
     first: dict[int, str] = {}
     again = {
         name
@@ -144,13 +156,23 @@ def frozen_digest(model: nn.Module) -> str:
     still = {
         name: tensor
         for name, tensor in model.state_dict().items()
-        if tensor.numel() and tensor.data_ptr() not in moving
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() not in moving
     }
     digest = hashlib.sha256()
     for name, tensor in still.items():
         digest.update(name.encode())
         digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16] if still else ""
+
+
+def make_dense(model: nn.Module) -> None:
+    """Give every element of expanded parameters and buffers memory of its own.
+
+    PyTorch's fused optimizers would write outside of the memory that the elements share.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -335,6 +357,7 @@ def _check_model(
                     f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
                     f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."
                 )
+    make_dense(model)
     x = _two_examples(shape)
     with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
         logits = model.eval()(x)
@@ -348,6 +371,27 @@ def _check_model(
             f"{start} maps two examples of shape {shape} to {got}, expected logits of shape "
             f"{(2, num_classes)}."
         )
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
+        model.takes_single = False
+        model.takes_single = model.eval()(x[:1]).shape == (1, num_classes)
+    model.train()
+    check_exchanged(model, start)
+
+
+def check_exchanged(model: nn.Module, start: str) -> None:
+    """Raise ``ConfigError`` for arrays that cannot be exchanged; ``start`` begins its message."""
+    arrays, again, trained = exchanged_arrays(model), exchanged_arrays(model), trainable(model)
+    for name, tensor in arrays.items():
+        problem = ""
+        if tensor.is_complex():
+            problem = "is complex. Store its real and imaginary parts (torch.view_as_real)"
+        elif tensor.data_ptr() != again[name].data_ptr():
+            problem = "is a new tensor in every state dict, so a received value would be lost. "
+            problem += "Store it in a buffer, or leave it out of Classifier.exchanged_arrays"
+        elif name in trained and not tensor.isfinite().all():
+            problem = "holds NaN or infinite values before training. Initialize it"
+        if problem:
+            raise ConfigError(f"{start}: {name!r} {problem}.")
 
 
 def _with_head(name: str, network: nn.Module, x: Tensor) -> PlainNetwork:

@@ -270,8 +270,8 @@ def _mixture(h: Vectors, T: int, seed: int) -> Labels:
         try:
             with one_thread():  # scikit-learn brings libraries of its own
                 return np.asarray(fitted.fit_predict(x), np.int64)
-        except ValueError as error:
-            if "covariance" not in str(error) or not np.isfinite(reg):
+        except ValueError:  # x is finite, so a covariance is ill-defined
+            if not np.isfinite(reg):
                 raise
             reg *= 100
 

@@ -282,7 +282,7 @@ class SecureAggregation:
         strategy.diagnostics["weights"] = cohort.total.weights
         merged = strategy.combine(cohort, cohort.total.weights)
         strategy.diagnostics["quantization_error"] = cohort.total.error
-        if lost := [name for name, array in merged.items() if not is_finite(array)]:
+        if lost := [n for n, a in merged.items() if (is_finite(now.received[n]) > is_finite(a))]:
             raise Diverged(
                 f"Round {now.server_round}: the merged model holds NaN or infinite values in "
                 f"{lost[0]!r}."

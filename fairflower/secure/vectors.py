@@ -102,9 +102,17 @@ class MaskingInstructions:
 
 def scale_of(received: NDArray[Any]) -> float:
     """Return the number by which an array's updates are divided before they are masked."""
-    if received.dtype.kind != "f":
+    if received.dtype.kind in "iu":
         return INTEGERS
-    return max(1.0, float(np.abs(received).max(initial=0)))
+    return max(1.0, float(np.abs(received[np.isfinite(received)]).max(initial=0)))
+
+
+def _update(sent: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float64]:
+    """Return sent - before, computed exactly for integers; 0 where both are infinite or NaN."""
+    if before.dtype.kind != "f":
+        return np.asarray(sent.astype(object) - before, np.float64)
+    still = ~(np.isfinite(before) | np.isfinite(sent))
+    return np.where(still, 0, sent).astype(np.float64) - np.where(still, 0, before)
 
 
 def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) -> Vector:
@@ -123,7 +131,7 @@ def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) ->
                 f"the trained array {name!r} has shape {sent[name].shape}, the received array "
                 f"{before.shape}"
             )
-        update = sent[name].astype(np.float64) - before
+        update = _update(sent[name], before)
         largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
         if not largest <= CLIPPING * scale:  # also true for NaN
             raise ValueError(
@@ -131,11 +139,11 @@ def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) ->
                 f"most {CLIPPING * scale:.3g} ({CLIPPING:g} times the array's largest value, at "
                 "least 1). Lower train.lr"
             )
-        if instructions.factor is not None and not is_buffer(name, before):
-            if name in instructions.buffers and largest > 0:
-                # Otherwise the server could ask for the norm of a single array.
-                raise ValueError(f"{_BUFFERS} names {name!r}, but this array is trained")
+        if name not in instructions.buffers:
             squares += float(np.square(update).sum())
+        elif largest > 0 and not is_buffer(name, before):
+            # Otherwise the server could ask for the norm of a single array.
+            raise ValueError(f"{_BUFFERS} names {name!r}, but this array is trained")
         parts.append(update.reshape(-1) / scale)
     parts.append(np.array(instructions.checks, np.float64))
     if instructions.factor is not None:
@@ -281,13 +289,17 @@ class SumCohort(Cohort):
             step = self.total.means[name] * (factor if name in names else 1.0)
             if received.dtype.kind == "f":
                 values = received + step
-                if name.endswith("running_var"):
+                if name in self.buffers and name.endswith("running_var"):
                     values = np.maximum(values, 0)
-            else:  # rounded down, as without secure aggregation
-                # Above 0.5 the sum would be raised instead of rounded to the nearest number.
-                margin = min(0.5, 1e-6 + self.total.error * INTEGERS)
-                values = np.floor(received + step + margin)
-            moved[name] = np.asarray(values, received.dtype)
+                moved[name] = np.asarray(values, received.dtype)
+                continue
+            # Above 0.5 the sum would be raised instead of rounded to the nearest number.
+            margin = min(0.5, 1e-6 + self.total.error * scale_of(received))
+            if received.dtype.kind == "b":  # the majority's value, as in `merge_whole`
+                moved[name] = np.asarray(received ^ (np.abs(step) > 0.5 + margin))
+            else:  # rounded down, as in `merge_whole`; a sum of integers is exact above 2**53, too
+                whole = np.floor(step + margin).astype(np.int64)
+                moved[name] = np.asarray(received + whole.astype(received.dtype))
         return moved
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
-from fairflower.errors import GpuMemoryError
+from fairflower.errors import ConfigError, GpuMemoryError, failure_text
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import metrics
@@ -21,7 +21,7 @@ from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import compute_metrics
 from fairflower.server.history import ADAPTED
 from fairflower.training.adabn import layers_with_statistics, target_statistics
-from fairflower.training.batches import Examples, examples_of
+from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
 from fairflower.training.gpus import out_of_memory
@@ -47,6 +47,7 @@ class CentralizedEvaluator:
         self.device = choose_device(config.train.device)
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
+        self.name = config.model.name
         #: Whether the held-out domain is also tested with BatchNorm statistics of its own.
         self.adabn = config.evaluate.adabn and bool(layers_with_statistics(self.model))
         self.threads = cpus() if self.device.type == "cpu" else 1
@@ -158,7 +159,8 @@ class CentralizedEvaluator:
         if (domain, split) not in self._tests:
             data, size = self.federation, self.batch_size
             x, y = data.test(domain, split)
-            pieces = [Split(x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)]
+            rows = eval_slices(len(y), size, self.model.takes_single)
+            pieces = [Split(x[part], y[part]) for part in rows]
             self._tests[domain, split] = [
                 examples_of(piece, data.mean, data.std, device=self.device, model=self.model)
                 for piece in pieces
@@ -179,8 +181,16 @@ class CentralizedEvaluator:
         """Return the summed loss, labels [B], predictions [B] and logits [B, classes or 0]."""
         with torch.inference_mode():
             ((x, y),) = images.eval_batches(self.batch_size)
-            logits = self.model(x)
-            loss = F.cross_entropy(logits, y, reduction="sum")
+            try:
+                logits = self.model(x)
+                loss = F.cross_entropy(logits, y, reduction="sum")
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"model.name = {self.name!r}: the server's test of a batch of shape "
+                    f"{tuple(x.shape)} failed with {failure_text(error)}. Correct the network."
+                ) from error
             wanted = logits if self.auc or self.metrics else logits[:, :0]
             results = (y, logits.argmax(1), wanted.to(float64_on(wanted.device)))
             return loss.item(), *(values.numpy(force=True) for values in results)  # type: ignore[return-value]

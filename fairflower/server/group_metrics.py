@@ -30,6 +30,9 @@ class GroupMetrics:
 
     def __init__(self, folder: RunFolder, federation: Federation) -> None:
         self.folder, self.federation = folder, federation
+        if self.number:
+            text = "data.groups = %r: the positive class is %s."
+            logger.info(text, federation.groups, federation.class_names[1])
         self._undefined: dict[str, str] = dict(folder.fact("undefined_metrics") or {})
 
     @property

@@ -15,17 +15,17 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.aggregation.noise import NoisySum
-from fairflower.config import DataConfig, ParticipationSpec, RunConfig
+from fairflower.config import DataConfig, ModelSpec, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
 from fairflower.data.people import check_comparable
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
-from fairflower.registry import RANDOM_WEIGHTS
+from fairflower.registry import MODELS, RANDOM_WEIGHTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
@@ -43,6 +43,8 @@ from fairflower.server.registration import (
     register_resumed_clients,
 )
 from fairflower.strategies import FairStrategy
+from fairflower.testing.models import made_up, rehearse
+from fairflower.training.build import build_model, build_trainer
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
+    _check_network(config, evaluator, strategy)
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
     _check_available(config, strategy, num_clients)
@@ -169,6 +172,40 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     setup = RunSetup(config, federation, registry, evaluator, strategy, examples)
     setup.enroll(registry.nodes)
     return setup
+
+
+def _check_network(
+    config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy
+) -> None:
+    """Raise ``ConfigError`` if a user's network fails in training on made-up examples."""
+    chosen, client, federation = (
+        ModelSpec.read(config.model.name),
+        config.client,
+        evaluator.federation,
+    )
+    if chosen.family or chosen.name in MODELS.data:
+        return
+    model = build_model(config.model, client, federation, config.seed)
+    data = made_up(federation.shape, federation.num_classes)
+    settings = replace(config.train, local_epochs=1, batch_size=min(config.train.batch_size, 4))
+    options: dict[str, Any] = {"seed": config.seed, "device": evaluator.device}
+    # Groups of people are not made up; they ask nothing else of a network.
+    needs = [name for name in strategy.needs if name != "received_group_counts"]
+    try:
+        rehearse(
+            lambda k: build_trainer(client, model, data, settings, client_id=k, **options),
+            client.factory.make_exchanges(client.args),
+            needs,
+        )
+    except (FloatingPointError, Diverged):
+        pass  # the learning rate may be too large for made-up examples
+    except Exception as error:
+        reason = error if isinstance(error, UserError) else failure_text(error.__cause__ or error)
+        raise ConfigError(
+            f"model.name = {config.model.name!r} failed on made-up examples with client.name = "
+            f"{client.name!r} and strategy.name = {config.strategy.name!r}: {reason} Correct the "
+            "network, or choose another client or strategy."
+        ) from error
 
 
 def _check_metric_names(config: RunConfig, federation: Federation) -> None:
@@ -316,6 +353,7 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         participation=ParticipationSpec.read(config.participation.policy).make(),
         availability=read_availability(config.participation.availability, config.seed),
     )
+    strategy._trained = evaluator.arrays().keys() - evaluator.buffers
     if any(getattr(strategy, option) != value for option, value in minimums.items()):
         raise ConfigError(
             f"strategy.name = {config.strategy.name!r}: the constructor of "

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairflower.models import Classifier, copy_arrays, set_arrays, trainable
+from fairflower.clients import ClientData, Trainer
+from fairflower.clients.fedproc import FedProc
+from fairflower.clients.moon import MOON
+from fairflower.data import Split
+from fairflower.models import Classifier, check_exchanged, copy_arrays, set_arrays, trainable
 from fairflower.registry import KINDS
+from fairflower.strategies import Uniform
 from fairflower.testing.failures import as_assertions
+from fairflower.testing.federations import SETTINGS, run_toy_rounds
 
 _CLASSES, _BATCH = 3, 4
 
@@ -94,6 +103,14 @@ def _check(
             "outside the state dict, or outside `exchanged_arrays`, must be the same for all seeds."
         )
 
+        single = tuple(model(x[:1]).shape)
+        assert single == (1, _CLASSES), f"{name}: logits of a single example have shape {single}."
+    check_exchanged(model, name)
+    examples, settings = made_up(shape, _CLASSES), replace(SETTINGS, batch_size=_BATCH)
+    for method in (Trainer, MOON, FedProc):
+        train = partial(method, make(0), examples, settings, seed=0)
+        rehearse(lambda k, train=train: train(client_id=k), method.make_exchanges({}))  # type: ignore[misc]
+
     model.train()
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     idle = [key for key, parameter in trainable(model).items() if parameter.grad is None]
@@ -101,3 +118,30 @@ def _check(
     assert not idle, (
         f"{name}: {', '.join(idle)} get no gradient. Freeze or remove these parameters."
     )
+
+
+def made_up(shape: tuple[int, ...], classes: int) -> ClientData:
+    """Return a client's examples for `rehearse`, drawn at random: two batches of `_BATCH`."""
+    draws, n, sides = np.random.default_rng(0), 2 * _BATCH, shape[0]
+    x: Any = draws.standard_normal((n, *shape), np.float32)
+    if KINDS[len(shape)] == "images":
+        x = draws.integers(256, size=x.shape, dtype=np.uint8)
+    elif KINDS[len(shape)] == "tokens":
+        x, sides = draws.integers(shape[0], size=(n, shape[1])), 0
+    split = Split(x, np.arange(n) % classes)
+    return ClientData(split, split, (0.0,) * sides, (1.0,) * sides, classes)
+
+
+def rehearse(
+    make: Callable[[int], Trainer], exchanges: Sequence[Any] = (), needs: Sequence[str] = ()
+) -> None:
+    """Train and test two clients for two rounds; raise what the network or its trainer raises.
+
+    ``needs`` are measurements, and ``exchanges`` those of the trainer's method.
+    """
+    trainer = make(0)
+    trained = trainable(trainer.model).keys()
+    strategy = Uniform(exchanges=exchanges, buffers=trainer.send().keys() - trained)
+    strategy.needs, strategy._trained = tuple(needs), trained
+    run_toy_rounds(strategy, make, clients=2, rounds=2)
+    make(0).test()

@@ -102,6 +102,7 @@ class Examples(ABC):
             raise ValueError(f"Expected {len(x)} labels as int64 [N], got {y.dtype} {y.shape}.")
         self.device = torch.device(device)
         self.model = model if isinstance(model, Classifier) and model.two_stages else None
+        self._single = getattr(model, "takes_single", True)
         self.first_stages = {} if first_stages is None else first_stages
         #: The key of the first stage's outputs; otherwise the array is not kept a second time.
         self._key = x if self.model else None
@@ -127,8 +128,7 @@ class Examples(ABC):
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of all examples in order, without augmentation."""
-        for start in range(0, len(self), batch_size):
-            rows = slice(start, start + batch_size)
+        for rows in eval_slices(len(self), batch_size, self._single):
             yield self._with_first_stage(self._originals(rows), rows), self._y[rows]
 
     @abstractmethod
@@ -273,13 +273,19 @@ def batch_sizes(n: int, batch_size: int) -> list[int]:
     >>> batch_sizes(10, 4), batch_sizes(9, 4), batch_sizes(1, 4), batch_sizes(3, 1)
     ([4, 4, 2], [4, 5], [1], [1, 1, 1])
     """
-    full, rest = divmod(n, batch_size)
-    sizes = [batch_size] * full
-    if rest == 1 and full:
-        sizes[-1] += 1
-    elif rest:
-        sizes.append(rest)
-    return sizes
+    return [rows.stop - rows.start for rows in eval_slices(n, batch_size, single=False)]
+
+
+def eval_slices(n: int, batch_size: int, single: bool = True) -> list[slice]:
+    """Return the rows of the test batches; a last one is joined to the others if not ``single``.
+
+    >>> [rows.stop for rows in eval_slices(5, 2)], [r.stop for r in eval_slices(5, 2, single=False)]
+    ([2, 4, 5], [2, 5])
+    """
+    starts = range(0, n, batch_size)
+    if not single and n % batch_size == 1:
+        starts = starts[:-1] or starts
+    return [slice(i, j) for i, j in zip(starts, (*starts[1:], n), strict=False)]
 
 
 def _check_scale(count: int, what: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:

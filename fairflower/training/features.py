@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fairflower.models import Classifier
+from fairflower.models import Classifier, exchanged_arrays
 from fairflower.training.device import float64_on
 from fairflower.training.gradients import Batches, batches_of
 from fairflower.training.modes import at_least_float32, eval_mode
@@ -32,7 +32,7 @@ class FeatureTrainer(Trainer):
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return features [B, d] and logits [B, classes] of a forward pass."""
         z = at_least_float32(self.model.features(x))
-        return z, self.model.head(z)
+        return z, self.model.head(z.to(self.model.head.weight.dtype))
 
     def features_with(self, arrays: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the network's features [B, d] with other arrays, in eval mode, without gradients.
@@ -40,7 +40,8 @@ class FeatureTrainer(Trainer):
         The arrays replace those of the model during the call, without a copy. Batch norm uses their
         running statistics and does not update them.
         """
-        lent = {f"model.{name}": tensor for name, tensor in arrays.items()}
+        own = exchanged_arrays(self.model)  # bfloat16 was sent and stored as float32
+        lent = {f"model.{name}": tensor.to(own[name].dtype) for name, tensor in arrays.items()}
         with torch.no_grad(), eval_mode(self.model):
             z: Tensor = functional_call(self._extractor, lent, (x,))
         return at_least_float32(z)

@@ -28,7 +28,7 @@ from fairflower.config import names_in, unknown
 from fairflower.config.secure import WEIGHT_KEY
 from fairflower.errors import ConfigError
 from fairflower.files import Arrays
-from fairflower.models import initial_local_arrays, to_numpy
+from fairflower.models import initial_local_arrays, to_numpy, trainable
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.training.batches import batch_sizes
@@ -97,10 +97,13 @@ def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer],
         trained = trainer.state.get(LAST_TRAINED)
         if trained is None or not 0 < c < 1:
             return measure(trainer)
-        received = trainer.send()
+        received, parameters = trainer.send(), trainable(trainer.model)
         try:
             trainer.receive(
-                {name: _rest(name, a, trained[name], c) for name, a in received.items()}
+                {
+                    name: _rest(name, a, trained[name], c, name in parameters)
+                    for name, a in received.items()
+                }
             )
             return measure(trainer)
         finally:
@@ -109,14 +112,20 @@ def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer],
     return measure_the_rest
 
 
-def _rest(name: str, received: NDArray[Any], trained: NDArray[Any], c: float) -> NDArray[Any]:
-    """Return (theta - c theta_k) / (1 - c); counters as received, variances at least 0."""
+def _rest(
+    name: str, received: NDArray[Any], trained: NDArray[Any], c: float, parameter: bool
+) -> NDArray[Any]:
+    """Return (theta - c theta_k) / (1 - c); variances are at least 0.
+
+    Integers, NaN and infinite values are returned as received.
+    """
     if received.dtype.kind != "f":
         return received
-    rest = (received.astype(np.float64) - c * trained) / (1 - c)
-    if name.endswith("running_var"):
+    with np.errstate(invalid="ignore"):
+        rest = (received.astype(np.float64) - c * trained) / (1 - c)
+    if name.endswith("running_var") and not parameter:
         rest = np.maximum(rest, 0)  # 0 up to rounding errors
-    return rest.astype(received.dtype)
+    return np.where(np.isfinite(received), rest, received).astype(received.dtype)
 
 
 def standalone_loss(trainer: Trainer) -> float:

@@ -18,7 +18,14 @@ from fairflower.config import TrainConfig
 from fairflower.data import Augment, Federation, Split
 from fairflower.errors import ConfigError
 from fairflower.files import Arrays
-from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, to_numpy, trainable
+from fairflower.models import (
+    copy_arrays,
+    exchanged_arrays,
+    make_dense,
+    set_arrays,
+    to_numpy,
+    trainable,
+)
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
@@ -193,6 +200,7 @@ class Trainer(TrainerSpec, Configurable):
     ) -> None:
         self.check_kind(data.kind)
         self.device = torch.device(device)
+        make_dense(model)
         self.model = model.to(self.device)
         self.data = data
         self.settings = settings

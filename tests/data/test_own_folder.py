@@ -358,19 +358,29 @@ def test_new_images_in_linked_class_folders_are_prepared_again(tmp_path: Path) -
     assert (200, 1, "a") in pixels(second)
 
 
-@pytest.mark.parametrize(
-    ("stray", "taken"),
-    [
-        ("a/cat/patient-7/0.png", "<domain>/<class>/<image>"),
-        ("a/readme.png", "<class>/<image>"),  # which makes a/ a class
-    ],
-)
-def test_images_in_too_deep_folders_are_named(stray: str, taken: str, tmp_path: Path) -> None:
+def test_images_in_too_deep_folders_are_named(tmp_path: Path) -> None:
     root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
-    (root / stray).parent.mkdir(exist_ok=True)
-    Image.new("L", (4, 4)).save(root / stray)
-    with pytest.raises(DataError, match=rf"\.png is too deep: .*root must contain {taken}\."):
+    (root / "a/cat/patient-7").mkdir()
+    Image.new("L", (4, 4)).save(root / "a/cat/patient-7/0.png")
+    with pytest.raises(DataError, match=r"7.0\.png is too deep: .*root must contain <domain>/<cl"):
         prepare(config(root))
+    with pytest.raises(DataError, match=r"7.0\.png is too deep: .*/a must contain <class>/<image>"):
+        prepare(config(root / "a"))
+
+
+def test_a_stray_image_is_named_and_not_the_good_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
+    stray = root / "b" / "readme.png"
+    Image.new("L", (4, 4)).save(stray)
+    with pytest.raises(DataError, match=r"/b/readme\.png is not in the folder of a class: .*root"):
+        prepare(config(root))
+    stray.rename(root / "readme.png")
+    federation = prepare(config(root))
+    assert (federation.domains, federation.classes) == (("a", "b"), ("cat", "dog"))
+    (warning,) = caplog.messages
+    assert warning.endswith("/readme.png is not in the folder of a class and is skipped.")
 
 
 def test_folders_named_like_splits_are_not_domains(tmp_path: Path) -> None:

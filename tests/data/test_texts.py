@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import unicodedata
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,37 @@ def test_a_folder_of_texts_passes_check_data_and_is_tokenized(folder: Path) -> N
     assert (
         opened(folder, length=9).tokens("books", "test", np.array([0]))[0, 5:].tolist() == [0] * 4
     )
+
+
+ASCII = "Good, good books: 3.5 stars_really don't a-b (c)\tEnd!?"
+
+
+def test_tokens_of_ascii_texts_are_words_and_punctuation_as_ever() -> None:
+    old = [
+        1 + zlib.crc32(word.encode()) % 4095 for word in re.findall(r"\w+|[^\w\s]", ASCII.lower())
+    ]
+    assert hash_tokens(ASCII) == old
+    every = "".join(map(chr, range(128)))
+    assert len(hash_tokens(every)) == len(re.findall(r"\w+|[^\w\s]", every))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("我喜欢这本书。", 7),
+        ("ひらがなとカタカナ", 9),
+        ("\U00020000\U0002a6d6", 2),
+        ("第3章 good书", 5),
+        ("한국어 단어", 2),  # Korean has spaces
+        ("русские слова", 2),
+        ("naïve café", 2),
+    ],
+)
+def test_scripts_without_spaces_give_a_token_for_each_character(text: str, count: int) -> None:
+    tokens = hash_tokens(text)
+    assert len(tokens) == count
+    for form in ("NFC", "NFD"):
+        assert hash_tokens(unicodedata.normalize(form, text)) == tokens
 
 
 def test_a_split_column_divides_the_texts(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fairflower.aggregation.cohort import merge_whole
 from fairflower.secure.vectors import (
     CLIPPING,
     MaskingInstructions,
@@ -124,7 +125,8 @@ def test_integer_counters_equal_those_of_the_plain_mean() -> None:
         sent = [{**MODEL, "batches": MODEL["batches"] + c} for c in counts]
         vectors = [encode(MODEL, s, t) for s, t in zip(sent, by, strict=True)]
         total = decode(summed(vectors, by), MODEL, by)
-        cohort = SumCohort(1, (0, 1, 2), np.ones(3), MODEL, (), total=total)
+        buffers = frozenset({"running_var", "batches"})
+        cohort = SumCohort(1, (0, 1, 2), np.ones(3), MODEL, (), buffers=buffers, total=total)
         model = cohort.average(total.weights)
         assert model["batches"].dtype == np.int64
         assert model["batches"] == 7 + np.floor(mean + 1e-9)
@@ -180,3 +182,52 @@ def test_the_norm_of_a_single_trained_array_is_refused() -> None:
     encode(MODEL, MODEL, chosen)  # "w" may be frozen
     with pytest.raises(ValueError, match=r"secure\.buffers names 'w', but this array is trained"):
         encode(MODEL, {**MODEL, "w": MODEL["w"] + 1}, chosen)
+
+
+ODD = {
+    "w": np.zeros(2, np.float32),
+    "id": np.array([2**61 - 1, 10**12 + 39]),
+    "small": np.array([250, 3], np.uint8),
+    "flags": np.array([True, False, True, False]),
+    "mask": np.array([0, -np.inf, np.nan], np.float32),
+    "running_var": np.array([-1.0], np.float32),  # a parameter with the name of a buffer
+}
+
+
+@pytest.mark.parametrize("clients", [3, 100])
+def test_integers_booleans_and_infinite_buffers_are_merged_as_without_masks(clients: int) -> None:
+    model, by = ODD, instructions([1] * clients)
+    sent = {
+        **model,
+        "id": model["id"] + [5, -5],
+        "small": model["small"] - np.array([7, 3], np.uint8),
+        "flags": ~model["flags"],
+    }
+    some = {**model, "flags": np.array([False, True, True, False])}
+    models = [sent if k % 2 == 0 else some for k in range(clients)]  # more, or as many
+    vectors = [encode(model, m, t) for m, t in zip(models, by, strict=True)]
+    total = decode(summed(vectors, by), model, by)
+    buffers = frozenset(model) - {"w", "running_var"}
+    n = np.ones(clients)
+    cohort = SumCohort(1, tuple(range(clients)), n, model, (), buffers=buffers, total=total)
+    moved = cohort.average(total.weights)
+    for name in ("id", "small", "flags"):
+        expected = merge_whole(model[name], [m[name] for m in models], total.weights)
+        assert moved[name].dtype == model[name].dtype
+        np.testing.assert_array_equal(moved[name], expected)
+    np.testing.assert_array_equal(moved["mask"], model["mask"])
+    assert moved["running_var"] == pytest.approx(-1.0)  # parameters may be negative
+
+
+def test_equal_large_integers_stay_under_masks() -> None:
+    by = instructions([3, 1, 2])
+    total = decode(summed([encode(ODD, ODD, t) for t in by], by), ODD, by)
+    merged = SumCohort(1, (0, 1, 2), np.ones(3), ODD, (), total=total).average(total.weights)
+    for name in ("id", "small", "flags", "mask"):
+        np.testing.assert_array_equal(merged[name], ODD[name])
+
+
+def test_a_value_that_becomes_infinite_is_not_masked() -> None:
+    (values, *_) = instructions([1, 1, 1])
+    with pytest.raises(ValueError, match="'mask' is out of range"):
+        encode(ODD, {**ODD, "mask": np.array([-np.inf, -np.inf, np.nan], np.float32)}, values)

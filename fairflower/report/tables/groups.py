@@ -22,6 +22,8 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
     for attribute, methods in by_attribute(comparison):
         title = f"Fairness between groups by {attribute}"
         groups = group_comparable(comparison, methods)
+        known = (run.info.get("classes") for method in methods for run in method.runs)
+        positive = ", ".join(sorted({f"({classes[1]})" for classes in known if classes}))
         for place, who, words in (
             (0, "all people", "From the sums of counts over all clients"),
             (
@@ -35,8 +37,8 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
                 f"{title}, {who}, {comparison.span()}",
                 f"{words}, times 100. diff.: largest difference between two groups' rates (0: "
                 "equal); ratio: smallest rate divided by largest (100: equal). Parity: rates of "
-                "positive predictions; opportunity: true positive rates; odds: true and false "
-                f"positive rates. {how_to_read(comparison)}",
+                f"positive predictions{positive and ' '}{positive}; opportunity: true positive "
+                f"rates; odds: true and false positive rates. {how_to_read(comparison)}",
                 [_column(metric, place, metric.title) for metric in METRICS],
                 groups,
             )

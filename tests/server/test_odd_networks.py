@@ -1,0 +1,355 @@
+"""Networks as people write them: each trains, or is refused before round 1 with its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import config, history, run
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+from fairflower.config import TrainConfig
+from fairflower.errors import ConfigError
+from fairflower.models import Classifier, build, copy_arrays, set_arrays
+from fairflower.testing import check_model
+from fairflower.testing.models import made_up
+from fairflower.training.batches import eval_slices, examples_of
+from fairflower.training.fisher import fisher_diagonal
+from fairflower.training.gradients import mean_gradient
+from fairflower.training.trainer import Trainer
+
+HERE = __name__
+SHAPE = (1, 8, 8)
+
+
+class Dense(Classifier):
+    dtype = torch.float32
+
+    def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(np.prod(shape).item(), 6), nn.ReLU())
+        self.head = nn.Linear(6, num_classes)
+        self.add(shape)
+        self.to(self.dtype)
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        pass
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x.to(self.dtype))  # type: ignore[no-any-return]
+
+
+class Recurrent(Dense):
+    """Rows as a sequence; torch.func refuses it in words without "vmap"."""
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.body = nn.GRU(shape[0] * shape[2], 6, batch_first=True)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x.transpose(1, 2).flatten(2))[0][:, -1]  # type: ignore[no-any-return]
+
+
+class Numbered(Dense):
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.register_buffer("id", torch.tensor([2**61 - 1, 10**12 + 39]))
+        self.register_buffer("chosen", torch.tensor([True, False]))
+
+
+class Masked(Dense):
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.register_buffer("mask", torch.tensor([0.0, 1, float("-inf"), 0, 0, 0]))
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + self.mask.exp()
+
+
+class OfTheBatch(Dense):
+    """Batch norm of the batch at hand, in tests, too."""
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.body.append(nn.BatchNorm1d(6, track_running_stats=False))
+
+
+class Squeezed(Dense):
+    """A single example loses its first dimension."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x).squeeze()
+
+
+class Double(Dense):
+    dtype = torch.float64
+
+
+class Half(Dense):
+    dtype = torch.float16
+
+
+class Brain(Dense):
+    dtype = torch.bfloat16
+
+
+class NamedLikeABuffer(Dense):
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.running_mean = nn.Parameter(torch.zeros(6))
+        self.running_var = nn.Parameter(torch.full((6,), -1.0))
+
+    def features(self, x: Tensor) -> Tensor:
+        return (super().features(x) - self.running_mean) * self.running_var
+
+
+class Expanded(Dense):
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.gain = nn.Parameter(torch.ones(1).expand(6))
+        self.register_buffer("places", torch.arange(3).expand(2, -1))
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * self.gain
+
+
+class ExtraState(Dense):
+    def get_extra_state(self) -> Any:
+        return {"version": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class ExtraTensor(ExtraState):
+    def get_extra_state(self) -> Any:
+        return torch.ones(2)
+
+
+class KeptExtraState(ExtraState):
+    def exchanged_arrays(self) -> dict[str, Tensor]:
+        return {k: a for k, a in super().exchanged_arrays().items() if isinstance(a, Tensor)}
+
+
+class Complex(Dense):
+    def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
+        super().__init__(num_classes, shape)
+        self.filter = nn.Parameter(torch.ones(6, dtype=torch.complex64))
+
+
+class Infinite(Dense):
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.gain = nn.Parameter(torch.full((6,), float("inf")))
+
+
+TRAINS = (
+    "Recurrent",
+    "Numbered",
+    "Masked",
+    "OfTheBatch",
+    "Squeezed",
+    "Double",
+    "Half",
+    "Brain",
+    "NamedLikeABuffer",
+    "Expanded",
+    "KeptExtraState",
+)
+REFUSED = {
+    "ExtraState": "ExtraState: its state '_extra_state' is of type dict, but only tensors can be",
+    "ExtraTensor": "ExtraTensor: '_extra_state' is a new tensor in every state dict",
+    "Complex": "Complex: 'filter' is complex",
+    "Infinite": "Infinite: 'gain' holds NaN or infinite values before training",
+}
+SMALL = {"data.examples-per-client": 9, "data.test-examples": 9, "evaluate.batch-size": 8}
+
+
+def trained(tmp_path: Path, name: str, **settings: Any) -> dict[str, np.ndarray]:
+    folder = run(config(tmp_path, **{**SMALL, "model.name": f"{HERE}:{name}", **settings}))
+    assert {float(row["value"]) for row in history(folder) if row["metric"] == "loss"} - {np.nan}
+    return load_file(folder / "model.safetensors")
+
+
+def made(name: str) -> Dense:
+    return build(f"{HERE}:{name}", 3, SHAPE, seed=0)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", TRAINS)
+def test_odd_networks_train(tmp_path: Path, name: str) -> None:
+    model = trained(tmp_path, name)
+    first = copy_arrays(build(f"{HERE}:{name}", 10, (1, 8, 8), seed=0))
+    for key in ("id", "chosen", "mask", "places"):
+        if key in model:
+            np.testing.assert_array_equal(model[key], first[key])
+    if name == "NamedLikeABuffer":
+        assert (model["running_var"] < 0).all()
+        assert model["running_mean"].any()
+    if name == "Expanded":
+        assert len(set(model["gain"].tolist())) > 1  # each element is trained by itself
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused_before_round_1(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[name]):
+        trained(tmp_path, name)
+    with pytest.raises(AssertionError, match=REFUSED[name]):
+        check_model(globals()[name])
+    assert not list(tmp_path.glob("*/history.csv"))
+
+
+@pytest.mark.parametrize("name", ["Double", "Half", "Brain"])
+@pytest.mark.parametrize("client", ["fedproc", "fedlsa", "fedproto", "moon"])
+def test_clients_of_features_train_networks_of_every_dtype(
+    tmp_path: Path, name: str, client: str
+) -> None:
+    trained(tmp_path, name, **{"client.name": client})
+
+
+def test_a_network_that_cannot_be_measured_is_refused_before_round_1(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"OfTheBatch' failed on made-up .*'fedequilibria'.*odd"):
+        trained(tmp_path, "OfTheBatch", **{"strategy.name": "fedequilibria"})
+
+
+class RefusesTwo(Dense):
+    """Fails with the arrays of another model, as MOON uses it."""
+
+    def features(self, x: Tensor) -> Tensor:
+        if not isinstance(self.head.weight, nn.Parameter):
+            raise KeyError("only mine")
+        return super().features(x)
+
+
+def test_the_clients_own_ways_are_tried_before_round_1(tmp_path: Path) -> None:
+    message = (
+        "RefusesTwo' failed on made-up examples with client.name = 'moon' .*KeyError.*only mine"
+    )
+    with pytest.raises(ConfigError, match=message):
+        trained(tmp_path, "RefusesTwo", **{"client.name": "moon"})
+
+
+def test_a_diverging_run_is_not_the_networks_fault(tmp_path: Path) -> None:
+    """A learning rate may be too large for made-up examples only; the run decides."""
+    from fairflower.errors import Diverged
+
+    with pytest.raises(Diverged):
+        trained(tmp_path, "Dense", **{"train.lr": 1e30})
+
+
+class FailsAtNine(Dense):
+    def features(self, x: Tensor) -> Tensor:
+        if len(x) == 9 and not self.training:
+            raise IndexError("nine")
+        return super().features(x)
+
+
+def test_an_error_in_the_servers_test_is_the_users_with_the_batchs_shape(tmp_path: Path) -> None:
+    message = (
+        r"FailsAtNine': the server's test of a batch of shape \(9, 3, 16, 16\).*IndexError: nine"
+    )
+    with pytest.raises(ConfigError, match=message):
+        trained(tmp_path, "FailsAtNine", **{"evaluate.batch-size": 9})
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_only_networks_that_need_it_get_a_last_example_in_the_batch_before() -> None:
+    """Other networks keep their batches, and with them the bits of their tests."""
+    assert made("Dense").takes_single
+    for name in ("OfTheBatch", "Squeezed"):
+        network = made(name)
+        assert not network.takes_single
+        data = made_up(SHAPE, 3)
+        split = data.test._replace(x=data.test.x[:7], y=data.test.y[:7])
+        for size, lengths in ((3, [3, 4]), (4, [4, 3]), (6, [7]), (7, [7]), (9, [7])):
+            got = examples_of(split, data.mean, data.std, model=network).eval_batches(size)
+            assert [len(y) for _, y in got] == lengths
+    got = examples_of(split, data.mean, data.std, model=made("Dense")).eval_batches(3)
+    assert [len(y) for _, y in got] == [3, 3, 1]
+    assert eval_slices(1, 5, single=False) == [slice(0, 1)]
+    assert eval_slices(0, 5) == []
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_expanded_arrays_get_memory_of_their_own_in_any_trainer() -> None:
+    """A fused optimizer would write beyond an expanded parameter's memory."""
+    settings = TrainConfig(local_epochs=1, batch_size=4, lr=0.1)
+    network = Expanded(3, SHAPE)
+    assert network.gain.untyped_storage().nbytes() == 4
+    trainer = Trainer(network, made_up(SHAPE, 3), settings, client_id=0, seed=0)
+    assert network.gain.untyped_storage().nbytes() == 24
+    arrays = trainer.send()
+    arrays["gain"] = np.arange(6, dtype=np.float32)
+    set_arrays(network, arrays, "test")
+    assert network.gain.tolist() == [0, 1, 2, 3, 4, 5]
+    trainer.train(1)
+    assert network.gain.grad_fn is None
+
+
+# --- Fisher information ---------------------------------------------------------------------------
+
+
+def test_fisher_information_without_torch_func_is_that_of_each_example() -> None:
+    network, data = made("Recurrent"), made_up(SHAPE, 3)
+    examples = examples_of(data.train, data.mean, data.std)
+    fisher = fisher_diagonal(network, examples)
+    squares = {name: torch.zeros_like(value) for name, value in fisher.items()}
+    for x, y in examples.eval_batches(1):
+        for name, gradient in mean_gradient(network, [(x, y)]).items():
+            squares[name] += gradient.square() / len(examples)
+    assert any(value.any() for value in fisher.values())
+    for name, value in fisher.items():
+        torch.testing.assert_close(value, squares[name])
+
+
+class Misspelt(Recurrent):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + (self.nothing if not self.training else 0)
+
+
+def test_an_error_of_the_network_itself_is_raised_by_fisher() -> None:
+    data = made_up(SHAPE, 3)
+    with pytest.raises(AttributeError, match="nothing"):
+        fisher_diagonal(Misspelt(3, SHAPE), examples_of(data.train, data.mean, data.std))
+
+
+# --- check_model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in TRAINS if n not in ("OfTheBatch", "Squeezed", "Expanded")]
+)
+def test_odd_networks_pass_check_model(name: str) -> None:
+    check_model(globals()[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("OfTheBatch", "OfTheBatch failed with ValueError: Expected more than 1 value per channel"),
+        ("Squeezed", r"Squeezed: logits of a single example have shape \(3,\)"),
+        ("RefusesTwo", "RefusesTwo failed with .*only mine"),
+    ],
+)
+def test_check_model_names_what_a_network_cannot_do(name: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_model(globals()[name])
+
+
+# --- all together ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINS)
+def test_odd_networks_train_with_six_strategies_and_six_clients_or_are_refused(
+    tmp_path: Path, name: str
+) -> None:
+    strategies = ("fedavg", "fedheal", "fedequilibria", "fedism", "fedgcr", "qffl")
+    clients = ("sgd", "gsam", "scaffold", "fedproto", "moon", "fedbn")
+    for strategy, client in zip(strategies, clients, strict=True):
+        settings = {"strategy.name": strategy, "client.name": client}
+        if strategy == "fedequilibria" and name in ("OfTheBatch", "Squeezed"):
+            with pytest.raises(ConfigError, match=f"{name}' failed on made-up examples"):
+                trained(tmp_path, name, **settings)
+        else:
+            trained(tmp_path, name, **settings)
