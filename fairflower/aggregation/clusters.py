@@ -36,7 +36,7 @@ class ClusteringMixin:
             sizes=cohort.num_examples,
             members=self.members,
             centers=self.centers,
-            seed=self.seed,
+            seed=self._seed,
         )
         self.members, self.centers = clusters.members, clusters.centers
         return clusters, cluster_diagnostics(h, cohort.num_examples, clusters)

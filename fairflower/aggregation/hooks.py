@@ -51,7 +51,7 @@ class StrategyHooks:
     #: Measurements and metrics that are numbers from 0 to 1, besides accuracies.
     fractions: tuple[str, ...] = ()
     #: Selects the clients of every round.
-    participation: Participation
+    _participation: Participation
     #: Metrics that the strategy uses and that clients always report.
     reads: tuple[str, ...] = ()
 
@@ -81,12 +81,13 @@ class StrategyHooks:
     diagnostics: dict[str, Diagnostic]
     #: Clusters of the last cohort; None if the strategy does not cluster.
     clusters: Clusters | None
-    #: Seed for the strategy's random draws.
-    seed: int
+    #: The run's seed, for a strategy's own random draws. fairflower's draws use ``_seed``.
+    seed: int = 0
+    _seed: int = 0
     #: Shared state that is sent in addition to the model.
     exchanges: tuple[Exchange, ...]
     #: Names of arrays that are not trained; None derives them from names and dtypes.
-    buffers: frozenset[str] | None
+    _buffers: frozenset[str] | None
     weighted_by_key: str
     arrayrecord_key: str
 
@@ -150,7 +151,7 @@ class StrategyHooks:
 
         Raises ``ConfigError`` if ``buffers`` has a name that the model lacks.
         """
-        given = self.buffers or frozenset()
+        given = self._buffers or frozenset()
         if unknown := sorted(given - model.keys()):
             raise ConfigError(
                 f"buffers: the model has no array {unknown[0]!r}; its arrays are "

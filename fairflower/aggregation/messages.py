@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -19,6 +19,22 @@ from fairflower.flower_compat import copied, privacy_wrapper
 
 
 @dataclass(frozen=True)
+class RoundRequest:
+    """What a strategy's ``configure_*`` requested in a round.
+
+    In another app's subclass, others may write the messages, send only some of them or pass on
+    only some replies. Without ``configure_*``, only the round is known.
+    """
+
+    server_round: int
+    #: The model in the messages; None if not known.
+    arrays: ArrayRecord | None = None
+    messages: Sequence[Message] = ()
+    #: Number of clients that could be selected.
+    population: int = 0
+
+
+@dataclass(frozen=True)
 class EnrolledClients:
     """The clients that a strategy knows."""
 
@@ -28,6 +44,8 @@ class EnrolledClients:
     sizes: Mapping[int, int] = field(default_factory=dict)
     #: Node id -> client id, for enrolled clients and for clients that have replied.
     clients: dict[int, int] = field(default_factory=dict)
+    #: Ids of the clients without examples that the log has named.
+    without_examples: set[int] = field(default_factory=set)
 
     def client_of(self, message: Message) -> int:
         """Return the id of the client that gets a message, or the node id of an unknown client."""

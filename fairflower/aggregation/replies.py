@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from statistics import mode
-from typing import NamedTuple, TypeVar
+from statistics import median_low, mode
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.cohort import Arrays, Cohort, UnknownModel
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import EnrolledClients
@@ -50,22 +50,40 @@ LISTED_RATIO = 1000.0
 #: Largest number of characters in a reason; a hostile client may send a text of any length.
 _LONGEST_REASON = 500
 
+#: Why the model that the clients received is not known, and what to do.
+_NOT_CONFIGURED = (
+    "That model is not known: call super().configure_train(...) in every round, even if you send "
+    "other messages."
+)
+_OTHER_ARRAYS = (
+    "The clients' models are unlike the model that was sent ({}). Strategies that only average "
+    "models take the clients' arrays; for others, start from a model with the names, shapes and "
+    "dtypes of the clients' models."
+)
+
 #: Result of the caller's check of a reply.
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class ReplyFilter:
-    """Filter that separates a round's usable replies from the others."""
+    """Filter that separates a round's usable replies from the others.
+
+    fairflower's app knows whom it asked, and judges all of them. In other apps, subclasses and
+    wrappers choose messages and replies: there, the filter judges the replies that it gets.
+    """
 
     server_round: int
-    asked: Sequence[Message]
+    asked: Sequence[Message]  # empty if not known
     enrolled: EnrolledClients  # gets the ids that new clients report
     examples_key: str  # name of the metric with the number of examples
     min_clients: int | None  # smallest number of usable replies; None: half, rounded up
     dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
     diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
     large_norms: Sequence[str] = ()  # very long vectors of earlier rounds, as text
+    given: int = 0  # number of clients whose replies were judged
+    without_examples: list[int] = field(default_factory=list)  # clients among these
+    remark: str = ""  # how the clients' arrays differ from the model that was sent
 
     def usable(
         self,
@@ -75,14 +93,15 @@ class ReplyFilter:
         """Return ``check``'s results by client; drop error replies and invalid replies."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         asked.pop("", None)  # messages that a grid has not sent have the id ""
-        waiting = {m.metadata.dst_node_id for m in self.asked}
+        waiting, judged = {m.metadata.dst_node_id for m in self.asked}, set[int]()
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
             # An error reply for a dead node comes from the SuperLink, not from the node.
             request_id = reply.metadata.reply_to_message_id
             node = asked.get(request_id, reply.metadata.src_node_id)
             client = self.enrolled.clients.get(node, node)
-            if (asked and request_id not in asked) or node not in waiting:
+            strange = (asked and request_id not in asked) or node not in waiting
+            if (self._knows_all and strange) or node in judged:
                 logger.warning(
                     "Round %d ignores a reply from client %d, because it is late or the client has "
                     "already replied.",
@@ -91,19 +110,35 @@ class ReplyFilter:
                 )
                 continue
             waiting.discard(node)
+            judged.add(node)
             try:
                 client, metrics = self._read_claim(reply, node, client, answers)
                 self.enrolled.clients[node] = client
+                if self._has_no_examples(client, metrics):
+                    self.without_examples.append(client)
+                    continue
                 self._check_examples(metrics)
                 answers[client] = check(client, reply.content, metrics)
             except InvalidReply as problem:
                 self.dropped[client] = str(problem)
                 if isinstance(problem, NotFinite):
                     self.diverged.add(client)
-        self._drop_silent(waiting, set(asked.values()))
+        self.given = len(self.asked) if self._knows_all else len(judged)
+        silent = self._silent(waiting, set(asked.values()))
+        if self._knows_all:
+            self.dropped |= silent
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)  # logs the reasons in the order of ids
+        if silent and not self._knows_all:
+            text = "Round %d: %d of %d clients are judged; the others:%s"
+            logger.info(text, self.server_round, len(judged), len(self.asked), _listed(silent))
+            self.dropped |= silent
         return answers
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether all clients are enrolled, as in fairflower's app."""
+        return self.enrolled.nodes is not None
 
     def drop(self, client: int, reason: str) -> None:
         """Drop a client, and log the reason, shortened and without unprintable characters."""
@@ -116,9 +151,9 @@ class ReplyFilter:
 
         The error is ``Diverged`` if NaN and infinite values are the only reasons.
         """
-        half = math.ceil(len(self.asked) / 2)
+        half = math.ceil(self.given / 2)
         needed = max(1, half if self.min_clients is None else self.min_clients)
-        if usable < needed:
+        if usable + len(self.without_examples) < needed or not usable:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
             error = Diverged if diverged else RoundFailed
             hint = ""
@@ -126,9 +161,9 @@ class ReplyFilter:
                 hint = "\nUpdates with large norms, which clip-update-median would clip:"
                 hint += "".join(f"\n  {text}" for text in self.large_norms)
             raise error(
-                f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
-                f"reply, fewer than the {needed} that min-clients requires.{self._reasons()}"
-                f"{hint}"
+                f"Round {self.server_round}: {usable} of {self.given or len(self.asked)} clients "
+                f"sent a usable reply, fewer than the {needed} that min-clients requires."
+                f"{self._reasons()}{hint}"
             )
 
     def check_cap(self, usable: int, max_weight: float) -> None:
@@ -141,13 +176,8 @@ class ReplyFilter:
 
     def _reasons(self) -> str:
         """Return one line per reason, with the clients that were dropped for it."""
-        sharing: dict[str, list[int]] = {}
-        for client, reason in sorted(self.dropped.items()):
-            sharing.setdefault(_without_client(reason, client), []).append(client)
-        return "".join(
-            f"\n  client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
-            for reason, clients in sharing.items()
-        )
+        empty = dict.fromkeys(self.without_examples, "it has no examples")
+        return _listed({**self.dropped, **empty}) + (f"\n  {self.remark}" if self.remark else "")
 
     def _read_claim(
         self, reply: Message, node: int, client: int, answers: Container[int]
@@ -164,13 +194,29 @@ class ReplyFilter:
             raise InvalidReply(f"client id {claimed} has already replied in this round")
         return claimed, metrics
 
-    def _drop_silent(self, waiting: Iterable[int], sent_to: set[int]) -> None:
-        """Drop the clients of nodes without a reply; ``sent_to`` are nodes that got a message."""
-        silence = "no reply before the timeout"
-        for node in waiting:
-            disconnected = (sent_to or self.enrolled.nodes) and node not in sent_to
-            why = "its SuperNode is not connected" if disconnected else silence
-            self.dropped[self.enrolled.clients.get(node, node)] = why
+    def _silent(self, waiting: Iterable[int], sent_to: set[int]) -> dict[int, str]:
+        """Return why nodes have no reply, by client; ``sent_to`` are nodes that got a message."""
+        unsent, silent = "no message was sent to it", "no reply was passed on"
+        if self._knows_all:
+            unsent, silent = "its SuperNode is not connected", "no reply before the timeout"
+        elif not sent_to:  # no grid has set an id
+            sent_to = set(waiting)
+        return {
+            self.enrolled.clients.get(node, node): silent if node in sent_to else unsent
+            for node in waiting
+        }
+
+    def _has_no_examples(self, client: int, metrics: MetricRecord) -> bool:
+        """Return whether a client has no examples; the log says so once."""
+        none = not self._knows_all and metrics.get(self.examples_key) == 0
+        if none and client not in self.enrolled.without_examples:
+            self.enrolled.without_examples.add(client)
+            logger.warning(
+                "Client %d has no examples (%s = 0): it has no part in the model while this is so.",
+                client,
+                self.examples_key,
+            )
+        return none
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.examples_key
@@ -183,6 +229,22 @@ class ReplyFilter:
             raise InvalidReply(f"{key} = {value}: expected at most 2**53")
         if value < 1 / MAX_COUNT:
             raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
+
+
+def _layout(arrays: Arrays) -> tuple[Any, ...]:
+    """Return the names, shapes and dtypes of arrays, sorted."""
+    return tuple(sorted((name, a.shape, a.dtype.str) for name, a in arrays.items()))
+
+
+def _listed(dropped: Mapping[int, str]) -> str:
+    """Return one line per reason, with its clients."""
+    sharing: dict[str, list[int]] = {}
+    for client, reason in sorted(dropped.items()):
+        sharing.setdefault(_without_client(reason, client), []).append(client)
+    return "".join(
+        f"\n  client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
+        for reason, clients in sharing.items()
+    )
 
 
 def _without_client(reason: str, client: int) -> str:
@@ -206,24 +268,66 @@ class ReplyParser:
     ----------
     strategy : StrategyHooks
         The strategy, which determines what replies must contain.
-    received : dict of name -> ndarray
-        The global model that the clients received.
+    received : dict of name -> ndarray, or None
+        The global model that the clients received; None if not known.
     sizes : mapping of int -> int
         Number of training examples by client id, where known.
     """
 
-    def __init__(self, strategy: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
-        self.strategy, self.received, self.sizes = strategy, received, sizes
+    def __init__(
+        self, strategy: StrategyHooks, received: Arrays | None, sizes: Mapping[int, int]
+    ) -> None:
+        self.strategy, self.sizes = strategy, sizes
+        self.large_norms: list[str] = []  # very long vectors, with their clients, as text
+        self.received, self.trained, self.norm = received or {}, dict[str, Any](), 0.0
+        self.buffers: frozenset[str] = frozenset()
+        #: Why the model that the clients received is not known, and what to do; "" if it is known.
+        self.unknown = _NOT_CONFIGURED if received is None else ""
+        if received:
+            self._expect(received, norm(received))
+
+    def _expect(self, received: Arrays, usual_norm: float) -> None:
+        """Expect models like ``received``; raise ``ConfigError`` if they are not real numbers."""
         if odd := [name for name, a in received.items() if a.dtype.kind not in "fiub"]:
             raise ConfigError(
                 f"Array {odd[0]!r} of the model has dtype {received[odd[0]].dtype}, but strategies "
                 "merge only real numbers. Send other numbers as real arrays (complex numbers as "
                 "two)."
             )
-        self.buffers = strategy.buffers_of(received)
+        self.received, self.norm = received, usual_norm
+        self.buffers = self.strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
-        self.norm = norm(received)
-        self.large_norms: list[str] = []  # very long vectors, with their clients, as text
+
+    def _expect_theirs(self, replies: Iterable[Message]) -> None:
+        """Expect the clients' arrays if no client returns arrays like those that were sent.
+
+        The initial model may be a placeholder, or clients may return a part of it.
+        """
+        layouts: dict[tuple[Any, ...], list[Arrays]] = {}
+        for reply in replies:
+            with suppress(InvalidReply):
+                arrays = {} if reply.has_error() else decode_record(self._model_in(reply.content))
+                layouts.setdefault(_layout(arrays), []).append(arrays)
+        layouts.pop((), None)
+        if not layouts or _layout(self.received) in layouts:
+            return
+        usual = layouts[max(sorted(layouts), key=lambda layout: len(layouts[layout]))]
+        if not self.unknown:
+            try:
+                check_arrays(usual[0], self.received)
+            except InvalidReply as difference:
+                self.unknown = _OTHER_ARRAYS.format(difference)
+        norms = [length for length in map(norm, usual) if math.isfinite(length)]
+        self._expect(usual[0], median_low(norms or [0.0]))
+        if self.strategy.exchanges:
+            raise ConfigError(self._why_unknown)
+
+    @property
+    def _why_unknown(self) -> str:
+        return (
+            f"{type(self.strategy).__name__} (with its exchanges, if any) compares the clients' "
+            f"models with the model that they received. {self.unknown}"
+        )
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
@@ -253,6 +357,12 @@ class ReplyParser:
         self, replies: Iterable[Message], reply_filter: ReplyFilter
     ) -> dict[int, ParsedReply]:
         """Return the usable replies by client id; raise ``RoundFailed`` if there are too few."""
+        if reply_filter.enrolled.nodes is None:
+            replies = list(replies)
+            self._expect_theirs(replies)
+            if self.unknown and self.unknown != _NOT_CONFIGURED:
+                reply_filter.remark = self.unknown
+                logger.warning("Round %d: %s", reply_filter.server_round, self.unknown)
         parsed = reply_filter.usable(replies, self.parse)
         reply_filter.check_enough(len(parsed))
         self._drop_odd_shapes(parsed, reply_filter)
@@ -321,7 +431,9 @@ class ReplyParser:
             server_round=server_round,
             client_ids=tuple(sorted(parsed)),
             num_examples=metrics[self.strategy.weighted_by_key],
-            received=self.received,
+            received=UnknownModel(ordered[0].arrays, self._why_unknown)
+            if self.unknown
+            else self.received,
             returned=tuple(reply.arrays for reply in ordered),
             metrics=metrics,
             buffers=self.buffers,
@@ -341,7 +453,7 @@ class ReplyParser:
 
     def check_policy(self, metrics: Container[str]) -> None:
         """Raise ``InvalidReply`` if metrics are missing that the participation policy reads."""
-        for name in (policy := self.strategy.participation).reads:
+        for name in (policy := self.strategy._participation).reads:
             self._check_present(name, "metric", metrics, type(policy).__name__)
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:

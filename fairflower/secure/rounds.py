@@ -93,8 +93,8 @@ class SecureAggregation:
         """
         strategy, before = self.strategy, self.strategy.state_dict()
         received = decode_record(arrays)
-        asked = {strategy.enrolled.client_of(message): message for message in messages}
-        parser = ReplyParser(strategy, received, strategy.enrolled.sizes)
+        asked = {strategy._enrolled.client_of(message): message for message in messages}
+        parser = ReplyParser(strategy, received, strategy._enrolled.sizes)
         now = _Round(server_round, asked, received, parser)
         strategy.diagnostics, strategy.clusters = {}, None
         strategy.client_ids, strategy.client_metrics = (), {}
@@ -153,7 +153,7 @@ class SecureAggregation:
             (),
             metrics,
             self.strategy.buffers_of(now.received),
-            population=self.strategy.population,
+            population=len(self.strategy._enrolled.nodes or ()),
             max_weight=self.strategy.max_client_weight,
             total=total,
         )
@@ -194,7 +194,7 @@ class SecureAggregation:
         """Return the values for each client. Weights become integers, of which the largest is Q."""
         most, Q = max(shares.values()), quantization_range(len(shares))
         buffers = tuple(sorted(self.strategy.buffers_of(now.received))) if factors else ()
-        draws = np.random.default_rng(derive_seed(self.strategy.seed, now.server_round, "checks"))
+        draws = np.random.default_rng(derive_seed(self.strategy._seed, now.server_round, "checks"))
         return {
             client: MaskingInstructions(
                 round(share / most * Q),
@@ -290,7 +290,7 @@ class SecureAggregation:
         _warn_if_shown(now.server_round, cohort)
         strategy.note_trained(cohort)
         strategy.merged_rounds |= dict.fromkeys(cohort.client_ids, now.server_round)
-        note_merged(strategy.participation, cohort)
+        note_merged(strategy._participation, cohort)
         return merged
 
 
