@@ -364,7 +364,7 @@ def _typed_as(sent: ArrayRecord, mean: Parameters) -> Parameters:
         return mean
     # Counters are rounded down as in `Cohort.average`, beyond the error of the masked integers.
     typed = [
-        np.asarray(array if dtype.kind == "f" else np.floor(array + 1e-3), dtype)
+        np.asarray(array if dtype.kind == "f" else np.floor(array + 0.01), dtype)
         for array, dtype in zip(arrays, types, strict=True)
     ]
     return ndarrays_to_parameters(typed)
