@@ -131,20 +131,30 @@ class StrategyHooks:
             (key,) = self.FROM_CONFIG[attribute]
             setattr(self, attribute, config.get(key, getattr(self, attribute)))
 
+    def _check_taken(self) -> None:
+        """Raise ``ConfigError`` if an argument is neither given nor in the config."""
+        for attribute in self._taken or ():
+            if getattr(self, attribute) is None:
+                name, (key,) = type(self).__name__, self.FROM_CONFIG[attribute]
+                raise ConfigError(
+                    f"{attribute} = None: {name} needs it. Set {name}({attribute}=...), or send "
+                    f"{key!r} in the config of train messages, as {name}.start sends the rounds."
+                )
+
     def tell(self, client_id: int) -> Mapping[str, float | str]:
         """Return values for the config of this client's train message."""
         return {}
 
     @property
-    def measurements(self) -> tuple[str, ...]:
+    def _measurements(self) -> tuple[str, ...]:
         """Measurements that the strategy and its exchanges need, without duplicates."""
         others = (name for exchange in self.exchanges for name in exchange.needs)
         return tuple(dict.fromkeys((*self.needs, *others)))
 
     @property
-    def beside_model(self) -> set[str]:
+    def _beside_model(self) -> set[str]:
         """Names of the metrics and records that are read from replies beside the model."""
-        return {*self.measurements, *self.reads, *(exchange.name for exchange in self.exchanges)}
+        return {*self._measurements, *self.reads, *(exchange.name for exchange in self.exchanges)}
 
     def buffers_of(self, model: Arrays) -> frozenset[str]:
         """Return the names of the model's arrays that are not trained.

@@ -127,7 +127,7 @@ def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
     """Raise ``ValueError`` if Flower's differential privacy would clip more than parameters."""
     if not (wrapper := privacy_wrapper()):
         return
-    beside = [name for name in strategy.measurements if name in strategy.ARRAY_MEASUREMENTS]
+    beside = [name for name in strategy._measurements if name in strategy.ARRAY_MEASUREMENTS]
     beside += [exchange.name for exchange in strategy.exchanges]
     if beside:
         raise ValueError(

@@ -43,7 +43,8 @@ from fairflower.aggregation.records import (
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import ReplyFilter, ReplyParser
+from fairflower.aggregation.replies import ReplyParser
+from fairflower.aggregation.reply_filter import ReplyFilter
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
@@ -76,8 +77,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        if self.extra:
-            require(self.extra, type(self).__name__)
+        if type(self).extra:
+            require(type(self).extra, type(self).__name__)
         values = checked_options(options)
         self._buffers = values.pop("buffers")
         self._min_clients: int | None = values.pop("min_clients")
@@ -137,7 +138,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self._enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
         self._seed = self.seed = seed
         for exchange in self.exchanges:
-            exchange.seed = seed
+            exchange._seed = exchange.seed = seed
 
     def start(  # type: ignore[override]
         self,
@@ -162,8 +163,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """
         check_dp_compatible(self, arrays)
         self.read_config(config)
-        if self.measurements:
-            config["measure"] = ",".join(self.measurements)
+        if self._enrolled.nodes is None:  # fairflower's app sends all settings
+            self._check_taken()
+        if self._measurements:
+            config["measure"] = ",".join(self._measurements)
         nodes = self._enrolled.connected(grid, self.min_available_nodes)
         uniform = type(self._participation) is Uniform and self._availability is None
         if self._enrolled.nodes is None and uniform:
@@ -213,7 +216,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
         """Store the candidates' losses; raise ``RoundFailed`` if too few replies are usable."""
-        answers = self.evaluations(server_round, replies, self._enrolled.sizes)
+        answers = self._evaluations(server_round, replies, self._enrolled.sizes)
         self._candidate_losses = {
             client: float(answer["eval_loss"])  # type: ignore[arg-type]
             for client, answer in answers.items()
@@ -330,7 +333,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         key, function = self.weighted_by_key, self.evaluate_metrics_aggr_fn
         return aggregate_metrics(stack_common_metrics(metrics), key, function, list(contents))
 
-    def evaluations(
+    def _evaluations(
         self,
         server_round: int,
         replies: Iterable[Message],

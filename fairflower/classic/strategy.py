@@ -245,7 +245,7 @@ class LegacyStrategy(Strategy):
             }
         )
         measured = unpack(note, tensors[size:])
-        wanted = self.strategy.beside_model
+        wanted = self.strategy._beside_model
         for kind, vectors in measured.items():
             named = self._names or kind in self.strategy.SINGLE_ARRAYS
             names = list(vectors) if named else self._trained(sent, kind, len(vectors))

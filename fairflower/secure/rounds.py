@@ -20,7 +20,8 @@ from fairflower.aggregation.records import (
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import ReplyFilter, ReplyParser
+from fairflower.aggregation.replies import ReplyParser
+from fairflower.aggregation.reply_filter import ReplyFilter
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, logger
@@ -123,7 +124,7 @@ class SecureAggregation:
         """Run the first exchange and return the clients' numbers as a cohort."""
         strategy = self.strategy
         messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
-        names = [n for n in strategy.measurements if n not in strategy.learns]
+        names = [n for n in strategy._measurements if n not in strategy.learns]
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             if content.array_records:

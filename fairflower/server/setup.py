@@ -285,7 +285,7 @@ def _check_privacy(
             "not trained: it may contain statistics of a client's examples. Choose a model without "
             "BatchNorm and without frozen parameters, for example cnn."
         )
-    numbers = len(strategy.measurements)
+    numbers = len(strategy._measurements)
     check_reachable(config.privacy, numbers, clients, config.num_server_rounds)
 
 
