@@ -17,7 +17,7 @@ class ClusteringMixin:
     STATE: ClassVar[tuple[str, ...]] = ("members", "centers")
 
     needs: tuple[str, ...]
-    seed: int
+    _seed: int
     num_clusters: int | Literal["auto"]  # T'
     clustering: Clustering  # see `cluster`
     members: dict[int, int]  # client -> its cluster in the last round that it took part in

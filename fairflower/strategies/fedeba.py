@@ -130,9 +130,9 @@ class FedEBAPlus(FairStrategy):
 
         The step is at most as long as the client's update, so bounds on updates apply to it, too.
         """
+        moved, steep = cohort.squared_norms(), cohort.gram("gradient").diagonal()
         if self.lr is None:  # no round was configured
             self.read_config({})
-        moved, steep = cohort.squared_norms(), cohort.gram("gradient").diagonal()
         longest = np.sqrt(np.divide(moved, steep, out=np.zeros(len(cohort)), where=steep > 0))
         trained, received = cohort.parameters, cohort.received
         return [
