@@ -341,7 +341,8 @@ class ParticipationConfig:
     policy: str = setting(
         "uniform",
         "Policy that selects the clients of each round: uniform, by-examples, round-robin, "
-        "power-of-choice:d=10, or module:Class.",
+        "power-of-choice:d=10, or module:Class. With by-examples, choose equal weights "
+        "(strategy.name = uniform): fedavg would count examples twice.",
     )
     availability: str = setting(
         "always",

@@ -19,7 +19,7 @@ from flwr.simulation import run_simulation
 from fairflower.classic.strategy import LegacyStrategy
 from fairflower.errors import error_text
 from fairflower.exchanges import ControlVariates
-from fairflower.strategies import FedAvg, FedHEAL
+from fairflower.strategies import FairStrategy, FedAvg, FedHEAL, Uniform
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ class Client(NumPyClient):
         return float(parameters[0][0]), EXAMPLES[self.k], {}
 
 
-STRATEGIES: dict[str, Callable[[], FedAvg | FedHEAL]] = {
+STRATEGIES: dict[str, Callable[[], FairStrategy]] = {
     "fedavg": lambda: FedAvg(**ALL),
     "max_client_weight": lambda: FedAvg(max_client_weight=0.4, **ALL),
     "clip_update_norm": lambda: FedAvg(clip_update_norm=0.5, **ALL),
@@ -56,12 +56,16 @@ STRATEGIES: dict[str, Callable[[], FedAvg | FedHEAL]] = {
     "observers": lambda: FedAvg(observers=[lambda cohort: {}], **ALL),
     "exchanges": lambda: FedAvg(exchanges=[ControlVariates()], **ALL),
     "FedHEAL": lambda: FedHEAL(**ALL),
+    "Uniform": lambda: Uniform(**ALL),
 }
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Any]:
-    """Run two secure rounds of every strategy in one simulation: final arrays and losses, or text."""
+    """Run two secure rounds of every strategy in one simulation.
+
+    An outcome is the final arrays and the losses of tests, or the text of an error.
+    """
     found: dict[str, Any] = {}
     server = ServerApp()
 
