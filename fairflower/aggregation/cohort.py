@@ -41,19 +41,20 @@ def on_simplex(weights: NDArray[np.float64]) -> bool:
 
 
 class UnknownModel(dict[str, NDArray[Any]]):
-    """A received model of which only the names of the arrays are known.
+    """A received model of which only names are known: reading an array raises ``ConfigError``."""
 
-    Reading an array raises ``ConfigError`` with the text ``why``. ``like`` is a client's model.
-    """
-
-    def __init__(self, like: Arrays, why: str) -> None:
+    def __init__(self, like: Arrays, strategy: str, why: str) -> None:
         super().__init__(like)
-        self.like, self.why = like, why
+        self.like = like  # a client's model
+        self.text = (
+            f"{strategy}, or an exchange, compares the clients' models with the model that they "
+            f"received, but {why}."
+        )
 
     def _refuse(self, *args: Any) -> NoReturn:
-        raise ConfigError(self.why)
+        raise ConfigError(self.text)
 
-    __getitem__ = get = items = values = copy = _refuse  # type: ignore[assignment]
+    __getitem__ = get = items = values = copy = _refuse
 
 
 @dataclass(frozen=True)

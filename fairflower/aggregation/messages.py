@@ -20,18 +20,12 @@ from fairflower.flower_compat import copied, privacy_wrapper
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """What a strategy's ``configure_*`` requested in a round.
-
-    In another app's subclass, others may write the messages, send only some of them or pass on
-    only some replies. Without ``configure_*``, only the round is known.
-    """
+    """What a strategy's ``configure_*`` requested in a round; only the round if not called."""
 
     server_round: int
-    #: The model in the messages; None if not known.
-    arrays: ArrayRecord | None = None
+    arrays: ArrayRecord | None = None  # the model in the messages
     messages: Sequence[Message] = ()
-    #: Number of clients that could be selected.
-    population: int = 0
+    population: int = 0  # number of clients that could be selected
 
 
 @dataclass(frozen=True)
@@ -44,8 +38,8 @@ class EnrolledClients:
     sizes: Mapping[int, int] = field(default_factory=dict)
     #: Node id -> client id, for enrolled clients and for clients that have replied.
     clients: dict[int, int] = field(default_factory=dict)
-    #: Ids of the clients without examples that the log has named.
-    without_examples: set[int] = field(default_factory=set)
+    #: Clients without examples that the log has named.
+    empty: set[int] = field(default_factory=set)
 
     def client_of(self, message: Message) -> int:
         """Return the id of the client that gets a message, or the node id of an unknown client."""
@@ -98,13 +92,19 @@ class EnrolledClients:
         messages: Iterable[Message],
         merged_rounds: Mapping[int, int],
         config_key: str,
-        exchanges: Iterable[Exchange],
+        exchanges: Sequence[Exchange],
+        tell: Iterable[Callable[[int], Mapping[str, float | str]]] = (),
     ) -> None:
-        """Add to messages what each client needs to find its state and its own arrays."""
+        """Add what each client needs to find its state, what it is told, and its own arrays."""
         for message in messages:
             client = self.client_of(message)
-            add_client_config(message, config_key, self.merged_round_config(merged_rounds, client))
-            add_client_arrays(message, exchanges, client)
+            values: dict[str, float | str] = {**self.merged_round_config(merged_rounds, client)}
+            for told in tell:
+                values |= told(client)
+            add_client_config(message, config_key, values)
+            own = {e.name: record_of(arrays) for e in exchanges if (arrays := e.arrays_for(client))}
+            if own:  # all messages of a round share their content, so it is copied
+                message.content = RecordDict({**message.content, **own})
 
 
 def add_client_config(message: Message, config_key: str, values: Mapping[str, float | str]) -> None:
@@ -113,14 +113,6 @@ def add_client_config(message: Message, config_key: str, values: Mapping[str, fl
         # All messages of a round share their content, so it is copied.
         config = message.content.config_records[config_key]
         message.content = RecordDict({**message.content, config_key: copied(config, values)})
-
-
-def add_client_arrays(message: Message, exchanges: Iterable[Exchange], client: int) -> None:
-    """Add the arrays that exchanges send to this client alone."""
-    for exchange in exchanges:
-        if own := exchange.arrays_for(client):
-            # All messages of a round share their content, so it is copied.
-            message.content = RecordDict({**message.content, exchange.name: record_of(own)})
 
 
 def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:

@@ -40,15 +40,10 @@ LOST_RATIO = 2.0**24
 #: Smallest ratio of norms at which a vector is listed if training diverges.
 LISTED_RATIO = 1000.0
 
-#: Why the model that the clients received is not known, and what to do.
-_NOT_CONFIGURED = (
-    "That model is not known: call super().configure_train(...) in every round, even if you send "
-    "other messages."
-)
+_NOT_CONFIGURED = "super().configure_train(...) was not called: call it in every round"
 _OTHER_ARRAYS = (
-    "The clients' models are unlike the model that was sent ({}). Strategies that only average "
-    "models take the clients' arrays; for others, start from a model with the names, shapes and "
-    "dtypes of the clients' models."
+    "the clients' models are unlike the one that was sent ({}): start from a model with the names, "
+    "shapes and dtypes of theirs"
 )
 
 
@@ -117,22 +112,12 @@ class ReplyParser:
         if not layouts or _layout(self.received) in layouts:
             return
         usual = layouts[max(sorted(layouts), key=lambda layout: len(layouts[layout]))]
-        if not self.unknown:
-            try:
-                check_arrays(usual[0], self.received)
-            except InvalidReply as difference:
-                self.unknown = _OTHER_ARRAYS.format(difference)
+        try:
+            check_arrays(usual[0], self.received)
+        except InvalidReply as difference:
+            self.unknown = self.unknown or _OTHER_ARRAYS.format(difference)
         norms = [length for length in map(norm, usual) if math.isfinite(length)]
         self._expect(usual[0], median_low(norms or [0.0]))
-        if self.strategy.exchanges:
-            raise ConfigError(self._why_unknown)
-
-    @property
-    def _why_unknown(self) -> str:
-        return (
-            f"{type(self.strategy).__name__} (with its exchanges, if any) compares the clients' "
-            f"models with the model that they received. {self.unknown}"
-        )
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
@@ -165,9 +150,11 @@ class ReplyParser:
         if reply_filter.enrolled.nodes is None:
             replies = list(replies)
             self._expect_theirs(replies)
-            if self.unknown and self.unknown != _NOT_CONFIGURED:
-                reply_filter.remark = self.unknown
-                logger.warning("Round %d: %s", reply_filter.server_round, self.unknown)
+            if self.unknown and self.strategy.exchanges:
+                UnknownModel({}, type(self.strategy).__name__, self.unknown).copy()  # raises
+            if self.unknown and reply_filter.asked:
+                reply_filter.remark = f"{self.unknown}."
+                logger.warning("Round %d: %s", reply_filter.server_round, reply_filter.remark)
         parsed = reply_filter.usable(replies, self.parse)
         reply_filter.check_enough(len(parsed))
         self._drop_odd_shapes(parsed, reply_filter)
@@ -231,14 +218,15 @@ class ReplyParser:
         ordered = [parsed[i] for i in sorted(parsed)]
         if server_round == 1:
             self._warn_of_unread(ordered[0].content)
+        received = self.received
+        if self.unknown:
+            received = UnknownModel(ordered[0].arrays, type(self.strategy).__name__, self.unknown)
         metrics = stack_common_metrics([reply.metrics for reply in ordered])
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(parsed)),
             num_examples=metrics[self.strategy.weighted_by_key],
-            received=UnknownModel(ordered[0].arrays, self._why_unknown)
-            if self.unknown
-            else self.received,
+            received=received,
             returned=tuple(reply.arrays for reply in ordered),
             metrics=metrics,
             buffers=self.buffers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -34,8 +34,8 @@ Answer = TypeVar("Answer")
 class ReplyFilter:
     """Filter that separates a round's usable replies from the others.
 
-    fairflower's app knows whom it asked, and judges all of them. In other apps, subclasses and
-    wrappers choose messages and replies: there, the filter judges the replies that it gets.
+    fairflower's app judges all clients that it asked. In other apps, where subclasses and wrappers
+    choose messages and replies, the filter judges the replies that it gets.
     """
 
     server_round: int
@@ -46,8 +46,8 @@ class ReplyFilter:
     dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
     diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
     large_norms: Sequence[str] = ()  # very long vectors of earlier rounds, as text
-    given: int = 0  # number of clients whose replies were judged
-    without_examples: list[int] = field(default_factory=list)  # clients among these
+    judged: int = 0  # number of clients, of which those in `empty` have no examples
+    empty: dict[int, str] = field(default_factory=dict)
     remark: str = ""  # how the clients' arrays differ from the model that was sent
 
     def usable(
@@ -58,7 +58,8 @@ class ReplyFilter:
         """Return ``check``'s results by client; drop error replies and invalid replies."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         asked.pop("", None)  # messages that a grid has not sent have the id ""
-        waiting, judged = {m.metadata.dst_node_id for m in self.asked}, set[int]()
+        waiting, replied = {m.metadata.dst_node_id for m in self.asked}, set[int]()
+        everyone = self.enrolled.nodes is not None
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
             # An error reply for a dead node comes from the SuperLink, not from the node.
@@ -66,7 +67,7 @@ class ReplyFilter:
             node = asked.get(request_id, reply.metadata.src_node_id)
             client = self.enrolled.clients.get(node, node)
             strange = (asked and request_id not in asked) or node not in waiting
-            if (self._knows_all and strange) or node in judged:
+            if node in replied or (everyone and strange):
                 logger.warning(
                     "Round %d ignores a reply from client %d, because it is late or the client has "
                     "already replied.",
@@ -75,12 +76,12 @@ class ReplyFilter:
                 )
                 continue
             waiting.discard(node)
-            judged.add(node)
+            replied.add(node)
             try:
                 client, metrics = self._read_claim(reply, node, client, answers)
                 self.enrolled.clients[node] = client
-                if self._has_no_examples(client, metrics):
-                    self.without_examples.append(client)
+                if not everyone and metrics.get(self.examples_key) == 0:
+                    self._note_empty(client)
                     continue
                 self._check_examples(metrics)
                 answers[client] = check(client, reply.content, metrics)
@@ -88,22 +89,11 @@ class ReplyFilter:
                 self.dropped[client] = str(problem)
                 if isinstance(problem, NotFinite):
                     self.diverged.add(client)
-        self.given = len(self.asked) if self._knows_all else len(judged)
-        silent = self._silent(waiting, set(asked.values()))
-        if self._knows_all:
-            self.dropped |= silent
+        self.judged = len(self.asked if everyone else replied)
+        self._drop_silent(waiting, set(asked.values()))
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)  # logs the reasons in the order of ids
-        if silent and not self._knows_all:
-            text = "Round %d: %d of %d clients are judged; the others:%s"
-            logger.info(text, self.server_round, len(judged), len(self.asked), _listed(silent))
-            self.dropped |= silent
         return answers
-
-    @property
-    def _knows_all(self) -> bool:
-        """Whether all clients are enrolled, as in fairflower's app."""
-        return self.enrolled.nodes is not None
 
     def drop(self, client: int, reason: str) -> None:
         """Drop a client, and log the reason, shortened and without unprintable characters."""
@@ -116,9 +106,9 @@ class ReplyFilter:
 
         The error is ``Diverged`` if NaN and infinite values are the only reasons.
         """
-        half = math.ceil(self.given / 2)
+        half = math.ceil(self.judged / 2)
         needed = max(1, half if self.min_clients is None else self.min_clients)
-        if usable + len(self.without_examples) < needed or not usable:
+        if usable + len(self.empty) < needed or not usable:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
             error = Diverged if diverged else RoundFailed
             hint = ""
@@ -126,7 +116,7 @@ class ReplyFilter:
                 hint = "\nUpdates with large norms, which clip-update-median would clip:"
                 hint += "".join(f"\n  {text}" for text in self.large_norms)
             raise error(
-                f"Round {self.server_round}: {usable} of {self.given or len(self.asked)} clients "
+                f"Round {self.server_round}: {usable} of {self.judged or len(self.asked)} clients "
                 f"sent a usable reply, fewer than the {needed} that min-clients requires."
                 f"{self._reasons()}{hint}"
             )
@@ -141,8 +131,14 @@ class ReplyFilter:
 
     def _reasons(self) -> str:
         """Return one line per reason, with the clients that were dropped for it."""
-        empty = dict.fromkeys(self.without_examples, "it has no examples")
-        return _listed({**self.dropped, **empty}) + (f"\n  {self.remark}" if self.remark else "")
+        sharing: dict[str, list[int]] = {}
+        for client, reason in sorted({**self.dropped, **self.empty}.items()):
+            sharing.setdefault(_without_client(reason, client), []).append(client)
+        lines = [
+            f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
+            for reason, clients in sharing.items()
+        ]
+        return "".join(f"\n  {line}" for line in (*lines, self.remark) if line)
 
     def _read_claim(
         self, reply: Message, node: int, client: int, answers: Container[int]
@@ -159,52 +155,29 @@ class ReplyFilter:
             raise InvalidReply(f"client id {claimed} has already replied in this round")
         return claimed, metrics
 
-    def _silent(self, waiting: Iterable[int], sent_to: set[int]) -> dict[int, str]:
-        """Return why nodes have no reply, by client; ``sent_to`` are nodes that got a message."""
-        unsent, silent = "no message was sent to it", "no reply was passed on"
-        if self._knows_all:
-            unsent, silent = "its SuperNode is not connected", "no reply before the timeout"
-        elif not sent_to:  # no grid has set an id
-            sent_to = set(waiting)
-        return {
-            self.enrolled.clients.get(node, node): silent if node in sent_to else unsent
-            for node in waiting
-        }
+    def _drop_silent(self, waiting: Iterable[int], sent_to: set[int]) -> None:
+        """Drop the clients of nodes without a reply; ``sent_to`` are nodes that got a message."""
+        why = ["no reply before the timeout", "its SuperNode is not connected"]
+        if self.enrolled.nodes is None:
+            why = ["no reply was passed on", "no message was sent to it"]
+        for node in waiting:
+            unsent = (sent_to or self.enrolled.nodes) and node not in sent_to
+            self.dropped[self.enrolled.clients.get(node, node)] = why[bool(unsent)]
 
-    def _has_no_examples(self, client: int, metrics: MetricRecord) -> bool:
-        """Return whether a client has no examples; the log says so once."""
-        none = not self._knows_all and metrics.get(self.examples_key) == 0
-        if none and client not in self.enrolled.without_examples:
-            self.enrolled.without_examples.add(client)
-            logger.warning(
-                "Client %d has no examples (%s = 0): it has no part in the model while this is so.",
-                client,
-                self.examples_key,
-            )
-        return none
+    def _note_empty(self, client: int) -> None:
+        """Note that a client has no examples; the log says so once."""
+        self.empty[client] = f"it has no examples ({self.examples_key} = 0)"
+        if client not in self.enrolled.empty:
+            self.enrolled.empty.add(client)
+            logger.warning("Client %d takes no part: %s.", client, self.empty[client])
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.examples_key
         if key not in metrics:
             raise InvalidReply(f"its metrics lack {key!r}; the client must report it")
         value = float(metrics[key])  # type: ignore[arg-type]
-        if not (math.isfinite(value) and value > 0):
-            raise InvalidReply(f"{key} = {value}: expected a positive finite number")
-        if value > MAX_COUNT:
-            raise InvalidReply(f"{key} = {value}: expected at most 2**53")
-        if value < 1 / MAX_COUNT:
-            raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
-
-
-def _listed(dropped: Mapping[int, str]) -> str:
-    """Return one line per reason, with its clients."""
-    sharing: dict[str, list[int]] = {}
-    for client, reason in sorted(dropped.items()):
-        sharing.setdefault(_without_client(reason, client), []).append(client)
-    return "".join(
-        f"\n  client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
-        for reason, clients in sharing.items()
-    )
+        if not 1 / MAX_COUNT <= value <= MAX_COUNT:
+            raise InvalidReply(f"{key} = {value}: expected at least 2**-53 and at most 2**53")
 
 
 def _without_client(reason: str, client: int) -> str:

@@ -20,7 +20,6 @@ from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import (
     EnrolledClients,
     RoundRequest,
-    add_client_config,
     check_dp_compatible,
 )
 from fairflower.aggregation.options import Observer, Options, checked_options
@@ -80,9 +79,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         if type(self).extra:
             require(type(self).extra, type(self).__name__)
         values = checked_options(options)
-        self._buffers = values.pop("buffers")
+        self._buffers, self.exchanges = values.pop("buffers"), values.pop("exchanges")
         self._min_clients: int | None = values.pop("min_clients")
-        self.exchanges = values.pop("exchanges")
         self._observers: Sequence[Observer] = values.pop("observers")
         self.max_client_weight: float = values.pop("max_client_weight")
         self.clip_update_norm: float | None = values.pop("clip_update_norm")
@@ -172,25 +170,19 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         if self._enrolled.nodes is None and uniform:
             messages = list(super().configure_train(server_round, arrays, config, grid))
         else:
-            config["server-round"] = server_round
-            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             with _keeping(arrays):
                 draw = self._draw(server_round, nodes)
             chosen = checked_choice(self._participation, draw, self._candidate_losses)
             asked = [nodes[client] for client in chosen]
-            messages = list(self._construct_messages(content, asked, MessageType.TRAIN))
+            messages = self._messages(MessageType.TRAIN, server_round, arrays, config, asked)
         for exchange in self.exchanges:
             if shared := exchange.broadcast(server_round):
                 record = record_of(shared)
                 for message in messages:
                     message.content[exchange.name] = record
-        self._enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
-        for message in messages:
-            client = self._enrolled.client_of(message)
-            values = dict(self.tell(client))
-            for exchange in self.exchanges:
-                values |= exchange.tell(client)
-            add_client_config(message, self.configrecord_key, values)
+        tell = [self.tell, *(exchange.tell for exchange in self.exchanges)]
+        key, rounds = self.configrecord_key, self.merged_rounds
+        self._enrolled.add_own(messages, rounds, key, self.exchanges, tell)
         self._requests[MessageType.TRAIN] = RoundRequest(server_round, arrays, messages, len(nodes))
         return messages
 
@@ -208,10 +200,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         draw = self._draw(server_round, self._enrolled.nodes)
         if not (candidates := checked_candidates(self._participation, draw)):
             return []
-        config["server-round"], config["split"] = server_round, "train"
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        config["split"] = "train"
         nodes = [self._enrolled.nodes[client] for client in candidates]
-        messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
+        kind = MessageType.EVALUATE
+        messages = self._messages(kind, server_round, arrays, config, nodes)
         return self._requested_tests(server_round, arrays, messages)
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -229,15 +221,21 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         if self._enrolled.nodes is None or self.fraction_evaluate == 0.0:
             messages = list(super().configure_evaluate(server_round, arrays, config, grid))
         else:
-            config["server-round"] = server_round
-            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             fraction, at_least = self.fraction_evaluate, self.min_evaluate_nodes
             # Another draw than for training, whose clients' data would make tests look better.
             seed = derive_seed(self._seed, "evaluate")
             draw = self._enrolled.draw(server_round, seed, fraction, at_least, self._enrolled.nodes)
             nodes = [self._enrolled.nodes[client] for client in Uniform().choose(draw, {})]
-            messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
+            kind = MessageType.EVALUATE
+            messages = self._messages(kind, server_round, arrays, config, nodes)
         return self._requested_tests(server_round, arrays, messages)
+
+    def _messages(
+        self, kind: str, server_round: int, arrays: ArrayRecord, config: ConfigRecord, nodes: Any
+    ) -> list[Message]:
+        config["server-round"] = server_round
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return list(self._construct_messages(content, nodes, kind))
 
     def _requested_tests(
         self, server_round: int, arrays: ArrayRecord, messages: list[Message]
@@ -259,14 +257,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next global model and the clients' mean metrics.
 
-        Without `configure_train` in this round, any strategy that averages models can merge the
-        replies. Both results are None if there were neither messages nor replies.
-
-        Raises ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for
-        ``max_client_weight``; ``Diverged`` if the merged model has NaN or infinite values;
-        ``StrategyError`` if `merge` returns wrong arrays; and ``ConfigError`` if the strategy
-        needs the model that the clients received, and this model is not known. The attribute
-        ``arrays`` of ``RoundFailed`` is the model that was sent.
+        Both are None if there were neither messages nor replies. Raises ``RoundFailed`` if fewer
+        than ``min_clients`` replies are usable, or too few for ``max_client_weight``; ``Diverged``
+        if the merged model has NaN or infinite values; ``StrategyError`` if `merge` returns wrong
+        arrays; and ``ConfigError`` if it needs the received model, but this model is not known.
         """
         request, replies = self._request(MessageType.TRAIN, server_round), list(replies)
         if not (request.messages or replies):

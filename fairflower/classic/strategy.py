@@ -10,16 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import (
     EvaluateIns,
     EvaluateRes,
@@ -47,13 +38,8 @@ NDArrays = list[NDArray[Any]]
 Metrics = dict[str, Scalar]
 
 #: Attributes of a strategy that need each client's update, where they are set.
-_NEED_UPDATES = (
-    "max_client_weight",
-    "clip_update_norm",
-    "clip_update_median",
-    "exchanges",
-    "_observers",
-)
+_BOUNDS = ("max_client_weight", "clip_update_norm", "clip_update_median")
+_NEED_UPDATES = (*_BOUNDS, "exchanges", "_observers")
 
 #: Serialization format of the arrays that classic Flower sends.
 TENSOR_TYPE = "numpy.ndarray"
@@ -176,15 +162,13 @@ class LegacyStrategy(Strategy):
 
     def num_fit_clients(self, num_available_clients: int) -> tuple[int, int]:
         """Return how many clients to select, and how many have to be available."""
-        ours = self.strategy
-        share = int(num_available_clients * ours.fraction_train)
-        return max(share, ours.min_train_nodes), ours.min_available_nodes
+        s, share = self.strategy, int(num_available_clients * self.strategy.fraction_train)
+        return max(share, s.min_train_nodes), s.min_available_nodes
 
     def num_evaluation_clients(self, num_available_clients: int) -> tuple[int, int]:
         """Return how many clients to select for tests, and how many have to be available."""
-        ours = self.strategy
-        share = int(num_available_clients * ours.fraction_evaluate)
-        return max(share, ours.min_evaluate_nodes), ours.min_available_nodes
+        s, share = self.strategy, int(num_available_clients * self.strategy.fraction_evaluate)
+        return max(share, s.min_evaluate_nodes), s.min_available_nodes
 
     def _ins(self, parameters: Parameters, message: Message) -> tuple[Parameters, Metrics]:
         """Convert a message to parameters and config; the exchanges' arrays follow the model's."""
@@ -204,14 +188,15 @@ class LegacyStrategy(Strategy):
     ) -> tuple[Parameters | None, Metrics]:
         if failures and not self.accept_failures:
             return None, {}
-        request = self.strategy._request(MessageType.TRAIN, server_round)
+        request = self.strategy._request("train", server_round)
         sent = request.arrays or ArrayRecord()
         if len(results) > 1 and len({id(result.parameters) for _, result in results}) == 1:
             self._check_secure_aggregation()
-            mean = _typed_as(sent, results[0][1].parameters)
+            mean = results[0][1].parameters
+            mean = _typed_as(sent, mean) if request.arrays else mean
             results = [(proxy, replace(result, parameters=mean)) for proxy, result in results]
         content = partial(self._fit_content, sent)
-        replies = _replies(request.messages, MessageType.TRAIN, results, failures, content)
+        replies = _replies(request.messages, "train", results, failures, content)
         merged, metrics = self.strategy.aggregate_train(server_round, replies)
         means = _plain(metrics)
         if self.fit_metrics_aggregation_fn:
@@ -221,17 +206,14 @@ class LegacyStrategy(Strategy):
     def _check_secure_aggregation(self) -> None:
         """Raise ``ValueError`` if the strategy needs more than the mean of the models."""
         ours = self.strategy
-        set_ones = [name for name in _NEED_UPDATES if getattr(ours, name) not in (None, 1, ())]
-        if type(ours) is not FedAvg or set_ones:
-            options = (
-                f" with {', '.join(name.lstrip('_') for name in set_ones)}" if set_ones else ""
-            )
+        extra = [name for name in _NEED_UPDATES if getattr(ours, name) not in (None, 1, ())]
+        if type(ours) is not FedAvg or extra:
+            name = " with ".join([type(ours).__name__, *(e.lstrip("_") for e in extra)])
             raise ValueError(
                 "Flower's secure aggregation returns only the mean of the clients' models, "
-                f"weighted by numbers of examples, so {type(ours).__name__}{options} would have "
-                "no effect. Use FedAvg without weights, bounds, exchanges and observers, or "
-                "disable secure aggregation. (fairflower's app can weight masked models: "
-                "secure-aggregation = true.)"
+                f"weighted by examples, so {name} would have no effect. Use FedAvg without bounds, "
+                "exchanges and observers, or disable secure aggregation. (fairflower's app can "
+                "weight masked models: secure-aggregation = true.)"
             )
 
     def _fit_content(self, sent: ArrayRecord, result: FitRes) -> RecordDict:
@@ -288,9 +270,8 @@ class LegacyStrategy(Strategy):
             metrics = {**result.metrics, "eval_loss": result.loss}
             return RecordDict({"metrics": self._metrics(result.num_examples, metrics)})
 
-        kind = MessageType.EVALUATE
-        request = self.strategy._request(kind, server_round)
-        replies = _replies(request.messages, kind, results, failures, content)
+        asked = self.strategy._request("evaluate", server_round).messages
+        replies = _replies(asked, "evaluate", results, failures, content)
         means = _plain(self.strategy.aggregate_evaluate(server_round, replies))
         loss = means.pop("eval_loss", None)
         if self.evaluate_metrics_aggregation_fn:
@@ -358,15 +339,9 @@ def _ask(
 
 def _typed_as(sent: ArrayRecord, mean: Parameters) -> Parameters:
     """Return Flower's mean of masked models, in float64, with the types of the model sent."""
-    arrays = parameters_to_ndarrays(mean)
-    types = [array.dtype for array in decode_record(sent).values()]
-    if len(types) != len(arrays):
-        return mean
-    # Counters are rounded down as in `Cohort.average`, beyond the error of the masked integers.
-    typed = [
-        np.asarray(array if dtype.kind == "f" else np.floor(array + 0.01), dtype)
-        for array, dtype in zip(arrays, types, strict=True)
-    ]
+    arrays = zip(parameters_to_ndarrays(mean), decode_record(sent).values(), strict=True)
+    # Counters are rounded down as in `Cohort.average`, beyond the error of masked integers.
+    typed = [(a if s.dtype.kind == "f" else np.floor(a + 0.01)).astype(s.dtype) for a, s in arrays]
     return ndarrays_to_parameters(typed)
 
 
