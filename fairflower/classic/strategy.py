@@ -339,9 +339,20 @@ def _ask(
 
 def _typed_as(sent: ArrayRecord, mean: Parameters) -> Parameters:
     """Return Flower's mean of masked models, in float64, with the types of the model sent."""
-    arrays = zip(parameters_to_ndarrays(mean), decode_record(sent).values(), strict=True)
-    # Counters are rounded down as in `Cohort.average`, beyond the error of masked integers.
-    typed = [(a if s.dtype.kind == "f" else np.floor(a + 0.01)).astype(s.dtype) for a, s in arrays]
+    typed = []
+    for (name, like), array in zip(
+        decode_record(sent).items(), parameters_to_ndarrays(mean), strict=True
+    ):
+        if like.ndim == 0 and like.dtype.kind == "f":
+            raise ConfigError(
+                f"Flower's secure aggregation returns a wrong number for {name!r}, which has no "
+                "dimensions. Give it the shape (1,), or disable secure aggregation."
+            )
+        if like.ndim == 0:  # a counter stays as it was sent, for the same reason
+            array = like
+        elif like.dtype.kind != "f":  # rounded down, beyond the error of masked integers
+            array = np.floor(array + 0.01)
+        typed.append(array.astype(like.dtype))
     return ndarrays_to_parameters(typed)
 
 
