@@ -340,19 +340,16 @@ def _ask(
 def _typed_as(sent: ArrayRecord, mean: Parameters) -> Parameters:
     """Return Flower's mean of masked models, in float64, with the types of the model sent."""
     typed = []
-    for (name, like), array in zip(
-        decode_record(sent).items(), parameters_to_ndarrays(mean), strict=True
-    ):
+    pairs = zip(decode_record(sent).items(), parameters_to_ndarrays(mean), strict=True)
+    for (name, like), array in pairs:
         if like.ndim == 0 and like.dtype.kind == "f":
             raise ConfigError(
                 f"Flower's secure aggregation returns a wrong number for {name!r}, which has no "
                 "dimensions. Give it the shape (1,), or disable secure aggregation."
             )
-        if like.ndim == 0:  # a counter stays as it was sent, for the same reason
-            array = like
-        elif like.dtype.kind != "f":  # rounded down, beyond the error of masked integers
-            array = np.floor(array + 0.01)
-        typed.append(array.astype(like.dtype))
+        # Integers are rounded down, beyond the error of masks; counters without dimensions stay.
+        whole = np.floor(array + 0.01) if like.ndim else like
+        typed.append((array if like.dtype.kind == "f" else whole).astype(like.dtype))
     return ndarrays_to_parameters(typed)
 
 

@@ -91,7 +91,8 @@ class FedISMPlus(FedISM):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(q=q, beta=beta, variant=variant, **options)
-        self.rho, self.p, self.state, self.rounds = rho, p, state, rounds
+        self.rho, self.p, self.state = rho, p, state
+        self.rounds = rounds if p > 0 else 1  # the radius does not change
         self.needs = (state,)
 
     def radius(self, server_round: int) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates
 from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL
-from fairflower.testing.rounds import MODEL, Rounds, reply
+from fairflower.testing.rounds import MODEL, Rounds, make_cohort, reply
 
 RANDOM = np.random.default_rng(5)
 
@@ -296,3 +298,53 @@ def test_a_failed_round_has_the_model_that_was_sent(rule: Any) -> None:
         legacy.aggregate_fit(1, [], [ValueError(), ValueError("no disk")])
     assert "ValueError() | no disk" in str(failed.value)
     np.testing.assert_array_equal(failed.value.arrays["w"].numpy(), 7.0)
+
+
+# --- what only a round's config says ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "key"),
+    [
+        ("fedism+", "rounds", "num-server-rounds"),
+        ("fedga", "rounds", "num-server-rounds"),
+        ("fednova", "momentum", "train.momentum"),
+    ],
+)
+def test_in_a_wrapper_a_rule_says_which_argument_it_lacks(
+    name: str, argument: str, key: str
+) -> None:
+    """A wrapper's ``start`` sends no number of rounds, so FedISM+ would have a constant radius."""
+    record = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    nodes = SimpleNamespace(get_node_ids=lambda: [1, 2])
+    wrap = partial(
+        flower.DifferentialPrivacyServerSideFixedClipping,
+        noise_multiplier=0.0,
+        clipping_norm=1.0,
+        num_sampled_clients=2,
+    )
+    kind = STRATEGIES[name]
+    set_task_identity()
+    with pytest.raises(ConfigError, match=rf"{argument} = None: .*{argument}=.*'{key}'"):
+        wrap(kind()).configure_train(1, record, ConfigRecord(), nodes)
+    given = {argument: 0.0 if argument == "momentum" else 3}
+    for strategy, config in ((kind(**given), {}), (kind(), {key: given[argument]})):
+        asked = wrap(strategy).configure_train(1, record, ConfigRecord(config), nodes)
+        assert len(list(asked)) == 2
+    if name == "fedism+":  # a constant radius needs no number of rounds
+        assert list(wrap(kind(p=0)).configure_train(1, record, ConfigRecord(), nodes))
+
+
+def test_rules_with_a_learning_rate_merge_cohorts_without_a_round() -> None:
+    """QFFL: L = 1/lr, h_k = q F^(q-1) ||L Delta_k||^2 + L F^q, theta + L sum F^q Delta_k / h."""
+    lr, F, moves = 0.5, np.array([1.0, 3.0]), np.array([1.0, 5.0])
+    cohort = make_cohort(moves[:, None], received_loss=F)
+    h = (moves / lr) ** 2 + F / lr
+    merged = STRATEGIES["qffl"](lr=lr).merge(cohort)["w"]
+    np.testing.assert_allclose(merged, (F * moves).sum() / lr / h.sum())
+    with pytest.raises(ValueError, match=r"QFFL needs a learning rate"):
+        STRATEGIES["qffl"]().merge(cohort)
+    both = make_cohort(moves[:, None], received_loss=[1.0, 1.0], measured={"gradient": [[1.0]] * 2})
+    assert np.isfinite(STRATEGIES["fedeba+"](lr=lr).merge(both)["w"]).all()
+    with pytest.raises(ValueError, match=r"FedEBA\+ needs a learning rate"):
+        STRATEGIES["fedeba+"]().merge(both)
