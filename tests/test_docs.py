@@ -153,7 +153,7 @@ def test_documented_programs_run_clean_on_flowers_simulation(
     text = run_process(command, env=environment(tmp_path, PYTHONPATH=str(tmp_path)), cwd=tmp_path)
     assert "Traceback" not in text
     assert "ERROR" not in text
-    allowed = ("fraction_evaluate is set to 0.0", "deprecated", "_aggregation_fn provided")
+    allowed = ("fraction_evaluate is set to 0.0", "deprecated", "_fn provided", "terminating")
     warned = [line for line in text.splitlines() if "WARNING" in line]
     assert [line for line in warned if not any(part in line for part in allowed)] == []
 

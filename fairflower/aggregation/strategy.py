@@ -202,8 +202,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             return []
         config["split"] = "train"
         nodes = [self._enrolled.nodes[client] for client in candidates]
-        kind = MessageType.EVALUATE
-        messages = self._messages(kind, server_round, arrays, config, nodes)
+        messages = self._messages(MessageType.EVALUATE, server_round, arrays, config, nodes)
         return self._requested_tests(server_round, arrays, messages)
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -226,8 +225,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             seed = derive_seed(self._seed, "evaluate")
             draw = self._enrolled.draw(server_round, seed, fraction, at_least, self._enrolled.nodes)
             nodes = [self._enrolled.nodes[client] for client in Uniform().choose(draw, {})]
-            kind = MessageType.EVALUATE
-            messages = self._messages(kind, server_round, arrays, config, nodes)
+            messages = self._messages(MessageType.EVALUATE, server_round, arrays, config, nodes)
         return self._requested_tests(server_round, arrays, messages)
 
     def _messages(
@@ -247,10 +245,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def _request(self, kind: str, server_round: int) -> RoundRequest:
         """Return what this object's ``configure_*`` requested in a round; nothing if not called."""
-        request = self._requests.get(kind)
-        if request is None or request.server_round != server_round:
-            return RoundRequest(server_round)
-        return request
+        nothing = RoundRequest(server_round)
+        last = self._requests.get(kind, nothing)
+        return last if last.server_round == server_round else nothing
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -283,8 +280,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics, self.clusters = {}, None
         reply_filter.check_cap(len(cohort), self.max_client_weight)
-        max_norm, median = self.clip_update_norm, self.clip_update_median
-        cohort, factors = clip_cohort(cohort, self.exchanges, max_norm, median)
+        bounds = self.clip_update_norm, self.clip_update_median
+        cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
         if factors is not None:
             self.diagnostics["clipped"] = factors
         with one_thread():  # the same bits on any number of cores
@@ -311,16 +308,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
         ``dropped``. Only metrics that all clients sent are averaged. None if no reply is left.
         """
-
-        def check(
-            client: int, content: RecordDict, metrics: MetricRecord
-        ) -> tuple[RecordDict, MetricRecord]:
-            for key, value in metrics.items():
-                check_finite(key, value)
-            return content, metrics
-
-        request = self._request(MessageType.EVALUATE, server_round)
-        answers = self.reply_filter(server_round, request.messages).usable(replies, check)
+        asked = self._request(MessageType.EVALUATE, server_round).messages
+        answers = self.reply_filter(server_round, asked).usable(replies, _finite)
         if not answers:
             return None
         contents, metrics = zip(*(answers[client] for client in sorted(answers)), strict=True)
@@ -359,10 +348,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     # --- internals -------------------------------------------------------------------
 
     def _draw(self, server_round: int, nodes: Mapping[int, int]) -> Draw:
-        share, least = self.fraction_train, self.min_train_nodes
-        return self._enrolled.draw(
-            server_round, self._seed, share, least, nodes, self._availability
-        )
+        size, online = (self.fraction_train, self.min_train_nodes), self._availability
+        return self._enrolled.draw(server_round, self._seed, *size, nodes, online)
 
 
 @contextmanager
@@ -373,6 +360,15 @@ def _keeping(arrays: ArrayRecord | None) -> Iterator[None]:
     except RoundFailed as failed:
         failed.arrays = arrays
         raise
+
+
+def _finite(
+    client: int, content: RecordDict, metrics: MetricRecord
+) -> tuple[RecordDict, MetricRecord]:
+    """Return a reply's content and metrics; raise ``NotFinite`` if a metric is not finite."""
+    for key, value in metrics.items():
+        check_finite(key, value)
+    return content, metrics
 
 
 def _check_arrays(name: str, merged: Any, received: Arrays) -> None:
