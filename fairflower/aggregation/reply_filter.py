@@ -58,7 +58,7 @@ class ReplyFilter:
         """Return ``check``'s results by client; drop error replies and invalid replies."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         asked.pop("", None)  # messages that a grid has not sent have the id ""
-        waiting, replied = {m.metadata.dst_node_id for m in self.asked}, set[int]()
+        waiting, replied = {m.metadata.dst_node_id for m in self.asked}, list[int]()
         everyone = self.enrolled.nodes is not None
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
@@ -67,7 +67,8 @@ class ReplyFilter:
             node = asked.get(request_id, reply.metadata.src_node_id)
             client = self.enrolled.clients.get(node, node)
             strange = (asked and request_id not in asked) or node not in waiting
-            if node in replied or (everyone and strange):
+            twice = node in replied and not reply.has_error()  # errors may come from the SuperLink
+            if twice or (everyone and strange):
                 logger.warning(
                     "Round %d ignores a reply from client %d, because it is late or the client has "
                     "already replied.",
@@ -76,7 +77,7 @@ class ReplyFilter:
                 )
                 continue
             waiting.discard(node)
-            replied.add(node)
+            replied.append(node)
             try:
                 client, metrics = self._read_claim(reply, node, client, answers)
                 self.enrolled.clients[node] = client

@@ -308,7 +308,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
         ``dropped``. Only metrics that all clients sent are averaged. None if no reply is left.
         """
-        asked = self._request(MessageType.EVALUATE, server_round).messages
+        asked, replies = self._request(MessageType.EVALUATE, server_round).messages, list(replies)
+        if not (asked or replies):
+            return None
         answers = self.reply_filter(server_round, asked).usable(replies, _finite)
         if not answers:
             return None
