@@ -58,7 +58,7 @@ class ReplyFilter:
         """Return ``check``'s results by client; drop error replies and invalid replies."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         asked.pop("", None)  # messages that a grid has not sent have the id ""
-        waiting, replied = {m.metadata.dst_node_id for m in self.asked}, list[int]()
+        waiting, replied = {m.metadata.dst_node_id for m in self.asked}, set[int]()
         everyone = self.enrolled.nodes is not None
         answers: dict[int, Answer] = {}
         for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
@@ -77,7 +77,8 @@ class ReplyFilter:
                 )
                 continue
             waiting.discard(node)
-            replied.append(node)
+            replied.add(node)
+            self.judged += 1
             try:
                 client, metrics = self._read_claim(reply, node, client, answers)
                 self.enrolled.clients[node] = client
@@ -90,7 +91,8 @@ class ReplyFilter:
                 self.dropped[client] = str(problem)
                 if isinstance(problem, NotFinite):
                     self.diverged.add(client)
-        self.judged = len(self.asked if everyone else replied)
+        if everyone:
+            self.judged = len(self.asked)
         self._drop_silent(waiting, set(asked.values()))
         for client, reason in sorted(self.dropped.items()):
             self.drop(client, reason)  # logs the reasons in the order of ids
