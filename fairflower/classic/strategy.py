@@ -192,8 +192,7 @@ class LegacyStrategy(Strategy):
         sent = request.arrays or ArrayRecord()
         if len(results) > 1 and len({id(result.parameters) for _, result in results}) == 1:
             self._check_secure_aggregation()
-            mean = results[0][1].parameters
-            mean = _typed_as(sent, mean) if request.arrays else mean
+            mean = _typed_as(sent, results[0][1].parameters)
             results = [(proxy, replace(result, parameters=mean)) for proxy, result in results]
         content = partial(self._fit_content, sent)
         replies = _replies(request.messages, "train", results, failures, content)
@@ -339,6 +338,11 @@ def _ask(
 
 def _typed_as(sent: ArrayRecord, mean: Parameters) -> Parameters:
     """Return Flower's mean of masked models, in float64, with the types of the model sent."""
+    if len(sent) != len(mean.tensors):
+        raise ConfigError(
+            f"Flower's secure aggregation returned {len(mean.tensors)} arrays, but as far as "
+            f"known {len(sent)} were sent. Call super().configure_fit in every round."
+        )
     typed = []
     pairs = zip(decode_record(sent).items(), parameters_to_ndarrays(mean), strict=True)
     for (name, like), array in pairs:
