@@ -37,7 +37,10 @@ _PRIVATE = {
     "ClientManager": ("flwr.server.client_manager", _CLASSIC),
     "ClientProxy": ("flwr.server.client_proxy", _CLASSIC),
     "Strategy": ("flwr.server.strategy", _CLASSIC),
-    **dict.fromkeys(("EvaluateIns", "EvaluateRes", "FitRes", "Scalar"), ("flwr.common", _CLASSIC)),
+    **dict.fromkeys(
+        ("EvaluateIns", "EvaluateRes", "FitRes", "Scalar", "ndarrays_to_parameters"),
+        ("flwr.common", _CLASSIC),
+    ),
     **dict.fromkeys(
         ("FitIns", "Parameters", "parameters_to_ndarrays"),
         ("flwr.common", f"{_CLASSIC} and {_SECURE}"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-#: The nodes that were asked in this round, which no later round reads.
-FORGOTTEN = {"_asked"}
+#: The messages of this round, which no later round reads.
+FORGOTTEN = {"_requests"}
 
 
 def attributes(remembering: object) -> dict[str, Any]:

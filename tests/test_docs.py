@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 import subprocess
@@ -20,6 +21,8 @@ import torch
 from command import call
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from processes import environment
+from processes import run as run_process
 from torch import nn
 from torch.nn import functional as F
 
@@ -128,16 +131,38 @@ def test_documented_server_and_client_programs_run(
     assert len(merged) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["", "classic-", "scaffold-"])
+def test_documented_programs_run_clean_on_flowers_simulation(
+    style: str, programs: Any, tmp_path: Path
+) -> None:
+    """Copied as printed, with a module ``task``; no client or server logs an error or a warning."""
+    used = [Net, PictureNet, Loader, load_data, load_arrays, train, get_weights, set_weights]
+    task = ["from collections import OrderedDict", "import numpy as np, torch"]
+    task += ["from torch import nn", "from torch.nn import functional as F"]
+    task += [inspect.getsource(thing) for thing in used]
+    task += ["Net = PictureNet"] if style == "scaffold-" else []
+    (tmp_path / "task.py").write_text("\n".join(task))
+    for part in ("server", "client"):
+        (tmp_path / f"{part}.py").write_text(programs.texts[style + part])
+    (tmp_path / "both.py").write_text(
+        "from flwr.simulation import run_simulation\nimport client, server\n"
+        f"run_simulation(server.app, client.app, {CLIENTS})\n"
+    )
+    command = [sys.executable, "both.py"]
+    text = run_process(command, env=environment(tmp_path, PYTHONPATH=str(tmp_path)), cwd=tmp_path)
+    assert "Traceback" not in text
+    assert "ERROR" not in text
+    allowed = ("fraction_evaluate is set to 0.0", "deprecated", "_fn provided", "terminating")
+    warned = [line for line in text.splitlines() if "WARNING" in line]
+    assert [line for line in warned if not any(part in line for part in allowed)] == []
+
+
 def test_documented_clients_work_with_fedequilibria_in_both_styles(
     programs: Any, merged: list[Any]
 ) -> None:
     """The pages' clients, which send messages or lists, get the same weights."""
-    import fairflower.strategies as strategies
-
-    with pytest.MonkeyPatch.context() as patch:
-        fair = lambda **_: strategies.FedEquilibria(t=0.3, min_available_nodes=4)  # noqa: E731
-        patch.setattr(strategies, "FedHEAL", fair)
-        server = programs("server")["app"]
+    server = programs("server")["app"]
     server(Grid(programs("client")["app"], CLIENTS), Context(1, 1, {}, RecordDict(), {}))
     assert len(merged) == 3
     by_message = merged[-1].diagnostics["weights"]

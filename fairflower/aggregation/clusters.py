@@ -17,7 +17,7 @@ class ClusteringMixin:
     STATE: ClassVar[tuple[str, ...]] = ("members", "centers")
 
     needs: tuple[str, ...]
-    seed: int
+    _seed: int
     num_clusters: int | Literal["auto"]  # T'
     clustering: Clustering  # see `cluster`
     members: dict[int, int]  # client -> its cluster in the last round that it took part in
@@ -36,7 +36,7 @@ class ClusteringMixin:
             sizes=cohort.num_examples,
             members=self.members,
             centers=self.centers,
-            seed=self.seed,
+            seed=self._seed,
         )
         self.members, self.centers = clusters.members, clusters.centers
         return clusters, cluster_diagnostics(h, cohort.num_examples, clusters)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,23 @@ Result = TypeVar("Result")
 def on_simplex(weights: NDArray[np.float64]) -> bool:
     """Return whether weights are non-negative with sum 1; False if any is NaN."""
     return bool(weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6)
+
+
+class UnknownModel(dict[str, NDArray[Any]]):
+    """A received model of which only names are known: reading an array raises ``ConfigError``."""
+
+    def __init__(self, like: Arrays, strategy: str, why: str) -> None:
+        super().__init__(like)
+        self.like = like  # a client's model
+        self.text = (
+            f"{strategy}, or an exchange, compares the clients' models with the model that they "
+            f"received, but {why}."
+        )
+
+    def _refuse(self, *args: Any) -> NoReturn:
+        raise ConfigError(self.text)
+
+    __getitem__ = get = items = values = copy = _refuse
 
 
 @dataclass(frozen=True)
@@ -204,6 +221,9 @@ class Cohort:
         ConfigError
             If the number of weights is not K, or the weights are not on the simplex.
         """
+        if isinstance(self.received, UnknownModel) and mask_of is None:
+            # A mean of models does not depend on the model from which the updates are counted.
+            return replace(self, received=self.received.like).average(weights)
         merged = self._begin(weights)
         self._add(merged, self.floats, self.cap(weights), mask_of)
         return merged

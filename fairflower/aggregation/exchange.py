@@ -30,6 +30,7 @@ class Exchange(Configurable):
     needs: tuple[str, ...] = ()
     #: The run's seed, for random draws; see ``FairStrategy.enroll``.
     seed: int = 0
+    _seed: int = 0
     #: Values that explain the last round, as in ``FairStrategy.diagnostics``.
     diagnostics: Mapping[str, NDArray[np.float64] | float] = MappingProxyType({})
     #: Attributes kept from round to round, as in ``FairStrategy.STATE``.

@@ -51,7 +51,7 @@ class StrategyHooks:
     #: Measurements and metrics that are numbers from 0 to 1, besides accuracies.
     fractions: tuple[str, ...] = ()
     #: Selects the clients of every round.
-    participation: Participation
+    _participation: Participation
     #: Metrics that the strategy uses and that clients always report.
     reads: tuple[str, ...] = ()
 
@@ -81,12 +81,13 @@ class StrategyHooks:
     diagnostics: dict[str, Diagnostic]
     #: Clusters of the last cohort; None if the strategy does not cluster.
     clusters: Clusters | None
-    #: Seed for the strategy's random draws.
-    seed: int
+    #: The run's seed, for a strategy's own random draws. fairflower's draws use ``_seed``.
+    seed: int = 0
+    _seed: int = 0
     #: Shared state that is sent in addition to the model.
     exchanges: tuple[Exchange, ...]
     #: Names of arrays that are not trained; None derives them from names and dtypes.
-    buffers: frozenset[str] | None
+    _buffers: frozenset[str] | None
     #: Names of arrays that are known to be trained, although they may be named like buffers.
     _trained: Collection[str] = frozenset()
     weighted_by_key: str
@@ -132,27 +133,37 @@ class StrategyHooks:
             (key,) = self.FROM_CONFIG[attribute]
             setattr(self, attribute, config.get(key, getattr(self, attribute)))
 
+    def _check_taken(self) -> None:
+        """Raise ``ConfigError`` if an argument is neither given nor in the config."""
+        for attribute in self._taken or ():
+            if getattr(self, attribute) is None:
+                name, (key,) = type(self).__name__, self.FROM_CONFIG[attribute]
+                raise ConfigError(
+                    f"{attribute} = None: {name} needs it. Set {name}({attribute}=...), or send "
+                    f"{key!r} in the config of train messages, as {name}.start sends the rounds."
+                )
+
     def tell(self, client_id: int) -> Mapping[str, float | str]:
         """Return values for the config of this client's train message."""
         return {}
 
     @property
-    def measurements(self) -> tuple[str, ...]:
+    def _measurements(self) -> tuple[str, ...]:
         """Measurements that the strategy and its exchanges need, without duplicates."""
         others = (name for exchange in self.exchanges for name in exchange.needs)
         return tuple(dict.fromkeys((*self.needs, *others)))
 
     @property
-    def beside_model(self) -> set[str]:
+    def _beside_model(self) -> set[str]:
         """Names of the metrics and records that are read from replies beside the model."""
-        return {*self.measurements, *self.reads, *(exchange.name for exchange in self.exchanges)}
+        return {*self._measurements, *self.reads, *(exchange.name for exchange in self.exchanges)}
 
     def buffers_of(self, model: Arrays) -> frozenset[str]:
         """Return the names of the model's arrays that are not trained.
 
         Raises ``ConfigError`` if ``buffers`` has a name that the model lacks.
         """
-        given = self.buffers or frozenset()
+        given = self._buffers or frozenset()
         if unknown := sorted(given - model.keys()):
             raise ConfigError(
                 f"buffers: the model has no array {unknown[0]!r}; its arrays are "

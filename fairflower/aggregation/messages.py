@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -19,6 +19,16 @@ from fairflower.flower_compat import copied, privacy_wrapper
 
 
 @dataclass(frozen=True)
+class RoundRequest:
+    """What a strategy's ``configure_*`` requested in a round; only the round if not called."""
+
+    server_round: int
+    arrays: ArrayRecord | None = None  # the model in the messages
+    messages: Sequence[Message] = ()
+    population: int = 0  # number of clients that could be selected
+
+
+@dataclass(frozen=True)
 class EnrolledClients:
     """The clients that a strategy knows."""
 
@@ -28,6 +38,8 @@ class EnrolledClients:
     sizes: Mapping[int, int] = field(default_factory=dict)
     #: Node id -> client id, for enrolled clients and for clients that have replied.
     clients: dict[int, int] = field(default_factory=dict)
+    #: Clients without examples that the log has named.
+    empty: set[int] = field(default_factory=set)
 
     def client_of(self, message: Message) -> int:
         """Return the id of the client that gets a message, or the node id of an unknown client."""
@@ -82,13 +94,19 @@ class EnrolledClients:
         messages: Iterable[Message],
         merged_rounds: Mapping[int, int],
         config_key: str,
-        exchanges: Iterable[Exchange],
+        exchanges: Sequence[Exchange],
+        tell: Iterable[Callable[[int], Mapping[str, float | str]]] = (),
     ) -> None:
-        """Add to messages what each client needs to find its state and its own arrays."""
+        """Add what each client needs to find its state, what it is told, and its own arrays."""
         for message in messages:
             client = self.client_of(message)
-            add_client_config(message, config_key, self.merged_round_config(merged_rounds, client))
-            add_client_arrays(message, exchanges, client)
+            values: dict[str, float | str] = {**self.merged_round_config(merged_rounds, client)}
+            for told in tell:
+                values |= told(client)
+            add_client_config(message, config_key, values)
+            own = {e.name: record_of(arrays) for e in exchanges if (arrays := e.arrays_for(client))}
+            if own:  # all messages of a round share their content, so it is copied
+                message.content = RecordDict({**message.content, **own})
 
 
 def add_client_config(message: Message, config_key: str, values: Mapping[str, float | str]) -> None:
@@ -97,14 +115,6 @@ def add_client_config(message: Message, config_key: str, values: Mapping[str, fl
         # All messages of a round share their content, so it is copied.
         config = message.content.config_records[config_key]
         message.content = RecordDict({**message.content, config_key: copied(config, values)})
-
-
-def add_client_arrays(message: Message, exchanges: Iterable[Exchange], client: int) -> None:
-    """Add the arrays that exchanges send to this client alone."""
-    for exchange in exchanges:
-        if own := exchange.arrays_for(client):
-            # All messages of a round share their content, so it is copied.
-            message.content = RecordDict({**message.content, exchange.name: record_of(own)})
 
 
 def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
@@ -117,7 +127,7 @@ def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
     check_mergeable(arrays, arrays.keys() - buffers)
     if not (wrapper := privacy_wrapper()):
         return
-    beside = [name for name in strategy.measurements if name in strategy.ARRAY_MEASUREMENTS]
+    beside = [name for name in strategy._measurements if name in strategy.ARRAY_MEASUREMENTS]
     beside += [exchange.name for exchange in strategy.exchanges]
     if beside:
         raise ValueError(

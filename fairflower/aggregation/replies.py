@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from statistics import mode
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from statistics import median_low, mode
+from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.cohort import Arrays, Cohort, UnknownModel
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
-from fairflower.aggregation.messages import EnrolledClients
 from fairflower.aggregation.records import (
     MAX_COUNT,
     InvalidReply,
@@ -28,20 +26,16 @@ from fairflower.aggregation.records import (
     check_non_negative,
     check_representation,
     check_round,
-    client_id,
     decode_record,
     measured_arrays,
     norm,
     others_medians,
-    scalar_metrics,
     stack_common_metrics,
     with_zeros,
 )
-from fairflower.errors import Diverged, RoundFailed, escaped, logger, shorten_error
+from fairflower.aggregation.reply_filter import ReplyFilter
+from fairflower.errors import logger
 from fairflower.registry.user_metrics import LARGEST
-
-#: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
-_NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
 
 #: Smallest ratio of norms at which a sum in single precision loses the shorter vectors.
 LOST_RATIO = 2.0**24
@@ -49,147 +43,16 @@ LOST_RATIO = 2.0**24
 #: Smallest ratio of norms at which a vector is listed if training diverges.
 LISTED_RATIO = 1000.0
 
-#: Largest number of characters in a reason; a hostile client may send a text of any length.
-_LONGEST_REASON = 500
-
-#: Result of the caller's check of a reply.
-Answer = TypeVar("Answer")
-
-
-@dataclass
-class ReplyFilter:
-    """Filter that separates a round's usable replies from the others."""
-
-    server_round: int
-    asked: Sequence[Message]
-    enrolled: EnrolledClients  # gets the ids that new clients report
-    examples_key: str  # name of the metric with the number of examples
-    min_clients: int | None  # smallest number of usable replies; None: half, rounded up
-    dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
-    diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
-    large_norms: Sequence[str] = ()  # very long vectors of earlier rounds, as text
-
-    def usable(
-        self,
-        replies: Iterable[Message],
-        check: Callable[[int, RecordDict, MetricRecord], Answer],
-    ) -> dict[int, Answer]:
-        """Return ``check``'s results by client; drop error replies and invalid replies."""
-        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
-        asked.pop("", None)  # messages that a grid has not sent have the id ""
-        waiting = {m.metadata.dst_node_id for m in self.asked}
-        answers: dict[int, Answer] = {}
-        for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
-            # An error reply for a dead node comes from the SuperLink, not from the node.
-            request_id = reply.metadata.reply_to_message_id
-            node = asked.get(request_id, reply.metadata.src_node_id)
-            client = self.enrolled.clients.get(node, node)
-            if (asked and request_id not in asked) or node not in waiting:
-                logger.warning(
-                    "Round %d ignores a reply from client %d, because it is late or the client has "
-                    "already replied.",
-                    self.server_round,
-                    client,
-                )
-                continue
-            waiting.discard(node)
-            try:
-                client, metrics = self._read_claim(reply, node, client, answers)
-                self.enrolled.clients[node] = client
-                self._check_examples(metrics)
-                answers[client] = check(client, reply.content, metrics)
-            except InvalidReply as problem:
-                self.dropped[client] = str(problem)
-                if isinstance(problem, NotFinite):
-                    self.diverged.add(client)
-        self._drop_silent(waiting, set(asked.values()))
-        for client, reason in sorted(self.dropped.items()):
-            self.drop(client, reason)  # logs the reasons in the order of ids
-        return answers
-
-    def drop(self, client: int, reason: str) -> None:
-        """Drop a client, and log the reason, shortened and without unprintable characters."""
-        self.dropped[client] = reason = escaped(reason[:_LONGEST_REASON])
-        text = "Round %d continues without client %d: %s"
-        logger.warning(text, self.server_round, client, _without_client(reason, client))
-
-    def check_enough(self, usable: int) -> None:
-        """Raise ``RoundFailed`` with all reasons if too few replies are usable.
-
-        The error is ``Diverged`` if NaN and infinite values are the only reasons.
-        """
-        half = math.ceil(len(self.asked) / 2)
-        needed = max(1, half if self.min_clients is None else self.min_clients)
-        if usable < needed:
-            diverged = self.dropped and self.dropped.keys() <= self.diverged
-            error = Diverged if diverged else RoundFailed
-            hint = ""
-            if diverged and self.large_norms:
-                hint = "\nUpdates with large norms, which clip-update-median would clip:"
-                hint += "".join(f"\n  {text}" for text in self.large_norms)
-            raise error(
-                f"Round {self.server_round}: {usable} of {len(self.asked)} clients sent a usable "
-                f"reply, fewer than the {needed} that min-clients requires.{self._reasons()}"
-                f"{hint}"
-            )
-
-    def check_cap(self, usable: int, max_weight: float) -> None:
-        """Raise ``RoundFailed`` if the capped weights of ``usable`` clients cannot sum to 1."""
-        if max_weight * usable < 1 - 1e-9:
-            raise RoundFailed(
-                f"Round {self.server_round}: the weights of {usable} usable replies cannot sum to "
-                f"1 if each is at most {max_weight} (max_client_weight).{self._reasons()}"
-            )
-
-    def _reasons(self) -> str:
-        """Return one line per reason, with the clients that were dropped for it."""
-        sharing: dict[str, list[int]] = {}
-        for client, reason in sorted(self.dropped.items()):
-            sharing.setdefault(_without_client(reason, client), []).append(client)
-        return "".join(
-            f"\n  client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
-            for reason, clients in sharing.items()
-        )
-
-    def _read_claim(
-        self, reply: Message, node: int, client: int, answers: Container[int]
-    ) -> tuple[int, MetricRecord]:
-        """Return the client id that a reply claims, and its metrics; check the id."""
-        if reply.has_error():
-            reason = shorten_error(reply.error.reason or "it failed without a message")
-            raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
-        metrics = scalar_metrics(reply.content)
-        claimed = client_id(metrics, default=client)
-        if claimed != client and node in (self.enrolled.nodes or {}).values():
-            raise InvalidReply(f"it claims to be client {claimed}")
-        if claimed in answers:
-            raise InvalidReply(f"client id {claimed} has already replied in this round")
-        return claimed, metrics
-
-    def _drop_silent(self, waiting: Iterable[int], sent_to: set[int]) -> None:
-        """Drop the clients of nodes without a reply; ``sent_to`` are nodes that got a message."""
-        silence = "no reply before the timeout"
-        for node in waiting:
-            disconnected = (sent_to or self.enrolled.nodes) and node not in sent_to
-            why = "its SuperNode is not connected" if disconnected else silence
-            self.dropped[self.enrolled.clients.get(node, node)] = why
-
-    def _check_examples(self, metrics: MetricRecord) -> None:
-        key = self.examples_key
-        if key not in metrics:
-            raise InvalidReply(f"its metrics lack {key!r}; the client must report it")
-        value = float(metrics[key])  # type: ignore[arg-type]
-        if not (math.isfinite(value) and value > 0):
-            raise InvalidReply(f"{key} = {value}: expected a positive finite number")
-        if value > MAX_COUNT:
-            raise InvalidReply(f"{key} = {value}: expected at most 2**53")
-        if value < 1 / MAX_COUNT:
-            raise InvalidReply(f"{key} = {value}: expected at least 2**-53")
+_NOT_CONFIGURED = "super().configure_train(...) was not called: call it in every round"
+_OTHER_ARRAYS = (
+    "the clients' models are unlike the one that was sent ({}): start from a model with the names, "
+    "shapes and dtypes of theirs"
+)
 
 
-def _without_client(reason: str, client: int) -> str:
-    """Return a reason without the client's id at its beginning."""
-    return reason.removeprefix(f"Client {client}: ")
+def _layout(arrays: Arrays) -> tuple[Any, ...]:
+    """Return the names, shapes and dtypes of arrays, sorted."""
+    return tuple(sorted((name, a.shape, a.dtype.str) for name, a in arrays.items()))
 
 
 class ParsedReply(NamedTuple):
@@ -208,19 +71,53 @@ class ReplyParser:
     ----------
     strategy : StrategyHooks
         The strategy, which determines what replies must contain.
-    received : dict of name -> ndarray
-        The global model that the clients received.
+    received : dict of name -> ndarray, or None
+        The global model that the clients received; None if not known.
     sizes : mapping of int -> int
         Number of training examples by client id, where known.
     """
 
-    def __init__(self, strategy: StrategyHooks, received: Arrays, sizes: Mapping[int, int]) -> None:
-        self.strategy, self.received, self.sizes = strategy, received, sizes
-        self.buffers = strategy.buffers_of(received)
+    def __init__(
+        self, strategy: StrategyHooks, received: Arrays | None, sizes: Mapping[int, int]
+    ) -> None:
+        self.strategy, self.sizes = strategy, sizes
+        self.large_norms: list[str] = []  # very long vectors, with their clients, as text
+        self.received, self.trained, self.norm = received or {}, dict[str, Any](), 0.0
+        self.buffers: frozenset[str] = frozenset()
+        self.infinite: list[str] = []
+        #: Why the model that the clients received is not known, and what to do; "" if it is known.
+        self.unknown = _NOT_CONFIGURED if received is None else ""
+        if received:
+            self._expect(received, measured_arrays(received, received)[1])
+
+    def _expect(self, received: Arrays, usual_norm: float) -> None:
+        """Expect models like ``received``; raise ``ConfigError`` if they cannot be merged."""
+        self.received, self.norm = received, usual_norm
+        self.buffers = self.strategy.buffers_of(received)
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
         self.infinite = check_mergeable(received, self.trained)
-        self.norm = measured_arrays(received, received)[1]
-        self.large_norms: list[str] = []  # very long vectors, with their clients, as text
+
+    def _expect_theirs(self, replies: Iterable[Message]) -> None:
+        """Expect the clients' arrays if no client returns arrays like those that were sent.
+
+        The initial model may be a placeholder, or clients may return a part of it.
+        """
+        layouts: dict[tuple[Any, ...], list[Arrays]] = {}
+        for reply in replies:
+            with suppress(InvalidReply):
+                arrays = {} if reply.has_error() else decode_record(self._model_in(reply.content))
+                layouts.setdefault(_layout(arrays), []).append(arrays)
+        layouts.pop((), None)
+        if not layouts or _layout(self.received) in layouts:
+            return
+        usual = layouts[max(sorted(layouts), key=lambda layout: len(layouts[layout]))]
+        try:
+            check_arrays(usual[0], self.received)
+        except InvalidReply as difference:
+            self.unknown = self.unknown or _OTHER_ARRAYS.format(difference)
+        norms = [length for length in map(norm, usual) if math.isfinite(length)]
+        layout = {name: np.zeros_like(array) for name, array in usual[0].items()}
+        self._expect(layout, median_low(norms or [0.0]))
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
@@ -230,7 +127,7 @@ class ReplyParser:
         arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
         measured: dict[str, Arrays] = {}
-        for name in (*self.strategy.measurements, *self.strategy.reads):
+        for name in (*self.strategy._measurements, *self.strategy.reads):
             if name in self.strategy.ARRAY_MEASUREMENTS:
                 measured[name] = self._vectors(name, content)
                 if name == "received_group_counts":
@@ -250,6 +147,14 @@ class ReplyParser:
         self, replies: Iterable[Message], reply_filter: ReplyFilter
     ) -> dict[int, ParsedReply]:
         """Return the usable replies by client id; raise ``RoundFailed`` if there are too few."""
+        if reply_filter.enrolled.nodes is None:
+            replies = list(replies)
+            self._expect_theirs(replies)
+            if self.unknown and self.strategy.exchanges:
+                UnknownModel({}, type(self.strategy).__name__, self.unknown).copy()  # raises
+            if self.unknown and reply_filter.asked:
+                reply_filter.remark = f"{self.unknown}."
+                logger.warning("Round %d: %s", reply_filter.server_round, reply_filter.remark)
         parsed = reply_filter.usable(replies, self.parse)
         reply_filter.check_enough(len(parsed))
         self._drop_odd_shapes(parsed, reply_filter)
@@ -263,7 +168,7 @@ class ReplyParser:
             for exchange in self.strategy.exchanges
             if exchange.returned
         }
-        for name in set(self.strategy.SINGLE_ARRAYS) & set(self.strategy.measurements):
+        for name in set(self.strategy.SINGLE_ARRAYS) & set(self.strategy._measurements):
             shape_functions[name] = lambda arrays: arrays["h"].shape
         for name, shape_of in sorted(shape_functions.items()):
             shapes = {client: shape_of(reply.measured[name]) for client, reply in parsed.items()}
@@ -316,6 +221,8 @@ class ReplyParser:
         metrics = stack_common_metrics([reply.metrics for reply in ordered])
         models = [self.received, *(reply.arrays for reply in ordered)]
         (received, *returned), self.unset = with_zeros(models, self.infinite)
+        if self.unknown:
+            received = UnknownModel(ordered[0].arrays, type(self.strategy).__name__, self.unknown)
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(parsed)),
@@ -340,7 +247,7 @@ class ReplyParser:
 
     def check_policy(self, metrics: Container[str]) -> None:
         """Raise ``InvalidReply`` if metrics are missing that the participation policy reads."""
-        for name in (policy := self.strategy.participation).reads:
+        for name in (policy := self.strategy._participation).reads:
             self._check_present(name, "metric", metrics, type(policy).__name__)
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
@@ -360,7 +267,7 @@ class ReplyParser:
 
     def _warn_of_unread(self, content: RecordDict) -> None:
         key = self.strategy.arrayrecord_key
-        unread = sorted(content.array_records.keys() - self.strategy.beside_model - {key})
+        unread = sorted(content.array_records.keys() - self.strategy._beside_model - {key})
         if unread and key in content.array_records:  # else the unread one is the model
             logger.warning(
                 "Clients send the ArrayRecord %r, which %s does not read. A trainer that shares "
@@ -374,7 +281,7 @@ class ReplyParser:
         records, key = content.array_records, self.strategy.arrayrecord_key
         if key in records:
             return records[key]
-        beside = self.strategy.beside_model
+        beside = self.strategy._beside_model
         others = [record for name, record in records.items() if name not in beside]
         if len(others) == 1:
             return others[0]
@@ -384,7 +291,7 @@ class ReplyParser:
         if name not in sent:
             remedy = (
                 "must compute the measurements that the message's config lists under 'measure'"
-                if name in self.strategy.measurements
+                if name in self.strategy._measurements
                 else "must report it"
             )
             reader = reader or type(self.strategy).__name__

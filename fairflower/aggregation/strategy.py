@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -18,7 +19,7 @@ from fairflower.aggregation.exchange import Exchange, clip_cohort
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import (
     EnrolledClients,
-    add_client_config,
+    RoundRequest,
     check_dp_compatible,
 )
 from fairflower.aggregation.options import Observer, Options, checked_options
@@ -41,7 +42,8 @@ from fairflower.aggregation.records import (
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import ReplyFilter, ReplyParser
+from fairflower.aggregation.replies import ReplyParser
+from fairflower.aggregation.reply_filter import ReplyFilter
 from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
@@ -74,18 +76,17 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        if self.extra:
-            require(self.extra, type(self).__name__)
+        if type(self).extra:
+            require(type(self).extra, type(self).__name__)
         values = checked_options(options)
-        self.buffers = values.pop("buffers")
-        self.min_clients: int | None = values.pop("min_clients")
-        self.exchanges = values.pop("exchanges")
-        self.observers: Sequence[Observer] = values.pop("observers")
+        self._buffers, self.exchanges = values.pop("buffers"), values.pop("exchanges")
+        self._min_clients: int | None = values.pop("min_clients")
+        self._observers: Sequence[Observer] = values.pop("observers")
         self.max_client_weight: float = values.pop("max_client_weight")
         self.clip_update_norm: float | None = values.pop("clip_update_norm")
         self.clip_update_median: float | None = values.pop("clip_update_median")
-        self.participation: Participation = values.pop("participation")
-        self.availability = values.pop("availability")
+        self._participation: Participation = values.pop("participation")
+        self._availability = values.pop("availability")
         super().__init__(**values)
         self.diagnostics = {}
         self.client_ids: tuple[int, ...] = ()
@@ -93,14 +94,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.dropped: dict[int, str] = {}
         self.clusters = None
         self.merged_rounds: dict[int, int] = {}
-        self.seed = 0
-        self.enrolled = EnrolledClients()
-        self.population = 0
+        self._enrolled = EnrolledClients()
         self._large_norms: list[str] = []  # very long vectors of the last round that had any
         self._candidate_losses: dict[int, float] = {}
-        self._sent: ArrayRecord | None = None
-        self._asked: list[Message] = []
-        self._asked_to_test: list[Message] = []
+        self._requests: dict[str, RoundRequest] = {}  # type of messages -> the last round's
 
     def state_dict(self) -> Arrays:
         """Return the state as named arrays, not copies: the next merge may change them."""
@@ -111,10 +108,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         restore_state(self._stateful_parts(), state)
 
     def _stateful_parts(self) -> list[StatefulPart]:
-        observers: list[Any] = [o for o in self.observers if hasattr(o, "STATE")]
+        observers: list[Any] = [o for o in self._observers if hasattr(o, "STATE")]
         return [
             StatefulPart("rule", "own", self, (*self.STATE, "merged_rounds")),
-            StatefulPart("participation", "policy", self.participation, self.participation.STATE),
+            StatefulPart("participation", "policy", self._participation, self._participation.STATE),
             *(StatefulPart("exchanges", e.name, e, e.STATE) for e in self.exchanges),
             *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(observers)),
         ]
@@ -136,10 +133,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
             Number of training examples by client id. A reply with a different number is dropped.
         """
         clients = {node: client for client, node in nodes.items()}
-        self.enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
-        self.seed = seed
+        self._enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
+        self._seed = self.seed = seed
         for exchange in self.exchanges:
-            exchange.seed = seed
+            exchange._seed = exchange.seed = seed
 
     def start(  # type: ignore[override]
         self,
@@ -150,16 +147,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         train_config: ConfigRecord | None = None,
         **options: Any,
     ) -> flower.Result:
-        """Run rounds, continuing from the state of earlier calls (see Flower's ``FedAvg``).
-
-        If a round fails, ``RoundFailed.arrays`` is the last global model.
-        """
+        """Run rounds, continuing from the state of earlier calls (see Flower's ``FedAvg``)."""
         config = ConfigRecord({"num-server-rounds": num_rounds, **(train_config or {})})
-        try:
-            return super().start(grid, initial_arrays, num_rounds, timeout, config, **options)
-        except RoundFailed as failed:
-            failed.arrays = self._sent
-            raise
+        return super().start(grid, initial_arrays, num_rounds, timeout, config, **options)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -169,36 +159,31 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Raises ``ValueError`` if a Flower wrapper for differential privacy would clip arrays that
         are not parameters, or if the strategy does not support the config (`read_config`).
         """
-        self._sent = arrays
         check_dp_compatible(self, arrays)
         self.read_config(config)
-        if self.measurements:
-            config["measure"] = ",".join(self.measurements)
-        nodes = self.enrolled.connected(grid, self.min_available_nodes)
-        self.population = len(nodes)
-        uniform = type(self.participation) is Uniform and self.availability is None
-        if self.enrolled.nodes is None and uniform:
+        if self._enrolled.nodes is None:  # fairflower's app sends all settings
+            self._check_taken()
+        if self._measurements:
+            config["measure"] = ",".join(self._measurements)
+        nodes = self._enrolled.connected(grid, self.min_available_nodes)
+        uniform = type(self._participation) is Uniform and self._availability is None
+        if self._enrolled.nodes is None and uniform:
             messages = list(super().configure_train(server_round, arrays, config, grid))
         else:
-            config["server-round"] = server_round
-            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-            draw = self._draw(server_round, nodes)
-            chosen = checked_choice(self.participation, draw, self._candidate_losses)
+            with _keeping(arrays):
+                draw = self._draw(server_round, nodes)
+            chosen = checked_choice(self._participation, draw, self._candidate_losses)
             asked = [nodes[client] for client in chosen]
-            messages = list(self._construct_messages(content, asked, MessageType.TRAIN))
+            messages = self._messages(MessageType.TRAIN, server_round, arrays, config, asked)
         for exchange in self.exchanges:
             if shared := exchange.broadcast(server_round):
                 record = record_of(shared)
                 for message in messages:
                     message.content[exchange.name] = record
-        self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
-        for message in messages:
-            client = self.enrolled.client_of(message)
-            values = dict(self.tell(client))
-            for exchange in self.exchanges:
-                values |= exchange.tell(client)
-            add_client_config(message, self.configrecord_key, values)
-        self._asked = messages
+        tell = [self.tell, *(exchange.tell for exchange in self.exchanges)]
+        key, rounds = self.configrecord_key, self.merged_rounds
+        self._enrolled.add_own(messages, rounds, key, self.exchanges, tell)
+        self._requests[MessageType.TRAIN] = RoundRequest(server_round, arrays, messages, len(nodes))
         return messages
 
     def configure_candidates(
@@ -210,22 +195,19 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         `note_candidates` reads the replies. The list is empty if the policy has no candidates.
         """
         self._candidate_losses = {}
-        if self.enrolled.nodes is None:
+        if self._enrolled.nodes is None:
             return []
-        draw = self._draw(server_round, self.enrolled.nodes)
-        if not (candidates := checked_candidates(self.participation, draw)):
+        draw = self._draw(server_round, self._enrolled.nodes)
+        if not (candidates := checked_candidates(self._participation, draw)):
             return []
-        config["server-round"], config["split"] = server_round, "train"
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        nodes = [self.enrolled.nodes[client] for client in candidates]
-        messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
-        self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
-        self._asked_to_test = messages
-        return messages
+        config["split"] = "train"
+        nodes = [self._enrolled.nodes[client] for client in candidates]
+        messages = self._messages(MessageType.EVALUATE, server_round, arrays, config, nodes)
+        return self._requested_tests(server_round, arrays, messages)
 
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
         """Store the candidates' losses; raise ``RoundFailed`` if too few replies are usable."""
-        answers = self.evaluations(server_round, replies, self.enrolled.sizes)
+        answers = self._evaluations(server_round, replies, self._enrolled.sizes)
         self._candidate_losses = {
             client: float(answer["eval_loss"])  # type: ignore[arg-type]
             for client, answer in answers.items()
@@ -235,60 +217,85 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return evaluate messages for this round's clients (see Flower's ``FedAvg``)."""
-        if self.enrolled.nodes is None or self.fraction_evaluate == 0.0:
+        if self._enrolled.nodes is None or self.fraction_evaluate == 0.0:
             messages = list(super().configure_evaluate(server_round, arrays, config, grid))
         else:
-            config["server-round"] = server_round
-            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
             fraction, at_least = self.fraction_evaluate, self.min_evaluate_nodes
             # Another draw than for training, whose clients' data would make tests look better.
-            seed = derive_seed(self.seed, "evaluate")
-            draw = self.enrolled.draw(server_round, seed, fraction, at_least, self.enrolled.nodes)
-            nodes = [self.enrolled.nodes[client] for client in Uniform().choose(draw, {})]
-            messages = list(self._construct_messages(content, nodes, MessageType.EVALUATE))
-        self.enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
-        self._asked_to_test = messages
+            seed = derive_seed(self._seed, "evaluate")
+            draw = self._enrolled.draw(server_round, seed, fraction, at_least, self._enrolled.nodes)
+            nodes = [self._enrolled.nodes[client] for client in Uniform().choose(draw, {})]
+            messages = self._messages(MessageType.EVALUATE, server_round, arrays, config, nodes)
+        return self._requested_tests(server_round, arrays, messages)
+
+    def _messages(
+        self, kind: str, server_round: int, arrays: ArrayRecord, config: ConfigRecord, nodes: Any
+    ) -> list[Message]:
+        config["server-round"] = server_round
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return list(self._construct_messages(content, nodes, kind))
+
+    def _requested_tests(
+        self, server_round: int, arrays: ArrayRecord, messages: list[Message]
+    ) -> list[Message]:
+        """Complete a round's evaluate messages, and note that they were requested."""
+        self._enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
+        self._requests[MessageType.EVALUATE] = RoundRequest(server_round, arrays, messages)
         return messages
+
+    def _request(self, kind: str, server_round: int) -> RoundRequest:
+        """Return what this object's ``configure_*`` requested in a round; nothing if not called."""
+        nothing = RoundRequest(server_round)
+        last = self._requests.get(kind, nothing)
+        return last if last.server_round == server_round else nothing
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next global model and the clients' mean metrics.
 
-        Raises ``RoundFailed`` if fewer than ``min_clients`` replies are usable, or too few for
-        ``max_client_weight``; ``Diverged`` if the merged model has NaN or infinite values;
-        and ``StrategyError`` if `merge` returns wrong arrays.
+        Both are None if there were neither messages nor replies. Raises ``RoundFailed`` if fewer
+        than ``min_clients`` replies are usable, or too few for ``max_client_weight``; ``Diverged``
+        if the merged model has NaN or infinite values; ``StrategyError`` if `merge` returns wrong
+        arrays; and ``ConfigError`` if it needs the received model, but this model is not known.
         """
-        if self._sent is None:
-            raise RuntimeError("aggregate_train was called before configure_train.")
-        if not self._asked:
+        request, replies = self._request(MessageType.TRAIN, server_round), list(replies)
+        if not (request.messages or replies):
             return None, None
-        reply_filter = self.reply_filter(server_round, self._asked)
-        parser = ReplyParser(self, decode_record(self._sent), self.enrolled.sizes)
+        with _keeping(request.arrays):
+            return self._aggregate(request, replies)
+
+    def _aggregate(
+        self, request: RoundRequest, replies: Sequence[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        server_round = request.server_round
+        reply_filter = self.reply_filter(server_round, request.messages)
+        received = None if request.arrays is None else decode_record(request.arrays)
+        parser = ReplyParser(self, received, self._enrolled.sizes)
         parsed = parser.parse_all(replies, reply_filter)
         if parser.large_norms:
             self._large_norms = [f"round {server_round}: {text}" for text in parser.large_norms]
-        cohort = parser.cohort(parsed, server_round, self.population, self.max_client_weight)
+        cohort = parser.cohort(parsed, server_round, request.population, self.max_client_weight)
         self.client_ids = cohort.client_ids
         self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
         self.diagnostics, self.clusters = {}, None
         reply_filter.check_cap(len(cohort), self.max_client_weight)
-        max_norm, median = self.clip_update_norm, self.clip_update_median
-        cohort, factors = clip_cohort(cohort, self.exchanges, max_norm, median)
+        bounds = self.clip_update_norm, self.clip_update_median
+        cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
         if factors is not None:
             self.diagnostics["clipped"] = factors
         with one_thread():  # the same bits on any number of cores
             merged = self.merge(cohort)
-            _check_arrays(type(self).__name__, merged, cohort.received)
+            _check_arrays(type(self).__name__, merged, parser.received)
             cohort = replace(cohort, clusters=self.clusters)
             if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
                 self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
             merged = _corrected(cohort, merged, self.exchanges, self.diagnostics)
             merged = _finished(type(self).__name__, merged, cohort, parser)
-            for observer in self.observers:
+            for observer in self._observers:
                 self.diagnostics.update(observer(cohort))
         self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
-        note_merged(self.participation, cohort)
+        note_merged(self._participation, cohort)
         contents = [parsed[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
@@ -301,24 +308,17 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
         ``dropped``. Only metrics that all clients sent are averaged. None if no reply is left.
         """
-        if not self._asked_to_test:
+        asked, replies = self._request(MessageType.EVALUATE, server_round).messages, list(replies)
+        if not (asked or replies):
             return None
-
-        def check(
-            client: int, content: RecordDict, metrics: MetricRecord
-        ) -> tuple[RecordDict, MetricRecord]:
-            for key, value in metrics.items():
-                check_finite(key, value)
-            return content, metrics
-
-        answers = self.reply_filter(server_round, self._asked_to_test).usable(replies, check)
+        answers = self.reply_filter(server_round, asked).usable(replies, _finite)
         if not answers:
             return None
         contents, metrics = zip(*(answers[client] for client in sorted(answers)), strict=True)
         key, function = self.weighted_by_key, self.evaluate_metrics_aggr_fn
         return aggregate_metrics(stack_common_metrics(metrics), key, function, list(contents))
 
-    def evaluations(
+    def _evaluations(
         self,
         server_round: int,
         replies: Iterable[Message],
@@ -331,16 +331,18 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` as in training.
         """
         check = partial(check_test, self.weighted_by_key, max_test_sizes, num_groups)
-        reply_filter = self.reply_filter(server_round, self._asked_to_test)
-        answers = reply_filter.usable(replies, check)
-        reply_filter.check_enough(len(answers))
+        request = self._request(MessageType.EVALUATE, server_round)
+        reply_filter = self.reply_filter(server_round, request.messages)
+        with _keeping(request.arrays):
+            answers = reply_filter.usable(replies, check)
+            reply_filter.check_enough(len(answers))
         return answers
 
-    def reply_filter(self, server_round: int, asked: list[Message]) -> ReplyFilter:
+    def reply_filter(self, server_round: int, asked: Sequence[Message]) -> ReplyFilter:
         """Return a filter for the replies to these messages, which fills ``self.dropped``."""
-        key, least = self.weighted_by_key, self.min_clients
+        key, least = self.weighted_by_key, self._min_clients
         reply_filter = ReplyFilter(
-            server_round, asked, self.enrolled, key, least, large_norms=self._large_norms
+            server_round, asked, self._enrolled, key, least, large_norms=self._large_norms
         )
         self.dropped = reply_filter.dropped
         return reply_filter
@@ -348,8 +350,27 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     # --- internals -------------------------------------------------------------------
 
     def _draw(self, server_round: int, nodes: Mapping[int, int]) -> Draw:
-        share, least = self.fraction_train, self.min_train_nodes
-        return self.enrolled.draw(server_round, self.seed, share, least, nodes, self.availability)
+        size, online = (self.fraction_train, self.min_train_nodes), self._availability
+        return self._enrolled.draw(server_round, self._seed, *size, nodes, online)
+
+
+@contextmanager
+def _keeping(arrays: ArrayRecord | None) -> Iterator[None]:
+    """Add the model that was sent to a ``RoundFailed`` error."""
+    try:
+        yield
+    except RoundFailed as failed:
+        failed.arrays = arrays
+        raise
+
+
+def _finite(
+    client: int, content: RecordDict, metrics: MetricRecord
+) -> tuple[RecordDict, MetricRecord]:
+    """Return a reply's content and metrics; raise ``NotFinite`` if a metric is not finite."""
+    for key, value in metrics.items():
+        check_finite(key, value)
+    return content, metrics
 
 
 def _check_arrays(name: str, merged: Any, received: Arrays) -> None:

@@ -70,13 +70,17 @@ def unpack(
         If ``note``, which is the value of the key ``name``, does not match the arrays.
     """
     names = _names(note, name)
-    count = sum(map(len, names.values()))
-    if count != len(extra):
+    if (named := count(note, name)) != len(extra):
         raise ValueError(
-            f"{name!r} names {count} arrays, but {len(extra)} follow the model's arrays"
+            f"{name!r} names {named} arrays, but {len(extra)} follow the model's arrays"
         )
     arrays = iter(extra)
     return {kind: {str(key): next(arrays) for key in part} for kind, part in names.items()}
+
+
+def count(note: str, name: str = MEASURED) -> int:
+    """Return how many arrays a note names."""
+    return sum(map(len, _names(note, name).values()))
 
 
 def split(
@@ -96,8 +100,7 @@ def split(
         If the config does not match the arrays.
     """
     note = str(config.get(SHARED, "{}"))
-    count = sum(map(len, _names(note, SHARED).values()))
-    place = max(0, len(parameters) - count)
+    place = max(0, len(parameters) - count(note, SHARED))
     return list(parameters[:place]), unpack(note, parameters[place:], SHARED)
 
 

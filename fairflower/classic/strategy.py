@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fairflower.aggregation.records import decode_record
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
-from fairflower.classic.packing import MEASURED, SHARED, unpack
+from fairflower.classic.packing import MEASURED, SHARED, count, unpack
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import (
     ClientManager,
@@ -26,6 +29,7 @@ from fairflower.flower_compat import (
     Scalar,
     Strategy,
     ensure_task_identity,
+    ndarrays_to_parameters,
     parameters_to_ndarrays,
     proxy_node_id,
     set_message_id,
@@ -34,6 +38,10 @@ from fairflower.strategies.fedavg import FedAvg
 
 NDArrays = list[NDArray[Any]]
 Metrics = dict[str, Scalar]
+
+#: Attributes of a strategy that need each client's update, where they are set.
+_BOUNDS = ("max_client_weight", "clip_update_norm", "clip_update_median")
+_NEED_UPDATES = (*_BOUNDS, "exchanges", "_observers")
 
 #: Serialization format of the arrays that classic Flower sends.
 TENSOR_TYPE = "numpy.ndarray"
@@ -67,6 +75,9 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         Maps the round number to additional values for the clients' config.
     evaluate_fn : callable, optional
         Centralized evaluation: maps (round, list of arrays, {}) to (loss, metrics) or None.
+    accept_failures : bool
+        If False, a round in which a client fails leaves the model unchanged, as in Flower. Default
+        True.
 
     Attributes
     ----------
@@ -104,6 +115,7 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         on_fit_config_fn: Callable[[int], Metrics] | None = None,
         on_evaluate_config_fn: Callable[[int], Metrics] | None = None,
         evaluate_fn: Callable[[int, NDArrays, Metrics], tuple[float, Metrics] | None] | None = None,
+        accept_failures: bool = True,
     ) -> None:
         if not isinstance(strategy, FairStrategy):
             raise ConfigError(
@@ -127,14 +139,12 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         self.on_fit_config_fn = on_fit_config_fn
         self.on_evaluate_config_fn = on_evaluate_config_fn
         self.evaluate_fn = evaluate_fn
+        self.accept_failures = accept_failures
         self._names: list[str] | None = None
         if isinstance(initial_parameters, Mapping):
             self._names = list(initial_parameters)
             initial_parameters = _parameters(record_of(initial_parameters))
         self._initial = initial_parameters
-        self._sent = ArrayRecord()
-        self._asked: dict[int, Message] = {}
-        self._asked_to_test: dict[int, Message] = {}
 
     def __repr__(self) -> str:
         return f"LegacyStrategy({type(self.strategy).__name__})"
@@ -147,10 +157,20 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        self._sent = self._record(parameters.tensors)
+        arrays = self._record(parameters.tensors)
         configure, more = self.strategy.configure_train, self.on_fit_config_fn
-        self._asked, proxies = _ask(configure, server_round, self._sent, more, client_manager)
-        return [(proxies[n], FitIns(*self._ins(parameters, m))) for n, m in self._asked.items()]
+        asked, proxies = _ask(configure, server_round, arrays, more, client_manager)
+        return [(proxies[n], FitIns(*self._ins(parameters, m))) for n, m in asked.items()]
+
+    def num_fit_clients(self, num_available_clients: int) -> tuple[int, int]:
+        """Return how many clients to select, and how many have to be available."""
+        s, share = self.strategy, int(num_available_clients * self.strategy.fraction_train)
+        return max(share, s.min_train_nodes), s.min_available_nodes
+
+    def num_evaluation_clients(self, num_available_clients: int) -> tuple[int, int]:
+        """Return how many clients to select for tests, and how many have to be available."""
+        s, share = self.strategy, int(num_available_clients * self.strategy.fraction_evaluate)
+        return max(share, s.min_evaluate_nodes), s.min_available_nodes
 
     def _ins(self, parameters: Parameters, message: Message) -> tuple[Parameters, Metrics]:
         """Convert a message to parameters and config; the exchanges' arrays follow the model's."""
@@ -168,48 +188,57 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, Metrics]:
+        if failures and not self.accept_failures:
+            return None, {}
+        request = self.strategy._request("train", server_round)
+        sent = request.arrays or ArrayRecord()
         if len(results) > 1 and len({id(result.parameters) for _, result in results}) == 1:
             self._check_secure_aggregation()
-        replies = _replies(self._asked, results, failures, self._fit_content)
+            mean = _typed_as(sent, results[0][1].parameters)
+            results = [(proxy, replace(result, parameters=mean)) for proxy, result in results]
+        content = partial(self._fit_content, sent)
+        replies = _replies(request.messages, "train", results, failures, content)
         merged, metrics = self.strategy.aggregate_train(server_round, replies)
         means = _plain(metrics)
         if self.fit_metrics_aggregation_fn:
-            means = self.fit_metrics_aggregation_fn(self._sent_metrics(results, self._asked))
+            means = self.fit_metrics_aggregation_fn(self._sent_metrics(results))
         return (None if merged is None else _parameters(merged)), means
 
     def _check_secure_aggregation(self) -> None:
         """Raise ``ValueError`` if the strategy needs more than the mean of the models."""
-        if type(self.strategy) is not FedAvg or self.strategy.exchanges:
+        ours = self.strategy
+        extra = [name for name in _NEED_UPDATES if getattr(ours, name) not in (None, 1, ())]
+        if type(ours) is not FedAvg or extra:
+            name = " with ".join([type(ours).__name__, *(e.lstrip("_") for e in extra)])
             raise ValueError(
                 "Flower's secure aggregation returns only the mean of the clients' models, "
-                f"weighted by numbers of examples: {type(self.strategy).__name__} cannot apply "
-                "its own weights, and exchanges cannot collect arrays. Use FedAvg without "
-                "exchanges, or disable secure aggregation. (fairflower's app can weight masked "
-                "models: secure-aggregation = true.)"
+                f"weighted by examples, so {name} would have no effect. Use FedAvg without bounds, "
+                "exchanges and observers, or disable secure aggregation. (fairflower's app can "
+                "weight masked models: secure-aggregation = true.)"
             )
 
-    def _fit_content(self, result: FitRes) -> RecordDict:
+    def _fit_content(self, sent: ArrayRecord, result: FitRes) -> RecordDict:
         """Return the content of the reply that a client would send with the message API."""
-        tensors = result.parameters.tensors
-        size = len(self._sent)
+        tensors, note = result.parameters.tensors, str(result.metrics.get(MEASURED, "{}"))
+        size = len(sent) or max(0, len(tensors) - count(note))
         content = RecordDict(
             {
                 self.strategy.arrayrecord_key: self._record(tensors[:size]),
                 "metrics": self._metrics(result.num_examples, result.metrics),
             }
         )
-        measured = unpack(str(result.metrics.get(MEASURED, "{}")), tensors[size:])
-        wanted = self.strategy.beside_model
+        measured = unpack(note, tensors[size:])
+        wanted = self.strategy._beside_model
         for kind, vectors in measured.items():
             named = self._names or kind in self.strategy.SINGLE_ARRAYS
-            names = list(vectors) if named else self._trained(kind, len(vectors))
+            names = list(vectors) if named else self._trained(sent, kind, len(vectors))
             if kind in wanted:
                 content[kind] = _named(names, list(vectors.values()))
         return content
 
-    def _trained(self, kind: str, count: int) -> list[str]:
+    def _trained(self, sent: ArrayRecord, kind: str, count: int) -> list[str]:
         """Return the names of the trained arrays, for a model whose arrays are numbered."""
-        received = decode_record(self._sent)
+        received = decode_record(sent)
         buffers = self.strategy.buffers_of(received)
         names = [name for name in received if name not in buffers]
         if len(names) != count:
@@ -227,7 +256,6 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         arrays = self._record(parameters.tensors)
         configure, more = self.strategy.configure_evaluate, self.on_evaluate_config_fn
         asked, proxies = _ask(configure, server_round, arrays, more, client_manager)
-        self._asked_to_test = asked
         return [(proxies[n], EvaluateIns(*self._ins(parameters, m))) for n, m in asked.items()]
 
     def aggregate_evaluate(
@@ -236,16 +264,19 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, Metrics]:
+        if failures and not self.accept_failures:
+            return None, {}
+
         def content(result: EvaluateRes) -> RecordDict:
             metrics = {**result.metrics, "eval_loss": result.loss}
             return RecordDict({"metrics": self._metrics(result.num_examples, metrics)})
 
-        replies = _replies(self._asked_to_test, results, failures, content)
+        asked = self.strategy._request("evaluate", server_round).messages
+        replies = _replies(asked, "evaluate", results, failures, content)
         means = _plain(self.strategy.aggregate_evaluate(server_round, replies))
         loss = means.pop("eval_loss", None)
         if self.evaluate_metrics_aggregation_fn:
-            sent = self._sent_metrics(results, self._asked_to_test)
-            means = self.evaluate_metrics_aggregation_fn(sent)
+            means = self.evaluate_metrics_aggregation_fn(self._sent_metrics(results))
         return (None if loss is None else float(loss)), means
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, Metrics] | None:
@@ -254,14 +285,15 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
     def _sent_metrics(
-        self, results: Sequence[tuple[ClientProxy, Any]], asked: Mapping[int, Message]
+        self, results: Sequence[tuple[ClientProxy, Any]]
     ) -> list[tuple[int, Metrics]]:
         """Return numbers of examples and metrics of the clients that were not dropped."""
-        client_of = self.strategy.enrolled.client_of
+        clients = self.strategy._enrolled.clients
+        nodes = [proxy_node_id(proxy) for proxy, _ in results]
         return [
             (result.num_examples, result.metrics)
-            for proxy, result in results
-            if client_of(asked[proxy_node_id(proxy)]) not in self.strategy.dropped
+            for node, (_, result) in zip(nodes, results, strict=True)
+            if clients.get(node, node) not in self.strategy.dropped and result.num_examples
         ]
 
     # --- from and to classic Flower's types --------------------------------------------------
@@ -306,17 +338,48 @@ def _ask(
     return asked, proxies
 
 
+def _typed_as(sent: ArrayRecord, mean: Parameters) -> Parameters:
+    """Return Flower's mean of masked models, in float64, with the types of the model sent."""
+    if len(sent) != len(mean.tensors):
+        raise ConfigError(
+            f"Flower's secure aggregation returned {len(mean.tensors)} arrays, but as far as "
+            f"known {len(sent)} were sent. Call super().configure_fit in every round."
+        )
+    typed = []
+    pairs = zip(decode_record(sent).items(), parameters_to_ndarrays(mean), strict=True)
+    for (name, like), array in pairs:
+        if like.ndim == 0 and like.dtype.kind == "f":
+            raise ConfigError(
+                f"Flower's secure aggregation returns a wrong number for {name!r}, which has no "
+                "dimensions. Give it the shape (1,), or disable secure aggregation."
+            )
+        # Integers are rounded down, beyond the error of masks; counters without dimensions stay.
+        whole = np.floor(array + 0.01) if like.ndim else like
+        typed.append((array if like.dtype.kind == "f" else whole).astype(like.dtype))
+    return ndarrays_to_parameters(typed)
+
+
 def _replies(
-    asked: Mapping[int, Message],
+    messages: Iterable[Message],
+    kind: str,
     results: Sequence[tuple[ClientProxy, Any]],
     failures: Sequence[tuple[ClientProxy, Any] | BaseException],
     content_of: Callable[[Any], RecordDict],
 ) -> list[Message]:
-    """Return a reply for every client that replied or failed."""
-    missing = dict(asked)
+    """Return a reply for every client that replied or failed.
+
+    A subclass of `LegacyStrategy` may have asked clients itself, so there may be no message.
+    """
+    ensure_task_identity()
+    missing = {message.metadata.dst_node_id: message for message in messages}
+
+    def message_to(proxy: ClientProxy) -> Message:
+        node = proxy_node_id(proxy)
+        return missing.pop(node, None) or Message(RecordDict(), node, kind)
+
     replies = []
     for proxy, result in results:
-        message = missing.pop(proxy_node_id(proxy))
+        message = message_to(proxy)
         try:
             replies.append(Message(content_of(result), reply_to=message))
         except ValueError as problem:
@@ -325,10 +388,10 @@ def _replies(
     for failure in failures:
         if not isinstance(failure, BaseException):
             proxy, result = failure
-            replies.append(_error(missing.pop(proxy_node_id(proxy)), result.status.message))
+            replies.append(_error(message_to(proxy), result.status.message))
     # Flower does not say which client raised which exception, so the reply of every client without
     # a result lists all exceptions.
-    if reason := " | ".join(dict.fromkeys(map(str, exceptions))):
+    if reason := " | ".join(dict.fromkeys(str(e) or repr(e) for e in exceptions)):
         replies += [_error(message, reason) for message in missing.values()]
     return replies
 

@@ -348,7 +348,7 @@ def _check(config: RunConfig) -> None:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
     with config.strategy.naming_failures():
-        measurements = strategy.measurements
+        measurements = strategy._measurements
     for name in measurements:
         if name not in MEASUREMENTS:
             raise ConfigError(

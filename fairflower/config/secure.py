@@ -57,14 +57,14 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             f"strategy.name = {name!r} {reason}{hint}, but the server gets only a weighted sum "
             f"of the updates. Choose {nearest!r}, the most similar strategy that works"
         )
-    early = [m for m in strategy.measurements if m not in strategy.learns]
+    early = [m for m in strategy._measurements if m not in strategy.learns]
     if late := [m for m in early if m in ("trained_loss", "fisher", "representation")]:
         raise _refused(
             f"strategy.name = {name!r} computes weights from {late[0]!r}, which is measured "
             "after training, but clients must know their weights before training. Choose a "
             "measurement of the received model"
         )
-    if arrays := [m for m in strategy.measurements if m in strategy.ARRAY_MEASUREMENTS]:
+    if arrays := [m for m in strategy._measurements if m in strategy.ARRAY_MEASUREMENTS]:
         raise _refused(
             f"strategy.name = {name!r} needs the array {arrays[0]!r} from each client, and this "
             "array is not masked. Choose a strategy that computes weights from numbers"

@@ -343,7 +343,7 @@ class ParticipationConfig:
     policy: str = setting(
         "uniform",
         "Policy that selects the clients of each round: uniform, by-examples, round-robin, "
-        "power-of-choice:d=10, or module:Class.",
+        "power-of-choice:d=10, or module:Class. With by-examples, fedavg counts examples twice.",
     )
     availability: str = setting(
         "always",

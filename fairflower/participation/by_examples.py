@@ -10,8 +10,10 @@ from fairflower.aggregation.participation import Draw, Participation
 class ByExamples(Participation):
     """Clients drawn without replacement, in proportion to their numbers of training examples.
 
-    Clients with few examples take part less often. If no client's number of examples is known, the
-    draw is uniform. If some are known, clients with an unknown number are drawn last.
+    Clients with few examples take part less often, so combine it with equal weights (`Uniform`):
+    strategies that weigh by examples, such as `FedAvg`, would count examples twice. If no client's
+    number of examples is known, the draw is uniform. If some are known, clients with an unknown
+    number are drawn last.
 
     See Also
     --------

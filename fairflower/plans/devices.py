@@ -91,7 +91,7 @@ def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
 
 def _methods(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
     """Return a run for each combination of client (with arguments) and set of measurements."""
-    kinds = {(run.client.label, run.strategy.make().measurements): run for run in reversed(runs)}
+    kinds = {(run.client.label, run.strategy.make()._measurements): run for run in reversed(runs)}
     return tuple(kinds.values())
 
 

@@ -201,7 +201,7 @@ PARTICIPATION = DescribedRegistry(
         "uniform": ("uniform:Uniform", "uniform at random"),
         "by-examples": (
             "by_examples:ByExamples",
-            "at random, in proportion to the number of training examples",
+            "at random, in proportion to training examples, which fedavg then counts twice",
         ),
         "round-robin": ("round_robin:RoundRobin", "in turn"),
         "power-of-choice": (

@@ -20,7 +20,8 @@ from fairflower.aggregation.records import (
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import ReplyFilter, ReplyParser
+from fairflower.aggregation.replies import ReplyParser
+from fairflower.aggregation.reply_filter import ReplyFilter
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, logger
@@ -93,8 +94,8 @@ class SecureAggregation:
         """
         strategy, before = self.strategy, self.strategy.state_dict()
         received = decode_record(arrays)
-        asked = {strategy.enrolled.client_of(message): message for message in messages}
-        parser = ReplyParser(strategy, received, strategy.enrolled.sizes)
+        asked = {strategy._enrolled.client_of(message): message for message in messages}
+        parser = ReplyParser(strategy, received, strategy._enrolled.sizes)
         now = _Round(server_round, asked, received, parser)
         strategy.diagnostics, strategy.clusters = {}, None
         strategy.client_ids, strategy.client_metrics = (), {}
@@ -123,7 +124,7 @@ class SecureAggregation:
         """Run the first exchange and return the clients' numbers as a cohort."""
         strategy = self.strategy
         messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
-        names = [n for n in strategy.measurements if n not in strategy.learns]
+        names = [n for n in strategy._measurements if n not in strategy.learns]
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             if content.array_records:
@@ -153,7 +154,7 @@ class SecureAggregation:
             (),
             metrics,
             self.strategy.buffers_of(now.received),
-            population=self.strategy.population,
+            population=len(self.strategy._enrolled.nodes or ()),
             max_weight=self.strategy.max_client_weight,
             total=total,
         )
@@ -194,7 +195,7 @@ class SecureAggregation:
         """Return the values for each client. Weights become integers, of which the largest is Q."""
         most, Q = max(shares.values()), quantization_range(len(shares))
         buffers = tuple(sorted(self.strategy.buffers_of(now.received))) if factors else ()
-        draws = np.random.default_rng(derive_seed(self.strategy.seed, now.server_round, "checks"))
+        draws = np.random.default_rng(derive_seed(self.strategy._seed, now.server_round, "checks"))
         return {
             client: MaskingInstructions(
                 round(share / most * Q),
@@ -290,7 +291,7 @@ class SecureAggregation:
         _warn_if_shown(now.server_round, cohort)
         strategy.note_trained(cohort)
         strategy.merged_rounds |= dict.fromkeys(cohort.client_ids, now.server_round)
-        note_merged(strategy.participation, cohort)
+        note_merged(strategy._participation, cohort)
         return merged
 
 

@@ -68,7 +68,7 @@ class RoundLoop:
         self._secure: SecureAggregation | None = None
         if self.config.secure_aggregation:
             self._secure = SecureAggregation(self.strategy, self._exchange)
-        numbers = len(self.strategy.measurements)
+        numbers = len(self.strategy._measurements)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, folder)
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
         self._groups = GroupMetrics(folder, self.federation)
@@ -296,7 +296,7 @@ class RoundLoop:
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
-        answers = strategy.evaluations(server_round, replies, most, self._groups.number)
+        answers = strategy._evaluations(server_round, replies, most, self._groups.number)
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._report_failed_of_clients(server_round, answers, replies)
         names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]

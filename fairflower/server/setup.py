@@ -116,8 +116,8 @@ class RunSetup:
             )
         if self.frozen:
             facts["frozen"] = self.frozen
-        if isinstance(self.strategy.availability, Trace):
-            facts["availability"] = self.strategy.availability.digest
+        if isinstance(self.strategy._availability, Trace):
+            facts["availability"] = self.strategy._availability.digest
         if parts := part_digests(self.config):
             facts["parts"] = parts
         if federation.validation_sizes:
@@ -163,8 +163,8 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
     _check_available(config, strategy, num_clients)
-    if isinstance(strategy.availability, Trace):
-        strategy.availability.warn_about_unknown_clients(num_clients)
+    if isinstance(strategy._availability, Trace):
+        strategy._availability.warn_about_unknown_clients(num_clients)
     examples: Federation | None = federation
     if config.evaluate.by == "clients":
         apart = is_deployed(grid) or config.ray_address or isinstance(registry, SiteRegistry)
@@ -223,10 +223,10 @@ def _check_available(config: RunConfig, strategy: FairStrategy, num_clients: int
     """Raise ``ConfigError`` if no client will be available in a round, which is known now."""
     text, rounds = config.participation.availability, config.num_server_rounds
     # With more clients a round without any is unlikely, and the draws would take seconds.
-    if text == "always" or rounds * num_clients > 100_000 or strategy.availability is None:
+    if text == "always" or rounds * num_clients > 100_000 or strategy._availability is None:
         return
     for server_round in range(1, rounds + 1):
-        if not strategy.availability(server_round, range(num_clients)):
+        if not strategy._availability(server_round, range(num_clients)):
             raise ConfigError(
                 f"participation.availability = {text!r}: no client is available in round "
                 f"{server_round}. Change it so that each of the {rounds} rounds has a client."
@@ -324,7 +324,7 @@ def _check_privacy(
             "not trained: it may contain statistics of a client's examples. Choose a model without "
             "BatchNorm and without frozen parameters, for example cnn."
         )
-    numbers = len(strategy.measurements)
+    numbers = len(strategy._measurements)
     check_reachable(config.privacy, numbers, clients, config.num_server_rounds)
 
 

@@ -97,7 +97,8 @@ class FedEBAPlus(FairStrategy):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.tau, self.alpha, self.theta, self.lr = tau, alpha, theta, lr
+        self.tau, self.alpha, self.theta = tau, alpha, theta
+        self.lr = lr if alpha > 0 else 0.0  # without a common step it is not used
         self.needs = ("received_loss", "gradient") if alpha > 0 else ("received_loss",)
         self.sums_suffice = alpha == 0
 
@@ -129,14 +130,15 @@ class FedEBAPlus(FairStrategy):
 
         The step is at most as long as the client's update, so bounds on updates apply to it, too.
         """
-        assert self.lr is not None  # read_config has set it
         moved, steep = cohort.squared_norms(), cohort.gram("gradient").diagonal()
+        if self.lr is None:  # no round was configured
+            self.read_config({})
         longest = np.sqrt(np.divide(moved, steep, out=np.zeros(len(cohort)), where=steep > 0))
         trained, received = cohort.parameters, cohort.received
         return [
             {n: a - lr * g[n] if n in trained else a for n, a in received.items()}
             for lr, g in zip(
-                np.minimum(self.lr, longest).astype(np.float32),
+                np.minimum(self.lr or 0.0, longest).astype(np.float32),
                 cohort.measured["gradient"],
                 strict=True,
             )

@@ -37,8 +37,7 @@ class FedGA(FairStrategy):
         0.2 in the authors' code).
     rounds : int, optional
         R, the number of rounds over which the step decays to 0. Default: ``num-server-rounds`` in
-        the config sent to the clients, which fairflower's app sets; without it the step is
-        constant.
+        the config sent to the clients, as in `FedISMPlus`.
 
     See Also
     --------

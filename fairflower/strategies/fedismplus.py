@@ -45,8 +45,9 @@ class FedISMPlus(FedISM):
         (released code); ``"perturbed_loss"`` is L_k(theta + rho_t g / ||g||) itself.
     rounds : int, optional
         R, the planned number of rounds; after these rounds the radius stays at rho. Default:
-        ``num-server-rounds`` in the config sent to the clients, which fairflower's app sets;
-        without it the radius is rho in every round.
+        ``num-server-rounds`` in the config sent to the clients. fairflower's app and ``start`` set
+        it. Flower's wrappers and its classic API do not: without it, a round raises
+        ``ConfigError`` there.
     q, beta, variant
         As in `FedISM`. The authors' command line sets q = 2; the default in their code is 1.
 
@@ -90,7 +91,8 @@ class FedISMPlus(FedISM):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(q=q, beta=beta, variant=variant, **options)
-        self.rho, self.p, self.state, self.rounds = rho, p, state, rounds
+        self.rho, self.p, self.state = rho, p, state
+        self.rounds = rounds if p > 0 else 1  # the radius does not change
         self.needs = (state,)
 
     def radius(self, server_round: int) -> float:

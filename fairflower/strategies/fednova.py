@@ -94,6 +94,9 @@ class FedNova(FairStrategy):
                 "train.momentum in the clients' config, or FedNova(momentum=...)."
             )
 
+    def _check_taken(self) -> None:
+        """Accept a config without a momentum: the clients then train without."""
+
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         p, a = cohort.sample_weights, self._effective_steps(cohort)
         return cohort.cap(p / a / (p / a).sum())

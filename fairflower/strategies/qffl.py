@@ -106,7 +106,7 @@ class QFFL(FairStrategy):
             )
         super().__init__(**options)
         self.q, self.lr, self.rule = q, lr, rule
-        self.L: float | None = None
+        self.L = 0.0  # not known yet
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         if self.rule == "weights" or self.q == 0:
@@ -147,7 +147,8 @@ class QFFL(FairStrategy):
         self, weights: Vector, powers: Vector | float, squared_norms: Vector, F: Vector
     ) -> Vector:
         """Return the coefficients of the updates, shape (K,), for losses F and their powers."""
-        assert self.L is not None  # read_config has set it
+        if not self.L:  # no round was configured
+            self.read_config({})
         # F^q and h, both divided by L sum_j F_j^q_j, so that neither overflows.
         h = weights * (1 + powers * self.L * squared_norms / F)
         step: Vector = weights / h.sum()

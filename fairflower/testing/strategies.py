@@ -84,7 +84,7 @@ def check_measurements(make: Make) -> None:
         assert name in known or not difflib.get_close_matches(name, known, cutoff=0.8), (
             f"{type(rule).__name__}: {unknown('metric', name, known)}"
         )
-    for name in rule.measurements:
+    for name in rule._measurements:
         assert name in MEASUREMENTS, (
             f"{type(rule).__name__}: {unknown('measurement', name, MEASUREMENTS)}"
         )

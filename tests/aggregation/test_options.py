@@ -154,7 +154,7 @@ def test_the_first_round_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) ->
     strategy = FedHEAL(min_available_nodes=8)
     asked = strategy.configure_train(1, record_of(MODEL), ConfigRecord(), late)  # type: ignore[arg-type]
     assert sorted(m.metadata.dst_node_id for m in asked) == list(range(1, 9))
-    assert strategy.population == 8
+    assert strategy._request(MessageType.TRAIN, 1).population == 8
 
 
 def test_list_metrics_are_averaged_elementwise() -> None:
@@ -245,6 +245,6 @@ def test_a_failed_round_keeps_the_last_model_for_another_start(cause: str) -> No
     with pytest.raises(RoundFailed) as failed:
         strategy.start(nodes, record_of(MODEL), num_rounds=5)
     assert np.all(arrays_of(failed.value.arrays)["w"] == MODEL["w"] + 2)
-    strategy.availability = None
+    strategy._availability = None
     result = strategy.start(nodes, failed.value.arrays, num_rounds=2)
     assert np.all(arrays_of(result.arrays)["w"] == MODEL["w"] + 4)

@@ -54,7 +54,7 @@ class ClassicRounds:
     def __init__(self, strategy: FairStrategy, clients: int, named: bool = True) -> None:
         set_task_identity()
         initial = MODEL if named else ndarrays_to_parameters(list(MODEL.values()))
-        sent = {"train.lr": 0.05, "train.momentum": 0.0}
+        sent = {"train.lr": 0.05, "train.momentum": 0.0, "num-server-rounds": 4}
         self.legacy = LegacyStrategy(strategy, initial, on_fit_config_fn=lambda _: dict(sent))
         self.manager = manager(clients)
         parameters = self.legacy.initialize_parameters(self.manager)
@@ -85,6 +85,7 @@ def test_a_classic_server_computes_identical_results(name: str, named: bool) -> 
     clients = 4
     buffers = None if named else ["1", "2"]
     one = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(clients))
+    one.config["num-server-rounds"] = 4
     options: dict[str, Any] = {"min_clients": 1, "buffers": buffers}
     two = ClassicRounds(
         STRATEGIES[name](**options, min_train_nodes=clients, min_available_nodes=clients),

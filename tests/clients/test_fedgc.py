@@ -226,7 +226,7 @@ def test_the_paper_variant_trains_in_a_federation(rule):
     strategy = rule(min_clients=1, exchanges=[ClusterCenters.made_with(arguments)])
     model, _ = run_toy_rounds(strategy, lambda k: trainer("fedgc", k, **arguments), 4, 3)
     assert all(np.isfinite(array).all() for array in model.values())
-    assert strategy.measurements == ("representation",)
+    assert strategy._measurements == ("representation",)
     assert strategy.diagnostics["num_clusters"] == 2
 
 

@@ -74,7 +74,9 @@ def run(strategy: FairStrategy) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NUMERIC)
 def test_numeric_strategies_only_need_clients_that_send_metrics(name: str) -> None:
-    arguments = {"lr": 0.4} if name in ("qffl", "dq-ffl") else {}
+    given = {"lr": ("qffl", "dq-ffl"), "rounds": ("fedga", "fedism+")}
+    values = {"lr": 0.4, "rounds": ROUNDS}
+    arguments = {key: values[key] for key, names in given.items() if name in names}
     strategy = STRATEGIES[name](**arguments)
     w = run(strategy)
     assert strategy.client_ids == (11, 12, 13)
@@ -100,7 +102,7 @@ def test_fair_strategies_lower_the_loss_of_the_worst_client(name: str) -> None:
         "fedism": {"q": 1.0},
         "afl": {"lr": 0.1},
         "qffl": {"q": 2.0, "rule": "weights"},
-        "fedga": {"step": 0.2},
+        "fedga": {"step": 0.2, "rounds": 1000},
         "term": {"t": 1.0},
     }[name]
     neutral = STRATEGIES["fedavg" if name == "term" else "uniform"]()

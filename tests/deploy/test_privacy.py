@@ -12,7 +12,7 @@ import pytest
 from classic_server import manager, result
 from flwr.app import ConfigRecord, Context
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
-from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import parameters_to_ndarrays
 from flwr.server import strategy as classic
 from flwr.serverapp import strategy as flower
 from parametrize import mark_others_nightly
@@ -213,30 +213,3 @@ def test_classic_wrappers_clip_around_a_legacy_strategy(wrap: Any) -> None:
     np.testing.assert_allclose(clipped, 0.5, rtol=1e-6)
     with pytest.raises(ValueError, match=r"DifferentialPrivacy\w+ .*fisher"):
         classic_round(wrap, FedEquilibria(**ALL))
-
-
-@pytest.mark.parametrize("strategy", [FedHEAL, Uniform])
-def test_strategies_that_need_single_updates_refuse_classic_secure_aggregation(
-    strategy: Any,
-) -> None:
-    set_task_identity()
-    mean = ndarrays_to_parameters([np.ones(4, np.float32)])
-
-    def finish(legacy: LegacyStrategy) -> list[np.ndarray]:
-        clients = manager(CLIENTS)
-        parameters = legacy.initialize_parameters(clients)
-        assert parameters is not None
-        answers = []
-        for proxy, _ in legacy.configure_fit(1, parameters, clients):
-            answers.append((proxy, result({"w": np.zeros(4, np.float32)}, 5, {}, {})))
-            answers[-1][1].parameters = mean  # as SecAggPlusWorkflow does
-        merged, _ = legacy.aggregate_fit(1, answers, [])
-        assert merged is not None
-        return parameters_to_ndarrays(merged)
-
-    start = {"w": np.zeros(4, np.float32)}
-    np.testing.assert_array_equal(finish(LegacyStrategy(FedAvg(**ALL), start))[0], 1)
-    with pytest.raises(ValueError, match=rf"secure aggregation.*{strategy.__name__} cannot"):
-        finish(LegacyStrategy(strategy(**ALL), start))
-    with pytest.raises(ValueError, match="exchanges cannot collect"):
-        finish(LegacyStrategy(FedAvg(**ALL, exchanges=[ControlVariates()]), start))

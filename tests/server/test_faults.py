@@ -301,7 +301,7 @@ def test_evaluation_replies_with_impossible_metrics_are_refused(claim, reason):
         Message(RecordDict({"metrics": MetricRecord({**sound, **more})}), reply_to=message)
         for message, more in zip(messages, ({"r2": -3.0}, claim), strict=True)
     ]
-    assert list(strategy.evaluations(1, answers, {0: 5, 1: 5})) == [0]
+    assert list(strategy._evaluations(1, answers, {0: 5, 1: 5})) == [0]
     assert reason in strategy.dropped[1]
 
 

@@ -110,7 +110,7 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
     }
     rule = rounds.strategy
     sent = {e.name: vectors[e.name] for e in rule.exchanges if e.returned}
-    for name in rule.measurements:
+    for name in rule._measurements:
         if name == "received_group_counts":  # of 100 + client people
             people = [60, 30, 30, 20, 30, 10, 40 + client, 20, 20, 10, 20 + client, 10]
             sent[name] = {"h": np.array(people, np.float32)}
