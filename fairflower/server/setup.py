@@ -20,6 +20,7 @@ from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
 from fairflower.data.people import check_comparable
+from fairflower.data.rows import check_clients_can_test
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
@@ -149,7 +150,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_metric_names(config, federation)
     num_clients = len(federation.clients)
     check_num_supernodes(len(registry.nodes), num_clients)
-    check_client_settings(config, num_clients)
+    check_client_settings(config, federation)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
@@ -258,9 +259,15 @@ def num_selected(config: RunConfig, num_clients: int) -> int:
     return max(1, int(num_clients * config.fraction_train + 1e-9))
 
 
-def check_client_settings(config: RunConfig, num_clients: int) -> None:
-    """Raise ``ConfigError`` if settings need more clients than there are."""
-    asked = num_selected(config, num_clients)
+def check_client_settings(config: RunConfig, federation: Federation) -> None:
+    """Raise an error if settings need more clients than there are, or clients lack test examples.
+
+    It is a ``ConfigError`` or a ``DataError``.
+    """
+    for split in ("test", "validation"):
+        if config.evaluates(split) and config.evaluate.by != "server":
+            check_clients_can_test(config.data, federation, split)
+    asked = num_selected(config, len(federation.clients))
     if config.min_clients > asked:
         raise ConfigError(
             f"min-clients = {config.min_clients}: only {asked} clients are selected per round. "
