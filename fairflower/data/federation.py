@@ -50,7 +50,7 @@ class Augment:
     horizontal_flip: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClientInfo:
     """A client's domain, and its number of training examples in total and per class."""
 
@@ -136,14 +136,23 @@ class Federation:
     @classmethod
     def from_json(cls, text: str, folder: Path) -> Federation:
         """Return the federation that ``to_json`` wrote; ``folder`` need not contain its data."""
-        meta: dict[str, Any] = json.loads(text)
+        domains: dict[str, str] = {}
+        counts: dict[str, tuple[int, ...]] = {}
+
+        def client_in(entry: dict[str, Any]) -> Any:  # at once: all entries would take more memory
+            if "class_counts" not in entry:
+                return entry
+            values = entry["class_counts"]
+            entry["class_counts"] = counts.setdefault(str(values), tuple(values))  # most are equal
+            entry["domain"] = domains.setdefault(entry["domain"], entry["domain"])
+            return ClientInfo(**entry)
+
+        meta: dict[str, Any] = json.loads(text, object_hook=client_in)
+        if not all(isinstance(client, ClientInfo) for client in meta["clients"]):
+            raise ValueError("a client has no class_counts")
         augment = Augment(**meta.pop("augment"))
-        clients = tuple(
-            ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
-            for client in meta.pop("clients")
-        )
         rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()}
-        return cls(folder=folder, augment=augment, clients=clients, **rest)
+        return cls(folder=folder, augment=augment, **rest)
 
     def to_json(self) -> str:
         """Return the text of ``meta.json``."""
@@ -258,7 +267,8 @@ class Federation:
 
     def groups_of(self, client_id: int, split: str = "test") -> Ints:
         """Return the group number of each person in a client's split, int64 [N]."""
-        return self._rows(f"g_{split}", *self._ends(split, client_id, client_id)[[0, -1]])
+        first, end = self._ends(split, client_id, client_id)
+        return self._rows(f"g_{split}", first, end)
 
     def test_groups(self, domain: str, split: str = "test") -> list[Ints]:
         """Return the group numbers of a domain's test examples, one array per client."""
@@ -277,7 +287,7 @@ class Federation:
         """Return the first row of client ``first``, and the ends of it and of those to ``last``."""
         return self._rows(f"ends_{split}", first, last + 2)
 
-    def _rows(self, name: str, first: int, last: int) -> Any:
+    def _rows(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
         """Read rows of a prepared array. Raises ``DataError`` if it cannot be read."""
         path = prepared_file(self.folder, name)
         try:

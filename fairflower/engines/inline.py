@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -25,6 +25,35 @@ CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 RUN_ID = 1
 SERVER_NODE = 1
 FIRST_NODE = 1000  # node ids that cannot be confused with client ids
+
+
+class _Contexts(MutableMapping[int, Context]):
+    """Contexts by node id. Each is created when it is needed: of many clients most never are."""
+
+    def __init__(self, num_supernodes: int, run_config: Mapping[str, Any]) -> None:
+        self._num_supernodes, self._run_config = num_supernodes, run_config
+        nodes = range(FIRST_NODE, FIRST_NODE + num_supernodes)
+        self._created: dict[int, Context | None] = dict.fromkeys(nodes)
+
+    def __getitem__(self, node: int) -> Context:
+        if (context := self._created[node]) is None:
+            numbers: dict[str, Any] = {"num-partitions": self._num_supernodes}
+            numbers["partition-id"] = node - FIRST_NODE
+            context = Context(RUN_ID, node, numbers, RecordDict(), dict(self._run_config))
+            self._created[node] = context
+        return context
+
+    def __setitem__(self, node: int, context: Context) -> None:
+        self._created[node] = context
+
+    def __delitem__(self, node: int) -> None:
+        del self._created[node]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._created)
+
+    def __len__(self) -> int:
+        return len(self._created)
 
 
 class InlineGrid(Grid):
@@ -48,6 +77,10 @@ class InlineGrid(Grid):
     #: Clients answer while the server asks for replies, so no reply can be late.
     computes_replies = True
 
+    #: Whether all clients have the same data, so that asking one of them is enough
+    #: (`fairflower.server.discovery`): `launch` sets it for fairflower's own ClientApp.
+    have_same_data = False
+
     def __init__(
         self,
         client_app: ClientApp,
@@ -59,18 +92,13 @@ class InlineGrid(Grid):
         set_task_identity(RUN_ID, SERVER_NODE)
         self.client_app = client_app
         self.raise_errors = raise_errors
-        self.contexts = {
-            FIRST_NODE + k: Context(
-                run_id=RUN_ID,
-                node_id=FIRST_NODE + k,
-                node_config={"partition-id": k, "num-partitions": num_supernodes},
-                state=RecordDict(),
-                run_config=dict(run_config or {}),
-            )
-            for k in range(num_supernodes)
-        }
+        self.contexts = _Contexts(num_supernodes, run_config or {})
         self._pending: OrderedDict[str, Message] = OrderedDict()
         self._count = 0
+
+    def partition_id(self, node: int) -> int:
+        """Return the ``partition-id`` of a node."""
+        return node - FIRST_NODE
 
     def set_run(self, run: object) -> None:
         """Do nothing, because there is only one run."""
@@ -110,7 +138,7 @@ class InlineGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the first queued message among ``message_ids`` and return its reply."""
-        wanted = set(message_ids)
+        wanted = as_set(message_ids)
         for message_id in self._pending:
             if message_id in wanted:
                 return [self._deliver(self._pending.pop(message_id))]
@@ -134,6 +162,11 @@ class InlineGrid(Grid):
         self._count += 1
         set_message_id(reply, f"message-{self._count}")
         return reply
+
+
+def as_set(message_ids: Iterable[str]) -> Set[str]:
+    """Return the ids as a set; not a copy of one, because a round's ids are passed at each poll."""
+    return message_ids if isinstance(message_ids, Set) else set(message_ids)
 
 
 def set_content(message: Message, content: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 
 from fairflower.engines.inline import (
     InlineGrid,
+    as_set,
     error_reply,
     gpu_memory_error,
     memory_problem,
@@ -161,8 +162,8 @@ class RayGrid(InlineGrid):
 
         Raises ``EngineError`` if no worker is left, or if the object store and the disk are full.
         """
-        wanted = set(message_ids)
-        if wanted.isdisjoint(self._arrived):
+        wanted = as_set(message_ids)
+        if not any(i in wanted for i in self._arrived):
             self._collect(wanted)
         return [self._arrived.pop(i) for i in list(self._arrived) if i in wanted]
 
@@ -197,11 +198,13 @@ class RayGrid(InlineGrid):
         """
         ids = [i for i in self.push_messages(messages) if i]
         replies: dict[str, Message] = {}
+        missing = set(ids)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not replies.keys() >= set(ids) and time.monotonic() < deadline:
-            for reply in self.pull_messages(ids):
+        while missing and time.monotonic() < deadline:
+            for reply in self.pull_messages(missing):
                 replies[reply.metadata.reply_to_message_id] = reply
-        self.discard(set(ids) - replies.keys())
+                missing.discard(reply.metadata.reply_to_message_id)
+        self.discard(missing)
         return [replies[i] for i in ids if i in replies]
 
     def discard(self, message_ids: Collection[str]) -> None:

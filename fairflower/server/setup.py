@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fairflower.config import DataConfig, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
+from fairflower.data.federation import by_field
 from fairflower.data.people import check_comparable
 from fairflower.data.rows import check_clients_can_test
 from fairflower.errors import ConfigError
@@ -103,7 +104,7 @@ class RunSetup:
             "domains": list(federation.domains),
             "sources": list(federation.sources),
             "test_sizes": list(federation.test_sizes),
-            "clients": [asdict(client) for client in federation.clients],
+            "clients": [*map(by_field, federation.clients)],
             "nodes": self.registry.known_by_node(),
         }
         if local := initial_local_arrays(self.evaluator.model):
