@@ -49,6 +49,7 @@ from fairflower.data.people import check_comparable, people_by_domain
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
+from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ def prepare(config: DataConfig, *, site: bool = False) -> Federation:
         if not (folder / META).is_file():
             logger.info("Preparing %s in %s", config.name, folder)
             _build(data_set, folder, site)
+            release_memory()
     return _open(folder, config.augment)
 
 
