@@ -243,14 +243,18 @@ class Federation:
 
         The held-out domain has only the split ``"test"``.
         """
+        return self._read(split, *self._clients_in(domain, split))
+
+    def _clients_in(self, domain: str, split: str) -> tuple[int, int]:
+        """Return a domain's first and last client; the held-out domain is as one more client."""
         if domain and (domain, split) == (self.held_out, "test"):
-            return self._read(split, len(self.clients))
+            return (len(self.clients),) * 2
         if domain not in self.domains:
             raise DataError(
                 f"{self.name} has no domain {domain!r}. Its domains are {', '.join(self.domains)}."
             )
         clients = self.clients_of(domain)
-        return self._read(split, clients[0], clients[-1])
+        return clients[0], clients[-1]
 
     def clients_of(self, domain: str) -> list[int]:
         """Return the ids of a domain's clients in ascending order."""
@@ -263,7 +267,7 @@ class Federation:
                 f"{self.name} was divided among {len(self.clients)} clients; there is no client "
                 f"{client_id}. Start exactly one SuperNode per client."
             )
-        return [self._read(name, client_id) for name in names]
+        return [self._read(name, client_id, client_id) for name in names]
 
     def groups_of(self, client_id: int, split: str = "test") -> Ints:
         """Return the group number of each person in a client's split, int64 [N]."""
@@ -272,15 +276,13 @@ class Federation:
 
     def test_groups(self, domain: str, split: str = "test") -> list[Ints]:
         """Return the group numbers of a domain's test examples, one array per client."""
-        held_out = domain and (domain, split) == (self.held_out, "test")
-        clients = [len(self.clients)] if held_out else self.clients_of(domain)
-        ends = self._ends(split, clients[0], clients[-1])
+        ends = self._ends(split, *self._clients_in(domain, split))
         groups = self._rows(f"g_{split}", ends[0], ends[-1])
         return np.split(groups, ends[1:-1] - ends[0])
 
-    def _read(self, split: str, first: int, last: int | None = None) -> Split:
-        """Read the examples of a client, or of the clients from ``first`` to ``last``."""
-        ends = self._ends(split, first, first if last is None else last)
+    def _read(self, split: str, first: int, last: int) -> Split:
+        """Read the examples of the clients from ``first`` to ``last``."""
+        ends = self._ends(split, first, last)
         return Split(*(self._rows(f"{axis}_{split}", ends[0], ends[-1]) for axis in "xy"))
 
     def _ends(self, split: str, first: int, last: int) -> Ints:

@@ -13,7 +13,7 @@ import math
 import pickle
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -21,7 +21,6 @@ from flwr.clientapp import ClientApp
 
 from fairflower.engines.inline import (
     InlineGrid,
-    as_set,
     error_reply,
     gpu_memory_error,
     memory_problem,
@@ -162,7 +161,7 @@ class RayGrid(InlineGrid):
 
         Raises ``EngineError`` if no worker is left, or if the object store and the disk are full.
         """
-        wanted = as_set(message_ids)
+        wanted = message_ids if isinstance(message_ids, Set) else set(message_ids)
         if not any(i in wanted for i in self._arrived):
             self._collect(wanted)
         return [self._arrived.pop(i) for i in list(self._arrived) if i in wanted]
@@ -188,24 +187,6 @@ class RayGrid(InlineGrid):
                 "No worker is left, and no new worker can be started, because all Ray nodes are "
                 "lost or reject workers. Restart the nodes, and resume the run."
             )
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages, and return the replies that arrive within ``timeout`` seconds.
-
-        Replies are in the order of the messages, so that a strategy's sums are reproducible.
-        """
-        ids = [i for i in self.push_messages(messages) if i]
-        replies: dict[str, Message] = {}
-        missing = set(ids)
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while missing and time.monotonic() < deadline:
-            for reply in self.pull_messages(missing):
-                replies[reply.metadata.reply_to_message_id] = reply
-                missing.discard(reply.metadata.reply_to_message_id)
-        self.discard(missing)
-        return [replies[i] for i in ids if i in replies]
 
     def discard(self, message_ids: Collection[str]) -> None:
         """Remove queued messages, and replace workers that hang in one of the messages."""

@@ -69,13 +69,11 @@ class NodeDiscovery:
         return online
 
     def ask(self, known: Collection[int] = ()) -> bool:
-        """Ask new nodes that are not in ``known``; return whether there were new nodes.
-
-        On our own engines, the answer of one node is enough (`InlineGrid.have_same_data`).
-        """
+        """Ask new nodes that are not in ``known``; return whether there were new nodes."""
         fresh = sorted(self.online() - {*known, *self.infos, *self.problems})
-        alike = fresh if getattr(self.grid, "have_same_data", False) else []
-        fresh = fresh[:1] if alike else fresh
+        others: list[int] = []
+        if getattr(self.grid, "have_same_data", False):
+            fresh, others = fresh[:1], fresh[1:]
         queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
         late = self.grid.pull_messages(list(self.silent)) if self.silent else []
         replies = [reply for reply in late if reply.metadata.reply_to_message_id in self.silent]
@@ -92,9 +90,9 @@ class NodeDiscovery:
             except ValueError as problem:
                 self.problems[node] = str(problem)
                 logger.warning("Node %d cannot take part: %s", node, problem)
-        for node in (node for node in alike if fresh[0] in self.infos):
-            number = self.grid.partition_id(node)  # type: ignore[attr-defined]
-            self.infos[node] = self.infos[fresh[0]]._replace(number=number)
+        if others and (info := self.infos.get(fresh[0])) and info.number is not None:
+            first = fresh[0] - info.number
+            self.infos |= {node: info._replace(number=node - first) for node in others}
         quiet = set(fresh) - {*self.infos, *self.problems}
         self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
         self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}

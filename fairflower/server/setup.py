@@ -261,10 +261,7 @@ def num_selected(config: RunConfig, num_clients: int) -> int:
 
 
 def check_client_settings(config: RunConfig, federation: Federation) -> None:
-    """Raise an error if settings need more clients than there are, or clients lack test examples.
-
-    It is a ``ConfigError`` or a ``DataError``.
-    """
+    """Raise ``ConfigError`` or ``DataError`` if clients, or their test examples, are too few."""
     for split in ("test", "validation"):
         if config.evaluates(split) and config.evaluate.by != "server":
             check_clients_can_test(config.data, federation, split)

@@ -137,7 +137,7 @@ def test_only_sampled_clients_are_opened_in_a_run(
     (grid,) = grids
     assert kinds["query"] == 1
     assert kinds["train"] == 4
-    created = {node for node, context in grid.contexts._created.items() if context}
+    created = {node for node, context in grid.contexts.data.items() if context}
     assert len(grid.contexts) == 40
     if by == "server":
         assert len(opened) <= 4
