@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -543,9 +544,8 @@ def test_an_unfinished_preparation_is_not_used(
 def test_a_worker_caches_large_data_up_to_a_limit_in_bytes(
     uci: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_app, "_SMALL", 0)
-    monkeypatch.setattr(client_app, "_large", kept := {})
-    client_app._reader.cache_clear()
+    monkeypatch.setattr(client_app, "_cached", kept := {})
+    monkeypatch.setattr(client_app, "_sizes", sizes := {})
     size = sum(a.nbytes for split in uci.splits(0, "train", "test") for a in split)
     monkeypatch.setattr(client_app, "_MOST_BYTES", 3 * size)  # the clients have about as much
     clients = [*range(6), 3, 4]
@@ -558,8 +558,17 @@ def test_a_worker_caches_large_data_up_to_a_limit_in_bytes(
     assert [key[1] for key in kept][-2:] == [3, 4]
     monkeypatch.setattr(client_app, "_MOST_BYTES", 0)
     client_app._data(uci, 0)
-    assert len(kept) == 1
-    client_app._reader.cache_clear()
+    assert len(kept) == len(sizes) == 1
+    monkeypatch.setattr(client_app, "_MOST_BYTES", 100 * size)
+    monkeypatch.setattr(client_app, "_MOST_CLIENTS", 4)
+    for client in clients:
+        client_app._data(uci, client)
+    assert kept.keys() == sizes.keys()
+    assert [key[1] for key in kept] == [2, 5, 3, 4]
+    outputs = torch.zeros(100 * size, dtype=torch.uint8)
+    client_app._data(uci, 4).first_stages[0] = (None, outputs)  # type: ignore[assignment]
+    client_app._data(uci, 5)
+    assert [key[1] for key in kept] == [5], "outputs of a frozen first stage count"
 
 
 @pytest.mark.parametrize("clients", [2, 20])

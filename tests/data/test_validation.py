@@ -282,11 +282,11 @@ def test_clients_do_not_train_on_validation_images(tmp_path: Path) -> None:
     saved = path.read_bytes()
     try:
         np.save(path, np.zeros_like(np.load(path)))
-        client_app._read_small.cache_clear()
+        client_app._cached.clear()
         assert update() == before
     finally:
         path.write_bytes(saved)
-        client_app._read_small.cache_clear()
+        client_app._cached.clear()
 
 
 def test_evaluation_without_tests_needs_validation_examples() -> None:
