@@ -50,7 +50,7 @@ class Augment:
     horizontal_flip: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientInfo:
     """A client's domain, and its number of training examples in total and per class."""
 
