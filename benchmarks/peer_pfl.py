@@ -1,4 +1,4 @@
-"""The rounds of `peers.py` on pfl-research's simulator, for an environment with pfl installed.
+"""The rounds of a task on pfl-research's simulator, for an environment with pfl installed.
 
 Runs in one process, as pfl's tutorials do on a CPU, with FederatedAveraging weighted by images. The
 only argument is the folder of the task (`peer_task.py`).
@@ -82,7 +82,7 @@ def main(task: Task) -> None:
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=task.rounds + 1,
             evaluation_frequency=10**6,
-            train_cohort_size=task.num_clients,
+            train_cohort_size=task.cohort,
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()]),

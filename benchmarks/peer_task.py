@@ -1,4 +1,4 @@
-"""The task of `peers.py` in a folder; programs that read it import fairflower's network only."""
+"""The task of the peers in a folder; programs that read it import fairflower's network only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """Settings of local training, and the folder with the clients' images."""
+    """Settings of local training, and the folder with the images of all clients in one array."""
 
     folder: str
     model: str
     num_classes: int
     shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     num_clients: int
+    cohort: int  # clients in a round
     rounds: int
     local_epochs: int
     batch_size: int
@@ -34,8 +37,9 @@ class Task:
 
     @classmethod
     def write(cls, config: RunConfig, folder: Path) -> Task:
-        """Write a run's settings and its clients' normalized images, without augmentation."""
+        """Write a run's settings and its clients' training images."""
         from fairflower.data import prepare
+        from fairflower.server.setup import num_selected
 
         data, train = prepare(config.data), config.train
         task = cls(
@@ -43,7 +47,10 @@ class Task:
             config.model.name,
             data.num_classes,
             data.shape,
+            data.mean,
+            data.std,
             len(data.clients),
+            num_selected(config, len(data.clients)),
             config.num_server_rounds - 1,
             train.local_epochs,
             train.batch_size,
@@ -52,11 +59,11 @@ class Task:
             train.weight_decay,
             config.seed,
         )
-        mean, std = (np.array(values).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
-        for k in range(task.num_clients):
-            x, y = data.train(k)
-            np.save(folder / f"x-{k}.npy", ((x / 255 - mean) / std).astype(np.float32))
-            np.save(folder / f"y-{k}.npy", y)
+        arrays = zip(*(data.test(domain, "train") for domain in data.domains), strict=True)
+        for name, parts in zip("xy", arrays, strict=True):
+            np.save(folder / f"{name}.npy", np.concatenate(parts))
+        sizes = [client.num_examples for client in data.clients]
+        np.save(folder / "ends.npy", np.cumsum([0, *sizes]))
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
         return task
 
@@ -64,7 +71,7 @@ class Task:
     def read(cls, folder: Path) -> Task:
         """Read a task from its folder."""
         meta = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-        return cls(**{**meta, "shape": tuple(meta["shape"])})
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()})
 
     def build(self) -> torch.nn.Module:
         """Build the initial network."""
@@ -73,8 +80,8 @@ class Task:
         return build(self.model, self.num_classes, self.shape, self.seed)
 
     def client(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a client's images and labels; each process caches them."""
-        return _client(self.folder, k)
+        """Return a client's normalized images and its labels; each process caches them."""
+        return _client(self, k)
 
     def write_rounds(self, seconds: list[float]) -> None:
         """Write the seconds of the rounds to ``rounds.txt``, one per line."""
@@ -82,6 +89,14 @@ class Task:
 
 
 @cache
-def _client(folder: str, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = (torch.from_numpy(np.load(Path(folder, f"{name}-{k}.npy"))) for name in "xy")
-    return x, y
+def _client(task: Task, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ends, x, y = (_array(task.folder, name) for name in ("ends", "x", "y"))
+    rows = slice(ends[k], ends[k + 1])
+    mean, std = (np.array(values).reshape(1, -1, 1, 1) for values in (task.mean, task.std))
+    images = ((x[rows] / 255 - mean) / std).astype(np.float32)
+    return torch.from_numpy(images), torch.from_numpy(np.array(y[rows]))
+
+
+@cache
+def _array(folder: str, name: str) -> np.ndarray:
+    return np.load(Path(folder, f"{name}.npy"), mmap_mode="r")

@@ -13,7 +13,6 @@ Unknown keys are refused. What leaves a SuperNode passes `guarded`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +53,7 @@ def guarded(
     node = context.node_config
     try:
         _check_node_config(node)
-        reply = call_next(message, context)
+        reply: Message = call_next(message, context)
         reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
         if reasons and is_supernode(context):
             logger.error("These metrics failed: %s", dict(reasons))
@@ -232,20 +231,25 @@ def _federation(text: str) -> Federation:
     return Federation.from_json(text, Path("at-the-sites"))
 
 
+#: Largest number of bytes of examples that a worker caches, and of clients.
+_MOST_BYTES, _MOST_CLIENTS = 2**30, 4096
+_cached: dict[tuple[Federation, int, Federation | None], ClientData] = {}
+_sizes: dict[tuple[Federation, int, Federation | None], int] = {}
+
+
 def _data(federation: Federation, client_id: int, site: Federation | None = None) -> ClientData:
-    """Return a client's part of the federation's data, or its site's data."""
-    return _reader(site or federation)(federation, client_id, site)
-
-
-@lru_cache(maxsize=4)
-def _reader(source: Federation) -> Callable[[Federation, int, Federation | None], ClientData]:
-    """Return the function that reads a client's data; for small data it caches more clients."""
-    tested = (sum(source.sizes(split)) for split in ("test", "validation"))
-    largest = max(client.num_examples for client in source.clients)
-    examples = largest + sum(tested) / len(source.clients)
-    width = {"images": 1, "features": 4, "tokens": 8}[source.kind]
-    shape = source.shape[1:] if source.kind == "tokens" else source.shape
-    return _read_small if examples * width * math.prod(shape) <= _SMALL else _read_large
+    """Return a client's part of the federation's data, or its site's; cache the latest clients'."""
+    if _cached:
+        last = next(reversed(_cached))
+        _sizes[last] = _bytes(_cached[last])  # it may have got outputs of a frozen first stage
+    key = federation, client_id, site
+    data = _cached.pop(key, None)
+    _cached[key] = data = _read(*key) if data is None else data
+    _sizes[key] = _bytes(data)
+    while len(_cached) > 1 and (len(_cached) > _MOST_CLIENTS or sum(_sizes.values()) > _MOST_BYTES):
+        oldest = next(iter(_cached))
+        del _cached[oldest], _sizes[oldest]
+    return data
 
 
 def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
@@ -268,27 +272,6 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
         groups=groups,
         num_groups=len(federation.group_names),
     )
-
-
-#: Largest number of bytes per client for which a worker caches the data of all clients.
-_SMALL = 256 * 1024
-_read_small = lru_cache(maxsize=4096)(_read)
-
-#: Bytes of larger data that a worker caches, and the largest number of clients with such data.
-_MOST_BYTES, _MOST_CLIENTS = 2**30, 64
-_large: dict[tuple[Federation, int, Federation | None], ClientData] = {}
-
-
-def _read_large(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
-    """Return a client's data, and cache those of the latest clients, at least of one."""
-    key = federation, client_id, site
-    data = _large.pop(key, None)
-    _large[key] = data = _read(*key) if data is None else data
-    while len(_large) > 1 and (
-        len(_large) > _MOST_CLIENTS or sum(map(_bytes, [*_large.values()])) > _MOST_BYTES
-    ):
-        del _large[next(iter(_large))]
-    return data
 
 
 def _bytes(data: ClientData) -> int:

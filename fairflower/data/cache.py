@@ -1,10 +1,11 @@
 """Preparation of a data set on disk, once for all runs with the same federation.
 
-A prepared data set is a folder ``<home>/cache/data/<name>-<hash>`` with ``meta.json`` and a file
-per client. The hash covers the version of the preparation, all settings that affect the content,
-the paths, sizes and modification times of the source files, and the declared attributes of a user's
-own data set. The folder is written under a temporary name and then moved into place, so it is
-always either complete or absent, and several processes may prepare the same data set at once.
+A prepared data set is a folder ``<home>/cache/data/<name>-<hash>`` with ``meta.json`` and a few
+arrays, of which each client has a range of rows (`fairflower.data.federation.prepared_file`). The
+hash covers the version of the preparation, all settings that affect the content, the paths, sizes
+and modification times of the source files, and the declared attributes of a user's own data set.
+The folder is written under a temporary name and then moved into place, so it is always either
+complete or absent, and several processes may prepare the same data set at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -42,28 +43,27 @@ from fairflower.data.federation import (
     Floats,
     Ints,
     Pixels,
-    Split,
     check_names,
-    client_file,
-    held_out_file,
+    prepared_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.people import check_comparable, check_smallest, groups_by_client
+from fairflower.data.people import check_comparable, check_smallest, people_by_domain
 from fairflower.data.redraw import draw_anew
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
+from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
 
 logger = logging.getLogger(__name__)
 
 #: Version of the preparation: of the file format, of the random partition, and of how images and
 #: texts become arrays. Raise it with every change. Folders of other versions are ignored.
-_VERSION = 7
+_VERSION = 8
 
 #: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]
-#: Name -> array in a prepared file.
+#: Name of a prepared file -> its rows; those of a group are one client's after another's.
 Arrays = dict[str, Any]
 
 
@@ -94,6 +94,7 @@ def prepare(config: DataConfig, *, site: bool = False, least: int = 1) -> Federa
         if not (folder / META).is_file():
             logger.info("Preparing %s in %s", config.name, folder)
             _build(data_set, folder, site, least)
+            release_memory()
     return _open(folder, config.augment)
 
 
@@ -181,16 +182,14 @@ def _digest(value: Any) -> str:
 def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
     if least > 1:
         check_smallest(data_set, least)
-    federation, clients, held_out = _divide(data_set, folder, site)
+    federation, groups = _divide(data_set, folder, site)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
             fresh = Path(scratch, folder.name)
             fresh.mkdir(mode=0o700)  # patients' images may be in it
-            for client_id, arrays in enumerate(clients):
-                np.savez(client_file(fresh, client_id), **arrays)
-            if held_out:
-                np.savez(held_out_file(fresh), **held_out)
+            for name in {name: None for arrays in groups for name in arrays}:
+                _write(prepared_file(fresh, name), [a[name] for a in groups if name in a])
             (fresh / META).write_text(federation.to_json(), encoding="utf-8")
             fresh.rename(folder)
     except OSError as error:
@@ -202,39 +201,47 @@ def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
         ) from error
 
 
-def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, list[Arrays], Arrays]:
-    """Return the federation, the arrays of each client's file, and those of the held-out domain."""
+def _write(path: Path, parts: list[Any]) -> None:
+    """Write arrays one after another as a single array, without a copy of it in memory."""
+    shape = sum(map(len, parts)), *parts[0].shape[1:]
+    header = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(np.ascontiguousarray(part).data)
+
+
+def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, list[Arrays]]:
+    """Return the federation, and arrays: of each group, of the held-out domain, and of `_ends`."""
     config = data_set.config
     labels, groups, rows = divided_rows(data_set)
-    examples = {s: _examples(data_set, groups, rows[s], SPLITS[s]) for s in rows}
     unseen = _held_out_groups(data_set)
+    if config.held_out in rows["train"]:
+        raise DataError(
+            f"data.held-out = {config.held_out!r} is also the name of a group of clients. Rename "
+            "this domain."
+        )
     unseen_rows = test_rows(config, unseen, labels["test"])
-    unseen_examples = _examples(data_set, unseen, unseen_rows, "test")
-    shape = _shape(data_set, {**examples, "test": examples["test"] | unseen_examples})
+    divided = {**rows, "test": rows["test"] | unseen_rows}
+    examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
+    shape = _shape(data_set, examples)
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in ("train", "test"))
     most = 1 + max(int(trained[-1]), int(tested[-1]))
     num_classes = data_set.num_classes or len(data_set.classes) or most
-    people = groups_by_client(data_set, groups, rows, labels, SPLITS)
-    unseen_people = groups_by_client(data_set, unseen, {"test": unseen_rows}, labels, SPLITS)
+    people = people_by_domain(data_set, labels)
     if not site:
         check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes)
+    data = {
+        group.name: _arrays(config, group, divided, examples, labels, people, shape)
+        for group in (*groups, *unseen)
+    }
     clients: list[ClientInfo] = []
-    data: list[Arrays] = []
     for group in groups:
-        for splits in _splits_by_client(config, group, rows, examples, labels, shape):
-            client_id = len(clients)
-            data.append(_arrays(splits, people[client_id]))
-            counts = np.bincount(splits["train"].y, minlength=num_classes).tolist()
-            clients.append(ClientInfo(client_id, group.name, sum(counts), tuple(counts)))
-    held_out: Arrays = {}
-    if unseen:
-        (group,), (by_client,) = unseen, unseen_rows.values()
-        pixels = unseen_examples[group.name]
-        x = _to_training_layout(config, group, pixels, by_client, "test", shape)
-        split = Split(x, labels["test"][group.domain][by_client[0]])
-        held_out = _arrays({"test": split}, unseen_people[0])
+        for y in _by_client(data[group.name]["y_train"], rows["train"][group.name]):
+            counts = np.bincount(y, minlength=num_classes).tolist()
+            clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
     domains = (*(group.name for group in groups), config.held_out)
     check_names((*domains, *data_set.classes, *data_set.group_names))
     federation = Federation(
@@ -251,7 +258,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         auc=data_set.auc,
         classes=data_set.classes,
         # A site's would tell the server whether its guess of the data is right.
-        fingerprint="" if site else _fingerprint([*data, held_out]),
+        fingerprint="" if site else _fingerprint(data, divided),
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
@@ -260,28 +267,40 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         groups=config.groups,
         group_names=data_set.group_names,
     )
-    return federation, data, held_out
+    return federation, [*data.values(), {f"ends_{s}": _ends(divided[s]) for s in divided}]
 
 
-def _splits_by_client(
+def _arrays(
     config: DataConfig,
     group: ClientGroup,
     rows: Mapping[str, Rows],
     examples: Mapping[str, Examples],
     labels: Mapping[str, Mapping[str, Ints]],
+    people: Mapping[tuple[str, str], Ints],
     shape: tuple[int, ...],
-) -> Iterator[dict[str, Split]]:
-    """Yield the splits of each client of a group."""
-    shares: dict[str, list[Split]] = {}
-    for split, by_group in rows.items():
-        source, by_client = SPLITS[split], by_group[group.name]
-        unscaled = examples[split][group.name]
-        array = _to_training_layout(config, group, unscaled, by_client, source, shape)
-        x = np.split(array, np.cumsum([len(share) for share in by_client])[:-1])
-        y = [labels[source][group.domain][share] for share in by_client]
-        shares[split] = [Split(*pair) for pair in zip(x, y, strict=True)]
-    for splits in zip(*shares.values(), strict=True):
-        yield dict(zip(shares, splits, strict=True))
+) -> Arrays:
+    """Return a group's arrays: for each split x, y and, if there are groups of people, g."""
+    arrays: Arrays = {}
+    for split in (s for s in rows if group.name in rows[s]):
+        order, place = np.concatenate(rows[split][group.name]), (group.domain, SPLITS[split])
+        arrays[f"x_{split}"] = _to_training_layout(
+            config, group, examples[split][group.name], order, SPLITS[split], shape
+        )
+        arrays[f"y_{split}"] = labels[SPLITS[split]][group.domain][order]
+        if place in people:
+            arrays[f"g_{split}"] = people[place][order]
+    return arrays
+
+
+def _by_client(array: Any, shares: Iterable[Ints]) -> list[Any]:
+    """Divide an array of a group's clients, each of which has as many rows as its share."""
+    return np.split(array, np.cumsum([len(share) for share in shares])[:-1])
+
+
+def _ends(rows: Rows) -> Ints:
+    """Return 0, and the end of each client's rows in the arrays of all groups."""
+    sizes = (len(share) for by_client in rows.values() for share in by_client)
+    return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 def _division(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:
@@ -314,21 +333,18 @@ def _redraw(
     return facts
 
 
-def _fingerprint(files: Iterable[Arrays]) -> str:
-    """Return `Federation.fingerprint`, from the arrays of all files."""
+def _fingerprint(groups: Mapping[str, Arrays], rows: Mapping[str, Rows]) -> str:
+    """Return `Federation.fingerprint`, from the arrays of each client in turn."""
     digest = hashlib.sha256()
     splits = "train", "test", "validation"
     order = [*(f"{axis}_{s}" for s in splits for axis in "xy"), *(f"g_{s}" for s in splits)]
-    for array in (arrays[name] for arrays in files for name in order if name in arrays):
-        digest.update(f"{array.dtype.str} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+    for group, arrays in groups.items():
+        names = [name for name in order if name in arrays]
+        shares = (_by_client(arrays[name], rows[name[2:]][group]) for name in names)
+        for array in (array for client in zip(*shares, strict=True) for array in client):
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _arrays(splits: Mapping[str, Split], people: Mapping[str, Ints]) -> Arrays:
-    """Return a file's arrays: for each split x, y and, if there are groups of people, g."""
-    named = {f"{axis}_{s}": getattr(splits[s], axis) for s in splits for axis in "xy"}
-    return named | {f"g_{s}": values for s, values in people.items()}
 
 
 def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
@@ -357,7 +373,7 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
 def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:
     """Read each group's examples in the order of its rows, and each row of a domain only once."""
     examples: Examples = {}
-    for domain in dict.fromkeys(group.domain for group in groups):
+    for domain in dict.fromkeys(group.domain for group in groups if group.name in rows):
         wanted = {g.name: np.concatenate(rows[g.name]) for g in groups if g.domain == domain}
         distinct = np.unique(np.concatenate(list(wanted.values())))
         read = data_set.examples(domain, split, distinct)
@@ -414,7 +430,7 @@ def _to_training_layout(
     config: DataConfig,
     group: ClientGroup,
     examples: Any,
-    rows: list[Ints],
+    rows: Ints,
     split: str,
     shape: tuple[int, ...],
 ) -> Any:
@@ -426,7 +442,7 @@ def _to_training_layout(
         return pixels
     return corrupt(
         pixels,
-        np.concatenate(rows),
+        rows,
         config.corruption,
         config.severity,
         seed=config.seed,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.errors import DataError, is_text, quoted
+from fairflower.files import read_npy_header
 from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
 
@@ -65,9 +64,9 @@ class ClientInfo:
 class Federation:
     """A data set divided among clients, read from its folder.
 
-    Opening a federation reads only a small JSON file. ``train`` and ``client_test`` read the file
-    of a single client. Every call reads the file again, so the caller may change the arrays. The
-    argument ``split`` is ``"train"``, ``"test"`` or ``"validation"``. Validation examples exist if
+    Opening a federation reads only a JSON file. ``train`` and ``client_test`` read the examples of
+    a single client. Every call reads them again, so the caller may change the arrays. The argument
+    ``split`` is ``"train"``, ``"test"`` or ``"validation"``. Validation examples exist if
     a setting holds them out of the training examples, for tuning hyper-parameters.
 
     See Also
@@ -143,20 +142,29 @@ class Federation:
     @classmethod
     def from_json(cls, text: str, folder: Path) -> Federation:
         """Return the federation that ``to_json`` wrote; ``folder`` need not contain its data."""
-        meta: dict[str, Any] = json.loads(text)
+        domains: dict[str, str] = {}
+        counts: dict[str, tuple[int, ...]] = {}
+
+        def client_in(entry: dict[str, Any]) -> Any:  # at once: all entries would take more memory
+            if "class_counts" not in entry:
+                return entry
+            values = entry["class_counts"]
+            entry["class_counts"] = counts.setdefault(str(values), tuple(values))  # most are equal
+            entry["domain"] = domains.setdefault(entry["domain"], entry["domain"])
+            return ClientInfo(**entry)
+
+        meta: dict[str, Any] = json.loads(text, object_hook=client_in)
+        if not all(isinstance(client, ClientInfo) for client in meta["clients"]):
+            raise ValueError("a client has no class_counts")
         augment = Augment(**meta.pop("augment"))
-        clients = tuple(
-            ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
-            for client in meta.pop("clients")
-        )
         rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.items()}
-        return cls(folder=folder, augment=augment, clients=clients, **rest)
+        return cls(folder=folder, augment=augment, **rest)
 
     def to_json(self) -> str:
         """Return the text of ``meta.json``."""
-        meta = asdict(self)
+        meta = by_field(self)
         del meta["folder"]
-        return json.dumps(meta, indent=1)
+        return json.dumps(meta, default=by_field)
 
     def check(self) -> None:
         """Check the fields of a federation, because ``from_json`` accepts any values.
@@ -200,9 +208,10 @@ class Federation:
         _expect(_all(self.group_names, _is_name) and unlike, group_names=self.group_names)
         _expect(bool(self.groups) == bool(self.group_names), group_names=self.group_names)
         _expect(bool(self.clients), clients=self.clients)
+        known = set(domains)
         for k, client in enumerate(self.clients):
             _expect(client.client_id == k, client_id=client.client_id)
-            _expect(client.domain in domains, domain=client.domain)
+            _expect(_is_name(client.domain) and client.domain in known, domain=client.domain)
             counts, total = client.class_counts, client.num_examples
             _expect(_all(counts, _is_count, num_classes), class_counts=counts)
             _expect(_is_count(total, 1) and total == sum(counts), num_examples=total)
@@ -243,14 +252,18 @@ class Federation:
 
         The held-out domain has only the split ``"test"``.
         """
+        return self._read(split, *self._clients_in(domain, split))
+
+    def _clients_in(self, domain: str, split: str) -> tuple[int, int]:
+        """Return a domain's first and last client; the held-out domain is as one more client."""
         if domain and (domain, split) == (self.held_out, "test"):
-            return _read(held_out_file(self.folder), "test")[0]
+            return (len(self.clients),) * 2
         if domain not in self.domains:
             raise DataError(
                 f"{self.name} has no domain {domain!r}. Its domains are {', '.join(self.domains)}."
             )
-        shares = [self.client_test(client_id, split) for client_id in self.clients_of(domain)]
-        return Split(*(np.concatenate(parts) for parts in zip(*shares, strict=True)))
+        clients = self.clients_of(domain)
+        return clients[0], clients[-1]
 
     def clients_of(self, domain: str) -> list[int]:
         """Return the ids of a domain's clients in ascending order."""
@@ -263,55 +276,57 @@ class Federation:
                 f"{self.name} was divided among {len(self.clients)} clients; there is no client "
                 f"{client_id}. Start exactly one SuperNode per client."
             )
-        return _read(client_file(self.folder, client_id), *names)
+        return [self._read(name, client_id, client_id) for name in names]
 
     def groups_of(self, client_id: int, split: str = "test") -> Ints:
         """Return the group number of each person in a client's split, int64 [N]."""
-        return _read_array(client_file(self.folder, client_id), f"g_{split}")
+        first, end = self._ends(split, client_id, client_id)
+        return self._rows(f"g_{split}", first, end)
 
     def test_groups(self, domain: str, split: str = "test") -> list[Ints]:
         """Return the group numbers of a domain's test examples, one array per client."""
-        if domain and (domain, split) == (self.held_out, "test"):
-            return [_read_array(held_out_file(self.folder), "g_test")]
-        return [self.groups_of(client_id, split) for client_id in self.clients_of(domain)]
+        ends = self._ends(split, *self._clients_in(domain, split))
+        groups = self._rows(f"g_{split}", ends[0], ends[-1])
+        return np.split(groups, ends[1:-1] - ends[0])
+
+    def _read(self, split: str, first: int, last: int) -> Split:
+        """Read the examples of the clients from ``first`` to ``last``."""
+        ends = self._ends(split, first, last)
+        return Split(*(self._rows(f"{axis}_{split}", ends[0], ends[-1]) for axis in "xy"))
+
+    def _ends(self, split: str, first: int, last: int) -> Ints:
+        """Return the first row of client ``first``, and the ends of it and of those to ``last``."""
+        return self._rows(f"ends_{split}", first, last + 2)
+
+    def _rows(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
+        """Read rows of a prepared array. Raises ``DataError`` if it cannot be read."""
+        path = prepared_file(self.folder, name)
+        try:
+            with path.open("rb") as file:
+                (_, *shape), _, dtype = read_npy_header(file)
+                each = math.prod(shape)
+                file.seek(int(first) * each * dtype.itemsize, 1)
+                values = np.fromfile(file, dtype, int(last - first) * each)
+            return values.reshape(last - first, *shape)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"Cannot read {path} ({error}). Delete the folder {path.parent} and run again."
+            ) from error
 
 
-def client_file(folder: Path, client_id: int) -> Path:
-    """Return the path of a client's file.
+def prepared_file(folder: Path, name: str) -> Path:
+    """Return the path of an array of all clients, in NumPy's format.
 
-    The file is uncompressed and has ``x_train``, ``y_train``, ``x_test`` and ``y_test``. If there
-    are validation examples, it also has ``x_validation`` and ``y_validation``. If there are groups
-    of people, it also has ``g_train``, ``g_test`` and so on.
+    For each split there are ``x_<split>`` and ``y_<split>`` and, with groups of people,
+    ``g_<split>``, with the clients' rows one after another and then those of the held-out domain.
+    ``ends_<split>`` has 0 and the end of each one's rows.
     """
-    return folder / f"client-{client_id:03d}.npz"
+    return folder / f"{name}.npy"
 
 
-def held_out_file(folder: Path) -> Path:
-    """Return the path of the held-out domain's file, which has ``x_test`` and ``y_test``."""
-    return folder / "held-out.npz"
-
-
-def _read(path: Path, *names: str) -> list[Split]:
-    """Read splits of a prepared file."""
-    with _opened(path) as arrays:
-        return [Split(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in names]
-
-
-def _read_array(path: Path, name: str) -> Ints:
-    with _opened(path) as arrays:
-        return np.asarray(arrays[name])
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a prepared file. Raises ``DataError`` if it cannot be read."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            yield arrays
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"Cannot read {path} ({error}). Delete the folder {path.parent} and run again."
-        ) from error
+def by_field(item: Any) -> dict[str, Any]:
+    """Return the values of a dataclass's fields; unlike ``asdict``, they are not copied."""
+    return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
 
 def _expect(holds: bool, **field: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,7 +140,8 @@ def like_training(labels: Ints, counts: Ints) -> list[Ints]:
     -------
     list of array
         Disjoint rows of each client, int64 [n], in increasing order. Classes on which no client
-        trains are divided evenly. A client that would get no row gets one of the client with most.
+        trains are divided evenly. A client that would get no row gets one of the client with most,
+        as long as there is a client with several.
 
     Examples
     --------
@@ -161,10 +163,24 @@ def like_training(labels: Ints, counts: Ints) -> list[Ints]:
         given[rounded_up] += 1
         owed[rounded_up] -= 1
         client[members] = np.repeat(np.arange(len(counts)), given.astype(np.int64))
-    for k in range(len(counts)):
-        if not (client == k).any():
-            client[np.flatnonzero(client == np.bincount(client).argmax())[-1]] = k
-    return [np.flatnonzero(client == k) for k in range(len(counts))]
+    return rows_of_each(client, len(counts))
+
+
+def rows_of_each(client: Ints, clients: int) -> list[Ints]:
+    """Return the rows of each client in increasing order, given each row's client, int64 [N].
+
+    A client without rows gets the last row of the client with most, if that one has several.
+    """
+    ends = np.cumsum(np.bincount(client, minlength=clients))[:-1]
+    shares = np.split(np.argsort(client, kind="stable"), ends)
+    most = [(-len(rows), k) for k, rows in enumerate(shares)]
+    heapq.heapify(most)
+    for k in (k for k, rows in enumerate(shares) if not len(rows)):
+        count, giver = most[0]
+        if count < -1:
+            shares[k], shares[giver] = shares[giver][-1:], shares[giver][:-1]
+            heapq.heapreplace(most, (count + 1, giver))
+    return shares
 
 
 def _drawn(
@@ -265,10 +281,10 @@ def cover_every_class(
     [N + number of shared examples].
     """
     order = order.copy()
-    clients, ends = len(sizes), np.cumsum(sizes)
+    clients, ends, kinds = len(sizes), np.cumsum(sizes), np.unique(labels)
     for size, end in zip(sizes, ends, strict=True):
         held = np.arange(end - size, end)
-        for label in np.setdiff1d(labels, labels[order[held]]):
+        for label in np.setdiff1d(kinds, labels[order[held]]):
             classes = labels[order[held]]
             _, kind, counts = np.unique(classes, return_inverse=True, return_counts=True)
             given = rng.choice(held[counts[kind] > 1])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.data.client_groups import ClientGroup
 from fairflower.data.data_set import DataSet, labels_of
 from fairflower.data.federation import Ints
 from fairflower.data.files import check_twins
@@ -110,31 +109,20 @@ def check_smallest(data_set: DataSet, least: int) -> None:
             )
 
 
-def groups_by_client(
-    data_set: DataSet,
-    groups: Sequence[ClientGroup],
-    rows: Mapping[str, Mapping[str, Sequence[Ints]]],
-    labels: Mapping[str, Mapping[str, Ints]],
-    source_of: Mapping[str, str],
-) -> list[dict[str, Ints]]:
-    """Return for each client a dict: split -> groups of its people; empty without ``data.groups``.
+def people_by_domain(
+    data_set: DataSet, labels: Mapping[str, Mapping[str, Ints]]
+) -> dict[tuple[str, str], Ints]:
+    """Return the groups of people by domain and split of the source; empty without ``data.groups``.
 
-    ``rows`` maps a split and the name of a group of clients to the rows of each client. ``labels``
-    maps a split of the source and a domain to labels. ``source_of`` maps each split to the split of
-    the source.
+    ``labels`` maps such a split and a domain to the labels of the examples.
     """
     if not data_set.config.groups:
-        return [{} for group in groups for _ in group.sizes]
-    read = {
-        (domain, split): _checked(data_set, domain, split, labels[split][domain])
-        for domain in dict.fromkeys(group.domain for group in groups)
-        for split in dict.fromkeys(source_of[s] for s in rows)
+        return {}
+    return {
+        (domain, split): _checked(data_set, domain, split, values)
+        for split, by_domain in labels.items()
+        for domain, values in by_domain.items()
     }
-    return [
-        {s: read[group.domain, source_of[s]][rows[s][group.name][k]] for s in rows}
-        for group in groups
-        for k in range(len(group.sizes))
-    ]
 
 
 def _checked(data_set: DataSet, domain: str, split: str, labels: Ints) -> Ints:

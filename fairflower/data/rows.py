@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +15,7 @@ from fairflower.data.data_set import (
     labels_of,
     too_few_examples_error,
 )
-from fairflower.data.federation import Ints
+from fairflower.data.federation import Federation, Ints
 from fairflower.data.partition import divide, like_training, split_rng
 from fairflower.data.validation import hold_out, set_aside
 
@@ -78,7 +79,11 @@ def train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str
 
 
 def test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
-    """Shuffle each group's test rows, limit their number and divide them among its clients."""
+    """Shuffle each group's test rows, limit their number and divide them among its clients.
+
+    If there are fewer rows than clients, some get none: `check_clients_can_test` refuses this if
+    clients test.
+    """
     rows = {}
     for group in groups:
         if group.tested_on:
@@ -86,13 +91,22 @@ def test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str
             continue
         order = split_rng(config.seed, group.domain, "test").permutation(len(labels[group.domain]))
         kept = order[: config.test_examples or None]
-        if len(kept) < len(group.sizes):
-            remedy = f"Lower {client_count_key(config)}"
-            if len(order) >= len(group.sizes):  # a higher limit would be enough
-                remedy += " or raise data.test-examples"
-            raise too_few_examples_error(group.name, len(kept), "test", len(group.sizes), remedy)
+        if not len(kept):
+            raise too_few_examples_error(group.name, 0, "test", len(group.sizes), "")
         rows[group.name] = np.array_split(kept, len(group.sizes))
     return rows
+
+
+def check_clients_can_test(config: DataConfig, federation: Federation, split: str) -> None:
+    """Raise ``DataError`` if a domain has fewer examples in a split than clients."""
+    clients = Counter(client.domain for client in federation.clients)
+    for domain, count in zip(federation.domains, federation.sizes(split), strict=True):
+        if count < clients[domain]:
+            limit = " or raise data.test-examples" * (count == config.test_examples > 0)
+            remedy = (
+                f"Lower {client_count_key(config)}{limit}, or let the server test (evaluate.by)"
+            )
+            raise too_few_examples_error(domain, count, split, clients[domain], remedy)
 
 
 def _like_training(

@@ -59,16 +59,16 @@ def set_aside(
     In each group, ``count`` unused rows (or all, if there are fewer) are drawn at random, with a
     generator derived from ``seed`` and the group's name, and divided among the clients. ``pools``
     has the rows of each group, int64 [N], and ``rows`` the training rows of each of its clients.
-    Raises ``DataError`` if a group has fewer unused rows than clients.
+    Raises ``DataError`` if a group has no unused rows.
     """
     validation = {}
     for name, clients in rows.items():
         unused = np.setdiff1d(pools[name], np.concatenate(clients))
-        if len(unused) < len(clients):
+        if not len(unused):
             raise DataError(
                 f"data.validation-examples = {count}: the {len(clients)} clients of {name!r} leave"
-                f" only {len(unused)} of its {len(pools[name])} training examples unused. Lower "
-                "data.fraction or data.examples-per-client, or use data.validation-fraction."
+                f" none of its {len(pools[name])} training examples unused. Lower data.fraction or "
+                "data.examples-per-client, or use data.validation-fraction."
             )
         rng = np.random.default_rng(derive_seed(seed, name, "validation"))
         drawn = rng.permutation(unused)[: max(count, len(clients))]

@@ -7,9 +7,11 @@ ClientApp and the messages are the same as on other grids.
 from __future__ import annotations
 
 import copy
+import math
+import time
 import traceback
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -25,6 +27,21 @@ CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 RUN_ID = 1
 SERVER_NODE = 1
 FIRST_NODE = 1000  # node ids that cannot be confused with client ids
+
+
+class _Contexts(UserDict[int, Context]):
+    """Contexts by node id. Each is created when it is needed: of many clients most never are."""
+
+    def __init__(self, num_supernodes: int, run_config: Mapping[str, Any]) -> None:
+        self._shared = {"num-partitions": num_supernodes}, run_config
+        self.data: dict[int, Any] = dict.fromkeys(range(FIRST_NODE, FIRST_NODE + num_supernodes))
+
+    def __getitem__(self, node: int) -> Context:
+        if self.data[node] is None:
+            size, run_config = self._shared
+            numbers: dict[str, Any] = {"partition-id": node - FIRST_NODE, **size}
+            self.data[node] = Context(RUN_ID, node, numbers, RecordDict(), dict(run_config))
+        return self.data[node]  # type: ignore[no-any-return]
 
 
 class InlineGrid(Grid):
@@ -51,6 +68,10 @@ class InlineGrid(Grid):
     #: No client is elsewhere, with data that the server cannot read.
     simulated = True
 
+    #: Whether asking one client is enough (`fairflower.server.discovery`), as with fairflower's own
+    #: ClientApp: all have the same data, and node ids follow each other as the ``partition-id`` do.
+    have_same_data = False
+
     def __init__(
         self,
         client_app: ClientApp,
@@ -62,16 +83,7 @@ class InlineGrid(Grid):
         ensure_task_identity()
         self.client_app = client_app
         self.raise_errors = raise_errors
-        self.contexts = {
-            FIRST_NODE + k: Context(
-                run_id=RUN_ID,
-                node_id=FIRST_NODE + k,
-                node_config={"partition-id": k, "num-partitions": num_supernodes},
-                state=RecordDict(),
-                run_config=dict(run_config or {}),
-            )
-            for k in range(num_supernodes)
-        }
+        self.contexts = _Contexts(num_supernodes, run_config or {})
         self._pending: OrderedDict[str, Message] = OrderedDict()
         self._count = 0
 
@@ -113,7 +125,8 @@ class InlineGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Run the first queued message among ``message_ids`` and return its reply."""
-        wanted = set(message_ids)
+        # At each poll, all ids of a round are passed: copying them would take quadratic time.
+        wanted = message_ids if isinstance(message_ids, Set) else set(message_ids)
         for message_id in self._pending:
             if message_id in wanted:
                 return [self._deliver(self._pending.pop(message_id))]
@@ -122,9 +135,24 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Run all messages; ``timeout`` has no effect."""
-        ids = self.push_messages(messages)
-        return [reply for message_id in ids for reply in self.pull_messages([message_id])]
+        """Push messages, and return the replies that arrive within ``timeout`` seconds.
+
+        Replies are in the order of the messages, so that a strategy's sums are reproducible. If
+        this process computes the replies, ``timeout`` has no effect.
+        """
+        ids = [i for i in self.push_messages(messages) if i]
+        replies, missing = {}, set(ids)
+        limited = timeout is not None and not self.computes_replies
+        deadline = time.monotonic() + (timeout or 0) if limited else math.inf
+        while missing and time.monotonic() < deadline:
+            for reply in self.pull_messages(missing):
+                replies[reply.metadata.reply_to_message_id] = reply
+                missing.discard(reply.metadata.reply_to_message_id)
+        self.discard(missing)
+        return [replies[i] for i in ids if i in replies]
+
+    def discard(self, message_ids: Collection[str]) -> None:
+        """Do nothing, because no reply is late."""
 
     def _deliver(self, message: Message) -> Message:
         node = message.metadata.dst_node_id

@@ -54,6 +54,8 @@ def launch(
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         began.set()
+        if isinstance(grid, InlineGrid):
+            grid.have_same_data = True
         server_main(grid)
 
     # Without data.dir, the nodes of a cluster may have different default folders.

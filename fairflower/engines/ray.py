@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -148,8 +148,8 @@ class RayGrid(InlineGrid):
 
         Raises ``EngineError`` if no worker is left, or if the object store and the disk are full.
         """
-        wanted = set(message_ids)
-        if wanted.isdisjoint(self._arrived):
+        wanted = message_ids if isinstance(message_ids, Set) else set(message_ids)
+        if not any(i in wanted for i in self._arrived):
             self._collect(wanted)
         return [self._arrived.pop(i) for i in list(self._arrived) if i in wanted]
 
@@ -176,22 +176,6 @@ class RayGrid(InlineGrid):
                 f"{'Restart the nodes' if self._address else 'Free memory, or raise its limit'}, "
                 "and resume the run."
             )
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages, and return the replies that arrive within ``timeout`` seconds.
-
-        Replies are in the order of the messages, so that a strategy's sums are reproducible.
-        """
-        ids = [i for i in self.push_messages(messages) if i]
-        replies: dict[str, Message] = {}
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not replies.keys() >= set(ids) and time.monotonic() < deadline:
-            for reply in self.pull_messages(ids):
-                replies[reply.metadata.reply_to_message_id] = reply
-        self.discard(set(ids) - replies.keys())
-        return [replies[i] for i in ids if i in replies]
 
     def discard(self, message_ids: Collection[str]) -> None:
         """Remove queued messages, and replace workers that hang in one of the messages."""

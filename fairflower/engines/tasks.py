@@ -71,7 +71,11 @@ class TaskQueue:
 
         Batches become smaller towards the end of a round, so that all workers finish together.
         """
-        most = min(longest, _SHARE * self.seconds(self._tasks) / workers)
+        left = 0.0
+        for task in self._tasks:  # as many as decide: the first is the longest
+            if (left := left + self._expected(task)) * _SHARE / workers >= longest:
+                break
+        most = min(longest, _SHARE * left / workers)
         batch = [self._tasks.popleft()]
         seconds = self._expected(batch[0])
         while self._tasks and not batch[0].deaths and not self._tasks[0].deaths:

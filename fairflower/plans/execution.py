@@ -224,7 +224,7 @@ def execute(
     _check_before_data(plan)
     with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
-    check_client_settings(first, len(federation.clients))
+    check_client_settings(first, federation)
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
     parallel = study is not None or (jobs > 1 and on_round is None)

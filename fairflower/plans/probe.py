@@ -105,6 +105,7 @@ def probe(config: RunConfig, device: torch.device, free: int) -> Need:
         secure_aggregation=False,
     )
     grid = InlineGrid(client_app, len(sizes))
+    grid.have_same_data = True
     setup = set_up(grid, config, None, threading.Event())
     arrays = record_of(setup.evaluator.arrays())
     settings = ConfigRecord(dict(setup.settings()))

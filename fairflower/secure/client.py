@@ -69,7 +69,8 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
             claim_round(message, context, "measure")
             return answer(message, context)
         check_request(message, context)
-        return secaggplus_mod(message, context, answer)
+        reply: Message = secaggplus_mod(message, context, answer)
+        return reply
     except Exception as error:
         if error in failures:
             raise

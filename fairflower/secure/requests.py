@@ -109,7 +109,7 @@ def _check_keys(asked: Any, told: Any, node: int) -> None:
     _require(len(keys) == len(asked) - 1 == told["share_num"], f"keys of {len(keys)} nodes")
     _require(node in keys, "this node's keys are missing")
     # Flower's mod compares encoded keys, and a key has several encodings.
-    read: Any = secaggplus_workflow.bytes_to_public_key  # type: ignore[attr-defined]
+    read: Any = secaggplus_workflow.bytes_to_public_key
     points = {read(key).public_numbers() for pair in keys.values() for key in pair}
     _require(len(points) == 2 * len(keys), "a key belongs to two nodes")
 

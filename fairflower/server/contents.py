@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -407,13 +408,18 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
 
 def _conform_fields(value: Any, hint: Any, name: str) -> None:
     _expect(isinstance(value, dict), _WORDS[dict], name, value)
-    fields = get_type_hints(hint, include_extras=True)
+    fields = _fields_of(hint)
     for field in fields.keys() & value.keys():
         conform(value[field], fields[field], f"{name}.{field}" if name else field)
     for field in fields.keys() - value.keys():
         origin = get_origin(fields[field])
         if origin is Required or (hint.__total__ and origin is not NotRequired):
             raise ValueError(f"{name or 'it'} has no {field!r}.")
+
+
+@cache
+def _fields_of(hint: Any) -> dict[str, Any]:
+    return get_type_hints(hint, include_extras=True)
 
 
 def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:

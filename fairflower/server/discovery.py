@@ -71,6 +71,9 @@ class NodeDiscovery:
     def ask(self, known: Collection[int] = ()) -> bool:
         """Ask new nodes that are not in ``known``; return whether there were new nodes."""
         fresh = sorted(self.online() - {*known, *self.infos, *self.problems})
+        others: list[int] = []
+        if getattr(self.grid, "have_same_data", False):
+            fresh, others = fresh[:1], fresh[1:]
         queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
         late = self.grid.pull_messages(list(self.silent)) if self.silent else []
         replies = [reply for reply in late if reply.metadata.reply_to_message_id in self.silent]
@@ -87,6 +90,9 @@ class NodeDiscovery:
             except ValueError as problem:
                 self.problems[node] = str(problem)
                 logger.warning("Node %d cannot take part: %s", node, problem)
+        if others and (info := self.infos.get(fresh[0])) and info.number is not None:
+            first = fresh[0] - info.number
+            self.infos |= {node: info._replace(number=node - first) for node in others}
         quiet = set(fresh) - {*self.infos, *self.problems}
         self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
         self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}

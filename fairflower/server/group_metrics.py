@@ -68,15 +68,19 @@ class GroupMetrics:
             for domain, parts in by_domain.items()
         }
 
+    def note(self) -> None:
+        """Record the undefined metrics in ``run.json``: once a test, and not once a client."""
+        if self._undefined:
+            self.folder.note("undefined_metrics", dict(self._undefined))
+
     def of(self, counts: Counts, where: str) -> dict[str, float]:
-        """Compute metrics from counts; return them by name, and record undefined metrics."""
+        """Compute metrics from counts; return them by name, and log undefined metrics."""
         names, positive = self.federation.group_names, self.federation.class_names[1]
         wrong = undefined(counts, names, positive)
         if wrong and where not in self._undefined:
             text = "; ".join(f"{metrics} ({reason})" for reason, metrics in wrong.items())
             logger.warning("Undefined for %s: %s.", where, text)
             self._undefined[where] = text
-            self.folder.note("undefined_metrics", dict(self._undefined))
         return _defined({metric.name: metric(counts) for metric in METRICS})
 
 

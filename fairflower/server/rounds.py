@@ -268,6 +268,9 @@ class RoundLoop:
             results[domain] |= values
         for domain, values in results.items():
             self.folder.append_metrics(server_round, LEVELS[split][0], domain, values)
+        self._groups.note()
+        if self._skipped:
+            self.folder.note("skipped_metrics", dict(self._skipped))
         if not results:
             return {}
         # A domain is not tested if its sites are not connected.
@@ -285,7 +288,6 @@ class RoundLoop:
             if (key := f"{metric} on {where}") not in self._skipped:
                 logger.warning("%s. The run continues without this metric.", text)
                 self._skipped[key] = f"round {server_round}: {reason}"
-                self.folder.note("skipped_metrics", dict(self._skipped))
 
     def _ask_clients(
         self, split: str, server_round: int, arrays: ArrayRecord

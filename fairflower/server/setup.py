@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from fairflower.config import DataConfig, ModelSpec, ParticipationSpec, RunConfi
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
+from fairflower.data.federation import by_field
 from fairflower.data.people import check_comparable
+from fairflower.data.rows import check_clients_can_test
 from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
@@ -104,7 +106,7 @@ class RunSetup:
             "domains": list(federation.domains),
             "sources": list(federation.sources),
             "test_sizes": list(federation.test_sizes),
-            "clients": [asdict(client) for client in federation.clients],
+            "clients": [*map(by_field, federation.clients)],
             "nodes": self.registry.known_by_node(),
         }
         if local := initial_local_arrays(self.evaluator.model):
@@ -153,7 +155,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_metric_names(config, federation)
     num_clients = len(federation.clients)
     check_num_supernodes(len(registry.nodes), num_clients)
-    check_client_settings(config, num_clients)
+    check_client_settings(config, federation)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
@@ -297,9 +299,12 @@ def num_selected(config: RunConfig, num_clients: int) -> int:
     return max(1, int(num_clients * config.fraction_train + 1e-9))
 
 
-def check_client_settings(config: RunConfig, num_clients: int) -> None:
-    """Raise ``ConfigError`` if settings need more clients than there are."""
-    asked = num_selected(config, num_clients)
+def check_client_settings(config: RunConfig, federation: Federation) -> None:
+    """Raise ``ConfigError`` or ``DataError`` if clients, or their test examples, are too few."""
+    for split in ("test", "validation"):
+        if config.evaluates(split) and config.evaluate.by != "server":
+            check_clients_can_test(config.data, federation, split)
+    asked = num_selected(config, len(federation.clients))
     if config.min_clients > asked:
         raise ConfigError(
             f"min-clients = {config.min_clients}: only {asked} clients are selected per round. "

@@ -46,7 +46,7 @@ def send_and_receive(
         every = {m.metadata.reply_to_message_id: m for m in pulled}  # a node may reply twice
         arrived = {message_id: m for message_id, m in every.items() if message_id in waiting}
         replies += arrived.values()
-        waiting -= arrived.keys()
+        waiting.difference_update(arrived)  # `-=` would copy the set at every poll
         if waiting and time.monotonic() > deadline and not (patient and arrived):
             if discard := getattr(grid, "discard", None):
                 discard(waiting)

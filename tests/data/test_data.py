@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairflower import client_app
-from fairflower.config import DataConfig
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.settings import EvaluateConfig
 from fairflower.data import Augment, Federation, cache, prepare, uci_digits
 from fairflower.data.data_set import select_domains
 from fairflower.data.federation import Ints, Pixels
@@ -27,6 +29,7 @@ from fairflower.data.own_folder import DomainNpzFolder
 from fairflower.data.partition import divide
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import DataError, UserError
+from fairflower.server.setup import check_client_settings
 from fairflower.testing import check_data
 
 UCI = DataConfig(name="uci-digits")
@@ -359,10 +362,6 @@ def test_client_sizes_follow_the_config(
             r"'b' has too few training examples: 20 for 21 clients. Lower data.clients-per-",
         ),
         ({"fraction": 0.001}, r"would get no training example. Lower data.clients-per-domain"),
-        (
-            {"test_examples": 1},
-            r"'a' has too few test examples: 1 for 2 clients. Lower .* data.test-examples",
-        ),
         ({"domains": "a,c"}, r"data.domains = 'a,c': Unknown domain 'c'"),
         ({"domains": "a,a"}, r"names a domain twice"),
     ],
@@ -538,16 +537,15 @@ def test_an_unfinished_preparation_is_not_used(
     monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path / "home"))
     unfinished = tmp_path / "home" / "cache" / "data" / ".unfinished-x" / name
     unfinished.mkdir(parents=True)
-    (unfinished / "client-000.npz").write_bytes(b"half")
+    (unfinished / "x_train.npy").write_bytes(b"half")
     assert len(numbers(prepare(small))) == 4
 
 
 def test_a_worker_caches_large_data_up_to_a_limit_in_bytes(
     uci: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_app, "_SMALL", 0)
-    monkeypatch.setattr(client_app, "_large", kept := {})
-    client_app._reader.cache_clear()
+    monkeypatch.setattr(client_app, "_cached", kept := {})
+    monkeypatch.setattr(client_app, "_sizes", sizes := {})
     size = sum(a.nbytes for split in uci.splits(0, "train", "test") for a in split)
     monkeypatch.setattr(client_app, "_MOST_BYTES", 3 * size)  # the clients have about as much
     clients = [*range(6), 3, 4]
@@ -560,8 +558,80 @@ def test_a_worker_caches_large_data_up_to_a_limit_in_bytes(
     assert [key[1] for key in kept][-2:] == [3, 4]
     monkeypatch.setattr(client_app, "_MOST_BYTES", 0)
     client_app._data(uci, 0)
-    assert len(kept) == 1
-    client_app._reader.cache_clear()
+    assert len(kept) == len(sizes) == 1
+    monkeypatch.setattr(client_app, "_MOST_BYTES", 100 * size)
+    monkeypatch.setattr(client_app, "_MOST_CLIENTS", 4)
+    for client in clients:
+        client_app._data(uci, client)
+    assert kept.keys() == sizes.keys()
+    assert [key[1] for key in kept] == [2, 5, 3, 4]
+    outputs = torch.zeros(100 * size, dtype=torch.uint8)
+    client_app._data(uci, 4).first_stages[0] = (None, outputs)  # type: ignore[assignment]
+    client_app._data(uci, 5)
+    assert [key[1] for key in kept] == [5], "outputs of a frozen first stage count"
+
+
+@pytest.mark.parametrize("clients", [2, 20])
+def test_the_files_of_a_federation_do_not_grow_in_number_with_its_clients(
+    small: DataConfig, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = prepare(replace(small, clients_per_domain=clients))
+    arrays = [f"{kind}_{split}.npy" for split in ("test", "train") for kind in ("ends", "x", "y")]
+    assert sorted(p.name for p in federation.folder.iterdir()) == sorted([*arrays, "meta.json"])
+    opened: list[str] = []
+    sound = Path.open
+    monkeypatch.setattr(Path, "open", lambda p, *a: opened.append(p.name) or sound(p, *a))  # type: ignore[func-returns-value]
+    federation.test("b")
+    federation.train(1)
+    assert sorted(opened) == sorted(arrays)
+
+
+def test_arrays_read_from_a_federation_are_their_readers_own(small: DataConfig) -> None:
+    federation = prepare(small)
+    before = federation.train(1)
+    for array in federation.train(1):
+        assert array.flags.writeable
+        array[:] = 0
+    for one, other in zip(before, federation.train(1), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 100.0])
+def test_fewer_test_examples_than_clients_are_enough_if_the_server_tests(
+    small: DataConfig, alpha: float
+) -> None:
+    few = replace(small, test_examples=2, clients_per_domain=3, dirichlet_alpha=alpha)
+    federation = prepare(replace(few, validation_examples=2, examples_per_client=6))
+    many = prepare(replace(small, test_examples=10))
+    assert federation.test_sizes == (2, 2)
+    for domain in federation.domains:
+        rows = [federation.client_test(k).y for k in federation.clients_of(domain)]
+        assert sorted(map(len, rows)) == [0, 1, 1]
+        np.testing.assert_array_equal(federation.test(domain).y, np.concatenate(rows))
+        assert {*federation.test(domain).x.ravel()} <= {*many.test(domain).x.ravel()}
+    for by in ("server", "clients", "both"):
+        config = replace(RunConfig(), data=few, evaluate=EvaluateConfig(by=by))
+        if by == "server":
+            check_client_settings(config, federation)
+            continue
+        with pytest.raises(DataError, match=r"'a' has too few test examples: 2 for 3 clients"):
+            check_client_settings(config, federation)
+        tuned = replace(config, evaluate=EvaluateConfig(by=by, test=False))
+        check_client_settings(tuned, federation)
+        held = replace(few, validation_examples=2)
+        with pytest.raises(DataError, match=r"'a' has too few validation examples"):
+            check_client_settings(
+                replace(tuned, data=held), replace(federation, validation_sizes=(2, 2))
+            )
+
+
+def test_a_held_out_domain_cannot_have_the_name_of_a_group_of_clients(tmp_path: Path) -> None:
+    x, y = np.zeros((6, 4, 4), np.uint8), np.arange(6) % 2
+    for domain in ("a", "clean"):
+        np.savez(tmp_path / f"{domain}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    config = DataConfig(name="npz", dir=str(tmp_path), clients_per_domain=2)
+    with pytest.raises(DataError, match=r"'clean' is also the name of a group of clients"):
+        prepare(replace(config, corrupted_clients=1, held_out="clean"))
 
 
 def test_a_home_folder_that_cannot_be_written_is_reported(
@@ -575,8 +645,15 @@ def test_a_home_folder_that_cannot_be_written_is_reported(
 
 def test_damaged_prepared_folders_are_named(small: DataConfig, tmp_path: Path) -> None:
     federation = prepare(small)
-    (federation.folder / "client-001.npz").write_bytes(b"half")
-    with pytest.raises(DataError, match=r"client-001.npz .*Delete the folder"):
-        federation.train(1)
+    path = federation.folder / "x_train.npy"
+    whole = path.read_bytes()
+    objects = np.array([{}] * 100, object)
+    for damaged in (b"half", b"", whole[:-1], whole[:100], b"PK" + whole[2:], objects):
+        if isinstance(damaged, bytes):
+            path.write_bytes(damaged)
+        else:
+            np.save(path, damaged, allow_pickle=True)
+        with pytest.raises(DataError, match=r"x_train.npy .*Delete the folder"):
+            federation.train(len(federation.clients) - 1)
     with pytest.raises(DataError, match="is not a prepared federation"):
         Federation.open(tmp_path)

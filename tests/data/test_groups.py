@@ -374,10 +374,6 @@ def test_domains_with_unequal_numbers_of_clients_have_consistent_ids_and_tests(
         ),
         ({"examples_per_client": 700}, r"'a' has 3000 training examples, but 5 clients x 265 to"),
         ({"examples_per_client": 1}, r"[1-9] of the .* would get no training example"),
-        (
-            {"test_examples": 2},
-            r"'a' has too few test examples: 2 for 5 clients. Lower data.imbalance-factor or raise",
-        ),
     ],
 )
 def test_impossible_imbalance_settings_are_refused(

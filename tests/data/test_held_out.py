@@ -59,11 +59,14 @@ def test_the_held_out_domain_need_not_be_among_the_chosen_domains():
     assert prepare(both).digest == prepare(chosen).digest
 
 
-def test_only_a_federation_with_a_held_out_domain_has_its_file(tmp_path):
+def test_only_a_federation_with_a_held_out_domain_has_its_examples(tmp_path):
     federation = prepare(SMALL)
-    assert not (federation.folder / "held-out.npz").exists()
     held_out = prepare(dataclasses.replace(SMALL, held_out=federation.domains[0]))
-    assert (held_out.folder / "held-out.npz").exists()
+    for prepared in (federation, held_out):
+        of_clients = sum(len(prepared.client_test(c.client_id).y) for c in prepared.clients)
+        rows = len(np.load(prepared.folder / "x_test.npy"))
+        assert rows == of_clients + prepared.held_out_size
+    assert held_out.held_out_size > 0
     assert Federation.from_json(held_out.to_json(), held_out.folder) == held_out
     assert held_out.digest != federation.digest
 

@@ -18,7 +18,7 @@ from fairflower.data.cache import make_data_set, shared_examples
 from fairflower.data.class_folders import ClassFolders, Domain
 from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
-from fairflower.data.partition import like_training
+from fairflower.data.partition import like_training, rows_of_each
 from fairflower.data.rows import Rows, train_rows
 from fairflower.data.rows import test_rows as rows_of_tests
 from fairflower.data.split_files import SplitFiles
@@ -180,6 +180,22 @@ def test_test_rows_are_divided_by_class_as_the_training_rows_are(
     tested = np.array([np.bincount(y[rows], minlength=5) for rows in clients])
     if (exact.sum(axis=1) >= 6).all():  # no client got a row because it had none
         assert np.abs(tested - exact).max() < 1 + 1e-9
+
+
+@given(st.integers(1, 30), st.data())
+def test_the_client_with_most_rows_gives_its_last_to_a_client_without(
+    clients: int, data: st.DataObject
+) -> None:
+    """As by looking at all rows for each client."""
+    client = np.array(data.draw(st.lists(st.integers(0, clients - 1), min_size=1, max_size=60)))
+    expected = client.copy()
+    for k in range(clients):
+        counts = np.bincount(expected)
+        if not (expected == k).any() and counts.max() > 1:
+            expected[np.flatnonzero(expected == counts.argmax())[-1]] = k
+    shares = rows_of_each(client, clients)
+    for k in range(clients):
+        np.testing.assert_array_equal(shares[k], np.flatnonzero(expected == k))
 
 
 @pytest.mark.parametrize(("classes", "each", "clients"), [(65, 3, 10), (10, 50, 100)])

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fairflower.data.federation import by_field
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
@@ -299,7 +299,7 @@ def data_digest(run: Run) -> str:
     sources = [Path(str(source)).name for source in run.info.get("sources") or ()]
     if "remarks" in run.info:  # read from a summary, which has the digest in their place
         return sources[0]
-    text = json.dumps([[asdict(client) for client in run.clients], sources])
+    text = json.dumps([run.clients, sources], default=by_field)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
