@@ -16,6 +16,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import logger
+from fairflower.secure.masks import aes_masks
 from fairflower.secure.requests import check_request, claim_round, must_mask
 from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed
@@ -71,7 +72,8 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
             claim_round(message, context, "measure")
             return answer(message, context)
         check_request(message, context)
-        return secaggplus_mod(message, context, answer)
+        with aes_masks():
+            return secaggplus_mod(message, context, answer)
     except Exception as error:
         if error in failures:
             raise

@@ -25,6 +25,7 @@ from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 from fairflower.arrays import view
 from fairflower.errors import RoundFailed, logger, shorten_error
 from fairflower.numerics import Vector
+from fairflower.secure.masks import aes_masks
 from fairflower.secure.vectors import CLIPPING, quantization_range
 
 Send = Callable[[list[Message]], list[Message]]
@@ -113,7 +114,8 @@ def masked_mean(
     grid = _StageGrid(send, contents, usable)
     receiver = _Receiver(contents)
     try:
-        workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
+        with aes_masks():
+            workflow(grid, _context(server_round, receiver))  # type: ignore[arg-type]
     except Exception as error:
         if error is grid.failure:
             raise

@@ -93,7 +93,7 @@ def must_mask(message: Message, context: Context) -> bool:
     """
     sources = [message.content.config_records.get("config", {}), context.node_config]
     sources += [context.run_config] * is_supernode(context)
-    kept = context.state.config_records.get(_ROUNDS, {})
+    kept = context.state.config_records.get(_ROUNDS, ConfigRecord())
     return any(s.get(KEY) for s in sources) or _run_of(message, context) + "settings" in kept
 
 

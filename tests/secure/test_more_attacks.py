@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
+import tiny_data_sets
 import torch
 from apps import app_with_handlers
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from curious_server import flat
+from curious_server import CuriousServer, flat
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from resuming import config, outcome, resume, session
+from rich.console import Console
 from safetensors.numpy import load_file
 from secure_federation import SecureFederation, raise_at, stage_of
 from sgd_clients import SETTINGS, random_client_data, sgd_trainer
@@ -32,11 +39,27 @@ from fairflower.arrays import arrays_of, record_of
 from fairflower.client_app import app as client_app
 from fairflower.client_app import guarded, trainer_of
 from fairflower.clients import make_client_app
+from fairflower.config import RunConfig
 from fairflower.data import Augment
+from fairflower.engines import inline
 from fairflower.engines.inline import FIRST_NODE, InlineGrid, answer
+from fairflower.errors import RoundFailed, RunInterrupted
+from fairflower.secure import client, protocol
 from fairflower.secure.client import REFUSED, secure_mod
+from fairflower.secure.masks import masks_of
+from fairflower.server.checkpoint import resumed_config
+from fairflower.server.contents import read_facts
+from fairflower.server.session import Session
 from fairflower.strategies import Uniform
 from fairflower.training.gradients import mean_gradient
+
+ATTACKED: dict[str, Any] = {
+    "secure-aggregation": True,
+    "strategy.name": "uniform",
+    "num-server-rounds": 1,
+    "data.clients-per-domain": 2,
+    "fraction-train": 0.625,  # 5 of 8 clients, with the largest weight 2^29
+}
 
 SECURE: dict[str, Any] = {
     "secure-aggregation": True,
@@ -45,11 +68,8 @@ SECURE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sites mark their answers there, and the Flower runs of all tests have the same id."""
-    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path / "home"))
-
+# Sites mark their answers there, and the Flower runs of all tests have the same id.
+pytestmark = pytest.mark.usefixtures("own_home")
 
 # --- honest runs ---------------------------------------------------------------------------
 
@@ -97,6 +117,47 @@ def test_a_run_with_tests_by_clients_is_resumed_and_extended(tmp_path: Path) -> 
     folder = session(config(tmp_path / "first", **settings)).run()
     extended = resume(folder, **{"num-server-rounds": 4})
     assert outcome(extended) == outcome(whole)
+
+
+def test_sites_resume_a_run_in_another_flower_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed in round 2, in which some sites have sent their masked vectors."""
+    folders = tiny_data_sets.digits_folders(tmp_path, ("plain", "inverted", "rotated"), most=20)
+    settings = {**SECURE, "data.name": "npz", "evaluate.by": "clients", "sites": 3}
+    settings |= {"participation.policy": "power-of-choice"}
+    count = 0
+
+    def train(message: Message, context: Context) -> Message:
+        nonlocal count
+        count += stage_of(message) == "unmask"
+        if count == 5:  # the second site in the second round
+            stop.set()
+        return client_app(message, context)
+
+    def run_of_sites(flower_run: int, run_config: RunConfig, app: ClientApp = client_app) -> Path:
+        monkeypatch.setattr(inline, "RUN_ID", flower_run)  # as for Flower's own messages
+        grid = InlineGrid(app, 3)
+        for context, (domain, folder) in zip(grid.contexts.values(), folders.items(), strict=True):
+            context.node_config = {"domain": domain, "data-dir": str(folder)}
+            context.node_config["secure-aggregation"] = True
+            context.run_config = {"secure-aggregation": True}
+        own = Session(grid, run_config, Console(quiet=True), stop=stop)
+        try:
+            return own.run()
+        except RunInterrupted:
+            assert own.folder is not None
+            return own.folder.path
+
+    stop = threading.Event()
+    whole = run_of_sites(11, config(tmp_path / "whole", **settings))
+    app = app_with_handlers(train=train)
+    app.train("measure")(train)
+    killed = run_of_sites(12, config(tmp_path / "killed", **settings), app)
+    assert stop.is_set()
+    assert read_facts(killed)["status"] == "stopped"
+    stop = threading.Event()
+    assert outcome(run_of_sites(13, resumed_config(killed, {}))) == outcome(whole)
 
 
 # --- tests of many models ------------------------------------------------------------------
@@ -334,6 +395,74 @@ def test_two_sums_give_the_update_of_the_client_that_only_one_has() -> None:
     sums = [flat(f.train()) - received for f in (with_all, without)]
     update = flat(with_all.trained[2]) - received
     np.testing.assert_allclose(5 * sums[0] - 4 * sums[1], update, atol=1e-5)
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_client_that_the_server_calls_lost_is_read_only_with_masks_of_32_bits(
+    mended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's generator takes 32 bits of a seed.
+
+    The server has the client's masked vector, and tells the others that the client has failed. They
+    help to remove the masks that they share with it. A single mask is left, and the known weight
+    tells its seed. The test tries 2^14 seeds around it; all 2^32 take some minutes.
+    """
+    server = CuriousServer(client_app)
+    if not mended:
+        server.generator = pseudo_rand_gen
+        for module in (client, protocol):
+            monkeypatch.setattr(module, "aes_masks", nullcontext)
+    states: list[Any] = []
+
+    def lie(stage: str, node: int, asked: Any) -> None:
+        if stage == "unmask":
+            asked["active_nids"], asked["dead_nids"] = server.nodes[1:], [server.victim]
+
+    def train(message: Message, context: Context) -> Message:
+        trains = stage_of(message) == "collect_masked_vectors"
+        reply = server(message, context)
+        if trains and context.node_id == server.victim:
+            states.append(context.state.config_records[RECORD_KEY_STATE])
+        return reply
+
+    server.alter = lie
+    app = app_with_handlers(train=train)
+    app.train("measure")(train)
+    with suppress(RoundFailed):
+        runs.run(runs.config(tmp_path, **ATTACKED), app, nodes=8)
+    left = server.without_pairwise_masks()
+    assert left is not None
+    weight, vector = left
+    seed = states[-1]["rd_seed"]
+    near = int(np.bitwise_xor.reduce(np.frombuffer(seed, "<u4")))
+    found = [
+        tried
+        for tried in range(max(0, near - 2**13), min(2**32, near + 2**13))
+        if np.random.RandomState(tried).randint(0, 2**32 - 1) == (weight[0] - 2**29) % 2**32
+    ]
+    if mended:
+        assert found == []
+        masks = masks_of(seed, 2**32, [(1,), vector.shape])
+    else:
+        assert found == [near]
+        masks = pseudo_rand_gen(seed, 2**32, [(1,), vector.shape])
+    update = server.update(2**29, (vector - masks[1]) % 2**32)
+    np.testing.assert_allclose(update, server.true_update, atol=1e-6)
+
+
+def test_masks_differ_by_seed_and_use_the_whole_range_and_the_whole_seed() -> None:
+    seed = bytes(range(44))
+    (one, many) = masks_of(seed, 2**32, [(), (2**16,)])
+    assert (one.shape, one.dtype, many.dtype) == ((), np.int64, np.int64)
+    assert 0 <= many.min() < 2**20
+    assert 2**32 - 2**20 < many.max() < 2**32
+    assert abs(many.mean() / 2**31 - 1) < 0.02
+    # Flower's generator draws the same numbers for a seed with two words exchanged.
+    other = masks_of(seed[4:8] + seed[:4] + seed[8:], 2**32, [(2**16,)])[0]
+    assert abs(np.corrcoef(many, other)[0, 1]) < 0.02
+    key = hashlib.sha256(seed).digest()
+    block = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(bytes(16))
+    np.testing.assert_array_equal([one, *many[:3]], np.frombuffer(block, "<u4"))
 
 
 BINS = 400
