@@ -29,7 +29,7 @@ from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode
 from fairflower.models import Classifier, frozen_digest
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
-from fairflower.secure.client import secure_mod
+from fairflower.secure.client import limit_tests, secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
@@ -122,7 +122,7 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     return trainer
 
 
-app = make_client_app(trainer_of, mods=[secure_mod], around=[guarded])
+app = make_client_app(trainer_of, mods=[secure_mod], around=[guarded, limit_tests])
 
 
 @app.query()

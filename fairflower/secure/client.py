@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config.secure import KEY
 from fairflower.errors import logger
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, secaggplus_mod
-from fairflower.secure.requests import check_request, claim_round, has_masked
+from fairflower.secure.masks import aes_masks
+from fairflower.secure.requests import check_request, claim_round, must_mask
 from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed
 
@@ -31,6 +31,9 @@ REFUSED = (
     "log has the reason. Nothing was sent"
 )
 
+#: Examples on which a client can test, other than its test examples; see the app.
+_SPLITS = ("train", "validation")
+
 App = Callable[[Message, Context], Message]
 
 
@@ -43,10 +46,9 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
     only the site's own log has the reason.
     """
     records = message.content.config_records
-    config = records.get("config", ConfigRecord())
     measures = message.metadata.message_type == MEASURE
     if not measures and RECORD_KEY_CONFIGS not in records:
-        if config.get(KEY) or context.node_config.get(KEY) or has_masked(message, context):
+        if must_mask(message, context):
             raise ValueError(
                 "the server asked for an unmasked model, but secure-aggregation = true is set for "
                 "this run or in this site's node config. Nothing was sent"
@@ -69,15 +71,35 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
             claim_round(message, context, "measure")
             return answer(message, context)
         check_request(message, context)
-        reply: Message = secaggplus_mod(message, context, answer)
+        with aes_masks():
+            reply: Message = secaggplus_mod(message, context, answer)
         return reply
     except Exception as error:
         if error in failures:
             raise
-        logger.warning("This client did not answer the server: %s", str(error) or repr(error))
-        raise ValueError(REFUSED) from None
+        raise _refusal(error) from None
     finally:
         np.random.set_state(random_state)
+
+
+def limit_tests(message: Message, context: Context, call_next: App) -> Message:
+    """Test a model once in a round on each split if the client masks its models; a mod.
+
+    Else a server could compute a client's gradient from the losses of many models.
+    """
+    if message.metadata.message_type == MessageType.EVALUATE and must_mask(message, context):
+        try:
+            split = message.content.config_records["config"].get("split")
+            claim_round(message, context, f"test on {split if split in _SPLITS else 'test'}")
+        except Exception as error:
+            raise _refusal(error) from None
+    return call_next(message, context)
+
+
+def _refusal(reason: Exception) -> ValueError:
+    """Log the reason, and return the exception with the text that the server reads."""
+    logger.warning("This client did not answer the server: %s", str(reason) or repr(reason))
+    return ValueError(REFUSED)
 
 
 def _as_classic(request: Message, reply: Message) -> Message:

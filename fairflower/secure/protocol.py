@@ -32,12 +32,16 @@ from fairflower.flower_compat import (
     secaggplus_workflow,
 )
 from fairflower.numerics import Vector
+from fairflower.secure.masks import aes_masks
 from fairflower.secure.vectors import CLIPPING, quantization_range
 
 Send = Callable[[list[Message]], list[Message]]
 
 #: Smallest number of clients in a sum: with two, each would know the other's model.
 SMALLEST_SUM = 3
+
+#: Elliptic curve of the keys in Flower's protocol.
+CURVE = "secp384r1"
 
 #: Largest number of clients among which a client's keys are shared, including this client.
 MAX_SHARES = 33
@@ -117,7 +121,8 @@ def masked_mean(
     grid = _StageGrid(send, contents, usable)
     receiver = _Receiver(contents)
     try:
-        workflow(grid, _context(server_round, receiver))
+        with aes_masks():
+            workflow(grid, _context(server_round, receiver))
     except Exception as error:
         if error is grid.failure:
             raise
@@ -214,7 +219,7 @@ def _readable(
     requests = {m.metadata.dst_node_id: m for m in messages}
     nodes = {m.metadata.message_id: node for node, m in requests.items()}
     reasons = dict.fromkeys(requests, "no reply before the timeout")
-    readable = []
+    readable, keys = [], set[Any]()
     for reply in replies:
         node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
         if reply.has_error():
@@ -223,7 +228,7 @@ def _readable(
             reasons[node] = "its ClientApp lacks secure_mod, the mod for secure aggregation"
         else:
             try:
-                _check_reply(stage, requests[node], reply)
+                _check_reply(stage, requests[node], reply, keys)
             except Exception as error:
                 reasons[node] = f"its reply does not follow Flower's protocol ({error!r})"
             else:
@@ -232,13 +237,20 @@ def _readable(
     return readable, reasons
 
 
-def _check_reply(stage: str, request: Message, reply: Message) -> None:
-    """Raise an exception if Flower cannot read a reply of this stage."""
+def _check_reply(stage: str, request: Message, reply: Message, keys: set[Any]) -> None:
+    """Raise an exception if Flower, or a client that gets the reply's key, cannot read it.
+
+    ``keys`` are those of other clients in this stage.
+    """
     asked: Mapping[str, Any] = request.content.config_records[RECORD_KEY_CONFIGS]
     answer: Mapping[str, Any] = reply.content.config_records[RECORD_KEY_CONFIGS]
     if stage == Stage.SETUP:
         for key in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2):
-            secaggplus_workflow.bytes_to_public_key(answer[key])
+            point = secaggplus_workflow.bytes_to_public_key(answer[key])
+            x = point.public_numbers().x  # all other clients would refuse equal ones
+            if point.curve.name != CURVE or x in keys:
+                raise ValueError(f"{key} is of another curve, or occurs twice")
+            keys.add(x)
         return
     if stage == Stage.SHARE_KEYS:  # the request has the keys of all neighbors, by node
         nodes, secrets = answer[Key.DESTINATION_LIST], answer[Key.CIPHERTEXT_LIST]

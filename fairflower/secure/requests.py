@@ -37,7 +37,7 @@ def check_request(message: Message, context: Context) -> None:
 
     A request for a masked vector uses up the client's part of the round, even if training fails.
     """
-    records, node = message.content.config_records, message.metadata.dst_node_id
+    records, node = message.content.config_records, context.node_id
     asked: Any = records[RECORD_KEY_CONFIGS]
     told: Any = context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord())
     kind, stage = message.metadata.message_type, asked.get(Key.STAGE)
@@ -59,38 +59,47 @@ def check_request(message: Message, context: Context) -> None:
         _check_nodes([*present, *asked[Key.DEAD_NODE_ID_LIST]], told["rd_seed_share_dict:K"])
         _require(node in present, "this node is named as absent")
         _require(len(present) >= told["threshold"], f"only {present} are present")
-    if "domain" in context.node_config:
-        _claim_answer(told["pk1"], str(stage))
+    _mark(context, f"{told['pk1']!r} {stage}")
 
 
 def claim_round(message: Message, context: Context, task: str) -> None:
-    """Note that the client measures or trains in a round; raise an exception unless it may.
+    """Note that the client measures, trains or tests in a round; raise an exception unless it may.
 
-    It measures once and then trains once in a round. Rounds only increase, and a run keeps its
-    settings; Flower's and fairflower's ids identify the run.
+    It measures once and then trains once in a round, and tests once on each split. Rounds only
+    increase, and a run keeps its settings.
     """
     config: Any = message.content.config_records["config"]
-    run = _run_of(message)
-    settings = sorted((key, value) for key, value in config.items() if is_setting(key))
-    digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+    run = _run_of(message, context)
+    fixed = {key: value for key, value in config.items() if is_setting(key) or key == "run-id"}
+    if config.get("train.lr-warmup") or config.get("train.lr-schedule", "constant") != "constant":
+        fixed.pop("train.lr", None)  # it has the value of the round
+    digest = hashlib.sha256(repr(sorted(fixed.items())).encode()).hexdigest()
     kept: Any = context.state.config_records.get(_ROUNDS, ConfigRecord())
     now, last = config["server-round"], kept.get(run + task, 0)
     follows = type(now) is int and last < now <= config["num-server-rounds"]
     _require(follows, f"round {now} to {task} does not follow after round {last}")
-    _require(task == "measure" or kept.get(run + "measure") == now, f"round {now} has no measuring")
+    _require(task != "train" or kept.get(run + "measure") == now, f"round {now} has no measuring")
     _require(kept.get(run + "settings", digest) == digest, "the run's settings have changed")
     context.state[_ROUNDS] = ConfigRecord({**kept, run + task: now, run + "settings": digest})
+    _mark(context, f"{context.node_id} {run}{config.get('run-id')} {task} {now}")
 
 
-def has_masked(message: Message, context: Context) -> bool:
-    """Return whether a message is of a run that has asked the client for masked models before."""
-    return _run_of(message) + "settings" in context.state.config_records.get(_ROUNDS, {})
+def must_mask(message: Message, context: Context) -> bool:
+    """Return whether a message, its run, or the node config asks for masked models.
+
+    The run does if its earlier messages did; at a SuperNode, also if the Flower run's config does.
+    """
+    sources = [message.content.config_records.get("config", {}), context.node_config]
+    sources += [context.run_config] * is_supernode(context)
+    kept = context.state.config_records.get(_ROUNDS, ConfigRecord())
+    return any(s.get(KEY) for s in sources) or _run_of(message, context) + "settings" in kept
 
 
-def _run_of(message: Message) -> str:
-    """Return the prefix of a run's entries; a Flower run can contain several runs."""
+def _run_of(message: Message, context: Context) -> str:
+    """Return the prefix of a run's entries; only simulations have several runs in a Flower run."""
     config = message.content.config_records.get("config", ConfigRecord())
-    return f"{message.metadata.run_id} {config.get('run-id')!r} "
+    own = "" if is_supernode(context) else repr(config.get("run-id"))
+    return f"{message.metadata.run_id} {own} "
 
 
 def _check_constants(asked: Any) -> None:
@@ -110,7 +119,8 @@ def _check_keys(asked: Any, told: Any, node: int) -> None:
     _require(node in keys, "this node's keys are missing")
     # Flower's mod compares encoded keys, and a key has several encodings.
     read: Any = secaggplus_workflow.bytes_to_public_key
-    points = {read(key).public_numbers() for pair in keys.values() for key in pair}
+    # Points with the same x, a key and its negative, give the same shared secret.
+    points = {read(key).public_numbers().x for pair in keys.values() for key in pair}
     _require(len(points) == 2 * len(keys), "a key belongs to two nodes")
 
 
@@ -119,15 +129,17 @@ def _check_nodes(named: list[int], known: list[int]) -> None:
     _require(sorted(named) == sorted(known), f"named are {sorted(named)}, expected {sorted(known)}")
 
 
-def _claim_answer(public_key: bytes, stage: str) -> None:
+def _mark(context: Context, answer: str) -> None:
     """Raise ``FileExistsError`` if another process of the site has answered, whatever its state."""
+    if "domain" not in context.node_config:
+        return
     folder = home() / "secure"
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process deletes it, too
+        with suppress(OSError):  # another process deletes it, too, or it is another user's
             if path.stat().st_mtime < time.time() - 24 * 3600:
                 path.unlink()
-    mark = folder / f"{hashlib.sha256(public_key).hexdigest()}-{stage}"
+    mark = folder / hashlib.sha256(answer.encode()).hexdigest()
     os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
 
 

@@ -216,7 +216,7 @@ def decode(
     if not np.abs(checks - expected).max() <= error:
         raise WrongSum(
             "the sum of the masked weights differs from the sum of the weights that the server "
-            "sent, because a client used a different weight"
+            "sent, because a client used a different weight, or has another version of fairflower"
         )
     if instructions[0].factor is None:
         return WeightedSum(weights, means, error)

@@ -172,7 +172,7 @@ def test_a_site_refuses_rare_names_in_every_kind_of_message(tmp_path: Path) -> N
         federation = Federation.from_json(json.dumps(there), tmp_path)
         model = record_of(model_arrays(settings, federation))
         for kind in ("train", "train.measure", "evaluate"):
-            config |= {"server-round": 1}
+            config |= {"server-round": 1, "run-id": guess}
             got = ask(site, kind, arrays=model, config=ConfigRecord(config))
             replies.add(refusal(got).partition("\nMessage: ")[2])
     (text,) = replies

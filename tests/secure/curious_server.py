@@ -12,12 +12,12 @@ from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow as workflow
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key
 from secure_federation import stage_of
 
 from fairflower.arrays import arrays_of
+from fairflower.secure.masks import masks_of
 from fairflower.secure.vectors import quantization_range, scale_of
 
 Flat = np.ndarray
@@ -37,6 +37,7 @@ class CuriousServer:
     def __init__(self, app: Callable[[Message, Context], Message]) -> None:
         self.app = app
         self.alter: Callable[[str, int, Any], None] = lambda stage, node, asked: None
+        self.generator = masks_of
         self.changes: dict[str, Any] = {}  # of the config of requests to measure or to train
         self.nodes: list[int] = []
         self.received: dict[str, np.ndarray] = {}
@@ -97,7 +98,15 @@ class CuriousServer:
         seed = self._secret("seed", self.victim)
         if seed is None or not self.vector:
             return None
-        values = self._add(self.vector, seed, -1)
+        values = self.without_pairwise_masks()
+        if values is None:
+            return None
+        weight, numbers = (array % 2**32 for array in self._add(values, seed, -1))
+        return self.update(weight[0], numbers)
+
+    def without_pairwise_masks(self) -> list[Flat] | None:
+        """Return the victim's arrays without the masks that it shares with others, or None."""
+        values = self.vector
         for other in self._sources:
             secret, public = self._secret("key", other), self._keys[self.victim]
             if secret is None:
@@ -108,9 +117,12 @@ class CuriousServer:
                 bytes_to_private_key(secret), workflow.bytes_to_public_key(public)
             )
             values = self._add(values, shared, -1 if self.victim > other else 1)
+        return values
+
+    def update(self, weight: int, numbers: Flat) -> Flat:
+        """Return the victim's update from its weight and the numbers of its vector."""
         Q = quantization_range(len(self.nodes))
-        weight, numbers = (array % 2**32 for array in values)
-        updates = (numbers * 16 / Q - 8) / (weight[0] / Q)
+        updates = (numbers * 16 / Q - 8) / (weight / Q)
         scales = [np.full(a.size, scale_of(a)) for a in self.received.values()]
         return np.asarray(updates[: len(self.true_update)] * np.concatenate(scales))
 
@@ -119,7 +131,6 @@ class CuriousServer:
         least = max(3, len(self.nodes) // 2 + 1)
         return combine_shares([*shares]) if len(shares) >= least else None
 
-    @staticmethod
-    def _add(values: list[np.ndarray], seed: bytes, sign: int) -> list[np.ndarray]:
-        masks = pseudo_rand_gen(seed, 2**32, [array.shape for array in values])
+    def _add(self, values: list[np.ndarray], seed: bytes, sign: int) -> list[np.ndarray]:
+        masks = self.generator(seed, 2**32, [array.shape for array in values])
         return [array + sign * mask for array, mask in zip(values, masks, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from fairflower.client_app import app as client_app
 from fairflower.clients import make_client_app
 from fairflower.engines.inline import FIRST_NODE, answer
 from fairflower.errors import RoundFailed
-from fairflower.secure import client
+from fairflower.secure import client, protocol
 from fairflower.secure.client import REFUSED
 from fairflower.secure.protocol import Halted
 from fairflower.strategies import QFFL, Uniform
+
+# Sites mark their answers there, and the Flower runs of all tests have the same id.
+pytestmark = pytest.mark.usefixtures("own_home")
 
 SETTINGS: dict[str, Any] = {
     "secure-aggregation": True,
@@ -96,6 +99,8 @@ def test_altered_ranges_read_signs_only_without_the_checks(
     checked = attack(tmp_path, ask_for_signs)
     assert not checked.vector
     assert checked.refused == [REFUSED]
+    for module in (client, protocol):
+        monkeypatch.setattr(module, "aes_masks", nullcontext)
     monkeypatch.setattr(client, "check_request", lambda *_: None)
     unchecked = attack(tmp_path, ask_for_signs)
     update = unchecked.true_update
@@ -253,7 +258,7 @@ def assert_refused(reply: Message) -> None:
     """Check that the server reads nothing but the fixed text, from which it learns no reason."""
     assert reply.has_error()
     assert reply.error.reason.endswith(f"ValueError: {REFUSED}\n\nMessage: {REFUSED}")
-    assert reply.error.reason.count("Error") == 2, "the text of another exception"
+    assert reply.error.reason.count("Traceback") == 1, "the text of another exception"
 
 
 def test_no_request_of_a_round_is_answered_twice() -> None:
