@@ -46,7 +46,7 @@ from fairflower.data.federation import (
     held_out_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.people import check_comparable, check_smallest, groups_by_client
+from fairflower.data.people import check_comparable, check_smallest, check_used, groups_by_client
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
@@ -169,6 +169,8 @@ def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
     if least > 1:
         check_smallest(data_set, least)
     federation, clients, held_out = _divide(data_set, folder, site)
+    if site and least > 1:
+        check_used(data_set, clients[0], least)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:
