@@ -171,20 +171,17 @@ def _place(
 def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], least: int) -> None:
     """Raise ``ConfigError`` if a site would send a mean of fewer than ``least`` examples."""
     sent = {exchange.name for exchange in run.client.factory.exchanges}
-    counts = np.bincount(data.train.y)
     by_class = sent & {"prototypes", "centers"} or "representation" in str(config.get("measure"))
-    if by_class and ((counts > 0) & (counts < least)).any():
-        problem = "a mean of each class, and a class has"
-    elif (
-        "averages" in sent or issubclass(run.client.factory, HarmoFL)
-    ) and run.train.batch_size < least:
-        problem = "means of batches, and train.batch-size is"
-    else:
-        return
-    raise ConfigError(
-        f"this site would send {problem} fewer than {least} examples (data.smallest-group, and "
-        "smallest-group in the node config). Use another client or strategy, or lower both numbers."
-    )
+    by_batch = "averages" in sent or issubclass(run.client.factory, HarmoFL)
+    counts = np.bincount(data.train.y)
+    if (by_class and counts[counts > 0].min(initial=least) < least) or (
+        by_batch and run.train.batch_size < least
+    ):
+        raise ConfigError(
+            f"this site would send a mean of fewer than {least} examples (data.smallest-group, and "
+            "smallest-group in the node config) of a class or batch. Raise train.batch-size, use "
+            "another client or strategy, or lower both numbers."
+        )
 
 
 def _settings(config: Mapping[str, Any]) -> RunConfig:
@@ -253,10 +250,9 @@ def _described(federation: Federation) -> str:
 
 @lru_cache(maxsize=2)
 def _federation(text: str) -> Federation:
-    """Return the federation in a message without its clients, which the server does not tell.
+    """Return a message's federation, which has no clients, if its fields have the right types.
 
-    Any other values than its own kind of data, such as a text as number of classes, would reach
-    code that a message names. Raises an exception for these.
+    A text as number of classes would be the argument of a function that the message names.
     """
     federation = Federation.from_json(text, Path("at-the-sites"))
     whole = ClientInfo(0, "a site", 1, (1,) + (0,) * (federation.num_classes - 1))

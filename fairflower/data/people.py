@@ -111,27 +111,21 @@ def check_smallest(data_set: DataSet, least: int) -> None:
 
 
 def check_used(data_set: DataSet, arrays: Mapping[str, Any], least: int) -> None:
-    """Raise ``DataError`` if a site's numbers would be those of fewer than ``least`` examples.
+    """Raise ``DataError`` if a run uses fewer than ``least`` of a site's examples of a split.
 
-    Not if the site has no more, because only what a run leaves out can single out an example. With
-    groups of people, each of them needs ``least`` people in each split, because they are counted.
+    A site that has no more may use them. Groups of people are counted, so each needs ``least``.
     """
-    remedy = f"fewer than {least} (data.smallest-group, and smallest-group in the node config)."
-    for split in ("train", "test", "validation"):
-        used = len(arrays.get(f"y_{split}", ()))
+    for split in (split for split in ("train", "test", "validation") if f"y_{split}" in arrays):
         source = "test" if split == "test" else "train"
         has = len(labels_of(data_set, data_set.domains[0], source))
-        if f"y_{split}" in arrays and used < min(least, has):
-            raise DataError(
-                f"the run uses {used} of this site's {split} examples, {remedy} Use more of them "
-                "(data.examples-per-client, fraction, test-examples, validation-...).",
-                public=True,
-            )
         _, counts = np.unique(arrays.get(f"g_{split}", ()), return_counts=True)
+        few = f"the run uses {len(arrays[f'y_{split}'])} of this site's {split} examples"
         if rare := int((counts < least).sum()):
+            few = f"{rare} of the groups of people have too few {split} examples here"
+        if rare or len(arrays[f"y_{split}"]) < min(least, has):
             raise DataError(
-                f"{rare} of the groups of people have too few {split} examples here, {remedy} Their"
-                " counts would say who they are. Join groups, or lower both numbers.",
+                f"{few}, fewer than {least} (data.smallest-group, and smallest-group in the node "
+                "config). Use more examples, join groups, or lower both numbers.",
                 public=True,
             )
 

@@ -28,7 +28,7 @@ from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server.contents import HISTORY_COLUMNS, original_of, read_config, read_facts
 from fairflower.server.history import History
-from fairflower.server.privacy import begun_and_spent
+from fairflower.server.privacy import PrivacyLedger, begun_and_spent
 
 #: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
@@ -171,6 +171,9 @@ class RunFolder:
             folder._facts["parts"] = facts["parts"]
         if config.privacy.on:
             folder.begun, folder.spent = begun_and_spent(path, earlier)
+            numbers = len(config.strategy.make().measurements)
+            ledger = PrivacyLedger(config.privacy, numbers, folder)
+            folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())

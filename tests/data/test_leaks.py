@@ -170,7 +170,7 @@ def test_classes_and_groups_that_the_code_declares_may_be_rare(digits_dir: str) 
 def test_a_site_refuses_rare_names_in_every_kind_of_message(tmp_path: Path) -> None:
     """A server that sends no query, but a description with a guess, learns not whether it holds."""
     settings = RunConfig.from_flat(TEXTS | {"data.groups": "name"})
-    sent = table(tmp_path / "there" / "x.csv", people(name=lambda k: "ab"[k % 2]))
+    sent = table(tmp_path / "there" / "x.csv", people(80, name=lambda k: "ab"[k % 2]))
     reply = described(sent, **TEXTS, **{"data.groups": "name"})
     site = table(tmp_path / "here" / "x.csv", people(30))
     replies = set()
