@@ -218,7 +218,7 @@ def public_text(error: BaseException) -> str:
     """
     public = ""
     for _ in range(100):  # causes may form a ring, and need not have been raised
-        public = error.public if isinstance(error, UserError) else ""
+        public = (error.public or "") if isinstance(error, UserError) else ""
         if public or isinstance(error, DataError) or not error.__cause__:
             break
         error = error.__cause__
