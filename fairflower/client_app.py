@@ -18,12 +18,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fairflower.clients.harmofl import HarmoFL
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig, is_setting, unknown
 from fairflower.data import Federation, prepare
 from fairflower.data.class_folders import forget_stamps
+from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode
@@ -91,6 +94,8 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         data = data.to_validate()
     elif config.get("split") == "train":
         data = data.to_test_on_training()
+    if "domain" in context.node_config:
+        _check_means(run, data, config, _data_config(context, run).smallest_group)
     keeps = issubclass(run.client.factory, LocalArraysTrainer)
     # The server sends all arrays except those that stay on the client: no pretrained weights.
     model, frozen = _model(
@@ -162,6 +167,22 @@ def _place(
     return client_id, federation, _data(federation, client_id, site)
 
 
+def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], least: int) -> None:
+    """Raise ``ConfigError`` if a site would send a mean of fewer than ``least`` examples."""
+    sent = {exchange.name for exchange in run.client.factory.exchanges}
+    by_class = sent & {"prototypes", "centers"} or "representation" in str(config.get("measure"))
+    by_batch = "averages" in sent or issubclass(run.client.factory, HarmoFL)
+    counts = np.bincount(data.train.y)
+    if (by_class and counts[counts > 0].min(initial=least) < least) or (
+        by_batch and run.train.batch_size < least
+    ):
+        raise ConfigError(
+            f"this site would send a mean of fewer than {least} examples (data.smallest-group, and "
+            "smallest-group in the node config) of a class or batch. Raise train.batch-size, use "
+            "another client or strategy, or lower both numbers."
+        )
+
+
 def _settings(config: Mapping[str, Any]) -> RunConfig:
     return _run_config(tuple((key, value) for key, value in config.items() if is_setting(key)))
 
@@ -228,7 +249,16 @@ def _described(federation: Federation) -> str:
 
 @lru_cache(maxsize=2)
 def _federation(text: str) -> Federation:
-    return Federation.from_json(text, Path("at-the-sites"))
+    """Return a message's federation, which has no clients, if its fields have the right types.
+
+    A text as number of classes would be the argument of a function that the message names.
+    """
+    federation = Federation.from_json(text, Path("at-the-sites"))
+    whole = ClientInfo(0, "a site", 1, (1,) + (0,) * (federation.num_classes - 1))
+    dataclasses.replace(
+        federation, domains=("a site",), sources=("",), test_sizes=(1,), clients=(whole,)
+    ).check()
+    return federation
 
 
 #: Largest number of bytes of examples that a worker caches, and of clients.

@@ -216,15 +216,21 @@ def public_text(error: BaseException) -> str:
     That is its public part, else the type and location of a ``DataError`` or of the first cause.
     What client_app.py and `fairflower.secure` refuse is public: settings, and a server's messages.
     """
-    while error.__cause__ and not (getattr(error, "public", "") or isinstance(error, DataError)):
+    public = ""
+    for _ in range(100):  # causes may form a ring, and need not have been raised
+        public = (error.public or "") if isinstance(error, UserError) else ""
+        if public or isinstance(error, DataError) or not error.__cause__:
+            break
         error = error.__cause__
     if isinstance(error, FloatingPointError):
         return "training diverged, with NaN or infinite values"
-    place = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    if not (frames := traceback.extract_tb(error.__traceback__)):
+        return public or type(error).__name__
+    place = Path(frames[-1].filename)
     refusals = {Path(__file__).parent / name for name in ("secure", "client_app.py")}
     if isinstance(error, NotInstalled) or refusals & {place, place.parent}:
         return str(error)
-    return getattr(error, "public", "") or f"{type(error).__name__} ({_place(error)})"
+    return public or f"{type(error).__name__} ({_place(error)})"
 
 
 def _place(error: BaseException, module: str = "") -> str:

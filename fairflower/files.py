@@ -151,7 +151,7 @@ def _digest(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 #: Matches text that a spreadsheet would evaluate, and what `cell_of` makes of it.
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # also full-width ones
 
 
 def cell_of(value: Any) -> Any:

@@ -72,7 +72,7 @@ class DataConfig:
     )
     smallest_group: int = setting(
         5,
-        "Smallest number of a site's examples that share a class or group whose name it sends.",
+        "Smallest number of a site's examples that share a name, or of which it sends numbers.",
         min=1,
         execution=True,
     )

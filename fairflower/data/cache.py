@@ -47,7 +47,7 @@ from fairflower.data.federation import (
     prepared_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.people import check_comparable, check_smallest, people_by_domain
+from fairflower.data.people import check_comparable, check_smallest, check_used, people_by_domain
 from fairflower.data.redraw import draw_anew
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
@@ -183,6 +183,8 @@ def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
     if least > 1:
         check_smallest(data_set, least)
     federation, groups = _divide(data_set, folder, site)
+    if site and least > 1:
+        check_used(data_set, groups[0], least)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as scratch:

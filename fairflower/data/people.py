@@ -109,6 +109,26 @@ def check_smallest(data_set: DataSet, least: int) -> None:
             )
 
 
+def check_used(data_set: DataSet, arrays: Mapping[str, Any], least: int) -> None:
+    """Raise ``DataError`` if a run uses fewer than ``least`` of a site's examples of a split.
+
+    A site that has no more may use them. Groups of people are counted, so each needs ``least``.
+    """
+    for split in (split for split in ("train", "test", "validation") if f"y_{split}" in arrays):
+        source = "test" if split == "test" else "train"
+        has = len(labels_of(data_set, data_set.domains[0], source))
+        _, counts = np.unique(arrays.get(f"g_{split}", ()), return_counts=True)
+        few = f"the run uses {len(arrays[f'y_{split}'])} of this site's {split} examples"
+        if rare := int((counts < least).sum()):
+            few = f"{rare} of the groups of people have too few {split} examples here"
+        if rare or len(arrays[f"y_{split}"]) < min(least, has):
+            raise DataError(
+                f"{few}, fewer than {least} (data.smallest-group, and smallest-group in the node "
+                "config). Use more examples, join groups, or lower both numbers.",
+                public=True,
+            )
+
+
 def people_by_domain(
     data_set: DataSet, labels: Mapping[str, Mapping[str, Ints]]
 ) -> dict[tuple[str, str], Ints]:

@@ -17,11 +17,13 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from fairflower.config import is_setting
+from fairflower.config.secure import KEY
 from fairflower.flower_compat import (
     RECORD_KEY_CONFIGS,
     RECORD_KEY_STATE,
     Key,
     Stage,
+    is_supernode,
     secaggplus_workflow,
 )
 from fairflower.paths import home

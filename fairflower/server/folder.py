@@ -36,7 +36,7 @@ from fairflower.server.contents import (
     read_config,
 )
 from fairflower.server.history import History
-from fairflower.server.privacy import begun_and_spent
+from fairflower.server.privacy import PrivacyLedger, begun_and_spent
 
 #: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
@@ -164,6 +164,9 @@ class RunFolder:
             folder._facts["parts"] = facts["parts"]
         if config.privacy.on:
             folder.begun, folder.spent = begun_and_spent(path, earlier)
+            numbers = len(config.strategy.make().measurements)
+            ledger = PrivacyLedger(config.privacy, numbers, folder)
+            folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())

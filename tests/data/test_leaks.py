@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,15 +105,22 @@ def test_a_site_sends_the_names_of_groups_that_enough_examples_share(tmp_path: P
     site = table(tmp_path / "north.csv", people(sex=lambda k: "d" if k < 4 else "fm"[k % 4 > 1]))
     reply = refusal(described(site, **TEXTS, **{"data.groups": "sex"}))
     assert "1 of the 3 groups have fewer than 5 examples" in reply
-    site = table(tmp_path / "north.csv", people(sex=lambda k: "d" if k < 5 else "fm"[k % 4 > 1]))
+    site = table(tmp_path / "north.csv", people(99, sex=lambda k: "fmd"[k % 9 % 3]))
     sent = json.loads(
         str(described(site, **TEXTS, **{"data.groups": "sex"}).content["node"]["site"])
     )
     assert sent["group_names"] == ["d", "f", "m"]
 
 
+def fourth_sex(train: int, test: int) -> Iterable[dict[str, object]]:
+    """Return people of three groups, of which one has so many training and test examples."""
+    for k, row in enumerate(people(80)):
+        rare = "d" if k % 40 < (test if k >= 40 else train) else row["sex"]
+        yield row | {"sex": rare, "split": "test" if k >= 40 else "train"}
+
+
 def test_site_and_run_must_agree_to_lower_the_number_and_each_can_raise_it(tmp_path: Path) -> None:
-    site = table(tmp_path / "north.csv", people(sex=lambda k: "d" if k < 4 else "fm"[k % 4 > 1]))
+    site = table(tmp_path / "north.csv", fourth_sex(4, 4))
 
     def refused(own: int | None, least: int) -> bool:
         node = site if own is None else site | {"smallest-group": own}
@@ -162,7 +170,7 @@ def test_classes_and_groups_that_the_code_declares_may_be_rare(digits_dir: str) 
 def test_a_site_refuses_rare_names_in_every_kind_of_message(tmp_path: Path) -> None:
     """A server that sends no query, but a description with a guess, learns not whether it holds."""
     settings = RunConfig.from_flat(TEXTS | {"data.groups": "name"})
-    sent = table(tmp_path / "there" / "x.csv", people(name=lambda k: "ab"[k % 2]))
+    sent = table(tmp_path / "there" / "x.csv", people(80, name=lambda k: "ab"[k % 2]))
     reply = described(sent, **TEXTS, **{"data.groups": "name"})
     site = table(tmp_path / "here" / "x.csv", people(30))
     replies = set()
@@ -177,6 +185,21 @@ def test_a_site_refuses_rare_names_in_every_kind_of_message(tmp_path: Path) -> N
             replies.add(refusal(got).partition("\nMessage: ")[2])
     (text,) = replies
     assert "30 of the 30 groups have fewer than 5 examples" in text
+
+
+@pytest.mark.parametrize(("train", "test"), [(4, 9), (9, 4), (1, 9), (9, 1)])
+def test_a_group_of_few_people_in_one_split_is_not_counted(
+    train: int, test: int, tmp_path: Path
+) -> None:
+    """Six counts of one test person are this person's label and prediction."""
+    groups = {"data.groups": "sex"}
+    site = table(tmp_path / "north.csv", fourth_sex(train, test))
+    split = "train" if train < test else "test"
+    reply = refusal(described(site, **TEXTS, **groups))
+    assert f"1 of the groups of people have too few {split} examples" in reply
+    own = site | {"smallest-group": 1}
+    assert described(own, **TEXTS, **groups).has_error(), "the run must agree"
+    assert not described(own, **TEXTS, **groups, **{"data.smallest-group": 1}).has_error()
 
 
 def model_arrays(settings: RunConfig, federation: Federation) -> Any:
@@ -360,6 +383,31 @@ def test_a_wrong_node_config_is_refused_by_the_site(
     assert hint in text
 
 
+class Unkind(Exception):
+    public = SECRET
+
+    def __str__(self) -> str:
+        raise RuntimeError(SECRET)
+
+
+def faulty(kind: str) -> None:
+    ring = ValueError(SECRET)
+    ring.__cause__ = ring
+    cause = {"not raised": ValueError(SECRET), "own text": Unkind(), "ring": ring}[kind]
+    raise KeyError(SECRET) from cause
+
+
+@pytest.mark.parametrize("kind", ["not raised", "own text", "ring"])
+def test_an_error_of_an_unusual_kind_stays_at_the_site(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairflower.data.texts.check_columns", lambda *_: faulty(kind))
+    monkeypatch.setattr("fairflower.data.texts.explained", lambda *_: nullcontext())
+    site = table(tmp_path / "x.csv", people())
+    expected = "Unkind" if kind == "own text" else "ValueError"
+    assert f"Message: site 'north': {expected} (the" in refusal(described(site, **TEXTS))
+
+
 def test_an_app_of_others_may_have_keys_of_its_own_and_sends_its_errors() -> None:
     def trainer(context: Context, config: Any) -> Any:
         if "my-key" in context.node_config:
@@ -391,7 +439,15 @@ def npz_site(folder: Path, size: int = 24) -> dict[str, Any]:
     return {"domain": "north", "data-dir": folder}
 
 
-def replies_of(site: dict[str, Any], tmp_path: Path, kinds: Iterable[str], **changes: Any) -> Any:
+def replies_of(
+    site: dict[str, Any],
+    tmp_path: Path,
+    kinds: Iterable[str],
+    *,
+    checked: bool = True,
+    extra: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
     """Return a site's replies to a run's messages, with their model."""
     flat = {"data.name": "npz", "evaluate.by": "clients", "train.local-epochs": 1} | changes
     settings = RunConfig.from_flat(flat)
@@ -399,17 +455,99 @@ def replies_of(site: dict[str, Any], tmp_path: Path, kinds: Iterable[str], **cha
     there = InlineGrid(app, 1)
     setup_model = model_arrays(settings, Federation.from_json(text, tmp_path))
     config = settings.to_flat() | {"federation": text, "client-id": 0, "server-round": 1}
-    config |= {"run-id": "0" * 32}
+    config |= {"run-id": "0" * 32} | (extra or {})
     for context in there.contexts.values():
-        context.node_config = {k: str(v) for k, v in site.items()}
+        context.node_config = {k: str(v) if isinstance(v, Path) else v for k, v in site.items()}
     for kind in kinds:
         content = {"arrays": record_of(setup_model), "config": ConfigRecord(config)}
         (reply,) = there.send_and_receive([Message(RecordDict(content), 1000, kind)])
-        assert not reply.has_error(), reply.error
+        assert not checked or not reply.has_error(), reply.error
         yield setup_model, reply
 
 
 PLAIN = [name for name in CLIENTS if name != "fedgc"]
+
+
+@pytest.mark.parametrize(
+    ("split", "settings"),
+    [
+        ("train", {"data.examples-per-client": 1}),
+        ("train", {"data.fraction": 0.15}),
+        ("train", {"data.validation-fraction": 0.9}),
+        ("test", {"data.test-examples": 4}),
+        ("validation", {"data.validation-fraction": 0.1}),
+    ],
+)
+def test_a_run_cannot_make_a_site_use_a_single_example(
+    split: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    npz = {"data.name": "npz", "evaluate.by": "clients"}
+    reply = refusal(described(npz_site(tmp_path), **npz, **settings))
+    assert f"of this site's {split} examples, fewer than 5" in reply
+    ours = npz_site(tmp_path) | {"smallest-group": 1}
+    assert not described(ours, **npz, **settings, **{"data.smallest-group": 1}).has_error()
+
+
+def test_a_site_that_has_few_examples_may_use_all_of_them(tmp_path: Path) -> None:
+    site = npz_site(tmp_path, 4)
+    (reply,) = [reply for _, reply in replies_of(site, tmp_path, ["train"])]
+    assert reply.content["metrics"]["num-examples"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "rare", "refused"),
+    [
+        ({"client.name": "fedmix", "train.batch-size": 1}, 12, True),
+        ({"client.name": "fedmix", "train.batch-size": 5}, 12, False),
+        ({"client.name": "harmofl", "train.batch-size": 4}, 12, True),
+        ({"client.name": "harmofl", "train.batch-size": 5}, 12, False),
+        ({"client.name": "sgd", "train.batch-size": 1}, 1, False),
+        ({"client.name": "fedproto"}, 1, True),
+        ({"client.name": "fedproc"}, 4, True),
+        ({"client.name": "fedproto"}, 5, False),
+        ({"strategy.name": "fedgcr"}, 1, True),
+        ({"strategy.name": "fedgcr"}, 5, False),
+    ],
+)
+def test_a_site_sends_no_mean_of_few_examples(
+    settings: dict[str, Any], rare: int, refused: bool, tmp_path: Path
+) -> None:
+    site = npz_site(tmp_path)
+    with np.load(tmp_path / "x.npz") as file:
+        changed = {**file, "y_train": np.array([0] * (24 - rare) + [1] * rare)}
+    np.savez(tmp_path / "x.npz", **changed)
+    for more in ({}, {"data.smallest-group": 1}):
+        node = site | {key.rpartition(".")[2]: value for key, value in more.items()}
+        measure = {"measure": "received_representation"} if "strategy.name" in settings else {}
+        run = {"extra": measure, "checked": False, "train.local-epochs": 1}
+        ((_, reply),) = replies_of(node, tmp_path, ["train"], **run, **settings, **more)
+        if refused and not more:
+            assert "fewer than 5 examples" in refusal(reply)
+        else:
+            assert not reply.has_error(), reply.error
+
+
+@pytest.mark.parametrize(
+    ("model", "classes"),
+    [("cProfile:run", "open({mark!r}, 'w')"), ("shutil:rmtree", "{folder}")],
+)
+@pytest.mark.parametrize("kind", ["train", "evaluate", "train.measure"])
+def test_a_message_cannot_pass_its_text_to_a_function_that_it_names(
+    kind: str, model: str, classes: str, tmp_path: Path
+) -> None:
+    """Messages name the network and have the number of classes, its first argument."""
+    site, mark = npz_site(tmp_path), tmp_path / "mark"
+    npz = {"data.name": "npz", "evaluate.by": "clients"}
+    text = str(described(site, **npz).content["node"]["site"])
+    (folder := tmp_path / "precious").mkdir()
+    settings = RunConfig.from_flat(npz)
+    for value in (classes.format(mark=str(mark), folder=folder), [1], True, 2.5, {}, 0):
+        sent = json.dumps(json.loads(text) | {"num_classes": value})
+        config = settings.to_flat() | {"federation": sent, "client-id": 0, "server-round": 1}
+        arrays = record_of(model_arrays(settings, Federation.from_json(text, tmp_path)))
+        refusal(ask(site, kind, arrays=arrays, config=ConfigRecord(config | {"model.name": model})))
+        assert folder.is_dir()
+        assert not mark.exists()
 
 
 @pytest.mark.parametrize("client", PLAIN)

@@ -25,6 +25,7 @@ from fairflower.server.session import Session
 
 #: Names that spreadsheets evaluate, or that look as if they had been escaped.
 NAMES = ('=HYPERLINK("http://x.example")', "+1+1", "-2-cmd|' /C calc'!A0", "@SUM(1)", "'=1", "''+x")
+NAMES += ("\n=1", "\uff1d1", "\uff0b1+1", "\uff0d2-a", "\uff20SUM(1)")  # full-width signs, too
 
 
 def cells(path: Path) -> list[str]:
@@ -41,7 +42,11 @@ def evaluated(path: Path) -> list[str]:
         except ValueError:
             return False
 
-    return [cell for cell in cells(path) if cell[:1] in {*"=+-@\t\r"} - {""} and not number(cell)]
+    return [
+        cell
+        for cell in cells(path)
+        if cell[:1] in {*"=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"} and not number(cell)
+    ]
 
 
 @pytest.mark.parametrize("text", [*NAMES, "\t=1", "plain", "", "'", "- 0.1", "-1", "-0.5 nan 1e-3"])

@@ -23,6 +23,7 @@ from fairflower.report import read_run
 from fairflower.report.tables.notes import run_notes
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.contents import read_facts
+from fairflower.server.folder import RunFolder
 from fairflower.server.privacy import check_reachable, epsilon
 from fairflower.strategies import FairStrategy
 from fairflower.testing import make_cohort
@@ -308,6 +309,27 @@ def test_a_run_that_lost_its_ledger_counts_rounds_from_the_history(
     cut = stopped(config(tmp_path, **UNIFORM), 2)
     assert rounds_of(resume(without_ledger(cut))) == 4
     assert rounds_of(resume(without_ledger(cut), **{"num-server-rounds": 5})) == 6
+
+
+def test_a_resumed_run_that_is_killed_before_its_first_round_loses_no_rounds(
+    tmp_path: Path, accountant: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resuming shortens the history to the checkpoint, which has fewer rounds."""
+    settings = UNIFORM | {"num-server-rounds": 5, "checkpoint.every": 2}
+    cut = without_ledger(stopped(config(tmp_path, **settings), 4))
+    shorten = RunFolder._rewind
+
+    def killed(self: RunFolder, sizes: Any) -> None:
+        shorten(self, sizes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "_rewind", killed)
+    with pytest.raises(KeyboardInterrupt):
+        resume(cut)
+    monkeypatch.undo()
+    again = read_facts(cut).get("privacy", {}).get("rounds")
+    assert again == 4, "three rounds in the history, and one that was cut off"
+    assert rounds_of(resume(cut)) == 4 + 3, "rounds 3 to 5"
 
 
 def test_a_ledger_that_says_less_than_the_history_is_not_believed(
