@@ -297,7 +297,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('deploy trial --strategies fedhael', "Unknown strategy 'fedhael'. Did you mean 'fedheal'?"),
             ('deploy trial --site a={npz} --site a={npz}', '--site a=npz is given twice.'),
             ('deploy trial --site a={npz} --site A={images}', "--site A=images: another site's domain is spelled 'a'. Use the same spelling for all sites of a domain."),
-            ('deploy trial --data images --site a={images} --site b={empty}', '--site b=empty: empty has no subfolders. Expected <domain>/<class>/<image> in it.'),
+            ('deploy trial --data images --site a={images} --site b={empty} --set data.smallest-group=1', '--site b=empty: empty has no subfolders. Expected <domain>/<class>/<image> in it.'),
             ('nonsense', "No such command 'nonsense'."),
         ],
     ),
