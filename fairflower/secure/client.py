@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config.secure import KEY
+from fairflower.config.secure import KEY, TRAINED
 from fairflower.errors import logger
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, secaggplus_mod
 from fairflower.secure.requests import check_request, claim_round, has_masked
@@ -91,7 +91,8 @@ def _as_classic(request: Message, reply: Message) -> Message:
     config = request.content.config_records["config"]
     instructions = MaskingInstructions.from_config(config)
     received = arrays_of(request.content.array_records["arrays"])
-    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions)
+    names = content.config_records.get(TRAINED, {}).get("names")
+    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions, names)
     # Seed Flower's random rounding, so that runs are reproducible.
     parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
     np.random.seed(derive_seed(*parts, "rounding") % 2**32)  # type: ignore[arg-type]
