@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fairflower.config import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
@@ -175,6 +176,14 @@ def make_dense(model: nn.Module) -> None:
             tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
+def initialize_lazy(model: Any, shape: tuple[int, ...]) -> None:
+    """Draw the weights of layers that are made by their first input (``torch.nn.LazyLinear``)."""
+    if isinstance(model, Classifier) and any(map(is_lazy, model.parameters())):
+        with torch.no_grad():
+            model.eval()(_two_examples(shape))
+        model.train()
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters of a model by name, in the order of the model."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -332,6 +341,8 @@ def build(
         model = chosen.make(num_classes, shape, **pretrained)
         if adapter:
             _adapt(model, adapter)
+        with chosen.naming_failures():
+            initialize_lazy(model, shape)
         if isinstance(model, nn.Module) and not isinstance(model, Classifier):
             with chosen.naming_failures():
                 model = _with_head(chosen.name, model, _two_examples(shape))
@@ -357,9 +368,9 @@ def _check_model(
                     f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
                     f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."
                 )
-    make_dense(model)
     x = _two_examples(shape)
     with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        make_dense(model)
         logits = model.eval()(x)
         model.train()
         head = getattr(model, "head", None)
