@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,28 @@ def test_lazy_layers_are_drawn_from_the_seed() -> None:
     for name in ("body.0.weight", "body.3.weight"):
         np.testing.assert_array_equal(first[name], again[name])
         assert (first[name] != other[name]).any()
+
+
+class DrawsEverywhere(Dense):
+    def features(self, x: Tensor) -> Tensor:
+        noise = torch.rand(6) + random.random() + np.random.rand()
+        return super().features(x) + noise if self.training else super().features(x)
+
+
+def test_draws_of_every_global_generator_in_training_are_reproducible() -> None:
+    models = []
+    for _ in range(2):
+        model = made("DrawsEverywhere")
+        settings = TrainConfig(local_epochs=1, batch_size=4)
+        trainer = Trainer(model, made_up(SHAPE, 3), settings, client_id=0, seed=0)
+        before = np.random.get_state()[1].tolist(), random.getstate()
+        trainer.train(1)
+        assert (np.random.get_state()[1].tolist(), random.getstate()) == before
+        models.append(trainer.send())
+        np.random.rand()
+        random.random()
+    for name, array in models[0].items():
+        np.testing.assert_array_equal(array, models[1][name])
 
 
 @pytest.mark.parametrize("name", ["Double", "Half", "Brain"])
