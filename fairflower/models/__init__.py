@@ -131,7 +131,10 @@ def local_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _arrays(model: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays that may travel; a parameter with several names only by the first."""
+    """Return the arrays that may travel; a parameter with several names only by the first.
+
+    A buffer in a parameter's memory would overwrite what a strategy does with the parameter.
+    """
     arrays = model.exchanged_arrays() if isinstance(model, Classifier) else model.state_dict()
     for name, value in arrays.items():
         if not isinstance(value, Tensor):
@@ -146,6 +149,8 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
         for name, p in model.named_parameters(remove_duplicate=False)
         if name in arrays and first.setdefault(id(p), name) != name
     }
+    held = {p.data_ptr() for p in model.parameters() if p.numel()}
+    again |= {name for name, buffer in model.named_buffers() if buffer.data_ptr() in held}
     return {name: tensor for name, tensor in arrays.items() if name not in again}
 
 

@@ -162,8 +162,10 @@ def rehearse(
 
 def unsent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of the buffers that server and clients do not exchange."""
-    known = {*exchanged_arrays(model), *local_tensors(model)}
-    return {n: b.detach().clone() for n, b in model.named_buffers() if n not in known}
+    known = (*exchanged_arrays(model).values(), *local_tensors(model).values())
+    places = {tensor.data_ptr() for tensor in known}
+    buffers = model.named_buffers()
+    return {n: b.detach().clone() for n, b in buffers if b.data_ptr() not in places}
 
 
 def check_unsent(before: Mapping[str, torch.Tensor], model: nn.Module, problem: str) -> None:

@@ -123,6 +123,7 @@ def test_values_that_every_client_has_set_are_averaged() -> None:
     """As of a statistic that starts at infinity, such as a running minimum."""
     rounds = masked_rounds(FedAvg(buffers=["mask"]))
     asked = rounds.ask()
+
     def answer(k: int, *mask: float) -> object:
         arrays = {"w": np.ones(2, np.float32), "mask": np.array(mask, np.float32)}
         return reply(asked[k], arrays, {"num-examples": 1, "client-id": k, "train_loss": 1.0})

@@ -164,6 +164,13 @@ class Turned(Dense):
         return super().features(x)[:, self.ids] * self.table.real
 
 
+class Aliased(Dense):
+    """A buffer in the memory of a parameter."""
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.head.register_buffer("seen", self.head.weight.detach())
+
+
 class UnsentDraws(Dense):
     """As random Fourier features are often written."""
 
@@ -190,6 +197,7 @@ class UnsentState(Dense):
 TRAINS = (
     "Lazy",
     "Turned",
+    "Aliased",
     "Recurrent",
     "Numbered",
     "Masked",
@@ -243,6 +251,14 @@ def test_others_are_refused_before_round_1(tmp_path: Path, name: str) -> None:
     with pytest.raises(AssertionError, match=REFUSED[name]):
         check_model(globals()[name])
     assert not list(tmp_path.glob("*/history.csv"))
+
+
+def test_a_buffer_in_a_parameters_memory_does_not_overwrite_it() -> None:
+    model = made("Aliased")
+    assert "head.seen" not in copy_arrays(model)
+    arrays = {name: array + 1 for name, array in copy_arrays(model).items()}
+    set_arrays(model, arrays, "test")
+    np.testing.assert_array_equal(model.head.seen.numpy(), arrays["head.weight"])
 
 
 def test_buffers_that_are_not_sent_must_not_depend_on_the_seed(tmp_path: Path) -> None:
