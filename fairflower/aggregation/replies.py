@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from statistics import median_low, mode
 from typing import Any, NamedTuple
 
-import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fairflower.aggregation.cohort import Arrays, Cohort, UnknownModel

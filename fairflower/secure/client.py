@@ -91,8 +91,8 @@ def _as_classic(request: Message, reply: Message) -> Message:
     config = request.content.config_records["config"]
     instructions = MaskingInstructions.from_config(config)
     received = arrays_of(request.content.array_records["arrays"])
-    names = content.config_records.get(TRAINED, {}).get("names")
-    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions, names)
+    trained: Any = content.config_records.get(TRAINED, ConfigRecord()).get("names")
+    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions, trained)
     # Seed Flower's random rounding, so that runs are reproducible.
     parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
     np.random.seed(derive_seed(*parts, "rounding") % 2**32)  # type: ignore[arg-type]

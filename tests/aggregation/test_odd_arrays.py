@@ -205,7 +205,7 @@ def test_masks_of_clients_stay_where_the_received_model_is_not_known(
     rule: type[FairStrategy], start: str, nan_at: dict[int, str]
 ) -> None:
     strategy = rule(buffers=["mask"], **NODES)  # type: ignore[arg-type]
-    weights = np.zeros(4) + [bool(not nan_at), 1, 1, 1]
+    weights = np.array([float(not nan_at), 1, 1, 1])
     if rule is FedAvg:
         weights *= [1, 2, 3, 4]
     for merged in own_app(strategy, STARTS[start], nan_at):

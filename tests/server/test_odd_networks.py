@@ -262,7 +262,7 @@ def test_a_buffer_in_a_parameters_memory_does_not_overwrite_it() -> None:
 
 
 def test_buffers_that_are_not_sent_must_not_depend_on_the_seed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="UnsentDraws.*'scale' depends on the seed, but is not"):
+    with pytest.raises(ConfigError, match=r"UnsentDraws.*'scale' depends on the seed, but is not"):
         trained(tmp_path, "UnsentDraws", seed=1)
     assert not list(tmp_path.glob("*/history.csv"))
 
