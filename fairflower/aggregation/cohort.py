@@ -55,6 +55,9 @@ class UnknownModel(dict[str, NDArray[Any]]):
     def _refuse(self, *args: Any) -> NoReturn:
         raise ConfigError(self.text)
 
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()  # without it, `{**received}` and `|` would copy ``like``
+
     __getitem__ = get = items = values = copy = _refuse
 
 

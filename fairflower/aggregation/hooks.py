@@ -164,7 +164,7 @@ class StrategyHooks:
         Raises ``ConfigError`` if ``buffers`` has a name that the model lacks.
         """
         given = self._buffers or frozenset()
-        if unknown := sorted(given - model.keys()):
+        if model and (unknown := sorted(given - model.keys())):  # an empty one is a placeholder
             raise ConfigError(
                 f"buffers: the model has no array {unknown[0]!r}; its arrays are "
                 f"{', '.join(list(model)[:5])}, ..."

@@ -84,6 +84,16 @@ def check_mergeable(received: Arrays, trained: Container[str]) -> list[str]:
     return infinite
 
 
+def usual_layout(models: Sequence[Arrays]) -> Arrays:
+    """Return zeros, and the infinite values that most of the clients' models have, as in a mask."""
+    layout = {name: np.zeros_like(array) for name, array in models[0].items()}
+    for name, array in layout.items():
+        if 2 * sum(not is_finite(model[name]) for model in models) > len(models):
+            for value in (-np.inf, np.inf):
+                array[2 * sum((m[name] == value).astype(int) for m in models) > len(models)] = value
+    return layout
+
+
 def with_zeros(models: list[Arrays], names: Iterable[str]) -> tuple[list[Arrays], Arrays]:
     """Return the received model and the clients' models without NaN and infinite values.
 

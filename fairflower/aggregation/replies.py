@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from statistics import median_low, mode
 from typing import Any, NamedTuple
 
-import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fairflower.aggregation.cohort import Arrays, Cohort, UnknownModel
@@ -31,6 +29,7 @@ from fairflower.aggregation.records import (
     norm,
     others_medians,
     stack_common_metrics,
+    usual_layout,
     with_zeros,
 )
 from fairflower.aggregation.reply_filter import ReplyFilter
@@ -115,9 +114,12 @@ class ReplyParser:
             check_arrays(usual[0], self.received)
         except InvalidReply as difference:
             self.unknown = self.unknown or _OTHER_ARRAYS.format(difference)
-        norms = [length for length in map(norm, usual) if math.isfinite(length)]
-        layout = {name: np.zeros_like(array) for name, array in usual[0].items()}
-        self._expect(layout, median_low(norms or [0.0]))
+        layout, norms = usual_layout(usual), [0.0]
+        self._expect(layout, 0.0)
+        for arrays in usual:
+            with suppress(NotFinite):
+                norms.append(measured_arrays(arrays, layout)[1])
+        self.norm = median_low(norms[1:] or norms)
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
@@ -222,7 +224,7 @@ class ReplyParser:
         models = [self.received, *(reply.arrays for reply in ordered)]
         (received, *returned), self.unset = with_zeros(models, self.infinite)
         if self.unknown:
-            received = UnknownModel(ordered[0].arrays, type(self.strategy).__name__, self.unknown)
+            received = UnknownModel(returned[0], type(self.strategy).__name__, self.unknown)
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(parsed)),

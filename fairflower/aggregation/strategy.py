@@ -410,13 +410,16 @@ def _finished(name: str, merged: Arrays, cohort: Cohort, parser: ReplyParser) ->
     """
     lost = next((key for key, array in merged.items() if not is_finite(array)), None)
     if lost is not None:
-        squares = cohort.squared_norms()
-        k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
+        longest = ""
+        if not parser.unknown:
+            squares = cohort.squared_norms()
+            k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
+            longest = f"The largest update norm, {np.sqrt(squares[k]):.3g}, is that of client "
+            longest += f"{cohort.client_ids[k]}. Exclude this client, or bound"
         raise Diverged(
             f"Round {cohort.server_round}: the model that {name} merged holds NaN or infinite "
-            f"values in {lost!r}, and the clients' models do not. The largest update norm, "
-            f"{np.sqrt(squares[k]):.3g}, is that of client {cohort.client_ids[k]}. Exclude this "
-            "client, or bound updates with clip-update-norm or clip-update-median, and resume."
+            f"values in {lost!r}, and the clients' models do not. {longest or 'Bound'} updates "
+            "with clip-update-norm or clip-update-median, and resume."
         )
     unset, received = parser.unset, parser.received
     return merged | {n: np.where(unset[n], received[n], merged[n]) for n in unset}

@@ -299,7 +299,10 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     # --- from and to classic Flower's types --------------------------------------------------
 
     def _record(self, tensors: Sequence[bytes]) -> ArrayRecord:
-        return _named(self._names or map(str, range(len(tensors))), tensors)
+        names = self._names or [*map(str, range(len(tensors)))]
+        if len(tensors) > len(names):
+            raise ValueError(f"it has {len(tensors)} arrays, but the initial model {len(names)}")
+        return _named(names, tensors)
 
     def _config(self, message: Message) -> Metrics:
         config = message.content.config_records[self.strategy.configrecord_key]

@@ -12,6 +12,9 @@ KEY = "secure-aggregation"
 #: Key of the client's weight in the config of a message that requests a masked model.
 WEIGHT_KEY = "secure.weight"
 
+#: Record with the names of the trained arrays, inside a client.
+TRAINED = "secure.trained"
+
 #: Strategy -> why it needs individual updates, and the most similar strategy that does not.
 SINGLE_UPDATES = {
     "fedheal": ("compares the signs of each client's update, and averages every coordinate over "

@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fairflower.config import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
+from fairflower.models.first_stage import cache_first_stage as cache_first_stage
+from fairflower.models.first_stage import cached_first_stage as cached_first_stage
 from fairflower.registry import KINDS, MODELS
 
 logger = logging.getLogger(__name__)
@@ -130,7 +133,10 @@ def local_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _arrays(model: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays that may travel; a parameter with several names only by the first."""
+    """Return the arrays that may travel; a parameter with several names only by the first.
+
+    A buffer in a parameter's memory would overwrite what a strategy does with the parameter.
+    """
     arrays = model.exchanged_arrays() if isinstance(model, Classifier) else model.state_dict()
     for name, value in arrays.items():
         if not isinstance(value, Tensor):
@@ -145,6 +151,8 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
         for name, p in model.named_parameters(remove_duplicate=False)
         if name in arrays and first.setdefault(id(p), name) != name
     }
+    held = {p.data_ptr() for p in model.parameters() if p.numel()}
+    again |= {name for name, buffer in model.named_buffers() if buffer.data_ptr() in held}
     return {name: tensor for name, tensor in arrays.items() if name not in again}
 
 
@@ -173,6 +181,14 @@ def make_dense(model: nn.Module) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
             tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def initialize_lazy(model: Any, shape: tuple[int, ...]) -> None:
+    """Draw the weights of layers that are made by their first input (``torch.nn.LazyLinear``)."""
+    if isinstance(model, Classifier) and any(map(is_lazy, model.parameters())):
+        with torch.no_grad():
+            model.eval()(_two_examples(shape))
+        model.train()
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -251,36 +267,6 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
             tensor.copy_(torch.tensor(arrays[name]))
 
 
-def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:
-    """Attach the output [N, D] of ``Classifier.first_stage`` to a batch [N, C, H, W].
-
-    The output belongs to this tensor object only. Tensors computed from the batch, for example by
-    augmentation, mixing or slicing, do not have it.
-    """
-    batch: Any = x
-    batch.first_stage = (result, _version(x))
-    return x
-
-
-def cached_first_stage(x: Tensor) -> Tensor | None:
-    """Return the output attached to a batch, or None if it is missing or the batch has changed.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from fairflower.models import cache_first_stage, cached_first_stage
-    >>> x = cache_first_stage(torch.zeros(2, 3), torch.ones(2, 1))
-    >>> cached_first_stage(x).shape, cached_first_stage(x + 1)
-    (torch.Size([2, 1]), None)
-    """
-    result, version = getattr(x, "first_stage", (None, None))
-    return result if version == _version(x) else None
-
-
-def _version(x: Tensor) -> int | None:
-    return None if x.is_inference() else x._version  # inference tensors count no versions
-
-
 def build(
     name: str,
     num_classes: int,
@@ -332,6 +318,8 @@ def build(
         model = chosen.make(num_classes, shape, **pretrained)
         if adapter:
             _adapt(model, adapter)
+        with chosen.naming_failures():
+            initialize_lazy(model, shape)
         if isinstance(model, nn.Module) and not isinstance(model, Classifier):
             with chosen.naming_failures():
                 model = _with_head(chosen.name, model, _two_examples(shape))
@@ -357,9 +345,9 @@ def _check_model(
                     f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
                     f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."
                 )
-    make_dense(model)
     x = _two_examples(shape)
     with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        make_dense(model)
         logits = model.eval()(x)
         model.train()
         head = getattr(model, "head", None)

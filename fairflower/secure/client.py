@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 
 from fairflower.arrays import arrays_of, record_of
+from fairflower.config.secure import TRAINED
 from fairflower.errors import logger
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, secaggplus_mod
 from fairflower.secure.masks import aes_masks
@@ -113,7 +114,8 @@ def _as_classic(request: Message, reply: Message) -> Message:
     config = request.content.config_records["config"]
     instructions = MaskingInstructions.from_config(config)
     received = arrays_of(request.content.array_records["arrays"])
-    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions)
+    trained: Any = content.config_records.get(TRAINED, ConfigRecord()).get("names")
+    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions, trained)
     # Seed Flower's random rounding, so that runs are reproducible.
     parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
     np.random.seed(derive_seed(*parts, "rounding") % 2**32)  # type: ignore[arg-type]

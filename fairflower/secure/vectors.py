@@ -7,7 +7,7 @@ no value is clipped; an update that is too large for this is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -115,9 +115,15 @@ def _update(sent: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(still, 0, sent).astype(np.float64) - np.where(still, 0, before)
 
 
-def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) -> Vector:
+def encode(
+    received: Arrays,
+    sent: Arrays,
+    instructions: MaskingInstructions,
+    trained: Collection[str] | None = None,
+) -> Vector:
     """Return the client's vector for the protocol, which multiplies it by the client's weight.
 
+    ``trained`` has the names of the trained arrays; by default, all that do not look like buffers.
     Raises ``ValueError`` if an array has another shape, or its update is out of range and would be
     clipped. Only the site's own log has the error's text.
     """
@@ -141,7 +147,7 @@ def encode(received: Arrays, sent: Arrays, instructions: MaskingInstructions) ->
             )
         if name not in instructions.buffers:
             squares += float(np.square(update).sum())
-        elif largest > 0 and not is_buffer(name, before):
+        elif largest > 0 and (name in trained if trained else not is_buffer(name, before)):
             # Otherwise the server could ask for the norm of a single array.
             raise ValueError(f"{_BUFFERS} names {name!r}, but this array is trained")
         parts.append(update.reshape(-1) / scale)

@@ -45,7 +45,7 @@ from fairflower.server.registration import (
     register_resumed_clients,
 )
 from fairflower.strategies import FairStrategy
-from fairflower.testing.models import made_up, rehearse
+from fairflower.testing.models import check_unsent, made_up, rehearse, unsent_buffers
 from fairflower.training.build import build_model, build_trainer
 
 
@@ -180,11 +180,8 @@ def _check_network(
     config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy
 ) -> None:
     """Raise ``ConfigError`` if a user's network fails in training on made-up examples."""
-    chosen, client, federation = (
-        ModelSpec.read(config.model.name),
-        config.client,
-        evaluator.federation,
-    )
+    chosen, client = ModelSpec.read(config.model.name), config.client
+    federation = evaluator.federation
     if chosen.family or chosen.name in MODELS.data:
         return
     model = build_model(config.model, client, federation, config.seed)
@@ -193,7 +190,10 @@ def _check_network(
     options: dict[str, Any] = {"seed": config.seed, "device": evaluator.device}
     # Groups of people are not made up; they ask nothing else of a network.
     needs = [name for name in strategy.needs if name != "received_group_counts"]
+    theirs = unsent_buffers(build_model(config.model.to_receive(), client, federation, 0))
     try:
+        if not initial_local_arrays(model):  # clients that keep arrays build it from the run's seed
+            check_unsent(theirs, model, "depends on the seed")
         rehearse(
             lambda k: build_trainer(client, model, data, settings, client_id=k, **options),
             client.factory.make_exchanges(client.args),

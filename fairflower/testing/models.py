@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,17 @@ from fairflower.clients import ClientData, Trainer
 from fairflower.clients.fedproc import FedProc
 from fairflower.clients.moon import MOON
 from fairflower.data import Split
-from fairflower.models import Classifier, check_exchanged, copy_arrays, set_arrays, trainable
+from fairflower.errors import ConfigError
+from fairflower.models import (
+    Classifier,
+    check_exchanged,
+    copy_arrays,
+    exchanged_arrays,
+    initialize_lazy,
+    local_tensors,
+    set_arrays,
+    trainable,
+)
 from fairflower.registry import KINDS
 from fairflower.strategies import Uniform
 from fairflower.testing.failures import as_assertions
@@ -68,7 +78,8 @@ def _check(
     def make(seed: int) -> Classifier:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return build()
+            initialize_lazy(model := build(), shape)
+            return model
 
     model, again, other = make(0), make(0), make(1)
     assert isinstance(model, Classifier), f"{name}: made {type(model)}, expected a Classifier."
@@ -143,5 +154,25 @@ def rehearse(
     trained = trainable(trainer.model).keys()
     strategy = Uniform(exchanges=exchanges, buffers=trainer.send().keys() - trained)
     strategy.needs, strategy._trained = tuple(needs), trained
+    before = unsent_buffers(trainer.model)
     run_toy_rounds(strategy, make, clients=2, rounds=2)
     make(0).test()
+    check_unsent(before, trainer.model, "changes in training")
+
+
+def unsent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of the buffers that server and clients do not exchange."""
+    known = (*exchanged_arrays(model).values(), *local_tensors(model).values())
+    places = {tensor.data_ptr() for tensor in known}
+    buffers = model.named_buffers()
+    return {n: b.detach().clone() for n, b in buffers if b.data_ptr() not in places}
+
+
+def check_unsent(before: Mapping[str, torch.Tensor], model: nn.Module, problem: str) -> None:
+    """Raise ``ConfigError`` if buffers that are not exchanged differ from those ``before``."""
+    for name, buffer in unsent_buffers(model).items():
+        if name in before and not torch.equal(before[name].nan_to_num(), buffer.nan_to_num()):
+            raise ConfigError(
+                f"the buffer {name!r} {problem}, but is not exchanged: server and clients would "
+                "have other values. Register it with persistent=True, or keep it constant."
+            )

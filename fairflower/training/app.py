@@ -15,9 +15,10 @@ from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.privacy import PrivacyConfig
+from fairflower.config.secure import TRAINED, WEIGHT_KEY
 from fairflower.errors import STOPS, UserError, failure_text
 from fairflower.files import Arrays
-from fairflower.models import initial_local_arrays, local_tensors
+from fairflower.models import initial_local_arrays, local_tensors, trainable
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
@@ -224,6 +225,8 @@ def _train_reply(
     reply["metrics"] = MetricRecord({"num-examples": len(trainer.data.train.y), **metrics})
     for name, named in arrays.items():
         reply[name] = record_of(named)
+    if WEIGHT_KEY in config:  # for masks, which do not let these names leave the client
+        reply[TRAINED] = ConfigRecord({"names": list(trainable(trainer.model))})
     return Message(reply, reply_to=message)
 
 

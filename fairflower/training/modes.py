@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -68,8 +70,14 @@ def flushed_denormals() -> Iterator[None]:
 
 @contextmanager
 def reproducible(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators and use deterministic kernels; undo both afterwards."""
+    """Seed all global generators and use deterministic kernels; undo both afterwards.
+
+    A network or augmentation of a user may draw from NumPy's or Python's.
+    """
     cudnn = torch.backends.cudnn
+    numpys, pythons = np.random.get_state(), random.getstate()
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
     before = cudnn.deterministic, cudnn.benchmark
     on_gpu = device.type == "cuda"
     try:
@@ -86,6 +94,8 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
             yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
+        np.random.set_state(numpys)
+        random.setstate(pythons)
 
 
 @contextmanager

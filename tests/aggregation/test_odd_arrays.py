@@ -7,14 +7,26 @@ from math import floor
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as draw_arrays
 
-from fairflower.aggregation.cohort import merge_whole
+from fairflower.aggregation.cohort import Cohort, merge_whole
+from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import ConfigError, Diverged
-from fairflower.strategies import QFFL, FairStrategy, FedAvg, FedHEAL, FedMGDAPlus, FedPW
-from fairflower.testing.rounds import Rounds
+from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.strategies import (
+    QFFL,
+    TERM,
+    FairStrategy,
+    FedAvg,
+    FedHEAL,
+    FedMGDAPlus,
+    FedPW,
+    Uniform,
+)
+from fairflower.testing.rounds import Rounds, reply
 
 LARGE = [2**53 + 1, 10**12 + 39, 2**61 - 1, -(2**61) + 1, 2**63 - 1, -(2**63)]
 WEIGHTS = np.array([0.5, 0.3, 0.2])
@@ -111,7 +123,6 @@ def test_values_that_every_client_has_set_are_averaged() -> None:
     """As of a statistic that starts at infinity, such as a running minimum."""
     rounds = masked_rounds(FedAvg(buffers=["mask"]))
     asked = rounds.ask()
-    from fairflower.testing.rounds import reply
 
     def answer(k: int, *mask: float) -> object:
         arrays = {"w": np.ones(2, np.float32), "mask": np.array(mask, np.float32)}
@@ -140,3 +151,97 @@ def test_infinite_parameters_are_refused_before_clients_train() -> None:
     rounds = Rounds(FedAvg(), {"w": np.array([1, INF]), "id": np.array(3)}, range(2))
     with pytest.raises(ConfigError, match=r"'w' of the model holds NaN or infinite.*buffers="):
         rounds.ask()
+
+
+# --- own apps, in which the model that the clients received is not known --------------------------
+
+
+class Nodes:
+    """A grid of four connected nodes."""
+
+    run_id = 1
+
+    def get_node_ids(self) -> list[int]:
+        return [10, 11, 12, 13]
+
+
+def own_app(
+    strategy: FairStrategy, start: dict[str, np.ndarray], nan_at: dict[int, str] | None = None
+) -> list[dict[str, np.ndarray]]:
+    """Run two rounds without `enroll`; client k returns w = k + 1 and a mask with -inf."""
+    set_task_identity()
+    arrays, models = record_of(start), []
+    for number in (1, 2):
+        replies = []
+        config = ConfigRecord({"train.lr": 0.1, "train.momentum": 0.0})
+        asked = list(strategy.configure_train(number, arrays, config, Nodes()))  # type: ignore[arg-type]
+        for i, message in enumerate(asked):
+            set_message_id(message, f"{number}-{i}")
+            k = message.metadata.dst_node_id - 10
+            model = {"mask": np.array([0, -INF, INF]), "n": np.array(2**61 + 4 * k)}
+            model["w"] = np.full(3, k + 1, np.float32)
+            if name := (nan_at or {}).get(k):
+                model[name][0] = np.nan
+            numbers = {"num-examples": 10 * (k + 1), "received_loss": 1.0}
+            replies.append(reply(message, model, numbers))
+        merged, _ = strategy.aggregate_train(number, replies)
+        assert merged is not None
+        models.append(arrays_of(arrays := merged))
+    return models
+
+
+NODES = {"min_train_nodes": 4, "min_available_nodes": 4}
+STARTS: dict[str, dict[str, np.ndarray]] = {
+    "empty": {},
+    "placeholder": {"mask": np.zeros(1), "w": np.zeros((1, 1))},
+    "float64": {"w": np.zeros(3), "mask": np.array([0, -np.inf, np.inf]), "n": np.array(0)},
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("rule", [FedAvg, TERM, Uniform])
+@pytest.mark.parametrize("nan_at", [{}, {0: "w"}, {0: "mask"}])
+def test_masks_of_clients_stay_where_the_received_model_is_not_known(
+    rule: type[FairStrategy], start: str, nan_at: dict[int, str]
+) -> None:
+    strategy = rule(buffers=["mask"], **NODES)  # type: ignore[arg-type]
+    weights = np.array([float(not nan_at), 1, 1, 1])
+    if rule is FedAvg:
+        weights *= [1, 2, 3, 4]
+    for merged in own_app(strategy, STARTS[start], nan_at):
+        assert list(strategy.dropped) == [10 + k for k in nan_at]
+        np.testing.assert_array_equal(merged["mask"], np.array([0, -INF, INF]))
+        assert merged["w"].dtype == np.float32
+        if rule is not TERM:
+            k = np.average(range(4), weights=weights)
+            np.testing.assert_allclose(merged["w"], k + 1, rtol=1e-6)
+            assert merged["n"] == 2**61 + int(4 * k + 1e-6)
+
+
+def test_a_mask_that_is_no_buffer_is_named_and_no_client_blamed() -> None:
+    with pytest.raises(ConfigError, match=r"'mask' of the model holds NaN or .*buffers="):
+        own_app(FedAvg(**NODES), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_rules_that_need_the_received_model_say_so_with_masks(start: str) -> None:
+    with pytest.raises(ConfigError, match=r"unlike the one that was sent .*: start from a model"):
+        own_app(QFFL(buffers=["mask"], **NODES), STARTS[start])  # type: ignore[arg-type]
+
+
+def test_a_clients_model_is_not_copied_as_the_received_one() -> None:
+    class Own(FedAvg):
+        def merge(self, cohort: Cohort) -> dict[str, np.ndarray]:
+            return {**cohort.received}
+
+    with pytest.raises(ConfigError, match="Own, or an exchange, compares"):
+        own_app(Own(buffers=["mask"], **NODES), {})  # type: ignore[arg-type]
+
+
+def test_a_rule_that_merges_nan_is_named_where_the_received_model_is_not_known() -> None:
+    class Own(FedAvg):
+        def merge(self, cohort: Cohort) -> dict[str, np.ndarray]:
+            return super().merge(cohort) | {"w": np.full(3, np.nan, np.float32)}
+
+    with pytest.raises(Diverged, match=r"Own merged holds NaN or infinite values in 'w'.* Bound"):
+        own_app(Own(buffers=["mask"], **NODES), {})  # type: ignore[arg-type]

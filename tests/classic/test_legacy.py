@@ -284,6 +284,15 @@ def test_wrongly_packed_results_fail_with_the_reason(
         rounds.finish(results)
 
 
+def test_arrays_without_a_name_are_not_dropped_in_silence() -> None:
+    """A subclass that asks clients itself does not tell which model they received."""
+    rounds = ClassicRounds(FedAvg(), 2)
+    (proxy, _), *_ = rounds.ask().values()
+    rounds.round += 1
+    with pytest.raises(RoundFailed, match="it has 4 arrays, but the initial model 3"):
+        rounds.finish([(proxy, fit_result(4, "{}"))])
+
+
 def test_unnamed_arrays_without_given_buffers_are_explained() -> None:
     rounds = ClassicRounds(FedEquilibria(), 2, named=False)
     asked = rounds.ask()

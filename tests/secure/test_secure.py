@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from secure_federation import CONFIG, STAGES, SecureFederation, raise_at, stage_of
 from sgd_clients import batch_normed, linear, sgd_trainer
 from threadpoolctl import threadpool_info, threadpool_limits
+from torch import nn
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import make_client_app
@@ -617,3 +619,50 @@ def test_weights_and_model_are_computed_by_one_thread() -> None:
         federation.train()
     assert threads["weigh"] == threads["combine"] == {1}
     assert 2 in threads["clients"]
+
+
+class Centered(nn.Sequential):
+    """Has a buffer and a parameter whose names do not tell which is which."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Flatten(), nn.Linear(192, 4))
+        self.register_buffer("center", torch.zeros(4))
+        self.running_var = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x) * self.running_var
+        if self.training:
+            self.center.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x - self.center
+
+
+def qffl_on_centered(**options: Any) -> SecureFederation:
+    strategy = QFFL(q=1.0, buffers=["center"])
+    strategy._trained = frozenset(["1.weight", "1.bias", "running_var"])
+    return SecureFederation(strategy, net=Centered, **options)
+
+
+def test_clients_know_which_arrays_are_trained_whatever_their_names() -> None:
+    masked, plain = qffl_on_centered(), qffl_on_centered(secure=False)
+    model, expected = masked.train(), plain.train()
+    assert masked.strategy.dropped == {}
+    assert expected["center"].any()
+    for name, array in expected.items():
+        np.testing.assert_allclose(model[name], array, atol=1e-5, err_msg=name)
+    for _, _, reply in masked.replies:
+        assert "secure.trained" not in reply.content
+
+
+def test_a_parameter_with_the_name_of_a_buffer_is_not_left_out_of_the_norm() -> None:
+    """Otherwise the server could ask for the norm of the others."""
+    federation = qffl_on_centered()
+
+    def alter(stage: str, k: int, message: Message) -> None:
+        if (stage, k) == ("collect_masked_vectors", 2):
+            config = message.content.config_records["config"]
+            config["secure.buffers"] = ["center", "running_var"]
+
+    federation.disturb = alter
+    federation.train()
+    assert federation.strategy.dropped == {2: REFUSED}

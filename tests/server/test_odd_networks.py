@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,63 @@ class Infinite(Dense):
         self.gain = nn.Parameter(torch.full((6,), float("inf")))
 
 
+class Lazy(Dense):
+    """Layers whose shapes the first input tells."""
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.body = nn.Sequential(
+            nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(6)
+        )
+
+
+class Turned(Dense):
+    """Tables that are not sent: they are the same everywhere."""
+
+    def __init__(self, num_classes: int, shape: tuple[int, int, int]) -> None:
+        super().__init__(num_classes, shape)
+        table = torch.polar(torch.ones(6), torch.arange(6.0))
+        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("ids", torch.arange(6), persistent=False)
+        self.register_buffer("causal", torch.tensor([0, float("nan"), 1]), persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x)[:, self.ids] * self.table.real
+
+
+class Aliased(Dense):
+    """A buffer in the memory of a parameter."""
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.head.register_buffer("seen", self.head.weight.detach())
+
+
+class UnsentDraws(Dense):
+    """As random Fourier features are often written."""
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.register_buffer("scale", torch.rand(6), persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * self.scale
+
+
+class UnsentState(Dense):
+    """A worker's next client would start from the state of the one before."""
+
+    def add(self, shape: tuple[int, int, int]) -> None:
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = super().features(x)
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x - self.mean
+
+
 TRAINS = (
+    "Lazy",
+    "Turned",
+    "Aliased",
     "Recurrent",
     "Numbered",
     "Masked",
@@ -157,6 +214,7 @@ REFUSED = {
     "ExtraState": "ExtraState: its state '_extra_state' is of type dict, but only tensors can be",
     "ExtraTensor": "ExtraTensor: '_extra_state' is a new tensor in every state dict",
     "Complex": "Complex: 'filter' is complex",
+    "UnsentState": "UnsentState.*'mean' changes in training, but is not exchanged",
     "Infinite": "Infinite: 'gain' holds NaN or infinite values before training",
 }
 SMALL = {"data.examples-per-client": 9, "data.test-examples": 9, "evaluate.batch-size": 8}
@@ -193,6 +251,51 @@ def test_others_are_refused_before_round_1(tmp_path: Path, name: str) -> None:
     with pytest.raises(AssertionError, match=REFUSED[name]):
         check_model(globals()[name])
     assert not list(tmp_path.glob("*/history.csv"))
+
+
+def test_a_buffer_in_a_parameters_memory_does_not_overwrite_it() -> None:
+    model = made("Aliased")
+    assert "head.seen" not in copy_arrays(model)
+    arrays = {name: array + 1 for name, array in copy_arrays(model).items()}
+    set_arrays(model, arrays, "test")
+    np.testing.assert_array_equal(model.head.seen.numpy(), arrays["head.weight"])
+
+
+def test_buffers_that_are_not_sent_must_not_depend_on_the_seed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"UnsentDraws.*'scale' depends on the seed, but is not"):
+        trained(tmp_path, "UnsentDraws", seed=1)
+    assert not list(tmp_path.glob("*/history.csv"))
+
+
+def test_lazy_layers_are_drawn_from_the_seed() -> None:
+    torch.rand(3)
+    first, again, other = (copy_arrays(build(f"{HERE}:Lazy", 3, SHAPE, seed=s)) for s in (0, 0, 1))
+    assert first["body.3.weight"].shape == (6, 4 * 36)
+    for name in ("body.0.weight", "body.3.weight"):
+        np.testing.assert_array_equal(first[name], again[name])
+        assert (first[name] != other[name]).any()
+
+
+class DrawsEverywhere(Dense):
+    def features(self, x: Tensor) -> Tensor:
+        noise = torch.rand(6) + random.random() + np.random.rand()
+        return super().features(x) + noise if self.training else super().features(x)
+
+
+def test_draws_of_every_global_generator_in_training_are_reproducible() -> None:
+    models = []
+    for _ in range(2):
+        model = made("DrawsEverywhere")
+        settings = TrainConfig(local_epochs=1, batch_size=4)
+        trainer = Trainer(model, made_up(SHAPE, 3), settings, client_id=0, seed=0)
+        before = np.random.get_state()[1].tolist(), random.getstate()
+        trainer.train(1)
+        assert (np.random.get_state()[1].tolist(), random.getstate()) == before
+        models.append(trainer.send())
+        np.random.rand()
+        random.random()
+    for name, array in models[0].items():
+        np.testing.assert_array_equal(array, models[1][name])
 
 
 @pytest.mark.parametrize("name", ["Double", "Half", "Brain"])
