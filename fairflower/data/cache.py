@@ -26,13 +26,7 @@ import numpy as np
 from fairflower.config import DataConfig, DataSpec
 from fairflower.data.client_groups import ClientGroup
 from fairflower.data.corruptions import corrupt, corruption_text
-from fairflower.data.data_set import (
-    DataSet,
-    attributes_of,
-    check_classes,
-    mean_and_std,
-    source_of,
-)
+from fairflower.data.data_set import DataSet, attributes_of, check_classes, mean_and_std, source_of
 from fairflower.data.federation import (
     META,
     Augment,
@@ -147,10 +141,8 @@ def make_data_set(config: DataConfig) -> DataSet:
     chosen.check()
     data_set: DataSet = chosen.make(config)
     if not data_set.domains:
-        raise DataError(
-            f"{config.name} found no domain"
-            f"{f' in data.dir = {config.dir!r}' if config.dir else ''}. Correct data.dir."
-        )
+        where = f" in data.dir = {config.dir!r}" if config.dir else ""
+        raise DataError(f"{config.name} found no domain{where}. Correct data.dir.")
     if config.redraw:
         if not chosen.own:
             raise DataError(
@@ -408,15 +400,8 @@ def _to_training_layout(
     pixels = to_chw(examples, shape[0], shape[1:])
     if not group.corrupted:
         return pixels
-    return corrupt(
-        pixels,
-        rows,
-        config.corruption,
-        config.severity,
-        seed=config.seed,
-        domain=group.domain,
-        split=split,
-    )
+    how = config.corruption, config.severity
+    return corrupt(pixels, rows, *how, seed=config.seed, domain=group.domain, split=split)
 
 
 def _source(data_set: DataSet, group: ClientGroup, shape: tuple[int, ...]) -> str:

@@ -252,8 +252,7 @@ class Comparison:
     @property
     def held_out(self) -> list[str]:
         """The domains that runs held out: domains that were tested but had no client."""
-        domains = (run.held_out_domain for run in self.kept_runs if run.held_out_domain)
-        return list(dict.fromkeys(domains))
+        return list(dict.fromkeys(r.held_out_domain for r in self.kept_runs if r.held_out_domain))
 
     @property
     def gaps(self) -> bool:
