@@ -14,11 +14,9 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -28,13 +26,7 @@ import numpy as np
 from fairflower.config import DataConfig, DataSpec
 from fairflower.data.client_groups import ClientGroup
 from fairflower.data.corruptions import corrupt, corruption_text
-from fairflower.data.data_set import (
-    DataSet,
-    attributes_of,
-    check_classes,
-    mean_and_std,
-    source_of,
-)
+from fairflower.data.data_set import DataSet, attributes_of, check_classes, mean_and_std, source_of
 from fairflower.data.federation import (
     META,
     Augment,
@@ -48,7 +40,7 @@ from fairflower.data.federation import (
 )
 from fairflower.data.images import to_chw
 from fairflower.data.people import check_comparable, check_smallest, check_used, people_by_domain
-from fairflower.data.redraw import draw_anew
+from fairflower.data.redraw import division_of, draw_anew, draw_facts
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
@@ -149,10 +141,8 @@ def make_data_set(config: DataConfig) -> DataSet:
     chosen.check()
     data_set: DataSet = chosen.make(config)
     if not data_set.domains:
-        raise DataError(
-            f"{config.name} found no domain"
-            f"{f' in data.dir = {config.dir!r}' if config.dir else ''}. Correct data.dir."
-        )
+        where = f" in data.dir = {config.dir!r}" if config.dir else ""
+        raise DataError(f"{config.name} found no domain{where}. Correct data.dir.")
     if config.redraw:
         if not chosen.own:
             raise DataError(
@@ -264,8 +254,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         validation_sizes=_sizes(rows.get("validation", {})),
         held_out=config.held_out,
         held_out_size=sum(_sizes(unseen_rows)),
-        division="" if site else _division(data_set, groups, rows),
-        redraw={} if site else _redraw(data_set, groups, rows, labels),
+        division="" if site else division_of(data_set, groups, rows),
+        redraw={} if site else draw_facts(data_set, groups, rows, labels),
         groups=config.groups,
         group_names=data_set.group_names,
     )
@@ -303,36 +293,6 @@ def _ends(rows: Rows) -> Ints:
     """Return 0, and the end of each client's rows in the arrays of all groups."""
     sizes = (len(share) for by_client in rows.values() for share in by_client)
     return np.cumsum([0, *sizes], dtype=np.int64)
-
-
-def _division(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:
-    """Return `Federation.division`, from the rows of each client, in any order."""
-    digest = hashlib.sha256()
-    for split, by_group in rows.items():
-        for group in groups:
-            for own in by_group[group.name]:
-                places = np.sort(data_set.places(group.domain, SPLITS[split], own))
-                digest.update(f"{split} {group.name} {len(places)} ".encode() + places.tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _redraw(
-    data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows], labels: Any
-) -> dict[str, float]:
-    """Return `Federation.redraw`: n of N examples are, in another draw, n / N times the same."""
-    redrawn, same, sizes = bool(data_set.config.redraw), {"train": 0.0, "test": 0.0}, Counter[str]()
-    for split, domain in product(("train", "test"), dict.fromkeys(g.domain for g in groups)):
-        own = [part for g in groups if g.domain == domain for part in rows[split][g.name]]
-        available = sum(len(labels[s][domain]) for s in labels if redrawn or s == split)
-        n = len(np.unique(np.concatenate(own)))
-        same[split] += n * n / available
-        sizes[split] += n
-    facts = {split: round(same[split] / n, 6) for split, n in sizes.items()}
-    if redrawn:
-        facts["tests per training example"] = sizes["test"] / sizes["train"]
-    used = sum(sum(_sizes(by_group)) for split, by_group in rows.items() if split != "test")
-    facts["unused"] = max(0, sum(map(len, labels["train"].values())) - used)
-    return facts
 
 
 def _fingerprint(groups: Mapping[str, Arrays], rows: Mapping[str, Rows]) -> str:
@@ -442,15 +402,8 @@ def _to_training_layout(
     pixels = to_chw(examples, shape[0], shape[1:])
     if not group.corrupted:
         return pixels
-    return corrupt(
-        pixels,
-        rows,
-        config.corruption,
-        config.severity,
-        seed=config.seed,
-        domain=group.domain,
-        split=split,
-    )
+    how = config.corruption, config.severity
+    return corrupt(pixels, rows, *how, seed=config.seed, domain=group.domain, split=split)
 
 
 def _source(data_set: DataSet, group: ClientGroup, shape: tuple[int, ...]) -> str:

@@ -1,15 +1,21 @@
-"""Another draw of training and test examples inside each domain (``data.redraw``)."""
+"""Other draws of training and test examples (``data.redraw``), and what two draws share."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fairflower.data.client_groups import ClientGroup
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
+from fairflower.data.rows import SPLITS, Rows
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
@@ -59,6 +65,36 @@ def draw_anew(data_set: DataSet) -> None:
         examples=examples_of,
         places=places,
     )
+
+
+def division_of(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:
+    """Return `Federation.division`, from the rows of each client, in any order."""
+    digest = hashlib.sha256()
+    for split, by_group in rows.items():
+        for group in groups:
+            for own in by_group[group.name]:
+                places = np.sort(data_set.places(group.domain, SPLITS[split], own))
+                digest.update(f"{split} {group.name} {len(places)} ".encode() + places.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def draw_facts(
+    data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows], labels: Any
+) -> dict[str, float]:
+    """Return `Federation.redraw`: n of N examples are, in another draw, n / N times the same."""
+    redrawn, same, sizes = bool(data_set.config.redraw), {"train": 0.0, "test": 0.0}, Counter[str]()
+    for split, domain in product(("train", "test"), dict.fromkeys(g.domain for g in groups)):
+        own = [part for g in groups if g.domain == domain for part in rows[split][g.name]]
+        available = sum(len(labels[s][domain]) for s in labels if redrawn or s == split)
+        n = len(np.unique(np.concatenate(own)))
+        same[split] += n * n / available
+        sizes[split] += n
+    facts = {split: round(same[split] / n, 6) for split, n in sizes.items()}
+    if redrawn:
+        facts["tests per training example"] = sizes["test"] / sizes["train"]
+    trained = (part for s in rows if s != "test" for own in rows[s].values() for part in own)
+    facts["unused"] = max(0, sum(map(len, labels["train"].values())) - sum(map(len, trained)))
+    return facts
 
 
 def _by_class(train: Ints, test: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

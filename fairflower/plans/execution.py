@@ -129,10 +129,11 @@ def _overlap(plan: Plan) -> str:
     shares = shared_examples(first, other)
     if prepare(first).division == prepare(other).division:
         return f"\n  overlap   {SAME.format(f'{first.seed} and {other.seed}')}"
+    uncovered = "" if first.redraw else " Intervals do not cover what other examples would change."
     return (
         f"\n  overlap   federations {first.seed} and {other.seed} share "
         f"{100 * shares['train']:.0f} % of their training examples and {100 * shares['test']:.0f} %"
-        " of their test examples. Intervals do not cover what other examples would change."
+        f" of their test examples.{uncovered}"
     )
 
 

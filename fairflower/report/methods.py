@@ -77,24 +77,25 @@ class Method:
     @property
     def federations(self) -> bool:
         """Whether each run has its own federation: drawn with its seed, another division."""
-        return _FEDERATED in self.identity and self._divisions == len(self.runs)
+        return _FEDERATED in self.identity and self.divisions == len(self.runs)
 
     @property
     def unit(self) -> str:
         """The unit in which the runs differ: ``federation``, or ``seed of federation 0``."""
-        if _FEDERATED in self.identity and 1 < self._divisions < len(self.runs):
-            return f"run on {self._divisions} federations"
+        if _FEDERATED in self.identity and 1 < self.divisions < len(self.runs):
+            return f"run on {self.divisions} federations"
         return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
 
     @property
-    def _divisions(self) -> int:
+    def divisions(self) -> int:
+        """Number of different divisions of the data."""
         return len({run.division for run in self.runs})
 
     @property
     def overlap(self) -> float:
         """Number of test examples per training example if they are drawn anew, for `redrawn`."""
         facts = self.runs[0].info.get("redraw") or {}
-        return float(facts.get("tests per training example", 0.0)) if self.federations else 0.0
+        return float(facts.get("tests per training example", 0.0)) if self.divisions > 1 else 0.0
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -251,8 +252,7 @@ class Comparison:
     @property
     def held_out(self) -> list[str]:
         """The domains that runs held out: domains that were tested but had no client."""
-        domains = (run.held_out_domain for run in self.kept_runs if run.held_out_domain)
-        return list(dict.fromkeys(domains))
+        return list(dict.fromkeys(r.held_out_domain for r in self.kept_runs if r.held_out_domain))
 
     @property
     def gaps(self) -> bool:

@@ -28,6 +28,7 @@ from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, wri
 from fairflower.participation.availability import absolute_trace
 from fairflower.server.contents import (
     checked_facts,
+    file_digest,
     original_of,
     read_config,
     read_facts,
@@ -63,6 +64,7 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
         "round": checkpoint.server_round,
         "seconds": checkpoint.seconds,
         "sizes": dict(checkpoint.sizes),
+        "digests": {name: file_digest(run / name, n) for name, n in checkpoint.sizes.items()},
         "config": dict(checkpoint.config),
         "facts": dict(checkpoint.facts),
     }
@@ -74,16 +76,15 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
 def load(run: Path) -> Checkpoint | None:
     """Return the newest usable checkpoint of a run folder, or None if there is none.
 
-    Damaged checkpoints, and those of rounds whose lines the history or the diagnostics have lost,
-    are skipped with a warning. Raises ``ConfigError`` if none is left.
+    Damaged checkpoints, and those of rounds of which the history or the diagnostics have lost or
+    changed a line, are skipped with a warning. Raises ``ConfigError`` if none is left.
     """
     problems = []
     for path in _paths(run):
         try:
             arrays, facts = read_arrays(path)
-            for file, size in ((run / name, size) for name, size in facts["sizes"].items()):
-                if size > (file.stat().st_size if file.exists() else 0) and not file.is_fifo():
-                    raise DamagedFile(f"{file} is shorter than at the time of {path.name}.")
+            for name, size in facts["sizes"].items():
+                _check_begins_as(run / name, size, facts.get("digests", {}).get(name), path.name)
         except DamagedFile as error:
             problems.append(str(error))
             logger.warning("%s Trying the previous checkpoint.", error)
@@ -100,6 +101,16 @@ def load(run: Path) -> Checkpoint | None:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(f"All checkpoints of {run} are unusable. Start a new run.{listed}")
     return None
+
+
+def _check_begins_as(file: Path, size: int, digest: str | None, name: str) -> None:
+    """Raise ``DamagedFile`` if a file has lost or changed some of the bytes at a checkpoint."""
+    if file.exists() and not file.is_file():
+        return  # `RunFolder.reopen` refuses a named pipe or a folder
+    if size > (file.stat().st_size if file.exists() else 0):
+        raise DamagedFile(f"{file} is shorter than at the time of {name} (lines or line ends).")
+    if digest and file_digest(file, size) != digest:
+        raise DamagedFile(f"{file} has been changed since the time of {name}.")
 
 
 def earlier_facts(run: Path) -> dict[str, Any]:

@@ -81,6 +81,18 @@ def test_unused_training_examples_are_counted_and_explained(photos: Path) -> Non
     assert held_out.redraw["unused"] == 0
 
 
+@pytest.mark.parametrize(("redraw", "uncovered"), [("patient", False), ("", True)])
+def test_the_plan_says_of_redrawn_tests_what_the_report_says(
+    hospitals: Path, redraw: str, uncovered: bool
+) -> None:
+    flat = {"data.name": "npz", "data.dir": str(hospitals), "data.image-size": 4}
+    flat |= {"data.redraw": redraw, "data.clients-per-domain": 1 if redraw else 2}
+    drawn = [RunConfig.from_flat({**flat, "seed": s, "data.seed": s}) for s in (0, 1)]
+    text = setup_summary(Plan(drawn), prepare(drawn[0].data))
+    assert "federations 0 and 1 share" in text
+    assert ("Intervals do not cover what other examples would change" in text) == uncovered
+
+
 def test_divisions_are_compared_by_their_examples_in_any_order(hospitals: Path) -> None:
     same = federations(hospitals)
     assert len({federation.fingerprint for federation in same}) == 3  # in another order

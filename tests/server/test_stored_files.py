@@ -189,6 +189,33 @@ def test_a_history_whose_last_line_is_lost_goes_on_from_the_checkpoint_before(
     assert read_run(folder).info["resumed"][0]["after_round"] == 1
 
 
+def change_accuracy(content: bytes) -> bytes:
+    """Return a history with another accuracy in round 0, in as many bytes."""
+    at = content.index(b",accuracy,0.") + len(b",accuracy,0.")
+    return content[:at] + (b"8" if content[at : at + 1] == b"9" else b"9") + content[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("history.csv", change_accuracy),
+        ("diagnostics.jsonl", lambda content: content.replace(b"\n", b"\r\n")),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_does_not_go_on_from_rounds_that_were_changed(
+    name: str, change: Callable[[bytes], bytes], ended: bool, tmp_path: Path
+) -> None:
+    folder = stopped(config(tmp_path), 3)
+    if not ended:  # a killed run has no digests in run.json
+        facts = json.loads((folder / "run.json").read_text())
+        del facts["files"]
+        (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    with pytest.raises(ConfigError, match=f"{name} has been changed since the time of round-0000"):
+        resume(folder)
+
+
 @pytest.mark.parametrize("content", ["", "{", None])
 def test_a_run_is_resumed_without_its_run_json(
     content: str | None, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -42,8 +42,7 @@ def draw_notes(comparison: Comparison) -> Iterator[str]:
     for numbers in by_division.values():
         if len(numbers) > 1:
             yield SAME.format(join_words(list(map(str, sorted(numbers)))))
-    drawn = [m for m in comparison.methods if m.federations and len(m.runs) > 1]
-    facts = (m.runs[0].info.get("redraw") or {} for m in drawn)
+    facts = (m.runs[0].info.get("redraw") or {} for m in comparison.methods if m.divisions > 1)
     for redraw in [known for known in facts if {"train", "test"} <= known.keys()][:1]:
         ratio = redraw.get("tests per training example")
         yield (
