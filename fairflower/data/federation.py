@@ -150,7 +150,8 @@ class Federation:
                 return entry
             values = entry["class_counts"]
             entry["class_counts"] = counts.setdefault(str(values), tuple(values))  # most are equal
-            entry["domain"] = domains.setdefault(entry["domain"], entry["domain"])
+            if isinstance(domain := entry["domain"], str):
+                entry["domain"] = domains.setdefault(domain, domain)
             return ClientInfo(**entry)
 
         meta: dict[str, Any] = json.loads(text, object_hook=client_in)

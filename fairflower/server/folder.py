@@ -164,7 +164,7 @@ class RunFolder:
             folder._facts["parts"] = facts["parts"]
         if config.privacy.on:
             folder.begun, folder.spent = begun_and_spent(path, earlier)
-            numbers = len(config.strategy.make().measurements)
+            numbers = len(config.strategy.make()._measurements)
             ledger = PrivacyLedger(config.privacy, numbers, folder)
             folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes or {})

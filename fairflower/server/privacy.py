@@ -59,7 +59,7 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
 
 def planned(config: RunConfig) -> tuple[float, float]:
     """Return the largest epsilon that a planned run can have, and its delta."""
-    privacy, numbers = config.privacy, len(config.strategy.make().measurements)
+    privacy, numbers = config.privacy, len(config.strategy.make()._measurements)
     whole = epsilon(privacy, numbers, config.num_server_rounds)
     return min(whole, privacy.max_epsilon or whole), privacy.delta
 

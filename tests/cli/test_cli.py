@@ -63,7 +63,8 @@ def test_run_prints_its_folder_progress_table_and_next_command(tmp_path):
     steps = ("Loading Flower and PyTorch ...", "Preparing uci-digits ...", "Starting the engine")
     training = "training  cnn, lr 0.05, local epochs 1, batch size 64, sgd\n"
     settings = (
-        "data      4 clients of 4 domains; images: 80 for training, 40 for tests\n",
+        "data      4 clients of 4 domains; images: 80 for training, 40 for tests, 1,220 training "
+        "examples unused (data.fraction or data.examples-per-client)\n",
         training,
     )
     places = [output.index(step) for step in (*steps[:2], *settings, steps[2], "round   1/1")]

@@ -16,7 +16,7 @@ import fairflower as ff
 from fairflower.aggregation.noise import MARGIN, NoisySum
 from fairflower.config import RunConfig
 from fairflower.config.privacy import PROVEN, PrivacyConfig
-from fairflower.errors import ConfigError, RoundFailed, RunInterrupted
+from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, UserError
 from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry import STRATEGIES
 from fairflower.report import read_run
@@ -24,7 +24,7 @@ from fairflower.report.tables.notes import run_notes
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.contents import read_facts
 from fairflower.server.folder import RunFolder
-from fairflower.server.privacy import check_reachable, epsilon
+from fairflower.server.privacy import begun_and_spent, check_reachable, epsilon
 from fairflower.strategies import FairStrategy
 from fairflower.testing import make_cohort
 from fairflower.training.privacy import clipped_update, noised_numbers, protected
@@ -346,6 +346,8 @@ def test_a_ledger_that_says_less_than_the_history_is_not_believed(
     (last,) = [line for line in history.splitlines() if line.startswith("3,run,,epsilon,")]
     (done / "history.csv").write_bytes(history.replace(last, f"{last[:-4]}e+09").encode())
     with pytest.raises(ConfigError, match=r"no number of rounds has the epsilon in its h"):
+        begun_and_spent(done, read_facts(done))
+    with pytest.raises(UserError, match=r"history\.csv has been changed"):
         resume(done, **{"num-server-rounds": 4})
 
 

@@ -308,8 +308,9 @@ def test_runs_that_stopped_early_are_compared_with_runs_of_the_same_settings(tmp
             changes = STOPS_EARLY | {"seed": seed, "strategy.name": strategy}
             changes["stop.patience"] = 2 if seed else 9
             folders.append(session(resuming.config(tmp_path, **changes)).run())
-            text = (folders[-1] / "config.toml").read_text()
-            (folders[-1] / "config.toml").write_text(text.replace("patience = 9", "patience = 2"))
+            for name, old in (("config.toml", "patience = 9"), ("run.json", 'patience": 9')):
+                text = (folders[-1] / name).read_text()
+                (folders[-1] / name).write_text(text.replace(old, old.replace("9", "2")))
     runs = [read_run(folder) for folder in folders]
     assert {run.last_round for run in runs} == {3, 4}
     write_summary(runs, tmp_path / "summary.csv")
