@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import ssl
 import stat
 import subprocess
@@ -257,7 +256,11 @@ def test_a_site_whose_processes_are_replaced_again_and_again_ends_the_trial_with
 def test_a_trial_that_is_interrupted_says_that_it_stops(tmp_path: Path, monkeypatch) -> None:
     messages: list[str] = []
     trial = LocalDeployment(tmp_path / "trial", [], messages.append)
-    monkeypatch.setattr(trial.superlink, "start", lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial.superlink, "start", interrupted)
     with pytest.raises(KeyboardInterrupt), trial:
         pass
     assert messages[-1] == "Stopping the SuperLink and the sites, which takes some seconds"
@@ -366,9 +369,9 @@ def test_a_trial_gives_every_site_its_own_folder(tmp_path: Path, trials: list[An
     assert "There is none" in try_sites(tmp_path, *sites).output
     ((nodes, config),) = trials
     assert nodes == [
-        {"domain": "svhn", "data-dir": str(one)},
-        {"domain": "usps", "data-dir": str(two)},
-        {"domain": "usps", "data-dir": str(one)},
+        {"domain": "svhn", "data-dir": str(one), "smallest-group": 5},
+        {"domain": "usps", "data-dir": str(two), "smallest-group": 5},
+        {"domain": "usps", "data-dir": str(one), "smallest-group": 5},
     ]
     assert (config.data.name, config.sites) == ("npz", 3)
 
