@@ -54,7 +54,7 @@ _PERSONAL_BY_CLIENT = "personal by client"
 _TESTED = "test examples by domain"
 
 #: Column of the digest of all examples, by which runs on other data are told apart.
-_EXAMPLES = "examples"
+_EXAMPLES, _POSITIVE = "examples", "positive class"
 
 #: Separators: between the sessions of a resumed run, and between remarks or domains.
 _AND, _NEXT = " + ", " | "
@@ -312,7 +312,8 @@ def _places(domains: Sequence[str]) -> list[str]:
 def _group_cells(run: Run) -> dict[str, str]:
     """Return the cells for group fairness, with a column for each metric and place."""
     last = np.isin(run.rounds, run.final_rounds())
-    return {
+    classes = run.info.get("classes") if run.group_metrics else None
+    return ({_POSITIVE: classes[1]} if classes else {}) | {
         f"{name} {place}": _fractions(values).replace("nan", UNDEFINED)
         for name, tests in run.group_metrics.items()
         for place, values in zip(_places(run.domains), tests.accuracy[last].T, strict=True)
@@ -354,6 +355,7 @@ def _info(row: Mapping[str, str]) -> dict[str, Any]:
         "model_bytes": int(row["bytes"]) if row["bytes"] else None,
         "sources": [row["data"]],
         "digest": row.get(_EXAMPLES) or "",
+        "classes": ["", row[_POSITIVE]] if row.get(_POSITIVE) else [],
         **draw_facts(row),
         **dict.fromkeys(("test_sizes", "validation_sizes"), _numbers(row, _TESTED, int).tolist()),
         "remarks": [text for text in row["remarks"].split(_NEXT) if text],
