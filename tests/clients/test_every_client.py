@@ -58,7 +58,9 @@ def test_every_client_passes_the_shared_checks(name, check):
 
 class Draws(SGD):
     def adjust_gradients(self):
-        self.add_to_gradients([torch.full_like(p, np.random.random()) for p in self.trainable])
+        self.add_to_gradients(
+            [torch.full_like(p, np.random.default_rng().random()) for p in self.trainable]
+        )
 
 
 class Remembers(SGD):
