@@ -203,10 +203,12 @@ def at_sites(tmp_path: Path, nodes: list[dict[str, Any]], **changes: Any) -> Pat
             "data.groups": "sex",
             "evaluate.by": "clients",
             "output-dir": str(tmp_path / "runs"),
+            "data.smallest-group": 1,
             **changes,
         }
     )
-    return Session(grid(nodes), config, Console(quiet=True)).run()
+    few = [node | {"smallest-group": 1} for node in nodes]
+    return Session(grid(few), config, Console(quiet=True)).run()
 
 
 def test_sites_with_different_groups_use_common_group_numbers(tmp_path: Path) -> None:
