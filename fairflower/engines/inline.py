@@ -145,7 +145,10 @@ class InlineGrid(Grid):
         limited = timeout is not None and not self.computes_replies
         deadline = time.monotonic() + (timeout or 0) if limited else math.inf
         while missing and time.monotonic() < deadline:
-            for reply in self.pull_messages(missing):
+            arrived = list(self.pull_messages(missing))
+            if self.computes_replies and not arrived:
+                break  # the replies to the missing messages name other messages
+            for reply in arrived:
                 replies[reply.metadata.reply_to_message_id] = reply
                 missing.discard(reply.metadata.reply_to_message_id)
         self.discard(missing)
