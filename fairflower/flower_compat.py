@@ -161,6 +161,11 @@ def set_message_id(message: Message, message_id: str) -> None:
     message.metadata.__dict__["_message_id"] = message_id
 
 
+def set_request_id(reply: Message, message_id: str) -> None:
+    """Set the id of the message that a reply answers; Flower's LocalDpMod leaves it empty."""
+    reply.metadata.__dict__["_reply_to_message_id"] = message_id
+
+
 def copied(record: Record, more: Mapping[str, Any] | None = None) -> Record:
     """Return a copy of a record with additional values.
 

@@ -19,7 +19,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fairflower.errors import GpuMemoryError
-from fairflower.flower_compat import copied, ensure_task_identity, set_message_id
+from fairflower.flower_compat import (
+    copied,
+    ensure_task_identity,
+    set_message_id,
+    set_request_id,
+)
 from fairflower.training.gpus import out_of_memory
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -145,10 +150,7 @@ class InlineGrid(Grid):
         limited = timeout is not None and not self.computes_replies
         deadline = time.monotonic() + (timeout or 0) if limited else math.inf
         while missing and time.monotonic() < deadline:
-            arrived = list(self.pull_messages(missing))
-            if self.computes_replies and not arrived:
-                break  # the replies to the missing messages name other messages
-            for reply in arrived:
+            for reply in self.pull_messages(missing):
                 replies[reply.metadata.reply_to_message_id] = reply
                 missing.discard(reply.metadata.reply_to_message_id)
         self.discard(missing)
@@ -161,8 +163,7 @@ class InlineGrid(Grid):
         node = message.metadata.dst_node_id
         request = copy.copy(message)
         set_content(request, message.content)
-        call = ClientApp.__call__ if self.raise_errors else answer
-        reply = call(self.client_app, request, self.contexts[node])
+        reply = answer(self.client_app, request, self.contexts[node], self.raise_errors)
         if reason := memory_problem(reply):
             raise gpu_memory_error(reason)
         self._count += 1
@@ -176,13 +177,20 @@ def set_content(message: Message, content: Mapping[str, Any]) -> None:
 
 
 def answer(
-    client_app: Callable[[Message, Context], Message], message: Message, context: Context
+    client_app: Callable[[Message, Context], Message],
+    message: Message,
+    context: Context,
+    raise_errors: bool = False,
 ) -> Message:
     """Return the app's reply, or an error reply if the app raises an exception."""
     try:
-        return client_app(message, context)
+        reply = client_app(message, context)
     except Exception as error:
-        return error_reply(message, error)
+        if raise_errors:
+            raise
+        reply = error_reply(message, error)
+    set_request_id(reply, message.metadata.message_id)  # a mod's reply may name no message
+    return reply
 
 
 def memory_problem(reply: Message) -> str:

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 
 import fairflower as ff
 from fairflower.engines.inline import InlineGrid
+from fairflower.flower_compat import set_request_id
 
 
 def test_changes_of_a_message_by_a_client_do_not_reach_the_next_client():
@@ -85,3 +86,20 @@ def test_reloaded_models_and_metrics_are_used_and_the_number_of_threads_is_kept(
             assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_reply_that_names_no_message_answers_the_one_that_was_sent():
+    """Error replies of Flower's LocalDpMod name none."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        reply = Message(RecordDict(), reply_to=message)
+        set_request_id(reply, "")
+        return reply
+
+    grid = InlineGrid(app, 2)
+    messages = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    replies = list(grid.send_and_receive(messages))
+    ids = [message.metadata.message_id for message in messages]
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
