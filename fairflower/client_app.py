@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fairflower.clients.harmofl import HarmoFL
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig, is_setting, unknown
 from fairflower.data import Federation, prepare
@@ -169,12 +168,12 @@ def _place(
 
 def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], least: int) -> None:
     """Raise ``ConfigError`` if a site would send a mean of fewer than ``least`` examples."""
-    sent = {exchange.name for exchange in run.client.factory.exchanges}
-    by_class = sent & {"prototypes", "centers"} or "representation" in str(config.get("measure"))
-    by_batch = "averages" in sent or issubclass(run.client.factory, HarmoFL)
-    counts = np.bincount(data.train.y)
-    if (by_class and counts[counts > 0].min(initial=least) < least) or (
-        by_batch and run.train.batch_size < least
+    trainer, counts = run.client.factory, np.bincount(data.train.y)
+    means = {trainer.mean_of, *(exchange.mean_of for exchange in trainer.exchanges)}
+    if "representation" in str(config.get("measure")):
+        means.add("class")
+    if ("class" in means and counts[counts > 0].min(initial=least) < least) or (
+        "batch" in means and run.train.batch_size < least
     ):
         raise ConfigError(
             f"this site would send a mean of fewer than {least} examples (data.smallest-group, and "

@@ -68,6 +68,7 @@ class HarmoFL(Trainer):
     paper = "Jiang, Wang, Dou, AAAI 2022"
     kinds = ("images",)
     sharpness = "sam"
+    mean_of = "batch"
     secure_aggregation_problem = "its mean amplitudes start at 0 and are too large to be masked"
 
     def __init__(

@@ -20,6 +20,7 @@ class AveragedBatches(Exchange):
     """
 
     name = "averages"
+    mean_of = "batch"
     STATE = ("images", "labels")
 
     def __init__(self) -> None:

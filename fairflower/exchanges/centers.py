@@ -33,6 +33,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
     """
 
     name = "centers"
+    mean_of = "class"
     returned = False
     needs = ("received_representation",)
 

@@ -27,6 +27,7 @@ class Prototypes(Exchange):
     """
 
     name = "prototypes"
+    mean_of = "class"
     STATE = ("mean", "count")
 
     def __init__(self) -> None:

@@ -48,6 +48,8 @@ class TrainerSpec(Configurable):
     kinds: ClassVar[tuple[str, ...]] = ()
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
+    #: What a mean in the model that a client returns is over, as in ``Exchange.mean_of``.
+    mean_of: ClassVar[str] = ""
     #: Why secure aggregation does not support the method; empty if it does.
     secure_aggregation_problem: ClassVar[str] = ""
 
