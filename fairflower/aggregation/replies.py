@@ -33,7 +33,7 @@ from fairflower.aggregation.records import (
     with_zeros,
 )
 from fairflower.aggregation.reply_filter import ReplyFilter
-from fairflower.errors import logger
+from fairflower.errors import ConfigError, logger
 from fairflower.registry.user_metrics import LARGEST
 
 #: Smallest ratio of norms at which a sum in single precision loses the shorter vectors.
@@ -96,6 +96,9 @@ class ReplyParser:
         self.trained = {name: a for name, a in received.items() if name not in self.buffers}
         self.infinite = check_mergeable(received, self.trained)
 
+    def _unknown_model(self, like: Arrays) -> UnknownModel:
+        return UnknownModel(like, type(self.strategy).__name__, self.unknown)
+
     def _expect_theirs(self, replies: Iterable[Message]) -> None:
         """Expect the clients' arrays if no client returns arrays like those that were sent.
 
@@ -153,7 +156,7 @@ class ReplyParser:
             replies = list(replies)
             self._expect_theirs(replies)
             if self.unknown and self.strategy.exchanges:
-                UnknownModel({}, type(self.strategy).__name__, self.unknown).copy()  # raises
+                raise ConfigError(self._unknown_model({}).text)
             if self.unknown and reply_filter.asked:
                 reply_filter.remark = f"{self.unknown}."
                 logger.warning("Round %d: %s", reply_filter.server_round, reply_filter.remark)
@@ -224,7 +227,7 @@ class ReplyParser:
         models = [self.received, *(reply.arrays for reply in ordered)]
         (received, *returned), self.unset = with_zeros(models, self.infinite)
         if self.unknown:
-            received = UnknownModel(returned[0], type(self.strategy).__name__, self.unknown)
+            received = self._unknown_model(returned[0])
         return Cohort(
             server_round=server_round,
             client_ids=tuple(sorted(parsed)),

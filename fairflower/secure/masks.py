@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fairflower.flower_compat import secaggplus_mod, secaggplus_workflow
 
-#: Flower's generators, as each block that has begun found them.
-_flowers: list[list[Any]] = []
+#: Number of blocks of `aes_masks` that have begun, and the generators that the first one replaced.
+_blocks = 0
+_replaced: list[tuple[Any, Any]] = []
 _lock = threading.Lock()
 
 
@@ -35,17 +36,19 @@ def masks_of(seed: bytes, num_range: int, shapes: list[tuple[int, ...]]) -> list
 @contextmanager
 def aes_masks() -> Iterator[None]:
     """Make Flower's mod and its workflow use `masks_of` in the block, also in nested blocks."""
-    modules: list[Any] = [sys.modules[secaggplus_mod.__module__], secaggplus_workflow]
+    global _blocks
     with _lock:
-        _flowers.append([module.pseudo_rand_gen for module in modules])
-        for module in modules:
-            module.pseudo_rand_gen = masks_of
+        if _blocks == 0:
+            modules: list[Any] = [sys.modules[secaggplus_mod.__module__], secaggplus_workflow]
+            _replaced[:] = [(module, module.pseudo_rand_gen) for module in modules]
+            for module in modules:
+                module.pseudo_rand_gen = masks_of
+        _blocks += 1
     try:
         yield
     finally:
-        with _lock:  # the last block to end restores what the first one found
-            generators = _flowers[0]
-            _flowers.pop()
-            if not _flowers:
-                for module, generator in zip(modules, generators, strict=True):
+        with _lock:
+            _blocks -= 1
+            if _blocks == 0:
+                for module, generator in _replaced:
                     module.pseudo_rand_gen = generator
