@@ -241,6 +241,20 @@ class Recorded(SecureFederation):
         if k == 2:
             self.answers[stage] = reply
 
+    def train_with_twin(self, stage: str) -> Context:
+        """Train a round; return client 2's state from before it answered a stage's request."""
+        twins: list[Context] = []
+
+        def twin(now: str, k: int, message: Message) -> None:
+            self._keep(now, k, message)
+            if (now, k) == (stage, 2):
+                twins.append(copy.deepcopy(self.context))
+
+        self.disturb = twin
+        self.train()
+        self.disturb = self._keep
+        return twins[0]
+
     def again(
         self, server_round: int, stage: str, context: Context | None = None, **config: Any
     ) -> Message:
@@ -333,17 +347,9 @@ def test_two_processes_of_a_site_do_not_both_answer(stage: str) -> None:
     federation = Recorded()
     for context in federation.grid.contexts.values():
         context.node_config["domain"] = "hospital"
-    twins: list[Context] = []
-
-    def twin(now: str, k: int, message: Message) -> None:
-        federation._keep(now, k, message)
-        if (now, k) == (stage, 2):
-            twins.append(copy.deepcopy(federation.context))
-
-    federation.disturb = twin
-    federation.train()
+    twin = federation.train_with_twin(stage)
     assert federation.strategy.client_ids == (0, 1, 2, 3, 4)
-    assert_refused(federation.again(1, stage, twins[0]))
+    assert_refused(federation.again(1, stage, twin))
 
 
 def test_a_run_with_masked_models_gets_no_plain_model() -> None:

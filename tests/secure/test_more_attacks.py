@@ -287,28 +287,20 @@ def test_two_processes_of_a_site_do_not_both_measure_or_train_in_a_round(stage: 
     """The second begins with the state from before the first's answer, also with other keys."""
     federation = Recorded()
     at_sites(federation)
-    twins: list[Context] = []
-
-    def twin(now: str, k: int, message: Message) -> None:
-        federation._keep(now, k, message)
-        if (now, k) == (stage, 2):
-            twins.append(copy.deepcopy(federation.context))
-
-    federation.disturb = twin
-    federation.train()
+    twin = federation.train_with_twin(stage)
     if stage == "measure":
-        assert_refused(federation.again(1, "measure", twins[0]))
+        assert_refused(federation.again(1, "measure", twin))
         return
     trained = len(federation.trained)
     federation.trained.clear()
     federation.round -= 1  # the masked exchange again; the twin's state has only the measuring
-    at, federation.context = FIRST_NODE + 2, twins[0]
+    at, federation.context = FIRST_NODE + 2, twin
     for node, context in federation.grid.contexts.items():
         if node != at:
             kept: Any = context.state["fairflower.secure"]
             kept.update({key: 0 for key in kept if key.endswith(("measure", "train"))})
-    federation.grid.contexts[at] = twins[0]
-    kept = twins[0].state["fairflower.secure"]
+    federation.grid.contexts[at] = twin
+    kept = twin.state["fairflower.secure"]
     kept.update({key: 0 for key in kept if key.endswith("measure")})
     with pytest.raises(Exception, match="0 of 5 clients sent a usable reply"):
         federation.train()
