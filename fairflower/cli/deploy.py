@@ -115,6 +115,8 @@ def trial(
         configs = [replace(config, sites=len(nodes)) for config in configs]
     else:
         data, nodes = nodes_with_shares(data, sites)
+    for node in nodes:  # all sites of a trial are on this machine
+        node["smallest-group"] = data.smallest_group
     # A signal that ends this process must also end the SuperLink and the SuperNodes.
     for number in (signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.default_int_handler)

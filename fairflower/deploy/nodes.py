@@ -90,9 +90,7 @@ def nodes_with_shares(
         data = replace(data, clients_per_domain=sites // domains)
     data = with_absolute_dir(data)
     number = len(prepare(data).clients)
-    least = data.smallest_group  # the run's, as all sites of a trial are on this machine
-    nodes = [{"partition-id": k, "num-partitions": number} for k in range(number)]
-    return data, [{**node, "smallest-group": least} for node in nodes]
+    return data, [{"partition-id": k, "num-partitions": number} for k in range(number)]
 
 
 def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
@@ -134,11 +132,7 @@ def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfi
                     "spelling for all sites of a domain."
                 )
     merge_sites([_opened(data, domain, folder) for domain, folder in places])
-    least = data.smallest_group  # the run's, as all sites of a trial are on this machine
-    return [
-        {"domain": domain, "data-dir": str(folder), "smallest-group": least}
-        for domain, folder in places
-    ]
+    return [{"domain": domain, "data-dir": str(folder)} for domain, folder in places]
 
 
 def _place(text: str) -> tuple[str, Path]:
