@@ -15,7 +15,6 @@ from fairflower.report.text import (
     FEW_PAIRS,
     format_interval,
     format_number,
-    format_p_value,
     join_words,
     within_range,
 )
@@ -356,3 +355,8 @@ def recorded(findings: Findings) -> str:
         f"All {len(ledger):,} recorded runs took {format_number(hours, 1)} core-hours. "
         f"{unused:,} of them are with settings that are not planned any more."
     )
+
+
+def format_p_value(p: float) -> str:
+    """Format a p-value."""
+    return "< 0.001" if p < 0.0005 else format_number(p, 3)

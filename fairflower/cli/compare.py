@@ -197,6 +197,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         other_settings,
         spreads,
     )
+    from fairflower.report.text import within_range
     from fairflower.statistics.differences import MIN_PAIRS
 
     def say(text: str) -> None:
@@ -230,7 +231,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         (
             row.spread.metric,
             f"{row.spread.sd:.2f}",
-            "too few pairs" if row.detectable > 100 else _points(row.detectable),
+            within_range(row.detectable, _points(row.detectable)),
             str(row.for_difference),
             f"{row.for_equivalence} (within {row.spread.margin:g})",
         )

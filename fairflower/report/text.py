@@ -59,15 +59,6 @@ def format_interval(low: float, high: float, most: float = 100.0) -> str:
     return within_range(max(abs(low), abs(high)), text, most)
 
 
-def format_p_value(p: float) -> str:
-    """Format a p-value.
-
-    >>> format_p_value(0.0312), format_p_value(0.0001)
-    ('0.031', '< 0.001')
-    """
-    return "< 0.001" if p < 0.0005 else format_number(p, 3)
-
-
 def format_std(std: float, n: int, digits: int = 2) -> str:
     """Format the standard deviation of ``n`` values; empty for a single value.
 

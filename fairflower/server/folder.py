@@ -36,7 +36,7 @@ from fairflower.server.contents import (
     read_config,
 )
 from fairflower.server.history import History
-from fairflower.server.privacy import PrivacyLedger, begun_and_spent
+from fairflower.server.privacy import PrivacyLedger, begun_and_spent, numbers_of
 
 #: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
@@ -164,8 +164,7 @@ class RunFolder:
             folder._facts["parts"] = facts["parts"]
         if config.privacy.on:
             folder.begun, folder.spent = begun_and_spent(path, earlier)
-            numbers = len(config.strategy.make()._measurements)
-            ledger = PrivacyLedger(config.privacy, numbers, folder)
+            ledger = PrivacyLedger(config.privacy, numbers_of(config), folder)
             folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes or {})
         folder.metrics.read(path / "history.csv")

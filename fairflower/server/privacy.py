@@ -57,10 +57,15 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     return float(accountant.get_epsilon(privacy.delta))
 
 
+def numbers_of(config: RunConfig) -> int:
+    """Return how many numbers of each client the strategy asks for in a round."""
+    return len(config.strategy.make()._measurements)
+
+
 def planned(config: RunConfig) -> tuple[float, float]:
     """Return the largest epsilon that a planned run can have, and its delta."""
-    privacy, numbers = config.privacy, len(config.strategy.make()._measurements)
-    whole = epsilon(privacy, numbers, config.num_server_rounds)
+    privacy = config.privacy
+    whole = epsilon(privacy, numbers_of(config), config.num_server_rounds)
     return min(whole, privacy.max_epsilon or whole), privacy.delta
 
 

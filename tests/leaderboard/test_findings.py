@@ -16,7 +16,7 @@ from experiments.leaderboard.analysis import Findings, examples_tested
 from experiments.leaderboard.design import Design, Margins
 from experiments.leaderboard.document import write
 from experiments.leaderboard.ledger import Ledger, Row
-from experiments.leaderboard.sentences import conclusion, left, recorded, sentences
+from experiments.leaderboard.sentences import conclusion, format_p_value, left, recorded, sentences
 from experiments.leaderboard.stages import CONFIRMATION, REFERENCE, SWEEP, Planned, Stages
 from experiments.leaderboard.tables import tables
 from fairflower.statistics.differences import Difference
@@ -567,3 +567,7 @@ def test_all_recorded_runs_are_counted_with_their_hours(tmp_path: Path) -> None:
         f"All {len(rows):,} recorded runs took {hours:.1f} core-hours. 1 of them are with settings "
         "that are not planned any more."
     )
+
+
+def test_small_p_values_are_bounded() -> None:
+    assert [format_p_value(p) for p in (0.0312, 0.0001)] == ["0.031", "< 0.001"]
