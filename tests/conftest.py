@@ -37,6 +37,10 @@ ELSEWHERE = {
 }
 
 
+#: The variable at the start, if it is set.
+PYTHONPATH = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
     parser.addoption("--nightly", action="store_true", help="run all, those marked nightly, too")
@@ -78,6 +82,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    # Flower's engine on Ray adds this environment's packages, which new environments in later tests
+    # must not see.
+    os.environ.pop("PYTHONPATH", None)
+    os.environ.update(PYTHONPATH)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

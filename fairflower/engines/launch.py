@@ -246,7 +246,20 @@ def _run_by_flower(
         "log_to_driver": False,
     }
     backend = {"client_resources": granted, "init_args": local}
-    run_simulation(server_app, client_app, num_supernodes, backend_config=backend)
+    with unchanged_path():
+        run_simulation(server_app, client_app, num_supernodes, backend_config=backend)
+
+
+@contextmanager
+def unchanged_path() -> Iterator[None]:
+    """Restore PYTHONPATH, to which Flower's engine adds this process's import path for Ray."""
+    previous = os.environ.get("PYTHONPATH")
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH", None)
+        if previous is not None:
+            os.environ["PYTHONPATH"] = previous
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from run_folders import (
     without_tests,
 )
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 from fairflower.api.runs import read
 from fairflower.errors import ConfigError, RunFolderError
@@ -137,8 +136,9 @@ def test_significant_differences_are_those_that_scipys_paired_test_rejects(
         differences.append((difference, sign, judged.sign))
     # A difference that is the same in all pairs, but not 0, cannot be tested.
     tested = [d for d in differences if d[0].std() > 1e-9 or abs(d[0].mean()) < 1e-9]
-    p = [stats.ttest_1samp(d, 0).pvalue if d.std() > 1e-9 else 1.0 for d, _, _ in tested]
-    rejected = multipletests(p, 0.05, "holm")[0] if p else []
+    margin = one.by_metric[0].difference.margin
+    p = [p_values(d, margin) for d, _, _ in tested]
+    rejected = [differs(p, place) for place in range(len(p))]
     signs = [s * int(np.sign(d.mean())) * r for (d, s, _), r in zip(tested, rejected, strict=True)]
     assert [counted for _, _, counted in tested] == signs
     words = {1: "better", -1: "worse"}
@@ -146,6 +146,22 @@ def test_significant_differences_are_those_that_scipys_paired_test_rejects(
     assert actual == {words[s] for s in signs if s}
     if not actual:
         assert one.judgment[0].startswith(("equivalent", "undecided"))
+
+
+def p_values(pairs: np.ndarray, margin: float) -> tuple[float, float]:
+    """SciPy's p-values of no difference, and of a difference that is at least the margin."""
+    if pairs.std() < 1e-9:
+        return 1.0, 0.0
+    below = stats.ttest_1samp(pairs, margin, alternative="less").pvalue
+    above = stats.ttest_1samp(pairs, -margin, alternative="greater").pvalue
+    return stats.ttest_1samp(pairs, 0).pvalue, max(below, above)
+
+
+def differs(p: Sequence[tuple[float, float]], place: int) -> bool:
+    """Whether the closed test of both kinds of null hypotheses rejects that of no difference."""
+    chosen = [c for c in product((None, 0, 1), repeat=len(p)) if c[place] == 0]
+    sets = [[q[c] for q, c in zip(p, one, strict=True) if c is not None] for one in chosen]
+    return all(len(values) * min(values) < 0.05 for values in sets)
 
 
 def clean_of(table: np.ndarray) -> np.ndarray:
