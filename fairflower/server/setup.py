@@ -75,6 +75,15 @@ class RunSetup:
         sizes = {client.client_id: client.num_examples for client in self.federation.clients}
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
+    def redraw(self) -> dict[str, float]:
+        """Return `Federation.redraw`; its tests are the examples on which this run is judged."""
+        federation, facts = self.federation, dict(self.federation.redraw)
+        split = "test" if self.config.evaluate.test else "validation"
+        if self.config.data.redraw and (split != "test" or not facts):  # sites know only sizes
+            trained = sum(client.num_examples for client in federation.clients)
+            facts["tests per training example"] = sum(federation.sizes(split)) / trained
+        return facts
+
     def max_test_sizes(self, split: str) -> dict[int, int]:
         """Return an upper bound on each client's number of test examples: its domain's number."""
         federation = self.federation
@@ -127,7 +136,9 @@ class RunSetup:
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if federation.division:
-            facts |= {"division": federation.division, "redraw": federation.redraw}
+            facts["division"] = federation.division
+        if redraw := self.redraw():
+            facts["redraw"] = redraw
         if federation.groups:
             facts["groups"] = {federation.groups: list(federation.group_names)}
         if places := self.config.evaluate.metrics:

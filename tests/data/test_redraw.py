@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fairflower.data import DataError, Federation, prepare
 from fairflower.data.cache import shared_examples
 from fairflower.plans.execution import setup_summary
 from fairflower.plans.plan import Plan
+from fairflower.server.setup import RunSetup
 
 
 @pytest.fixture
@@ -172,3 +174,21 @@ def test_what_cannot_be_redrawn_is_named(
 ) -> None:
     with pytest.raises(DataError, match=message):
         federations(photos if name == "images" else hospitals, name, redraw=redraw)
+
+
+@pytest.mark.parametrize(
+    ("split", "site", "ratio"), [("test", True, 12 / 48), ("validation", False, 12 / 36)]
+)
+def test_sites_and_runs_judged_by_validation_record_their_own_overlap(
+    hospitals: Path, split: str, site: bool, ratio: float
+) -> None:
+    flat: dict[str, Any] = {"data.name": "npz", "data.dir": str(hospitals), "data.redraw": "rows"}
+    if split == "validation":
+        flat |= {"evaluate.test": False, "data.validation-fraction": 0.25}
+    config = RunConfig.from_flat(flat)
+    federation = prepare(config.data)
+    if site:  # the server knows their sizes
+        federation = dataclasses.replace(federation, division="", redraw={})
+    nothing: Any = None
+    setup = RunSetup(config, federation, nothing, nothing, nothing, None)
+    assert setup.redraw()["tests per training example"] == pytest.approx(ratio)

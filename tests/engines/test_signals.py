@@ -78,6 +78,12 @@ def test_a_signal_to_all_processes_of_a_run_on_ray_stops_the_run(
     assert statuses(tmp_path) == {"stopped"}
 
 
+def controlled() -> None:
+    """Prepare a process that its terminal controls, also if the tests run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Popen[bytes], int]:
     """Start a process in a new terminal; return it and the terminal when ``count`` runs train."""
     ours, theirs = pty.openpty()
@@ -87,7 +93,7 @@ def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Pop
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=controlled,
     )
     os.close(theirs)
     output = b""
@@ -119,7 +125,10 @@ def test_closing_the_terminal_stops_the_command(
         command(name, *options, f"--output-dir={tmp_path}"), tmp_path, count
     )
     os.close(terminal)  # the kernel sends SIGHUP, and writing to the terminal fails
-    assert process.wait(120) == 130
+    try:
+        assert process.wait(120) == 130
+    finally:
+        process.kill()
     assert statuses(tmp_path) == {"stopped"}
 
 
