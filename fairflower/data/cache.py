@@ -26,7 +26,15 @@ import numpy as np
 from fairflower.config import DataConfig, DataSpec
 from fairflower.data.client_groups import ClientGroup
 from fairflower.data.corruptions import corrupt, corruption_text
-from fairflower.data.data_set import DataSet, attributes_of, check_classes, mean_and_std, source_of
+from fairflower.data.data_set import (
+    DataSet,
+    FeatureSet,
+    TokenSet,
+    attributes_of,
+    check_classes,
+    mean_and_std,
+    source_of,
+)
 from fairflower.data.federation import (
     META,
     Augment,
@@ -42,7 +50,6 @@ from fairflower.data.images import to_chw
 from fairflower.data.people import check_comparable, check_smallest, check_used, people_by_domain
 from fairflower.data.redraw import division_of, draw_anew, draw_facts
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
-from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 from fairflower.machine import release_memory
 from fairflower.paths import file_name, home

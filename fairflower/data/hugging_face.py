@@ -13,9 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import checked_labels
-from fairflower.data.images import eight_bit, empty_pixels, picture_in, resize
-from fairflower.data.opening import check_columns, check_regular, explained, open_regular
+from fairflower.data.files import (
+    check_columns,
+    check_regular,
+    checked_labels,
+    explained,
+    open_regular,
+)
+from fairflower.data.images import FileTable, picture_in
 from fairflower.errors import DataError, require
 
 if TYPE_CHECKING:  # not in every installation
@@ -43,15 +48,19 @@ class HuggingFaceImages:
         numbers = checked_labels(f"{self.where}: {name}", values, len(names))
         return np.array([names[k] for k in numbers])
 
-    def row_name(self, row: int) -> str:
-        """Return the name of a row in error messages."""
-        return f"{self.where}: row {row}"
-
-    def pictures(self, rows: Ints) -> Iterator[Image.Image]:
-        """Decode the images of these rows, one at a time."""
+    def table(self, rows: Ints, labels: Ints) -> FileTable:
+        """Return the table of the images in these rows, which have these labels."""
         files, mode = self._files
-        for row, example in zip(rows.tolist(), files.select(rows), strict=True):
-            yield picture_in(example["image"], self.row_name(row), mode)
+
+        def where(position: int) -> str:
+            return f"{self.where}: row {rows[position]}"
+
+        def pictures(positions: Ints) -> Iterator[Image.Image]:
+            chosen = files.select(rows[positions])
+            for position, example in zip(positions.tolist(), chosen, strict=True):
+                yield picture_in(example["image"], where(position), mode)
+
+        return FileTable(labels, where, pictures)
 
     def hashes(self, rows: Ints) -> list[str]:
         """Return the SHA-256 of each row's image file, or "" for a row without a file."""
@@ -84,19 +93,13 @@ class HuggingFaceSplits:
 
     def labels(self, split: str) -> Ints:
         """Return the labels of a split, int64 [N]."""
-        images = self._images(split)
-        values = np.asarray(images.data["label"][:])
-        return checked_labels(f"{images.where}: label", values, self.num_classes)
+        return self._table(split).labels
 
     def images(self, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
-        size, images = (self.image_size, self.image_size), self._images(split)
-        pixels = empty_pixels(images.where, len(rows), self.image_size)
-        for i, picture in enumerate(images.pictures(rows)):
-            pixels[i] = resize(eight_bit(picture, images.row_name(rows[i]))[None], size)[0]
-        return pixels
+        return self._table(split).pixels(rows, self.image_size, f"{self.where}: {split}")[0]
 
-    def _images(self, split: str) -> HuggingFaceImages:
+    def _table(self, split: str) -> FileTable:
         if split not in self.splits:
             raise DataError(
                 f"{self.where}: found the splits {', '.join(map(str, self.splits))}; "
@@ -104,7 +107,9 @@ class HuggingFaceSplits:
             )
         images = HuggingFaceImages(self.splits[split], f"{self.where}: {split}")
         images.check_columns("image", "label")
-        return images
+        values = np.asarray(images.data["label"][:])
+        labels = checked_labels(f"{images.where}: label", values, self.num_classes)
+        return images.table(np.arange(len(labels)), labels)
 
 
 def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) -> DatasetDict:

@@ -1,28 +1,67 @@
-"""Decoding of images, and conversion to the array layout for training."""
+"""Tables of image files, decoding of images, and conversion to the array layout for training."""
 
 from __future__ import annotations
 
 import io
 import math
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from fairflower.data.dicom import MAX_PIXELS, SUFFIXES, read_dicom
-from fairflower.data.federation import Pixels
-from fairflower.data.opening import check_memory, explained, open_regular
+from fairflower.data.federation import Ints, Pixels
+from fairflower.data.files import check_memory, explained, open_regular
 from fairflower.errors import DataError
 
-if TYPE_CHECKING:  # not in every installation
+if TYPE_CHECKING:  # Pillow and pydicom are not in every installation
+    from numpy.typing import NDArray
     from PIL import Image
+    from pydicom import Dataset
 
+#: Extensions of DICOM files.
+SUFFIXES = (".dcm", ".dicom")
+
+#: Maximum number of pixels. Above this limit, Pillow warns of a decompression bomb.
+MAX_PIXELS = 2**30 // 12
 
 #: Supported formats, by their names in Pillow. Other formats are not tried: EPS, for example, would
 #: run a program in the file with Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """Table of image files that are not yet decoded: a label and a file for each image.
+
+    Every source of images is read by such a table: folders of classes, a .csv file with the names
+    of images, and rows of a Hugging Face data set. ``labels`` are int64 [N]. ``where`` returns the
+    name of the image in a row, for error messages. ``pictures`` decodes the images of rows, one at
+    a time.
+    """
+
+    labels: Ints
+    where: Callable[[int], str]
+    pictures: Callable[[Ints], Iterator[Image.Image]]
+
+    def pixels(self, rows: Ints, side: int, source: str, bits: int = 16) -> tuple[Pixels, int]:
+        """Return the images of these rows as squares, uint8 [len(rows), side, side, 3].
+
+        Also returns the largest value in images with over 8 bits, of which ``bits`` are used.
+        ``source`` is the name of the table in errors.
+        """
+        found = f"{source}: {len(rows)} images of {side}x{side} pixels take"
+        check_memory(found, 3 * len(rows) * side**2, "Lower data.image-size.")
+        pixels, largest = np.empty((len(rows), side, side, 3), np.uint8), 0
+        for i, picture in enumerate(self.pictures(rows)):
+            values = eight_bit(picture, self.where(int(rows[i])), bits)
+            pixels[i] = resize(values[None], (side, side))[0]
+            if picture.mode.startswith("I"):
+                largest = max(largest, int(np.asarray(picture).max()))
+        return pixels, largest
 
 
 def read_picture(path: Path) -> Image.Image:
@@ -147,13 +186,6 @@ def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def empty_pixels(where: str, count: int, side: int) -> Pixels:
-    """Return an array for color images, uint8 [count, side, side, 3], if the memory is enough."""
-    found = f"{where}: {count} images of {side}x{side} pixels take"
-    check_memory(found, 3 * count * side**2, "Lower data.image-size.")
-    return np.empty((count, side, side, 3), np.uint8)
-
-
 def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
     """Resize images like ``torchvision.transforms.Resize``, with PIL's antialiased bilinear filter.
 
@@ -167,3 +199,83 @@ def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
     for i, image in enumerate(images):
         resized[i] = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR)
     return resized
+
+
+def read_dicom(path: Path) -> Image.Image:
+    """Read the image in a DICOM file, as grayscale or RGB.
+
+    Gray values are rescaled by the file's slope and intercept (for example to Hounsfield units).
+    Values are clipped to the first window, if the file has windows, or mapped by the VOI LUT, if it
+    has one instead. The range of the window or the table is then scaled to 0 to 255. If the file
+    has neither, the range is that of ``BitsStored`` bits. MONOCHROME1, where 0 is white, is
+    inverted.
+
+    Raises ``DataError`` if pydicom is not installed, or if the file has several frames, palette
+    colors or more than `MAX_PIXELS` pixels, or is deflated as a whole, because its size is then
+    unknown.
+    """
+    from PIL import Image
+
+    try:
+        from pydicom import dcmread
+        from pydicom.filereader import read_file_meta_info
+        from pydicom.pixels import pixel_array
+    except ImportError:
+        raise DataError(
+            f"{path} is a DICOM file. To read it, install pydicom: pip install "
+            "'fairflower[medical]'."
+        ) from None
+    with open_regular(path) as file:
+        syntax = read_file_meta_info(path).get("TransferSyntaxUID")
+        if syntax is not None and syntax.is_deflated:
+            raise DataError(
+                f"{path} is a deflated DICOM file, which is not supported. Decompress it."
+            )
+        header = dcmread(file)
+    kind = str(header.PhotometricInterpretation)
+    gray = kind in ("MONOCHROME1", "MONOCHROME2")
+    _check_shape(header, f"{path}: found {kind}", 1 if gray else 3)
+    values = pixel_array(header)
+    shown = _windowed(values, header) if gray else values / (2.0**header.BitsStored - 1)
+    if not np.isfinite(shown).all():
+        raise DataError(
+            f"{path}: its slope, intercept or window is not a finite number. Correct it."
+        )
+    if kind == "MONOCHROME1":
+        shown = 1 - shown
+    return Image.fromarray(np.rint(255 * shown.clip(0, 1)).astype(np.uint8))
+
+
+def _check_shape(header: Dataset, image: str, colors: int) -> None:
+    """Raise ``DataError`` for several frames, other colors or too many pixels, before decoding."""
+    frames = int(header.get("NumberOfFrames") or 1)
+    sides, samples = (int(header.Rows), int(header.Columns)), int(header.SamplesPerPixel)
+    if frames != 1 or samples != colors:
+        shape = [*([frames] if frames != 1 else []), *sides, *([samples] if samples != 1 else [])]
+        raise DataError(
+            f"{image} of shape {shape}; expected a single frame, grayscale or RGB. Export "
+            "the frames as PNG files."
+        )
+    if sides[0] * sides[1] > MAX_PIXELS:
+        raise DataError(
+            f"{image} of {sides[1]}x{sides[0]} pixels; expected at most {MAX_PIXELS:,} pixels. "
+            "Reduce its size."
+        )
+
+
+def _windowed(values: NDArray[Any], header: Dataset) -> NDArray[np.float64]:
+    """Convert stored values to brightness, 0 to 1."""
+    from pydicom.pixels import apply_rescale, apply_voi, apply_windowing
+
+    bits, signed = int(header.BitsStored), int(header.PixelRepresentation)
+    ends = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if signed else [0, 2**bits - 1])
+    values = apply_rescale(values, header)
+    if header.get("WindowWidth") not in (None, ""):
+        # pydicom maps black and white to the ends of a range, in this order, even if it descends.
+        low, high = apply_windowing(np.array([-np.inf, np.inf]), header)
+        return np.asarray((apply_windowing(values, header) - low) / (high - low))
+    if "VOILUTSequence" in header:
+        bits = int(header.VOILUTSequence[0].LUTDescriptor[2])
+        return np.asarray(apply_voi(values, header) / (2.0**bits - 1))
+    low, high = sorted(map(float, apply_rescale(ends, header)))
+    return np.asarray((values - low) / (high - low))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fairflower.data.data_set import DataSet, too_few_examples_error
 from fairflower.data.federation import Ints
-from fairflower.data.opening import explained
+from fairflower.data.files import explained
 from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
 

@@ -21,19 +21,21 @@ import numpy as np
 
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
-from fairflower.data.data_set import DataSetOfFiles
+from fairflower.data.data_set import DataSetOfFiles, TokenSet
 from fairflower.data.federation import Ints
-from fairflower.data.files import check_twins, checked_labels, needed_folder, stamp
-from fairflower.data.opening import (
+from fairflower.data.files import (
     MAX_BYTES,
     TABLES,
     check_columns,
     check_memory,
+    check_twins,
+    checked_labels,
     explained,
+    needed_folder,
     open_regular,
+    stamp,
 )
 from fairflower.data.people import GroupsOfFiles
-from fairflower.data.vectors import TokenSet
 from fairflower.errors import DataError, require
 
 #: Ranges of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, kana, Chinese.

@@ -5,36 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models import ResNet18_Weights
 from torchvision.models.resnet import BasicBlock
 
 from fairflower.errors import ConfigError
-from fairflower.models import Classifier
+from fairflower.models import PlainNetwork
 from fairflower.models.weights import copy_into, from_torchvision, load_weights_file
 
 
-class ResNet(Classifier):
+class ResNet(PlainNetwork):
     """torchvision's ResNet with basic blocks; its last layer is the ``head``.
 
-    Parameters
-    ----------
-    blocks
-        Number of blocks in each of the four stages (64, 128, 256 and 512 channels).
-    num_classes
-        Number of classes, which is the number of outputs of the head.
+    ``blocks`` are the numbers of blocks in the four stages (64, 128, 256 and 512 channels). The
+    features are the means of the last feature maps, [N, 512].
     """
 
     def __init__(self, blocks: Sequence[int], num_classes: int) -> None:
-        super().__init__()
-        self.body = torchvision.models.ResNet(BasicBlock, list(blocks), num_classes)
-        self.head = self.body.fc
-        self.body.fc = nn.Identity()
-
-    def features(self, x: Tensor) -> Tensor:
-        """Map normalized images [N, C, H, W] to the mean of the last feature maps [N, 512]."""
-        features: Tensor = self.body(x)
-        return features
+        network = torchvision.models.ResNet(BasicBlock, list(blocks), num_classes)
+        head, network.fc = network.fc, nn.Identity()
+        super().__init__(network, head)
 
 
 def resnet10(num_classes: int, shape: tuple[int, int, int]) -> ResNet:

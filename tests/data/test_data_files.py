@@ -13,8 +13,8 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, opening, prepare, with_absolute_dir
-from fairflower.data.digits import Digits
+from fairflower.data import Augment, files, prepare, with_absolute_dir
+from fairflower.data.image_sets import Digits
 from fairflower.data.images import to_chw
 from fairflower.errors import DataError
 
@@ -85,7 +85,7 @@ def test_images_that_exceed_memory_after_resizing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays())
-    monkeypatch.setattr(opening, "free_memory", lambda: 10**7)
+    monkeypatch.setattr(files, "free_memory", lambda: 10**7)
     with pytest.raises(DataError, match=r"^12 images of 1024x1024 pixels take .*image-size"):
         prepare(npz(tmp_path, image_size=1024))
 

@@ -18,7 +18,7 @@ from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
 from fairflower.data.client_groups import client_groups, series_ratio
 from fairflower.data.corruptions import corrupt
-from fairflower.data.own_folder import DomainNpzFolder
+from fairflower.data.folders import DomainNpzFolder
 from fairflower.data.partition import dirichlet_shares, divide
 from fairflower.errors import DataError
 

@@ -20,9 +20,8 @@ from PIL import EpsImagePlugin, ImageFile, PngImagePlugin
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import opening, prepare
-from fairflower.data.dicom import MAX_PIXELS
-from fairflower.data.images import FORMATS, eight_bit, picture_in, read_picture
+from fairflower.data import files, prepare
+from fairflower.data.images import FORMATS, MAX_PIXELS, eight_bit, picture_in, read_picture
 from fairflower.data.medical import read_table
 from fairflower.errors import DataError
 
@@ -251,7 +250,7 @@ def test_only_regular_files_are_read_as_images(kind: str, suffix: str, place: Pa
 
 @pytest.mark.posix
 def test_only_regular_files_are_hashed_for_their_order(tmp_path: Path) -> None:
-    from fairflower.data.objects import PACS
+    from fairflower.data.image_sets import PACS
 
     for label in PACS.classes:
         (tmp_path / "photo" / label).mkdir(parents=True)
@@ -390,7 +389,7 @@ def test_arrays_that_exceed_memory_are_not_decompressed(
 ) -> None:
     np.savez_compressed(tmp_path / "a.npz", **arrays(x_train=np.zeros((6, 4000, 4000), np.uint8)))
     assert (tmp_path / "a.npz").stat().st_size < 10**6
-    monkeypatch.setattr(opening, "free_memory", lambda: 5 * 10**7)
+    monkeypatch.setattr(files, "free_memory", lambda: 5 * 10**7)
     with pytest.raises(
         DataError, match=r"x_train: found uint8 \[6, 4000, 4000\], 0.1 GB; expected .* 0.1 GB\."
     ):

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from fairflower.config import DataConfig, RunConfig, read_toml
 from fairflower.data import prepare
 from fairflower.data.cache import make_data_set, shared_examples
-from fairflower.data.class_folders import ClassFolders, Domain
 from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
+from fairflower.data.folders import ClassFolders, Domain, SplitFiles
 from fairflower.data.partition import like_training, rows_of_each
 from fairflower.data.rows import Rows, train_rows
 from fairflower.data.rows import test_rows as rows_of_tests
-from fairflower.data.split_files import SplitFiles
 
 Counts = tuple[int, ...]
 EXPERIMENTS = run_configs()

@@ -20,8 +20,8 @@ from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
 from fairflower.data.partition import cover_every_class
+from fairflower.data.rows import hold_out, set_aside
 from fairflower.data.sites import merge_sites, open_site
-from fairflower.data.validation import hold_out, set_aside
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
