@@ -102,8 +102,7 @@ def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Client
                     "data.corrupted-clients."
                 )
             sizes = _sizes(data_set, domain, len(rows), members)
-            group = ClientGroup(prefix + name, domain, rows, sizes, corrupted=name == "corrupted")
-            groups.append(group)
+            groups.append(ClientGroup(prefix + name, domain, rows, sizes, name == "corrupted"))
     return groups
 
 
@@ -170,11 +169,8 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
             _refuse(config.name, "test_examples", config.test_examples)
             test = labels_of(data_set, domain, "test")
         trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
-        usable = [
-            k
-            for k, rows in enumerate(trained_on)
-            if len(rows) > 1 and (test is None or len(tested_on[k]))
-        ]
+        kept = range(len(trained_on))
+        usable = [k for k in kept if len(trained_on[k]) > 1 and (test is None or len(tested_on[k]))]
         if len(usable) < config.clients_per_domain:
             raise DataError(
                 f"Domain {domain!r} has only {len(usable)} partitions with at least two training "

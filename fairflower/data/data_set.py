@@ -230,9 +230,8 @@ class FeatureSet(DataSet):
     def examples(self, domain: str, split: str, rows: Ints) -> Floats:
         x: Any = np.asarray(self.features(domain, split, rows))
         if x.dtype != np.float32 or x.ndim != 2 or len(x) != len(rows):
-            raise invalid_values_error(
-                self, domain, split, self.kind, x, f"float32 [{len(rows)}, D]"
-            )
+            expected = f"float32 [{len(rows)}, D]"
+            raise invalid_values_error(self, domain, split, self.kind, x, expected)
         if not np.isfinite(x).all():
             expected = "finite numbers, without missing values"
             raise invalid_values_error(self, domain, split, self.kind, "NaN or infinity", expected)
@@ -265,10 +264,11 @@ class TokenSet(DataSet):
             expected = f"whole numbers [{len(rows)}, L]"
             raise invalid_values_error(self, domain, split, self.kind, x, expected)
         if x.size and not 0 <= x.min() <= x.max() < self.vocabulary:
-            ids, most = f"{x.min()} to {x.max()}", self.vocabulary - 1
-            raise invalid_values_error(
-                self, domain, split, self.kind, ids, f"0 to vocabulary - 1 = {most}"
+            ids, expected = (
+                f"{x.min()} to {x.max()}",
+                f"0 to vocabulary - 1 = {self.vocabulary - 1}",
             )
+            raise invalid_values_error(self, domain, split, self.kind, ids, expected)
         return x.astype(np.int64)  # type: ignore[no-any-return]
 
 
@@ -324,10 +324,8 @@ def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
         raise invalid_values_error(data_set, domain, split, "labels", y, "int64 [N]")
     most = (data_set.num_classes or len(data_set.classes) or MAX_CLASSES) - 1
     if len(y) and not 0 <= y.min() <= y.max() <= most:
-        expected = f"0 to {most}, the class numbers"
-        raise invalid_values_error(
-            data_set, domain, split, "labels", f"{y.min()} to {y.max()}", expected
-        )
+        found, expected = f"{y.min()} to {y.max()}", f"0 to {most}, the class numbers"
+        raise invalid_values_error(data_set, domain, split, "labels", found, expected)
     return y  # type: ignore[no-any-return]
 
 
@@ -386,13 +384,9 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             f"all_domains() returned {domains!r}: expected a list or tuple of names, in an order "
             "that is always the same."
         )
-    whole = wanted.strip()
-    if not whole:
-        chosen = [*domains]
-    elif whole in [*domains]:  # it may have a comma
-        chosen = [whole]
-    else:
-        chosen = [name.strip() for name in wanted.split(",")]
+    chosen = [name.strip() for name in wanted.split(",")]
+    if wanted.strip() in ("", *domains):  # a name may have a comma
+        chosen = [wanted.strip()] if wanted.strip() else [*domains]
     for name in chosen:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")

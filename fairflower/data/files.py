@@ -142,7 +142,7 @@ def _number(path: Path, before: str = "") -> int:
 
 
 class Header(NamedTuple):
-    """Shape and type of a stored array, read before its values."""
+    """Shape and type of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -211,17 +211,15 @@ class NpzFile:
                 size = archive.getinfo(f"{key}.npy").file_size
                 with archive.open(f"{key}.npy") as member:
                     shape, _, dtype = read_npy_header(member)
-                    header = Header(shape, dtype)
-                    self._check_size(key, header, size - member.tell())
+                    header, size = Header(shape, dtype), size - member.tell()
+                    needed = math.prod(shape) * dtype.itemsize
+                    if not dtype.hasobject and needed != size:
+                        there = f"{size} bytes of data for {header}"
+                        raise self._wrong(key, there, f"{needed} bytes")
+                    found = f"{self.path}: {key}: found {header},"
+                    check_memory(found, needed, "Store fewer or smaller images.")
                     member.seek(0)
                     yield header, member
-
-    def _check_size(self, key: str, header: Header, size: int) -> None:
-        needed = math.prod(header.shape) * header.dtype.itemsize
-        if not header.dtype.hasobject and needed != size:
-            raise self._wrong(key, f"{size} bytes of data for {header}", f"{needed} bytes")
-        found = f"{self.path}: {key}: found {header},"
-        check_memory(found, needed, "Store fewer or smaller images.")
 
     def _wrong(self, key: str, content: object, expected: str) -> DataError:
         public = f"{key} in an .npz file is missing or wrong; expected {expected}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -156,11 +157,11 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         for folder in (self.folder, *(self.folder / name for name in self.subfolders)):
             if self.is_in(folder):
                 return folder
-        names = ", ".join(self.subfolders)
         if self.hub:
             remedy += f", or unset both to download {self.hub} from the Hugging Face Hub"
         raise DataError(
-            f"{self.title} is neither in {self.folder} nor in its subfolders {names}. {remedy}."
+            f"{self.title} is neither in {self.folder} nor in its subfolders "
+            f"{', '.join(self.subfolders)}. {remedy}."
         )
 
     def _positions(self, domain: str, split: str) -> Ints:
@@ -192,10 +193,7 @@ class ClassFolders(DataSetOfFiles[FileTable]):
             logger.warning(
                 "%s: %d files have no image extension and are skipped, for example %s. Images have "
                 "%s.",
-                folder,
-                len(skipped),
-                skipped[0],
-                ", ".join(EXTENSIONS),
+                *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
             )
         return self._of_files(files, folder)
 
@@ -369,7 +367,10 @@ class DomainImageFolder(ClassFolders):
                 "<domain>/<class>/<image>; every fifth image becomes a test image. Put all images"
                 " of a class into one folder, or set data.domains to a single folder."
             )
-        held = {domain: set(_names(folders_in(self.place(domain)))) for domain in self.domains}
+        held = {
+            domain: set(_encodable(p.name for p in folders_in(self.place(domain))))
+            for domain in self.domains
+        }
         self.classes = tuple(sorted(set().union(*held.values())))
         check_twins(f"{self.folder}: the classes", held, "Rename their folders")
 
@@ -398,7 +399,7 @@ class DomainImageFolder(ClassFolders):
             raise DataError(
                 f"{self.folder} has no subfolders. Expected <domain>/<class>/<image> in it."
             )
-        return _names([self.folder] if self._single else folders)
+        return _encodable(p.name for p in ([self.folder] if self._single else folders))
 
     def place(self, domain: str) -> Path:
         return self.folder if self._single else self.folder / domain
@@ -429,11 +430,7 @@ class DomainImageFolder(ClassFolders):
             logger.warning(
                 "%s: the images are dark, because the largest value in the 16-bit images is %d "
                 "and white is 65535. If white is %d, set data.name = %s (--data %s).",
-                self.source(domain),
-                largest,
-                2**bits - 1,
-                name,
-                name,
+                *(self.source(domain), largest, 2**bits - 1, name, name),
             )
 
     def _check_complete(self, where: str, labels: Ints) -> None:
@@ -446,7 +443,37 @@ class DomainImageFolder(ClassFolders):
             )
 
 
-class DomainNpzFolder(GroupsOfFiles, SplitFiles):
+class OwnFiles(GroupsOfFiles):
+    """A user's own files ``<domain><suffix>`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``)."""
+
+    suffix: ClassVar[str]
+    #: What the folder has to contain.
+    content: ClassVar[str]
+
+    @cached_property
+    def folder(self) -> Path:
+        return needed_folder(self.config, self.content)
+
+    def all_domains(self) -> Sequence[str]:
+        """Return the names of the files, sorted, without hidden files, which macOS writes."""
+        paths = self.folder.glob(f"*{self.suffix}")
+        names = sorted(_encodable(p.stem for p in paths if not p.name.startswith(".")))
+        if not names:
+            raise DataError(f"{self.folder} has no {self.suffix} file. Expected {self.content}.")
+        return names
+
+    @abstractmethod
+    def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
+        """Return the values that a setting names, ``data.groups`` or ``data.redraw``."""
+
+    def group_values(self, domain: str, split: str) -> Sequence[str]:
+        return self.values_of("data.groups", domain, split)
+
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        return self.values_of("data.redraw", domain, split)
+
+
+class DomainNpzFolder(OwnFiles, SplitFiles):
     """All files ``<domain>.npz`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), sorted by name.
 
     A file has ``x_train``, ``y_train``, ``x_test`` and ``y_test``: uint8 images [N, H, W] or [N, H,
@@ -459,41 +486,23 @@ class DomainNpzFolder(GroupsOfFiles, SplitFiles):
     """
 
     title = "A folder of .npz files"
+    suffix = ".npz"
+    content = f"an .npz file per domain with {NPZ_FORMAT}"
 
-    @cached_property
-    def folder(self) -> Path:
-        return needed_folder(self.config, f"an .npz file per domain with {NPZ_FORMAT}")
-
-    def all_domains(self) -> Sequence[str]:
-        """Return the names of the files, sorted."""
-        files = (path for path in self.folder.glob("*.npz") if not path.name.startswith("."))
-        names = sorted(_names(files))
-        if not names:
-            raise DataError(
-                f"{self.folder} has no .npz file. Expected a file per domain with {NPZ_FORMAT}."
-            )
-        return names
-
-    def group_values(self, domain: str, split: str) -> Sequence[str]:
-        return self._values_of("data.groups", self.config.groups, domain, split)
-
-    def units(self, domain: str, split: str) -> Sequence[str]:
-        return self._values_of("data.redraw", self.config.redraw, domain, split)
-
-    def _values_of(self, key: str, name: str, domain: str, split: str) -> Sequence[str]:
-        file = self._open(domain)
+    def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
+        file, name = self._open(domain), getattr(self.config, setting.removeprefix("data."))
         if not isinstance(file, NpzFile) or name in ("x", "y"):
             raise DataError(
-                f"{key} = {name!r}: {self.source(domain)} has no values with this name. Store them "
-                f"in .npz files, in an array with a name other than x and y, or remove {key}."
+                f"{setting} = {name!r}: {self.source(domain)} has no values with this name. Store "
+                "them in .npz files, in an array with a name other than x and y, or remove "
+                f"{setting}."
             )
-        return file.values(key, name, split)
+        return file.values(setting, name, split)
 
 
-def _names(paths: Iterable[Path]) -> list[str]:
-    """Return the names of folders, or of .npz files without the extension."""
-    names = [path.stem if path.suffix == ".npz" else path.name for path in paths]
-    for name in names:
+def _encodable(names: Iterable[str]) -> list[str]:
+    """Return the names; raise ``DataError`` for a name that UTF-8 cannot encode."""
+    for name in (names := list(names)):
         try:
             name.encode()
         except UnicodeEncodeError:

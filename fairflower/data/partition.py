@@ -15,10 +15,8 @@ from fairflower.data.files import explained
 from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
 
-#: Minimum number of rows per client in a Dirichlet partition: batch norm cannot train on a single
-#: example.
+#: Minimum number of rows per client in a Dirichlet partition: batch norm cannot train on one.
 _LEAST = 2
-
 #: Maximum number of draws of a Dirichlet partition. The first draw that gives each client `_LEAST`
 #: rows is used.
 _DRAWS = 11
@@ -34,42 +32,16 @@ def divide(
     alpha: float = 0.0,
     client_count_key: str = "data.clients-per-domain",
 ) -> list[Ints]:
-    """Divide a domain's rows among its clients at random.
+    """Divide a domain's rows among its clients at random; return disjoint rows of each, int64 [n].
 
-    The result depends only on the seed, the domain's name and its labels. (In FedHEAL's code it
-    also depends on the number of rounds.)
+    The result depends only on the seed (``data.seed``), the domain's name and its labels, int64
+    [N]. (In FedHEAL's code it also depends on the number of rounds.) Client k gets ``sizes[k]``
+    rows. With ``every_class``, `cover_every_class` ensures that each client gets every class. With
+    ``alpha``, ``sum(sizes)`` rows are divided by `dirichlet_shares` instead. ``client_count_key``
+    is the setting that determines the number of clients, for error messages.
 
-    Parameters
-    ----------
-    domain
-        Name of the domain.
-    labels : array of shape (N,)
-        Labels of the domain's rows, int64.
-    sizes
-        Number of rows of each client.
-    seed
-        The seed for the data, ``data.seed``.
-    every_class
-        Whether `cover_every_class` ensures that each client gets every class.
-    alpha
-        Concentration of a Dirichlet partition of ``sum(sizes)`` rows by label, with at least two
-        rows per client (see `dirichlet_shares`). 0 means no Dirichlet partition.
-    client_count_key
-        Key of the setting that determines the number of clients, for error messages.
+    Raises ``DataError`` if there are too few rows.
 
-    Returns
-    -------
-    list of array
-        Rows of each client, int64 [n], disjoint.
-
-    Raises
-    ------
-    DataError
-        If there are too few rows.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> [rows.tolist() for rows in divide("mnist", np.arange(6) % 2, [2, 3], seed=0)]
     [[3, 0], [4, 2, 5]]
     """
@@ -93,24 +65,9 @@ def dirichlet_shares(
     """Divide the rows of each class among clients in random proportions.
 
     The draws match those of ``DirichletPartitioner`` in flwr-datasets, so both give the same
-    partition.
-
-    Parameters
-    ----------
-    labels : array of shape (N,)
-        Labels of the rows, int64.
-    clients
-        Number of clients.
-    alpha
-        Concentration of the symmetric Dirichlet distribution of the proportions, above 0.
-    rng
-        Random generator.
-
-    Returns
-    -------
-    list of array or None
-        Disjoint rows of each client, int64 [n] with n at least 2. None if no draw gave every client
-        2 rows.
+    partition. ``labels`` are int64 [N]; ``alpha``, above 0, is the concentration of the symmetric
+    Dirichlet distribution of the proportions. Returns disjoint rows of each client, int64 [n] with
+    n at least 2, or None if no draw gave every client 2 rows.
     """
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_DRAWS):
@@ -129,23 +86,11 @@ def dirichlet_shares(
 def like_training(labels: Ints, counts: Ints) -> list[Ints]:
     """Divide rows among clients so that each class is divided as in training.
 
-    Parameters
-    ----------
-    labels : array of shape (N,)
-        Labels of the rows, int64.
-    counts : array of shape (K, C)
-        Number of training rows of each client and class; every label is below C.
+    ``labels`` are int64 [N], and ``counts``, int64 [K, C], the training rows of each client and
+    class; every label is below C. Returns disjoint rows of each client, int64 [n], in increasing
+    order. Classes on which no client trains are divided evenly. A client that would get no row gets
+    one of the client with most, as long as there is a client with several.
 
-    Returns
-    -------
-    list of array
-        Disjoint rows of each client, int64 [n], in increasing order. Classes on which no client
-        trains are divided evenly. A client that would get no row gets one of the client with most,
-        as long as there is a client with several.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> rows = like_training(np.array([0, 1, 0, 0, 0, 1]), np.array([[30, 0], [10, 0]]))
     >>> [client.tolist() for client in rows]
     [[0, 1, 2, 3], [4, 5]]
@@ -184,23 +129,17 @@ def rows_of_each(client: Ints, clients: int) -> list[Ints]:
 
 
 def _drawn(
-    domain: str,
-    labels: Ints,
-    sizes: Sequence[int],
-    seed: int,
-    every_class: bool,
-    client_count_key: str,
+    domain: str, labels: Ints, sizes: Sequence[int], seed: int, every_class: bool, count_key: str
 ) -> list[Ints]:
     """Draw ``sizes[k]`` rows at random for each client k."""
     needed = sum(sizes)
     if len(sizes) > len(labels):
-        raise too_few_examples_error(
-            domain, len(labels), "training", len(sizes), f"Lower {client_count_key}"
-        )
+        remedy = f"Lower {count_key}"
+        raise too_few_examples_error(domain, len(labels), "training", len(sizes), remedy)
     if not min(sizes):
         raise DataError(
             f"{sizes.count(0)} of the {len(sizes)} clients of domain {domain!r} would get no "
-            f"training example. Lower {client_count_key}, or raise data.fraction or "
+            f"training example. Lower {count_key}, or raise data.fraction or "
             "data.examples-per-client."
         )
     if needed > len(labels):
@@ -209,7 +148,7 @@ def _drawn(
         raise DataError(
             f"Domain {domain!r} has {len(labels)} training examples, but "
             f"{len(sizes)} clients x {each} examples = {needed} are needed. Change "
-            f"{client_count_key}, data.fraction or data.examples-per-client."
+            f"{count_key}, data.fraction or data.examples-per-client."
         )
     rng = split_rng(seed, domain, "train")
     order = rng.permutation(len(labels))

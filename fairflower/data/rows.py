@@ -14,12 +14,7 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.data.client_groups import ClientGroup, client_groups
-from fairflower.data.data_set import (
-    DataSet,
-    client_count_key,
-    labels_of,
-    too_few_examples_error,
-)
+from fairflower.data.data_set import DataSet, client_count_key, labels_of, too_few_examples_error
 from fairflower.data.federation import Federation, Ints
 from fairflower.data.partition import divide, like_training, split_rng
 from fairflower.errors import DataError
@@ -50,18 +45,17 @@ def _rows(
     test = test_rows(config, groups, labels["test"])
     skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
     if skewed:
-        test = _like_training(groups, train, labels["train"], test, labels["test"])
+        test = _like_training(groups, train, test, labels, "test")
     if count := config.validation_examples:
         pools = {group.name: group.rows for group in groups}
         unused = set_aside(pools, train, count, config.seed)
         if skewed:
-            unused = _like_training(groups, train, labels["train"], unused, labels["train"])
+            unused = _like_training(groups, train, unused, labels, "train")
         return {"train": train, "validation": unused, "test": test}
     if not config.validation_fraction:
         return {"train": train, "test": test}
     group_labels = {group.name: labels["train"][group.domain] for group in groups}
-    divided = hold_out(train, group_labels, config.validation_fraction, config.seed)
-    kept, held_out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
+    kept, held_out = hold_out(train, group_labels, config.validation_fraction, config.seed)
     return {"train": kept, "validation": held_out, "test": test}
 
 
@@ -118,16 +112,14 @@ def check_clients_can_test(config: DataConfig, federation: Federation, split: st
 def _like_training(
     groups: list[ClientGroup],
     train: Rows,
-    train_labels: Mapping[str, Ints],
     test: Rows,
-    test_labels: Mapping[str, Ints],
+    labels: Mapping[str, Mapping[str, Ints]],
+    split: str,
 ) -> Rows:
-    """Divide test or validation rows by class as the training rows of each group are divided."""
+    """Divide test or validation rows, of a split, by class as each group's training rows are."""
     rows = dict(test)
-    for group in groups:
-        if group.tested_on:
-            continue
-        trained, tested = train_labels[group.domain], test_labels[group.domain]
+    for group in (group for group in groups if not group.tested_on):
+        trained, tested = labels["train"][group.domain], labels[split][group.domain]
         most = 1 + max(trained.max(), tested.max())
         counts = np.array([np.bincount(trained[own], minlength=most) for own in train[group.name]])
         kept = np.concatenate(test[group.name])
@@ -137,45 +129,33 @@ def _like_training(
 
 def hold_out(
     rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float, seed: int
-) -> dict[str, tuple[list[Ints], list[Ints]]]:
-    """Divide each client's rows into training and validation rows.
+) -> tuple[Rows, Rows]:
+    """Divide each client's rows into training and validation rows, in this order.
 
-    A client with ``n`` rows gets ``int(share * n)`` validation rows, but at least 1. They depend
-    only on ``seed``, the group's name and the client's position in the group. Each class
-    contributes its proportional share, but at least one row of each class stays in training. Both
-    parts keep the order of the rows.
+    ``rows`` are those of each client, int64 [n], by group, and ``labels`` those of all rows of the
+    group's domain, int64 [N]. A client with ``n`` rows gets ``int(share * n)`` validation rows, but
+    at least 1. They depend only on ``seed`` (``data.seed``), the group's name and the client's
+    position in the group. Each class contributes its proportional share, but at least one row of
+    each class stays in training. Both parts keep the order of the rows.
 
-    Parameters
-    ----------
-    rows
-        Group -> rows of each of its clients, int64 [n].
-    labels
-        Group -> labels of all rows of its domain, int64 [N].
-    share
-        Fraction of validation rows, 0 to 1.
-    seed
-        The seed for the data, ``data.seed``.
-
-    Raises
-    ------
-    DataError
-        If a client has too few rows. The message states the largest possible share.
+    Raises ``DataError`` if a client has too few rows. The message states the largest possible
+    share.
     """
     _check(rows, labels, share)
-    divided = {}
+    kept, validation = {}, {}
     for name, clients in rows.items():
         drawn = [
-            _drawn(labels[name][held], share, derive_seed(seed, name, position, "validation"))
-            for position, held in enumerate(clients)
+            _drawn(labels[name][own], share, derive_seed(seed, name, position, "validation"))
+            for position, own in enumerate(clients)
         ]
-        pairs = list(zip(clients, drawn, strict=True))
-        divided[name] = [held[~out] for held, out in pairs], [held[out] for held, out in pairs]
-    return divided
+        kept[name] = [own[~out] for own, out in zip(clients, drawn, strict=True)]
+        validation[name] = [own[out] for own, out in zip(clients, drawn, strict=True)]
+    return kept, validation
 
 
 def set_aside(
     pools: Mapping[str, Ints], rows: Mapping[str, Sequence[Ints]], count: int, seed: int
-) -> dict[str, list[Ints]]:
+) -> Rows:
     """Draw each client's validation rows from the rows on which no client trains.
 
     In each group, ``count`` unused rows (or all, if there are fewer) are drawn at random, with a

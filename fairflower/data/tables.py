@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -19,39 +18,35 @@ from fairflower.config import DataConfig
 from fairflower.data.data_set import FeatureSet
 from fairflower.data.federation import Floats, Ints
 
-#: Name of a column -> its values, [N].
-Table = Mapping[str, npt.NDArray[np.float64]]
-
 
 class EmbeddedTable(FeatureSet):
     """A table in this package, with a column that says which domain a row belongs to.
 
     Each domain is divided equally among its clients. ``mean`` and ``std`` are constants, computed
-    once over training examples.
+    once over training examples. Every third or fifth patient or person of a domain, starting with
+    the first, is a test example, with all their rows.
     """
 
-    #: Where the examples come from.
+    #: Name of the file in this package, and what its examples come from.
+    file: ClassVar[str]
     origin: ClassVar[str]
     #: Name of the column with the domains, and each domain's number in it.
     domain_column: tuple[str, Mapping[str, int]]
-
-    @abstractmethod
-    def table(self) -> Table:
-        """Return the columns."""
-
-    @abstractmethod
-    def is_test(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return which of a domain's rows are test examples, bool [N]."""
+    #: Column with the number of a row's person (empty: each row is another one), and 3 for "third".
+    person: ClassVar[str] = ""
+    every: ClassVar[int]
 
     def all_domains(self) -> Sequence[str]:
         return tuple(self.domain_column[1])
 
-    def chosen(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
+    def column(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
         """Return the values of a column in a split of a domain, [N]."""
-        column, numbers = self.domain_column
-        rows = np.flatnonzero(self.table()[column] == numbers[domain])
-        values: npt.NDArray[np.float64] = self.table()[name][rows]
-        return values[self.is_test(rows) == (split == "test")]
+        table, (column, numbers) = _table(self.file), self.domain_column
+        rows = np.flatnonzero(table[column] == numbers[domain])
+        person = np.arange(len(rows))
+        if self.person:
+            _, person = np.unique(table[self.person][rows], return_inverse=True)
+        return table[name][rows[(person % self.every == 0) == (split == "test")]]
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded table."""
@@ -96,7 +91,9 @@ class HeartDisease(EmbeddedTable):
     package.
     """
 
+    file = "heart_disease"
     origin = "UCI Heart Disease"
+    every = 3
     domain_column = ("hospital", {"cleveland": 0, "hungary": 1, "switzerland": 2, "long beach": 3})
     classes = ("no disease", "disease")
     feature_names = (
@@ -114,19 +111,11 @@ class HeartDisease(EmbeddedTable):
         *(0.3633, 0.369, 0.4282, 26.07, 0.4908, 1.054),
     )
 
-    def table(self) -> Table:
-        return _heart_disease()
-
-    def is_test(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return a mask of every third patient, starting with the first."""
-        test: npt.NDArray[np.bool_] = np.arange(len(rows)) % 3 == 0
-        return test
-
     def labels(self, domain: str, split: str) -> Ints:
-        return self.chosen("disease", domain, split).astype(np.int64)
+        return self.column("disease", domain, split).astype(np.int64)
 
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        chosen = {name: self.chosen(name, domain, split)[rows] for name in self.table()}
+        chosen = {name: self.column(name, domain, split)[rows] for name in _table(self.file)}
         pain, ecg = chosen["pain"], chosen["ecg"]
         columns = (
             *(chosen["age"], chosen["male"], pain == 2, pain == 3, pain == 4),
@@ -137,7 +126,7 @@ class HeartDisease(EmbeddedTable):
 
     def group_of(self, domain: str, split: str) -> Ints:
         column, limit = {"sex": ("male", 1), "age": ("age", 55)}[self.config.groups]
-        return (self.chosen(column, domain, split) >= limit).astype(np.int64)
+        return (self.column(column, domain, split) >= limit).astype(np.int64)
 
 
 #: Grouping -> domain -> its number in the table.
@@ -209,7 +198,9 @@ class RandHIE(EmbeddedTable):
     (the default 2 is above the median).
     """
 
+    file = "randhie"
     origin = "RAND Health Insurance Experiment"
+    person, every = "person", 5
     feature_names = tuple(COLUMNS.values())
     attributes: ClassVar = {"sex": ("male", "female"), "health": tuple(GROUPS["health"])}
     mean = (
@@ -232,46 +223,28 @@ class RandHIE(EmbeddedTable):
         self.classes = (f"fewer than {visits} visits", f"{visits} visits or more")
         super().__init__(config)
 
-    def table(self) -> Table:
-        return _randhie()
-
-    def is_test(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return a mask of all years of every fifth person, starting with the first."""
-        _, person = np.unique(self.table()["person"][rows], return_inverse=True)
-        test: npt.NDArray[np.bool_] = person % 5 == 0
-        return test
-
     def labels(self, domain: str, split: str) -> Ints:
-        return (self.chosen("mdvis", domain, split) >= self.visits).astype(np.int64)
+        return (self.column("mdvis", domain, split) >= self.visits).astype(np.int64)
 
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        columns = [self.chosen(name, domain, split)[rows] for name in COLUMNS]
+        columns = [self.column(name, domain, split)[rows] for name in COLUMNS]
         return np.stack(columns, axis=1).astype(np.float32)
 
     def group_of(self, domain: str, split: str) -> Ints:
         column = {"sex": "female", "health": "health"}[self.config.groups]
-        return self.chosen(column, domain, split).astype(np.int64)
+        return self.column(column, domain, split).astype(np.int64)
 
 
-def _file(name: str) -> Any:
+@cache
+def _table(name: str) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the columns of a table by name, each of shape [N]."""
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
-    return json.loads(text)
-
-
-@cache
-def _heart_disease() -> Table:
-    """Return the columns of the table, each of shape [740]."""
-    columns = _file("heart_disease").items()
-    return {name: np.array(column.split(","), float) for name, column in columns}
-
-
-@cache
-def _randhie() -> Table:
-    """Return the columns of the table, each of shape [20190]."""
-    packed = _file("randhie")
-    text = zlib.decompress(base64.b85decode(packed["values"])).decode()
-    parsed = (np.array(column.split(","), np.float64) for column in text.split(";"))
-    columns = dict(zip(packed["columns"], parsed, strict=True))
-    columns["num"] = np.log(columns["num"])
-    columns["fchild"] = columns["female"] * columns["child"]
-    return columns
+    columns = json.loads(text)
+    if "values" in columns:  # the table of doctor visits is larger, and compressed
+        values = zlib.decompress(base64.b85decode(columns["values"])).decode().split(";")
+        columns = dict(zip(columns["columns"], values, strict=True))
+    table = {name: np.array(column.split(","), np.float64) for name, column in columns.items()}
+    if name == "randhie":
+        table["num"] = np.log(table["num"])
+        table["fchild"] = table["female"] * table["child"]
+    return table

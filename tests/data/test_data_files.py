@@ -150,7 +150,7 @@ def test_a_missing_or_empty_folder_is_named(
     with pytest.raises(DataError, match=r"data.dir = .*: the folder .*nowhere does not exist"):
         prepare(npz(tmp_path / "nowhere"))
     with pytest.raises(
-        DataError, match=r"has no .npz file. Expected a file per domain with x_train"
+        DataError, match=r"has no .npz file. Expected an .npz file per domain with x_train"
     ):
         prepare(npz(tmp_path))
     monkeypatch.setenv("FAIRFLOWER_DATA", str(tmp_path / "nowhere"))
