@@ -270,10 +270,10 @@ def _arrays(
     for split in (s for s in rows if group.name in rows[s]):
         order, place = np.concatenate(rows[split][group.name]), (group.domain, SPLITS[split])
         x: Any = examples[split][group.name]
-        x = to_chw(x, shape[0], shape[1:]) if len(shape) == 3 else np.ascontiguousarray(x)
-        if group.corrupted:
-            how = {"seed": config.seed, "domain": group.domain, "split": SPLITS[split]}
-            x = corrupt(x, order, config.corruption, config.severity, **how)
+        x = to_chw(x, *shape) if len(shape) == 3 else np.ascontiguousarray(x)
+        if group.corrupted and len(shape) == 3:
+            how = config.corruption, config.severity
+            x = corrupt(x, order, *how, seed=config.seed, domain=group.domain, split=SPLITS[split])
         arrays[f"x_{split}"] = x
         arrays[f"y_{split}"] = labels[SPLITS[split]][group.domain][order]
         if place in people:

@@ -30,10 +30,6 @@ class DataSet(ABC):
     examples. Examples are images unless the data set is a `FeatureSet` or a `TokenSet`. See
     `docs/your-own-parts.md`.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.config import DataConfig
     >>> class Stripes(DataSet):
     ...     image_size = 8
     ...     def all_domains(self):
@@ -264,10 +260,8 @@ class TokenSet(DataSet):
             expected = f"whole numbers [{len(rows)}, L]"
             raise invalid_values_error(self, domain, split, self.kind, x, expected)
         if x.size and not 0 <= x.min() <= x.max() < self.vocabulary:
-            ids, expected = (
-                f"{x.min()} to {x.max()}",
-                f"0 to vocabulary - 1 = {self.vocabulary - 1}",
-            )
+            expected = f"0 to vocabulary - 1 = {self.vocabulary - 1}"
+            ids = f"{x.min()} to {x.max()}"
             raise invalid_values_error(self, domain, split, self.kind, ids, expected)
         return x.astype(np.int64)  # type: ignore[no-any-return]
 
@@ -354,13 +348,12 @@ def mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[f
 
 def source_of(data_set: DataSet, domain: str) -> str:
     """Return a text that says where a domain's examples come from; raise ``DataError`` if none."""
-    source = data_set.source(domain)
-    if not isinstance(source, str) or not source:
-        raise DataError(
-            f"{data_set.config.name}: source({domain!r}) returned {source!r}. Return a text "
-            "that says where the domain's examples come from."
-        )
-    return source
+    if (source := data_set.source(domain)) and isinstance(source, str):
+        return source
+    raise DataError(
+        f"{data_set.config.name}: source({domain!r}) returned {source!r}. Return a text that says "
+        "where the domain's examples come from."
+    )
 
 
 def invalid_values_error(

@@ -65,16 +65,12 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Federation:
-    """A data set divided among clients, read from its folder.
+    """A data set divided among clients by `fairflower.data.prepare`, read from its folder.
 
     Opening a federation reads only a JSON file. ``train`` and ``client_test`` read the examples of
     a single client. Every call reads them again, so the caller may change the arrays. The argument
     ``split`` is ``"train"``, ``"test"`` or ``"validation"``. Validation examples exist if
     a setting holds them out of the training examples, for tuning hyper-parameters.
-
-    See Also
-    --------
-    fairflower.data.prepare : Divides a data set.
     """
 
     #: Name of the data set.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
-from fairflower.data.data_set import DataSetOfFiles
+from fairflower.data.data_set import DataSet, DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
 from fairflower.data.files import (
     NPZ_FORMAT,
@@ -39,7 +39,6 @@ from fairflower.data.hugging_face import (
     load_saved,
 )
 from fairflower.data.images import SUFFIXES, FileTable, read_picture
-from fairflower.data.people import GroupsOfFiles
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:
@@ -443,8 +442,17 @@ class DomainImageFolder(ClassFolders):
             )
 
 
-class OwnFiles(GroupsOfFiles):
-    """A user's own files ``<domain><suffix>`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``)."""
+#: Maximum number of groups of people. An attribute with more values is probably a number, such as
+#: an age in years.
+MAX_GROUPS = 100
+
+
+class OwnFiles(DataSet):
+    """A user's own files ``<domain><suffix>`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``).
+
+    They may give each example a value of ``data.groups``; the names of the groups are the sorted
+    values of all domains.
+    """
 
     suffix: ClassVar[str]
     #: What the folder has to contain.
@@ -464,13 +472,42 @@ class OwnFiles(GroupsOfFiles):
 
     @abstractmethod
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        """Return the values that a setting names, ``data.groups`` or ``data.redraw``."""
+        """Return the values that ``data.groups`` or ``data.redraw`` names, one for each example.
 
-    def group_values(self, domain: str, split: str) -> Sequence[str]:
-        return self.values_of("data.groups", domain, split)
+        Raises ``DataError`` with the name of the file if the file has no values.
+        """
 
     def units(self, domain: str, split: str) -> Sequence[str]:
         return self.values_of("data.redraw", domain, split)
+
+    @cached_property
+    def _values(self) -> dict[tuple[str, str], npt.NDArray[np.str_]]:
+        places = [(domain, split) for domain in self.domains for split in ("train", "test")]
+        return {
+            place: np.asarray(self.values_of("data.groups", *place), np.str_) for place in places
+        }
+
+    @cached_property
+    def group_names(self) -> tuple[str, ...]:
+        if not self.config.groups:
+            return ()
+        held: dict[str, set[str]] = {}
+        for (domain, _), values in self._values.items():
+            held.setdefault(domain, set()).update(map(str, set(values)))
+        names = sorted(set().union(*held.values()))
+        if len(names) > MAX_GROUPS:
+            problem = f"data.groups = {self.config.groups!r}: found {len(names)} different values"
+            remedy = f"expected at most {MAX_GROUPS} groups. Store ranges of values instead."
+            raise DataError(
+                f"{problem}, such as {', '.join(names[:3])}; {remedy}",
+                public=f"{problem}; {remedy}",
+            )
+        check_twins(f"data.groups = {self.config.groups!r}: the groups", held, "Change the values")
+        return tuple(names)
+
+    def group_of(self, domain: str, split: str) -> Ints:
+        names = np.array(self.group_names)
+        return np.searchsorted(names, self._values[domain, split]).astype(np.int64)
 
 
 class DomainNpzFolder(OwnFiles, SplitFiles):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -165,22 +164,21 @@ def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
     return np.repeat(gray[..., None], 3, axis=2)
 
 
-def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
+def to_chw(images: Pixels, channels: int, height: int, width: int) -> Pixels:
     """Resize images, repeat gray in all ``channels``, and move the channels to the front.
 
     ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]. ``channels`` is 1 or 3; color
-    images need 3. ``size`` is (height, width) in pixels. Returns a contiguous array, uint8 [N,
-    channels, height, width].
+    images need 3. Returns a contiguous array, uint8 [N, channels, height, width].
 
-    >>> to_chw(np.zeros((5, 4, 4), np.uint8), channels=3, size=(8, 8)).shape
+    >>> to_chw(np.zeros((5, 4, 4), np.uint8), channels=3, height=8, width=8).shape
     (5, 3, 8, 8)
     """
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    found = f"{len(images)} images of {size[0]}x{size[1]} pixels take"
-    needed = len(images) * channels * math.prod(size)
+    found = f"{len(images)} images of {height}x{width} pixels take"
+    needed = len(images) * channels * height * width
     check_memory(found, needed, "Lower data.image-size, or use fewer images.")
-    images = resize(images, size)
+    images = resize(images, (height, width))
     if images.ndim == 3:
         return np.repeat(images[:, None], channels, axis=1)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

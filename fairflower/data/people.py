@@ -2,63 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fairflower.data.data_set import DataSet, labels_of
 from fairflower.data.federation import Ints
-from fairflower.data.files import check_twins
 from fairflower.errors import DataError
-
-#: Maximum number of groups. An attribute with more values is probably a number, such as an age in
-#: years.
-MAX_GROUPS = 100
-
-
-class GroupsOfFiles(DataSet):
-    """A data set whose files give each example a value of the attribute ``data.groups``.
-
-    The group names are the sorted values of all domains.
-    """
-
-    @abstractmethod
-    def group_values(self, domain: str, split: str) -> Sequence[str]:
-        """Return the value of ``data.groups`` for each example of a split, N strings.
-
-        Raises ``DataError`` with the name of the file if the file has no values.
-        """
-
-    @cached_property
-    def _values(self) -> dict[tuple[str, str], npt.NDArray[np.str_]]:
-        places = [(domain, split) for domain in self.domains for split in ("train", "test")]
-        return {place: np.asarray(self.group_values(*place), np.str_) for place in places}
-
-    @cached_property
-    def group_names(self) -> tuple[str, ...]:
-        if not self.config.groups:
-            return ()
-        held: dict[str, set[str]] = {}
-        for (domain, _), values in self._values.items():
-            held.setdefault(domain, set()).update(map(str, set(values)))
-        names = sorted(set().union(*held.values()))
-        if len(names) > MAX_GROUPS:
-            problem = f"data.groups = {self.config.groups!r}: found {len(names)} different values"
-            remedy = f"expected at most {MAX_GROUPS} groups. Store ranges of values instead."
-            raise DataError(
-                f"{problem}, such as {', '.join(names[:3])}; {remedy}",
-                public=f"{problem}; {remedy}",
-            )
-        check_twins(f"data.groups = {self.config.groups!r}: the groups", held, "Change the values")
-        return tuple(names)
-
-    def group_of(self, domain: str, split: str) -> Ints:
-        names = np.array(self.group_names)
-        return np.searchsorted(names, self._values[domain, split]).astype(np.int64)
 
 
 def check_comparable(name: str, groups: str, group_names: Sequence[str], num_classes: int) -> None:
@@ -88,17 +40,13 @@ def check_smallest(data_set: DataSet, least: int) -> None:
     )
     grouped = data_set.config.groups and kind.group_names is not DataSet.group_names
     places = [(domain, split) for split in ("train", "test") for domain in data_set.domains]
-    for what, checked, numbers in (
-        ("classes", not declared, partial(labels_of, data_set)),
-        ("groups", grouped, data_set.group_of),
-    ):
-        values: Any = np.concatenate([numbers(*place) for place in places]) if checked else []
+    numbers = {} if declared else {"classes": partial(labels_of, data_set)}
+    numbers |= {"groups": data_set.group_of} if grouped else {}
+    for what, of in numbers.items():
+        values = np.concatenate([of(*place) for place in places])
         different, counts = np.unique(values, return_counts=True)
-        if (
-            what == "classes"
-            and not data_set.classes
-            and len(counts) == different.max(initial=-1) + 1
-        ):
+        counted = what == "classes" and not data_set.classes
+        if counted and len(counts) == different.max(initial=-1) + 1:
             continue
         if rare := int((counts < least).sum()):
             raise DataError(

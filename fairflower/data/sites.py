@@ -23,21 +23,13 @@ from fairflower.errors import DataError
 def open_site(config: DataConfig, domain: str) -> Federation:
     """Open a site's data as a federation with a single client that has all the data.
 
-    Parameters
-    ----------
-    config
-        The run's ``data`` table, with the site's ``dir``. The site trains on all its training
-        examples unless ``fraction`` or ``examples_per_client`` is set, whatever the data set's
-        default is. Settings that divide a data set among clients are ignored
-        (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``, ``imbalance_factor``).
-    domain
-        Name for the site's data. If the folder has several domains, the name of one of these.
+    ``config`` is the run's ``data`` table, with the site's ``dir``. The site trains on all its
+    training examples unless ``fraction`` or ``examples_per_client`` is set, whatever the data set's
+    default is. Settings that divide a data set among clients are ignored. ``domain`` is a name for
+    the site's data; if the folder has several domains, the name of one of these.
 
-    Raises
-    ------
-    DataError
-        If the data cannot be used, if fewer than ``smallest_group`` examples share the name of a
-        class or group, or if the run excludes this domain.
+    Raises ``DataError`` if the data cannot be used, if fewer than ``smallest_group`` examples share
+    the name of a class or group, or if the run excludes this domain.
     """
     if config.domains and domain not in names_in(config.domains):
         raise DataError(

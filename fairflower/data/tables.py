@@ -46,7 +46,8 @@ class EmbeddedTable(FeatureSet):
         person = np.arange(len(rows))
         if self.person:
             _, person = np.unique(table[self.person][rows], return_inverse=True)
-        return table[name][rows[(person % self.every == 0) == (split == "test")]]
+        chosen: Ints = rows[(person % self.every == 0) == (split == "test")]
+        return table[name][chosen]
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded table."""

@@ -23,18 +23,9 @@ from fairflower.models import Classifier
 class BodyClassifier(Classifier):
     """A classifier with a network from another library as ``body`` and a linear head.
 
-    Without an adapter, all arrays are trained and exchanged. After `freeze`, only the head and the
-    parameters that an adapter has added to the body are trained and exchanged; all clients have the
-    other arrays from the start.
-
-    Parameters
-    ----------
-    body
-        Network that maps an input to features [N, width].
-    width
-        Number of features.
-    num_classes
-        Number of classes, which is the number of outputs of the head.
+    The body maps an input to features [N, width]. Without an adapter, all arrays are trained and
+    exchanged. After `freeze`, only the head and the parameters that an adapter has added to the
+    body are trained and exchanged; all clients have the other arrays from the start.
     """
 
     def __init__(self, body: nn.Module, width: int, num_classes: int) -> None:
@@ -71,10 +62,9 @@ class BodyClassifier(Classifier):
     def train(self, mode: bool = True) -> BodyClassifier:
         """Set the mode of all layers; batch norm layers of a frozen body stay in eval mode."""
         super().train(mode)
-        if self.frozen:
-            for module in self.body.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+        for module in self.body.modules() if self.frozen else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
         return self
 
     def to_head(self, features: Tensor) -> Tensor:
@@ -124,27 +114,13 @@ def lora(
 
     A layer W x becomes W x + (alpha / r) B A x, with A [r, inputs] and B [outputs, r]. B is
     initially 0 (E. Hu et al., *LoRA: Low-rank adaptation of large language models*, ICLR 2022).
+    ``r`` is by default PEFT's, and ``alpha`` twice the rank, as in the paper's code. ``dropout`` is
+    the probability of dropout before A; with 1 the adapters would never be trained. ``targets`` are
+    comma-separated last parts of layer names, such as ``query,value``, or ``all`` for every linear
+    layer.
 
-    Parameters
-    ----------
-    r
-        Rank of the adapters. Default 8 (PEFT).
-    alpha
-        Scale of the adapters. Default 16, twice the rank, as in the paper's code.
-    dropout
-        Dropout probability before A, at most 0.99: with 1 the adapters would never be trained.
-        Default 0.
-    targets
-        Comma-separated last parts of layer names, such as ``query,value``, or ``all`` for every
-        linear layer.
-
-    Raises
-    ------
-    ConfigError
-        If a target does not match any layer (the message lists the available names), or PEFT
-        cannot adapt the layer.
-    NotInstalled
-        If PEFT is not installed.
+    Raises ``ConfigError`` if a target does not match any layer (the message lists the available
+    names) or PEFT cannot adapt the layer, and ``NotInstalled`` if PEFT is not installed.
     """
     require("hf", "model.adapter = 'lora'", "peft")
     from peft import LoraConfig, inject_adapter_in_model

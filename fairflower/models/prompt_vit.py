@@ -41,29 +41,14 @@ class PromptViT(Classifier):
     clients have the same transformer from the start. Because z_raw of an image never changes, it is
     computed once and cached (`fairflower.clients.Images`). Images are therefore not augmented.
 
-    Images are resized to the transformer's input size, and gray images get three channels.
+    Images of ``shape`` (C, H, W) are resized to the transformer's input size, and gray images get
+    three channels; other numbers of channels raise ``ConfigError``. The head of ``vit``, the
+    pretrained transformer, is removed.
 
-    Parameters
-    ----------
-    vit
-        The pretrained transformer, whose head is removed.
-    num_classes
-        Number of classes, which is the number of outputs of the head.
-    shape
-        Shape (C, H, W) of an image.
-    gc_net
-        Whether to use GC-Net. Without it h = 0, as in visual prompt tuning (Jia et al., ECCV 2022).
-        This is the baseline in the paper's ablation (Table 5) and the model for strategies that are
-        compared with FedGC. With the same seed, the initial prompts and head are the same with and
-        without GC-Net.
+    Without ``gc_net``, h = 0, as in visual prompt tuning (Jia et al., ECCV 2022). This is the
+    baseline in the paper's ablation (Table 5) and the model for strategies that are compared with
+    FedGC. With the same seed, the initial prompts and head are the same with and without GC-Net.
 
-    Raises
-    ------
-    ConfigError
-        If the images do not have 1 or 3 channels.
-
-    Notes
-    -----
     Details that the paper does not give follow the released code: four prompts drawn from N(0,
     0.02^2) without positional embedding, a GC-Net d -> 4 d -> d with a ReLU, and a linear head (the
     paper says "MLP"). Two parts of the released code are omitted: the 10 % dropout of z, and the

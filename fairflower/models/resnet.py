@@ -43,20 +43,14 @@ def resnet12(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
 def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> ResNet:
     """Build torchvision's ResNet-18, the network of FedISM, with a 7x7 stem and a max-pool.
 
-    Parameters
-    ----------
-    weights
-        ``imagenet`` for torchvision's ``IMAGENET1K_V1`` weights, which are downloaded once to
-        torch's cache; a file with the state dict of a ``resnet18``, whose head is ignored; or empty
-        for random weights. The ImageNet weights expect images that are normalized with ImageNet's
-        mean and standard deviation. Of the built-in data sets, digits, office-caltech, pacs,
-        ham10000, isic2019 and rsna-ich are normalized in this way.
+    ``weights`` are ``imagenet`` for torchvision's ``IMAGENET1K_V1``, which are downloaded once to
+    torch's cache; a file with the state dict of a ``resnet18``, whose head is ignored; or empty for
+    random weights. The ImageNet weights expect images that are normalized with ImageNet's mean and
+    standard deviation. Of the built-in data sets, digits, office-caltech, pacs, ham10000, isic2019
+    and rsna-ich are normalized in this way.
 
-    Raises
-    ------
-    ConfigError
-        If the weights are missing or belong to another network, or the images do not have 3
-        channels.
+    Raises ``ConfigError`` if the weights are missing or belong to another network, or the images do
+    not have 3 channels.
     """
     model = ResNet((2, 2, 2, 2), num_classes)
     if weights:

@@ -22,13 +22,8 @@ class CNN(Classifier):
     parameters averages the whole model. Pooling comes before the norm instead of after the ReLU.
     The norm therefore processes a quarter of the pixels, and a training step takes up to 30 % less
     time. The head uses all positions of the feature maps; a head on their mean is far less accurate
-    on digits after 15 rounds. Images must be at least 8x8 pixels.
-
-    Parameters
-    ----------
-    norm : {"group", "batch"}
-        Type of normalization. ``"batch"`` is for methods that handle BatchNorm layers, such as
-        FedBN.
+    on digits after 15 rounds. Images must be at least 8x8 pixels. ``norm = "batch"`` is for methods
+    that handle BatchNorm layers, such as FedBN.
     """
 
     def __init__(
@@ -70,12 +65,7 @@ class MLP(Classifier):
 
     The network has no norm layers, because batch statistics depend on a client's data and their
     averages do not fit any client. Features must therefore be standardized
-    (`fairflower.data.FeatureSet`).
-
-    Parameters
-    ----------
-    hidden
-        Width of both hidden layers. Default 64.
+    (`fairflower.data.FeatureSet`). Both hidden layers have ``hidden`` units.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("features", "images")
@@ -102,12 +92,7 @@ class EmbeddingBag(Classifier):
 
     A. Joulin, E. Grave, P. Bojanowski, T. Mikolov, *Bag of tricks for efficient text
     classification* (EACL 2017), without n-grams. The order of the tokens does not matter. Zeros,
-    which pad short texts, are ignored.
-
-    Parameters
-    ----------
-    width
-        Dimension of an embedding. Default 64.
+    which pad short texts, are ignored. An embedding has ``width`` dimensions.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("tokens",)

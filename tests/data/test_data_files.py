@@ -181,7 +181,7 @@ def test_a_resolved_config_needs_neither_environment_nor_working_directory(
 def test_resizing_matches_torchvision(shape: tuple[int, ...]) -> None:
     transforms = pytest.importorskip("torchvision.transforms")
     images = RNG.integers(0, 256, (3, *shape), np.uint8)
-    ours = to_chw(images, 3, (32, 32))
+    ours = to_chw(images, 3, 32, 32)
     assert ours.flags.c_contiguous
     for image, result in zip(images, ours, strict=True):
         theirs = transforms.Resize((32, 32))(Pictures.fromarray(image).convert("RGB"))
