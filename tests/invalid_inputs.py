@@ -44,7 +44,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.domains=plain,plain', "data.domains = 'plain,plain' names a domain twice. Name each domain once."),
             ('data.domains=planes', "data.domains = 'planes': Unknown domain 'planes'. Did you mean 'plain'?"),
             ('data.domains=,', "data.domains = ',': Unknown domain ''."),
-            ('data.clients-per-domain=0', 'data.clients-per-domain = 0: expected at least 1.'),
+            ('data.clients-per-domain=-1', 'data.clients-per-domain = -1: expected at least 0.'),
             ('data.clients-per-domain=100000', "Domain 'plain' has too few training examples: 600 for 100000 clients. Lower data.clients-per-domain."),
             ('data.clients-per-domain=99999999', "Domain 'plain' has too few training examples: 600 for 99999999 clients. Lower data.clients-per-domain."),
             ('data.clients-per-domain=2.0', 'data.clients-per-domain = 2.0: expected a whole number, got float.'),

@@ -40,7 +40,7 @@ def check_smallest(data_set: DataSet, least: int) -> None:
     )
     grouped = data_set.config.groups and kind.group_names is not DataSet.group_names
     places = [(domain, split) for split in ("train", "test") for domain in data_set.domains]
-    numbers = {} if declared else {"classes": partial(labels_of, data_set)}
+    numbers: dict[str, Any] = {} if declared else {"classes": partial(labels_of, data_set)}
     numbers |= {"groups": data_set.group_of} if grouped else {}
     for what, of in numbers.items():
         values = np.concatenate([of(*place) for place in places])
