@@ -79,7 +79,7 @@ class DataConfig:
     )
     clients_per_domain: int = setting(
         0,
-        "Clients per domain; ignored if imbalance-factor > 1. 0 means 5, as in the papers, or 1 for "
+        "Clients per domain; ignored if imbalance-factor > 1. 0 means 5, as in papers, or 1 for "
         "your own data.",
     )
     fraction: float = setting(
