@@ -152,22 +152,23 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     more than ``data.clients-per-domain``, that many are drawn with ``data.seed``. Raises
     ``DataError`` if there are fewer, or if a setting divides the examples in another way.
     """
-    config = data_set.config
-    for key in (
-        "fraction",
-        "examples_per_client",
-        "dirichlet_alpha",
-        "corrupted_clients",
-        "validation_examples",  # the clients have all examples of their partitions
+    config, tested = data_set.config, {d: bool(data_set.columns(d, "test")) for d in labels}
+    for key in (  # the clients have all examples of their partitions, so none is for validation
+        *("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"),
+        *(
+            "validation_examples",
+            "imbalance_factor",
+            *(["test_examples"] if any(tested.values()) else []),
+        ),
     ):
-        _refuse(config.name, key, getattr(config, key))
-    _refuse(config.name, "imbalance_factor", config.imbalance_factor > 1)
+        if getattr(config, key) > (key == "imbalance_factor"):
+            raise DataError(
+                f"data.{argument_to_key(key)}: {config.name} is divided by its partitioner. Leave "
+                "this setting at its default."
+            )
     groups = []
     for domain, values in labels.items():
-        test = None
-        if data_set.columns(domain, "test"):
-            _refuse(config.name, "test_examples", config.test_examples)
-            test = labels_of(data_set, domain, "test")
+        test = labels_of(data_set, domain, "test") if tested[domain] else None
         trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
         kept = range(len(trained_on))
         usable = [k for k in kept if len(trained_on[k]) > 1 and (test is None or len(tested_on[k]))]
@@ -184,14 +185,6 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
         sizes, pool = tuple(map(len, own)), np.concatenate(own)
         groups.append(ClientGroup(domain, domain, pool, sizes, trained_on=own, tested_on=tests))
     return groups
-
-
-def _refuse(name: str, setting: str, value: float) -> None:
-    if value:
-        raise DataError(
-            f"data.{argument_to_key(setting)}: {name} is divided by its partitioner. Leave this "
-            "setting at its default."
-        )
 
 
 def series_ratio(factor: int, domains: int) -> float:

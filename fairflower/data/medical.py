@@ -235,8 +235,7 @@ class ISIC2019(ImageTable):
         values = np.stack(columns, axis=1)
         names = np.array([f"{image}.jpg" for image in table["image"]], object)
         known = values.any(axis=1)  # the others are of class "UNK"
-        wrong = known & (np.sort(values)[:, -2:] != [0, 1]).any(axis=1)
-        for row in np.flatnonzero(wrong):
+        for row in np.flatnonzero(known & (np.sort(values)[:, -2:] != [0, 1]).any(axis=1)):
             raise DataError(
                 f"{path}: {table['image'][row]} has the classes {values[row].tolist()}; expected "
                 "exactly one 1. Correct it."
