@@ -19,7 +19,6 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fairflower import paths
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
 from fairflower.errors import DataError
@@ -62,13 +61,11 @@ def open_regular(path: Path, most: int | None = MAX_BYTES) -> BufferedReader:
     system cannot open the file.
     """
     check_regular(path)
-    file = paths.open_regular(path)
-    if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
-        file.close()
+    if most is not None and (size := path.stat().st_size) > most:
         raise DataError(
             f"{path}: found {gigabytes(size)}; expected at most {gigabytes(most)}. Reduce its size."
         )
-    return file
+    return path.open("rb")
 
 
 def check_regular(path: Path) -> None:
