@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from fairflower.config import DataConfig, DataSpec
-from fairflower.data.client_groups import ClientGroup
 from fairflower.data.corruptions import corrupt, corruption_text
 from fairflower.data.data_set import (
     DataSet,
@@ -32,7 +31,11 @@ from fairflower.data.data_set import (
     TokenSet,
     attributes_of,
     check_classes,
+    check_comparable,
+    check_smallest,
+    check_used,
     mean_and_std,
+    people_by_domain,
     source_of,
 )
 from fairflower.data.federation import (
@@ -47,7 +50,7 @@ from fairflower.data.federation import (
     prepared_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.people import check_comparable, check_smallest, check_used, people_by_domain
+from fairflower.data.partition import ClientGroup
 from fairflower.data.redraw import division_of, draw_anew, draw_facts
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
 from fairflower.errors import DataError

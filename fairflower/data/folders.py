@@ -30,15 +30,17 @@ from fairflower.data.files import (
     needed_folder,
     stamp,
 )
-from fairflower.data.hugging_face import (
+from fairflower.data.images import (
+    SUFFIXES,
+    FileTable,
     HuggingFaceImages,
     HuggingFaceSplits,
     file_hash,
     is_hf_dataset_folder,
     load_hub,
     load_saved,
+    read_picture,
 )
-from fairflower.data.images import SUFFIXES, FileTable, read_picture
 from fairflower.errors import DataError
 
 if TYPE_CHECKING:

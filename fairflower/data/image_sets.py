@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints, Pixels
 from fairflower.data.folders import ClassFolders, SplitFiles
-from fairflower.data.hugging_face import HuggingFaceSplits
+from fairflower.data.images import HuggingFaceSplits
 from fairflower.errors import DataError, require
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class DigitFive(Digits):
 
     Images are not augmented; mean and standard deviation are 0.5. A domain has 2,975 training
     images, like the first domain in the runs of the released code. With ``data.imbalance-factor`` 5
-    or 10, each further domain has fewer (see `fairflower.data.client_groups`). The full test sets
+    or 10, each further domain has fewer (see `fairflower.data.partition`). The full test sets
     are used.
 
     Images are 32x32 pixels, which suits small networks. The paper's ViT-B/16 needs 224x224
@@ -161,7 +161,7 @@ class PACS(ClassFolders):
     FedGCR (AAAI 2024) uses 600 training images of the first domain, and fewer of each further
     domain. To reproduce this, set ``data.imbalance-factor`` to 5 or 10 and
     ``data.examples-per-client`` to 120 or 60 (see
-    `fairflower.data.client_groups.imbalanced_groups`).
+    `fairflower.data.partition.imbalanced_groups`).
 
     The data are read from a folder (see `ClassFolders`) or from ``flwrlabs/pacs`` on the Hub.
     """
@@ -190,7 +190,7 @@ class DomainNet(ClassFolders):
     released code (which also rotates images by up to 30 degrees). Every fifth image of a class,
     starting with the first, is a test image; the paper does not state its split. All training
     images of a domain are divided equally, or as ``data.imbalance-factor`` says (see
-    `fairflower.data.client_groups`).
+    `fairflower.data.partition`).
 
     The data set is not on the Hugging Face Hub, so it needs a folder (see `ClassFolders`).
     """

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.data.client_groups import stratified_mask
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints
 from fairflower.data.files import check_columns, explained, open_regular, stamp
 from fairflower.data.folders import ClassFolders, SplitFiles
 from fairflower.data.images import FileTable
+from fairflower.data.partition import stratified_mask
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 

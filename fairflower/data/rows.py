@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import DataConfig
-from fairflower.data.client_groups import ClientGroup, client_groups
 from fairflower.data.data_set import DataSet, client_count_key, labels_of, too_few_examples_error
 from fairflower.data.federation import Federation, Ints
-from fairflower.data.partition import divide, like_training, split_rng
+from fairflower.data.partition import ClientGroup, client_groups, divide, like_training, split_rng
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from fairflower.config import DataConfig, RunConfig, read_toml
 from fairflower.data import prepare
 from fairflower.data.cache import make_data_set, shared_examples
-from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
 from fairflower.data.folders import ClassFolders, SplitFiles
 from fairflower.data.images import FileTable
-from fairflower.data.partition import like_training, rows_of_each
+from fairflower.data.partition import client_groups, like_training, rows_of_each
 from fairflower.data.rows import Rows, train_rows
 from fairflower.data.rows import test_rows as rows_of_tests
 
