@@ -31,7 +31,7 @@ from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range
 from fairflower.arrays import record_of
 from fairflower.config import RunConfig
-from fairflower.data.digits import Digits
+from fairflower.data.image_sets import Digits
 from fairflower.paths import run_folders
 from fairflower.plans.comparison import run_comparison
 from fairflower.plans.plan import Plan

@@ -11,8 +11,8 @@ from torch import nn
 from fairflower.clients import ClientData
 from fairflower.data import DataSet, Split
 from fairflower.data.data_set import IMAGENET
-from fairflower.data.digits import Digits
 from fairflower.data.federation import Augment, Ints, Pixels
+from fairflower.data.image_sets import Digits
 from fairflower.models import build
 
 

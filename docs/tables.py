@@ -160,7 +160,8 @@ def filled(text: str) -> str:
 
 def with_settings(project: str) -> str:
     """Insert all run config keys with defaults into ``pyproject.toml``; Flower rejects others."""
-    settings = run_config.RunConfig().to_toml("tool.flwr.app.config")
+    defaults = dict(run_config.default_values())
+    settings = run_config.toml_tables(defaults, "tool.flwr.app.config")
     pattern = r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[tool\.(?!flwr))"
     return re.sub(pattern, lambda _: settings, project, flags=re.DOTALL)
 

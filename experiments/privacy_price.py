@@ -25,7 +25,7 @@ from torch import nn
 from fairflower.config import RunConfig, method_key, read_toml
 from fairflower.errors import RunFolderError
 from fairflower.models import Classifier
-from fairflower.models.cnn import CNN
+from fairflower.models.small import CNN
 from fairflower.numerics.metrics import AVG, MIN
 from fairflower.paths import run_folders
 from fairflower.plans.comparison import run_comparison

@@ -24,8 +24,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig, is_setting, unknown
 from fairflower.data import Federation, prepare
-from fairflower.data.class_folders import forget_stamps
 from fairflower.data.federation import ClientInfo
+from fairflower.data.folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode

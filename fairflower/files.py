@@ -81,7 +81,7 @@ def sealed_facts(path: Path) -> dict[str, Any]:
 def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]]]:
     """Yield the file, its header and its JSON; raise ``DamagedFile`` if it cannot be read."""
     try:
-        check_regular(path, path.stat().st_mode)
+        check_regular(path)
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
             yield file, header, json.loads(header["sealed"])
@@ -108,7 +108,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises ``OSError`` if ``path`` is a folder, a device or a named pipe, because it would be lost.
     """
     with suppress(FileNotFoundError):
-        check_regular(path, path.stat().st_mode)
+        check_regular(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary

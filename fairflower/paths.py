@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from datetime import datetime
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader
 from pathlib import Path
 
 from fairflower.errors import ConfigError
@@ -16,13 +16,6 @@ from fairflower.errors import ConfigError
 RUN_FILES = frozenset(
     ("run.json", "config.toml", "history.csv", "diagnostics.jsonl", "log.txt", "model.safetensors")
 )
-
-
-#: Flags for opening a file to read. Without O_NONBLOCK, opening a named pipe waits for its writer.
-#: Windows does not have this flag, but needs O_BINARY to keep line endings.
-_READ = os.O_RDONLY
-for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT"):
-    _READ |= getattr(os, _flag, 0)
 
 
 def home() -> Path:
@@ -80,20 +73,9 @@ def run_folders(*paths: Path) -> list[Path]:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened, or is a named pipe or a device, where reading may never end.
-    """
-    descriptor = os.open(path, _READ)
-    try:
-        check_regular(path, os.fstat(descriptor).st_mode)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return open(descriptor, "rb")
+    """Open a regular file for reading; raise ``OSError`` if it is not one or cannot be opened."""
+    check_regular(path)
+    return path.open("rb")
 
 
 def read_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> str:
@@ -101,8 +83,9 @@ def read_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -
 
     ``newline`` is that of `open`: with "", line endings stay as they are.
     """
-    with open_regular(path) as file, TextIOWrapper(file, encoding, newline=newline) as text:
-        return text.read()
+    check_regular(path)
+    with path.open(encoding=encoding, newline=newline) as file:
+        return file.read()
 
 
 def check_output(path: Path) -> None:
@@ -134,8 +117,9 @@ def check_folder(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
-def check_regular(path: Path, mode: int) -> None:
-    """Raise ``OSError`` if a file's mode is not that of a regular file."""
+def check_regular(path: Path) -> None:
+    """Raise ``OSError`` if a path is no regular file: reading a pipe or a device may never end."""
+    mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):

@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from fairflower.config import RunConfig, check_tuned, default_values
+from fairflower.config import RunConfig, check_tuned
 from fairflower.flower_compat import stopping_with_flower
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     check_tuned([config])
     if config.resume:
         # Flower sends all keys. The user has given those that differ from pyproject.toml.
-        flat, defaults = config.to_flat(), default_values()
+        flat, defaults = config.to_flat(), RunConfig().to_flat()
         given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
         config = resumed_config(Path(config.resume), given)
     console, stop = Console(width=200, force_terminal=False), threading.Event()

@@ -44,7 +44,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.domains=plain,plain', "data.domains = 'plain,plain' names a domain twice. Name each domain once."),
             ('data.domains=planes', "data.domains = 'planes': Unknown domain 'planes'. Did you mean 'plain'?"),
             ('data.domains=,', "data.domains = ',': Unknown domain ''."),
-            ('data.clients-per-domain=0', 'data.clients-per-domain = 0: expected at least 1.'),
+            ('data.clients-per-domain=-1', 'data.clients-per-domain = -1: expected at least 0.'),
             ('data.clients-per-domain=100000', "Domain 'plain' has too few training examples: 600 for 100000 clients. Lower data.clients-per-domain."),
             ('data.clients-per-domain=99999999', "Domain 'plain' has too few training examples: 600 for 99999999 clients. Lower data.clients-per-domain."),
             ('data.clients-per-domain=2.0', 'data.clients-per-domain = 2.0: expected a whole number, got float.'),
@@ -321,7 +321,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
     'a folder of npz files': (
         'data show npz --data-dir',
         [
-            ('{empty}', 'empty has no .npz file. Expected a file per domain with x_train, x_test (uint8 images [N, H, W] or [N, H, W, 3]) and y_train, y_test (whole-number'),
+            ('{empty}', 'empty has no .npz file. Expected an .npz file per domain with x_train, x_test (uint8 images [N, H, W] or [N, H, W, 3]) and y_train, y_test (whole-number'),
             ('{no-y}', 'no-y/a.npz: y_test: found only x_train, y_train, x_test; expected x_train, x_test (uint8 images [N, H, W] or [N, H, W, 3]) and y_train, y_test'),
             ('{floats}', 'floats/a.npz: x_train: found float64 [8, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),
             ('{deep-pixels}', 'deep-pixels/a.npz: x_train: found uint16 [8, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),

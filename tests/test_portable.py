@@ -11,7 +11,7 @@ import torch
 from processes import ROOT, environment
 
 from fairflower import files, paths
-from fairflower.data import opening
+from fairflower.data import files as data_files
 from fairflower.errors import ConfigError
 from fairflower.training.device import choose_device, float64_on
 
@@ -134,19 +134,19 @@ def test_replacing_a_file_is_retried_while_it_is_open_on_windows(
 def test_the_limit_of_a_container_bounds_the_free_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    host = opening.free_memory()
+    host = data_files.free_memory()
     (tmp_path / "cgroup").write_text(f"0::/../../..{tmp_path}\n")
     for name, text in (("max", "5000"), ("current", "3000"), ("stat", "anon 9\ninactive_file 700")):
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    monkeypatch.setattr(opening, "_CGROUP", tmp_path / "cgroup")
-    assert opening.free_memory() == 2700
+    monkeypatch.setattr(data_files, "_CGROUP", tmp_path / "cgroup")
+    assert data_files.free_memory() == 2700
     (tmp_path / "memory.max").write_text("max\n")
-    assert opening.free_memory() > min(host, 10**8) / 2
+    assert data_files.free_memory() > min(host, 10**8) / 2
 
 
 def test_free_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening.Path, "read_text", lambda self, encoding: "")
-    assert opening.free_memory() > 10**8
+    monkeypatch.setattr(data_files.Path, "read_text", lambda self, encoding: "")
+    assert data_files.free_memory() > 10**8
 
 
 def test_a_missing_apple_gpu_is_reported_and_mps_sums_in_float32() -> None:

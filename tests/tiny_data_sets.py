@@ -12,8 +12,7 @@ from fairflower.clients import ClientData
 from fairflower.config import DataConfig
 from fairflower.data import FeatureSet, Split, TokenSet
 from fairflower.data.uci_digits import UCIDigits
-from fairflower.models.embedding_bag import EmbeddingBag
-from fairflower.models.perceptron import MLP
+from fairflower.models.small import MLP, EmbeddingBag
 from fairflower.testing.federations import CLASSES
 
 SIZES = {"train": 40, "test": 12}

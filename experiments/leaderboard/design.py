@@ -20,7 +20,7 @@ from fairflower.config import (
 )
 from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import grid_configs, parse_seeds
-from fairflower.server.contents import Count, conform
+from fairflower.schema import Count, conform
 
 #: Types of the file's keys, by table.
 _TRIED = Annotated[int, Range(1, 4096)]

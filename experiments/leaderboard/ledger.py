@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from fairflower.config import RunConfig, default_values, method_key, shown
+from fairflower.config import RunConfig, method_key, shown
 from fairflower.errors import RunFolderError
 from fairflower.files import cell_of, text_of
 from fairflower.participation.availability import trace_digest
@@ -89,7 +89,7 @@ def key_of(config: RunConfig) -> str:
     out, so that later versions with new settings give the same digest. A file named
     by `participation.availability` is represented by its content.
     """
-    defaults = {key: shown(value) for key, value in default_values().items()}
+    defaults = {key: shown(value) for key, value in RunConfig().to_flat().items()}
     chosen = method_key(config.to_flat()) | {("seed", str(config.seed))}
     if trace := trace_digest(config.participation.availability):
         chosen |= {("trace", trace)}

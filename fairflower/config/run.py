@@ -207,8 +207,11 @@ class RunConfig:
 
 @cache
 def default_values() -> MappingProxyType[str, Scalar]:
-    """Return every key of the run config with its default (``[tool.flwr.app.config]``)."""
-    return MappingProxyType(RunConfig().to_flat())
+    """Return every key of the run config with its default (``[tool.flwr.app.config]``).
+
+    The number of clients is 0 and not what it stands for, which depends on the data set.
+    """
+    return MappingProxyType(RunConfig().to_flat() | {"data.clients-per-domain": 0})
 
 
 def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:
@@ -313,8 +316,6 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
     data = DataSpec.read(tables["data"].get("name", DataConfig.name))
     if "model.name" not in flat:
         tables["model"]["name"] = MODEL_OF[data.kind]
-    if data.own:
-        tables["data"].setdefault("clients_per_domain", 1)
     made = tables.pop("", {}) | {method.TABLE: method for method in methods_of(flat)}
     factories: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(RunConfig)}
     made |= {table: factories[table](**tables[table]) for table in tables if table not in made}

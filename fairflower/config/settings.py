@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairflower.config.methods import DataSpec
 from fairflower.config.text import split_spec
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import ADAPTABLE, INIT_ONLY_WEIGHTS, RANDOM_WEIGHTS
@@ -77,9 +78,9 @@ class DataConfig:
         execution=True,
     )
     clients_per_domain: int = setting(
-        5,
-        "Clients per domain (5 in the papers, 1 for your data); ignored if imbalance-factor > 1.",
-        min=1,
+        0,
+        "Clients per domain; ignored if imbalance-factor > 1. 0 means 5, as in papers, or 1 for "
+        "your own data.",
     )
     fraction: float = setting(
         0.0,
@@ -144,6 +145,12 @@ class DataConfig:
         "clients-per-domain in every domain.",
         min=1,
     )
+
+    def __post_init__(self) -> None:
+        """Store the number of clients that 0 stands for, so that stored runs have the number."""
+        if not self.clients_per_domain:
+            clients = 1 if DataSpec.read(self.name).own else 5
+            object.__setattr__(self, "clients_per_domain", clients)
 
     @property
     def validated(self) -> bool:

@@ -6,11 +6,10 @@ a data set, subclass `DataSet` (images), `FeatureSet` or `TokenSet` and register
 """
 
 from fairflower.data.cache import prepare, with_absolute_dir
-from fairflower.data.data_set import DataSet
+from fairflower.data.data_set import DataSet, FeatureSet, TokenSet
 from fairflower.data.federation import Augment, ClientInfo, Federation, Split
 from fairflower.data.files import data_folder
 from fairflower.data.texts import TextSet
-from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 
 __all__ = [

@@ -24,9 +24,20 @@ from typing import Any
 import numpy as np
 
 from fairflower.config import DataConfig, DataSpec
-from fairflower.data.client_groups import ClientGroup
 from fairflower.data.corruptions import corrupt, corruption_text
-from fairflower.data.data_set import DataSet, attributes_of, check_classes, mean_and_std, source_of
+from fairflower.data.data_set import (
+    DataSet,
+    FeatureSet,
+    TokenSet,
+    attributes_of,
+    check_classes,
+    check_comparable,
+    check_smallest,
+    check_used,
+    mean_and_std,
+    people_by_domain,
+    source_of,
+)
 from fairflower.data.federation import (
     META,
     Augment,
@@ -39,10 +50,9 @@ from fairflower.data.federation import (
     prepared_file,
 )
 from fairflower.data.images import to_chw
-from fairflower.data.people import check_comparable, check_smallest, check_used, people_by_domain
+from fairflower.data.partition import ClientGroup
 from fairflower.data.redraw import division_of, draw_anew, draw_facts
 from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
-from fairflower.data.vectors import FeatureSet, TokenSet
 from fairflower.errors import DataError
 from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
@@ -62,22 +72,13 @@ Arrays = dict[str, Any]
 def prepare(config: DataConfig, *, site: bool = False, least: int = 1) -> Federation:
     """Divide a data set among clients, or reuse the result of an earlier call.
 
-    Parameters
-    ----------
-    config
-        The ``data`` table of a run config. Every key except ``augment`` affects the prepared files.
-    site
-        Whether the data belong to a single site. A site may lack classes; otherwise, a warning
-        lists the classes without examples. It has no fingerprint.
-    least
-        Smallest number of examples that must share the name of a class or group of people.
+    ``config`` is the ``data`` table of a run config; every key except ``augment`` affects the
+    prepared files. The data of a single ``site`` have no fingerprint and may lack classes, about
+    which a warning is logged otherwise. ``least`` is the smallest number of examples that must
+    share the name of a class or group of people.
 
-    Raises
-    ------
-    DataError
-        If the data are missing, malformed or too few for the clients.
-    ConfigError
-        If no data set has this name.
+    Raises ``DataError`` if the data are missing, malformed or too few for the clients, and
+    ``ConfigError`` if no data set has this name.
     """
     data_set = make_data_set(config)
     with DataSpec.read(config.name).naming_failures():
@@ -105,16 +106,11 @@ def _held_examples(config: DataConfig) -> dict[str, set[tuple[str, int]]]:
     data_set = make_data_set(config)
     _, groups, rows = divided_rows(data_set)
     domains = {group.name: group.domain for group in groups}
-    return {
-        split: {
-            (domains[name], row)
-            for name, by_client in by_group.items()
-            for row in data_set.places(
-                domains[name], SPLITS[split], np.concatenate(by_client)
-            ).tolist()
-        }
-        for split, by_group in rows.items()
-    }
+    held: dict[str, set[tuple[str, int]]] = {split: set() for split in rows}
+    for split, by_group in rows.items():
+        for domain, own in ((domains[name], np.concatenate(r)) for name, r in by_group.items()):
+            held[split] |= {(domain, k) for k in data_set.places(domain, SPLITS[split], own)}
+    return held
 
 
 def with_absolute_dir(config: DataConfig) -> DataConfig:
@@ -162,11 +158,7 @@ def _hash(data_set: DataSet, site: bool, least: int) -> str:
     content = [_VERSION, settings, data_set.fingerprint()]
     if not type(data_set).__module__.startswith("fairflower."):  # others change with `_VERSION`
         content.append(attributes_of(data_set))
-    return _digest(content)[:12]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
@@ -207,7 +199,9 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     """Return the federation, and arrays: of each group, of the held-out domain, and of `_ends`."""
     config = data_set.config
     labels, groups, rows = divided_rows(data_set)
-    unseen = _held_out_groups(data_set)
+    unseen = []  # the held-out domain, if any, as a group without training examples
+    if config.held_out:
+        unseen = [ClientGroup(config.held_out, config.held_out, np.empty(0, np.int64), (1,))]
     if config.held_out in rows["train"]:
         raise DataError(
             f"data.held-out = {config.held_out!r} is also the name of a group of clients. Rename "
@@ -271,13 +265,19 @@ def _arrays(
     people: Mapping[tuple[str, str], Ints],
     shape: tuple[int, ...],
 ) -> Arrays:
-    """Return a group's arrays: for each split x, y and, if there are groups of people, g."""
+    """Return a group's arrays: for each split x, y and, if there are groups of people, g.
+
+    x are contiguous, and images are in the layout for training and corrupted if the group is.
+    """
     arrays: Arrays = {}
     for split in (s for s in rows if group.name in rows[s]):
         order, place = np.concatenate(rows[split][group.name]), (group.domain, SPLITS[split])
-        arrays[f"x_{split}"] = _to_training_layout(
-            config, group, examples[split][group.name], order, SPLITS[split], shape
-        )
+        x: Any = examples[split][group.name]
+        x = to_chw(x, *shape) if len(shape) == 3 else np.ascontiguousarray(x)
+        if group.corrupted and len(shape) == 3:
+            how = config.corruption, config.severity
+            x = corrupt(x, order, *how, seed=config.seed, domain=group.domain, split=SPLITS[split])
+        arrays[f"x_{split}"] = x
         arrays[f"y_{split}"] = labels[SPLITS[split]][group.domain][order]
         if place in people:
             arrays[f"g_{split}"] = people[place][order]
@@ -307,12 +307,6 @@ def _fingerprint(groups: Mapping[str, Arrays], rows: Mapping[str, Rows]) -> str:
             digest.update(f"{array.dtype.str} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _held_out_groups(data_set: DataSet) -> list[ClientGroup]:
-    """Return the held-out domain, if any, as a group without training examples."""
-    domain = data_set.config.held_out
-    return [ClientGroup(domain, domain, np.empty(0, np.int64), (1,))] if domain else []
 
 
 def _sizes(rows: Rows) -> tuple[int, ...]:
@@ -386,24 +380,6 @@ def _sizes_in(examples: Mapping[str, Examples]) -> str:
         several = [f"{size} in {split}" for size, split in splits.items()]
         texts.append(f"{name} {' and '.join(several if len(several) > 1 else splits)}")
     return ", ".join(texts)
-
-
-def _to_training_layout(
-    config: DataConfig,
-    group: ClientGroup,
-    examples: Any,
-    rows: Ints,
-    split: str,
-    shape: tuple[int, ...],
-) -> Any:
-    """Return the examples of a group as a contiguous array, corrupted if ``group.corrupted``."""
-    if len(shape) != 3:
-        return np.ascontiguousarray(examples)
-    pixels = to_chw(examples, shape[0], shape[1:])
-    if not group.corrupted:
-        return pixels
-    how = config.corruption, config.severity
-    return corrupt(pixels, rows, *how, seed=config.seed, domain=group.domain, split=split)
 
 
 def _source(data_set: DataSet, group: ClientGroup, shape: tuple[int, ...]) -> str:

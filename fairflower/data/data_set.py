@@ -1,10 +1,14 @@
-"""Base classes of data sets: domains with the same classes and different examples."""
+"""Base classes of data sets, and checks of what data sets return.
+
+A data set has domains with the same classes and different examples. A sensitive attribute of each
+example (``data.groups``) may define groups of people.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import get_annotations
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -30,10 +34,6 @@ class DataSet(ABC):
     examples. Examples are images unless the data set is a `FeatureSet` or a `TokenSet`. See
     `docs/your-own-parts.md`.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.config import DataConfig
     >>> class Stripes(DataSet):
     ...     image_size = 8
     ...     def all_domains(self):
@@ -80,7 +80,7 @@ class DataSet(ABC):
     #: Maximum number of training images of a domain that is divided equally. None means all images.
     domain_size: ClassVar[int | None] = None
     #: Whether ``data.imbalance-factor`` is also the ratio of sizes between a domain's last client
-    #: and its first (see `fairflower.data.client_groups.imbalanced_groups`).
+    #: and its first (see `fairflower.data.partition.imbalanced_groups`).
     imbalanced_within: ClassVar[bool] = False
     #: Whether every client gets examples of every class of its domain.
     every_class: ClassVar[bool] = False
@@ -208,6 +208,68 @@ class DataSet(ABC):
         return int(fraction * self.published_sizes.get(domain, available) + 1e-9) * clients
 
 
+class FeatureSet(DataSet):
+    """A data set whose examples have D features; a subclass defines `features`.
+
+    As for token ids, settings for images raise an error or (``data.augment``) have no effect.
+    Features are standardized by the declared ``mean`` and ``std``, each with D numbers. These must
+    be known before the run, for example from a codebook. They are not estimated from clients'
+    data, because clients do not share data. By default, features are used unchanged.
+    """
+
+    kind = "features"
+    mean: ClassVar[tuple[float, ...]] = ()
+    std: ClassVar[tuple[float, ...]] = ()
+    #: Names of the features, for ``fairflower data show``. If empty, their numbers are shown.
+    feature_names: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def features(self, domain: str, split: str, rows: Ints) -> Floats:
+        """Return the features of these rows, finite float32 [len(rows), D]."""
+
+    def examples(self, domain: str, split: str, rows: Ints) -> Floats:
+        x: Any = np.asarray(self.features(domain, split, rows))
+        if x.dtype != np.float32 or x.ndim != 2 or len(x) != len(rows):
+            expected = f"float32 [{len(rows)}, D]"
+            raise invalid_values_error(self, domain, split, self.kind, x, expected)
+        if not np.isfinite(x).all():
+            expected = "finite numbers, without missing values"
+            raise invalid_values_error(self, domain, split, self.kind, "NaN or infinity", expected)
+        return x  # type: ignore[no-any-return]
+
+
+class TokenSet(DataSet):
+    """A data set whose examples have L token ids; a subclass defines `tokens` and ``vocabulary``.
+
+    Ids are 0 to ``vocabulary - 1``. Texts with fewer than L tokens are padded at the end with id 0.
+    """
+
+    kind = "tokens"
+    #: Number of ids, including 0. It must be known before the run, because the model's shape
+    #: depends on it.
+    vocabulary: ClassVar[int] = 0
+
+    @abstractmethod
+    def tokens(self, domain: str, split: str, rows: Ints) -> Ints:
+        """Return the token ids of these rows, whole numbers [len(rows), L]."""
+
+    def examples(self, domain: str, split: str, rows: Ints) -> Ints:
+        if self.vocabulary < 1:
+            raise DataError(
+                f"{type(self).__name__}.vocabulary is missing. Set it to the number of token ids, "
+                "including 0."
+            )
+        x: Any = np.asarray(self.tokens(domain, split, rows))
+        if x.dtype.kind not in "iu" or x.ndim != 2 or len(x) != len(rows):
+            expected = f"whole numbers [{len(rows)}, L]"
+            raise invalid_values_error(self, domain, split, self.kind, x, expected)
+        if x.size and not 0 <= x.min() <= x.max() < self.vocabulary:
+            expected = f"0 to vocabulary - 1 = {self.vocabulary - 1}"
+            ids = f"{x.min()} to {x.max()}"
+            raise invalid_values_error(self, domain, split, self.kind, ids, expected)
+        return x.astype(np.int64)  # type: ignore[no-any-return]
+
+
 class DataSetOfFiles(DataSet, Generic[Opened]):
     """A data set that is read from files. Each domain is opened separately, and only once.
 
@@ -260,10 +322,8 @@ def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
         raise invalid_values_error(data_set, domain, split, "labels", y, "int64 [N]")
     most = (data_set.num_classes or len(data_set.classes) or MAX_CLASSES) - 1
     if len(y) and not 0 <= y.min() <= y.max() <= most:
-        expected = f"0 to {most}, the class numbers"
-        raise invalid_values_error(
-            data_set, domain, split, "labels", f"{y.min()} to {y.max()}", expected
-        )
+        found, expected = f"{y.min()} to {y.max()}", f"0 to {most}, the class numbers"
+        raise invalid_values_error(data_set, domain, split, "labels", found, expected)
     return y  # type: ignore[no-any-return]
 
 
@@ -292,13 +352,12 @@ def mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[f
 
 def source_of(data_set: DataSet, domain: str) -> str:
     """Return a text that says where a domain's examples come from; raise ``DataError`` if none."""
-    source = data_set.source(domain)
-    if not isinstance(source, str) or not source:
-        raise DataError(
-            f"{data_set.config.name}: source({domain!r}) returned {source!r}. Return a text "
-            "that says where the domain's examples come from."
-        )
-    return source
+    if (source := data_set.source(domain)) and isinstance(source, str):
+        return source
+    raise DataError(
+        f"{data_set.config.name}: source({domain!r}) returned {source!r}. Return a text that says "
+        "where the domain's examples come from."
+    )
 
 
 def invalid_values_error(
@@ -322,13 +381,9 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             f"all_domains() returned {domains!r}: expected a list or tuple of names, in an order "
             "that is always the same."
         )
-    whole = wanted.strip()
-    if not whole:
-        chosen = [*domains]
-    elif whole in [*domains]:  # it may have a comma
-        chosen = [whole]
-    else:
-        chosen = [name.strip() for name in wanted.split(",")]
+    chosen = [name.strip() for name in wanted.split(",")]
+    if wanted.strip() in ("", *domains):  # a name may have a comma
+        chosen = [wanted.strip()] if wanted.strip() else [*domains]
     for name in chosen:
         if name not in domains:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")
@@ -381,3 +436,97 @@ def too_few_examples_error(
     return DataError(
         f"Domain {group!r} has too few {split} examples: {count} for {clients} clients. {remedy}."
     )
+
+
+def check_comparable(name: str, groups: str, group_names: Sequence[str], num_classes: int) -> None:
+    """Raise ``DataError`` if there is only one group of people, or not exactly two classes."""
+    if groups and len(group_names) < 2:
+        raise DataError(
+            f"data.groups = {groups!r}: found only the group {', '.join(group_names)}; expected at"
+            " least two groups. Name another attribute, or remove data.groups."
+        )
+    if groups and num_classes != 2:
+        raise DataError(
+            f"data.groups = {groups!r}: group-fairness metrics need two classes (class 1 is the"
+            f" positive class), but {name} has {num_classes}. Remove data.groups."
+        )
+
+
+def check_smallest(data_set: DataSet, least: int) -> None:
+    """Raise ``DataError`` if fewer than ``least`` examples have a class or group of people.
+
+    Only names and numbers that come from the examples are checked, such as labels in a file. Labels
+    that count the classes, 0, 1, 2 and so on without a gap, reveal nothing, nor do names that a
+    data set's class declares.
+    """
+    kind = type(data_set)
+    declared = isinstance(kind.num_classes, int) or (
+        isinstance(kind.classes, tuple) and kind.classes
+    )
+    grouped = data_set.config.groups and kind.group_names is not DataSet.group_names
+    places = [(domain, split) for split in ("train", "test") for domain in data_set.domains]
+    numbers: dict[str, Any] = {} if declared else {"classes": partial(labels_of, data_set)}
+    numbers |= {"groups": data_set.group_of} if grouped else {}
+    for what, of in numbers.items():
+        values = np.concatenate([of(*place) for place in places])
+        different, counts = np.unique(values, return_counts=True)
+        counted = what == "classes" and not data_set.classes
+        if counted and len(counts) == different.max(initial=-1) + 1:
+            continue
+        if rare := int((counts < least).sum()):
+            raise DataError(
+                f"{rare} of the {len(counts)} {what} have fewer than {least} examples here "
+                "(data.smallest-group, and smallest-group in the node config), so they may say "
+                "who has them. Join them with others, or lower both numbers.",
+                public=True,
+            )
+
+
+def check_used(data_set: DataSet, arrays: Mapping[str, Any], least: int) -> None:
+    """Raise ``DataError`` if a run uses fewer than ``least`` of a site's examples of a split.
+
+    A site that has no more may use them. Groups of people are counted, so each needs ``least``.
+    """
+    for split in (split for split in ("train", "test", "validation") if f"y_{split}" in arrays):
+        source = "test" if split == "test" else "train"
+        has = len(labels_of(data_set, data_set.domains[0], source))
+        _, counts = np.unique(arrays.get(f"g_{split}", ()), return_counts=True)
+        few = f"the run uses {len(arrays[f'y_{split}'])} of this site's {split} examples"
+        if rare := int((counts < least).sum()):
+            few = f"{rare} of the groups of people have too few {split} examples here"
+        if rare or len(arrays[f"y_{split}"]) < min(least, has):
+            raise DataError(
+                f"{few}, fewer than {least} (data.smallest-group, and smallest-group in the node "
+                "config). Use more examples, join groups, or lower both numbers.",
+                public=True,
+            )
+
+
+def people_by_domain(
+    data_set: DataSet, labels: Mapping[str, Mapping[str, Ints]]
+) -> dict[tuple[str, str], Ints]:
+    """Return the groups of people by domain and split of the source; empty without ``data.groups``.
+
+    ``labels`` maps such a split and a domain to the labels of the examples.
+    """
+    if not data_set.config.groups:
+        return {}
+    return {
+        (domain, split): _checked_groups(data_set, domain, split, values)
+        for split, by_domain in labels.items()
+        for domain, values in by_domain.items()
+    }
+
+
+def _checked_groups(data_set: DataSet, domain: str, split: str, labels: Ints) -> Ints:
+    count, values = len(data_set.group_names), np.asarray(data_set.group_of(domain, split))
+    where = f"{type(data_set).__name__}: {domain}: {split}: groups"
+    found: Any = f"{values.dtype} {list(values.shape)}"
+    if values.dtype != np.int64 or values.shape != labels.shape:
+        raise DataError(f"{where}: found {found}; expected int64 {list(labels.shape)}.")
+    if len(values) and not 0 <= values.min() <= values.max() < count:
+        raise DataError(
+            f"{where}: found numbers from {values.min()} to {values.max()}; expected 0 to "
+            f"{count - 1}, the indices of group_names."
+        )
+    return values

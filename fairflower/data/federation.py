@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fairflower.arguments import Range
 from fairflower.errors import DataError, is_text, quoted
 from fairflower.files import read_npy_header
 from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
+from fairflower.schema import Count, Finite, Name, conform
 
 META = "meta.json"
 
 #: Titles of statistics over all domains in tables and callbacks; no domain may have these names.
 OVER_DOMAINS = (*(row.title for row in (AVG, STD, MIN, GAP)), AVG.phrase)
 
+Positive = Annotated[int, Range(1, 2**53)]
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -46,7 +49,7 @@ class Augment:
     size at random. With ``horizontal_flip``, it is mirrored with probability 0.5.
     """
 
-    crop_padding: int = 0
+    crop_padding: Count = 0
     horizontal_flip: bool = False
 
 
@@ -54,24 +57,20 @@ class Augment:
 class ClientInfo:
     """A client's domain, and its number of training examples in total and per class."""
 
-    client_id: int
-    domain: str
-    num_examples: int
-    class_counts: tuple[int, ...]
+    client_id: Count
+    domain: Name
+    num_examples: Positive
+    class_counts: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A data set divided among clients, read from its folder.
+    """A data set divided among clients by `fairflower.data.prepare`, read from its folder.
 
     Opening a federation reads only a JSON file. ``train`` and ``client_test`` read the examples of
     a single client. Every call reads them again, so the caller may change the arrays. The argument
     ``split`` is ``"train"``, ``"test"`` or ``"validation"``. Validation examples exist if
     a setting holds them out of the training examples, for tuning hyper-parameters.
-
-    See Also
-    --------
-    fairflower.data.prepare : Divides a data set.
     """
 
     #: Name of the data set.
@@ -80,46 +79,46 @@ class Federation:
     folder: Path
     #: Names of the groups of clients, in the order of the clients: the data set's domains, or a
     #: clean and a corrupted group for each domain.
-    domains: tuple[str, ...]
+    domains: tuple[Name, ...]
     #: Source of each domain's examples, as text.
     sources: tuple[str, ...]
-    num_classes: int
+    num_classes: Positive
     #: Shape of every example: (C, H, W) for images, (D,) for features, and (V, L) for L token ids
     #: below V (the shape of one-hot vectors).
-    shape: tuple[int, ...]
+    shape: tuple[Positive, ...]
     #: Mean and standard deviation (``std``), per channel for images in [0, 1] or per feature. Empty
     #: for token ids.
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[Finite, ...]
+    std: tuple[Finite, ...]
     #: Augmentation of training images; ``Augment()`` if ``data.augment`` is false.
     augment: Augment
     #: Number of test examples per domain.
-    test_sizes: tuple[int, ...]
+    test_sizes: tuple[Count, ...]
     #: Clients, indexed by ``client_id`` (also Flower's partition id) and sorted by domain.
     clients: tuple[ClientInfo, ...]
     #: Whether tests also report the AUC.
     auc: bool = False
     #: Class names; empty if the classes have only numbers.
-    classes: tuple[str, ...] = ()
+    classes: tuple[Name, ...] = ()
     #: SHA-256 of all clients' examples, the same wherever the data are prepared; empty for a site
     #: and for a federation of sites.
     fingerprint: str = ""
     #: Number of validation examples per domain; empty if none are held out.
-    validation_sizes: tuple[int, ...] = ()
+    validation_sizes: tuple[Count, ...] = ()
     #: Domain that is held out from all clients. It is not in ``domains``. Empty if there is none.
     held_out: str = ""
     #: Number of test examples of the held-out domain.
-    held_out_size: int = 0
+    held_out_size: Count = 0
     #: Digest of which examples each client has, whatever their order; empty as ``fingerprint``.
     division: str = ""
     #: Expected share of the "train" and "test" examples that another draw (``data.seed``) has, too,
     #: the number of "unused" training examples and, with ``data.redraw``, of "tests per training
     #: example". Empty as above.
-    redraw: dict[str, float] = field(default_factory=dict)
+    redraw: dict[str, Finite] = field(default_factory=dict)
     #: Sensitive attribute that divides people into groups; empty if there is none.
     groups: str = ""
     #: Names of the groups of people, in the order of their numbers.
-    group_names: tuple[str, ...] = ()
+    group_names: tuple[Name, ...] = ()
 
     def __hash__(self) -> int:
         """Hash only a few fields, because workers look up the federation of every message."""
@@ -173,49 +172,38 @@ class Federation:
         Raises ``DataError`` if a field does not have the type, length and range documented above,
         if a client has no examples, or if its ``class_counts`` do not sum to ``num_examples``.
         """
-        domains, num_classes = self.domains, self.num_classes
-        _expect(_all(domains, _is_name) and 0 < len(set(domains)) == len(domains), domains=domains)
+        try:
+            conform(self, Federation)
+        except ValueError as error:
+            raise DataError(str(error)) from error
+        domains, classes, groups, shape = self.domains, self.classes, self.group_names, self.shape
+        _expect(0 < len(set(domains)) == len(domains), domains=domains)
         _expect(not set(OVER_DOMAINS) & set(domains), domains=domains)
-        _expect(_is_count(num_classes, 1), num_classes=num_classes)
-        named = _all(self.classes, _is_name) and len(self.classes) in (0, num_classes)
-        _expect(named and len(set(self.classes)) == len(self.classes), classes=self.classes)
-        sizes = _all(self.shape, lambda n: _is_count(n, 1)) and len(self.shape) in KINDS
-        _expect(sizes and (self.kind != "images" or self.shape[0] in (1, 3)), shape=self.shape)
-        scaled = 0 if self.kind == "tokens" else self.shape[0]
-        _expect(_all(self.mean, _is_finite, scaled), mean=self.mean)
-        _expect(_all(self.std, _is_finite, scaled) and min(self.std, default=1) > 0, std=self.std)
-        padding, flip = self.augment.crop_padding, self.augment.horizontal_flip
-        widest = max(self.shape[1:]) if self.kind == "images" else 0
-        _expect(_is_count(padding) and padding <= widest, crop_padding=padding)
-        _expect(isinstance(flip, bool), horizontal_flip=flip)
-        _expect(isinstance(self.auc, bool), auc=self.auc)
-        _expect(_is_text(self.name), name=self.name)
-        _expect(_is_text(self.fingerprint), fingerprint=self.fingerprint)
-        texts = _all(self.sources, lambda source: isinstance(source, str), len(domains))
-        _expect(texts, sources=self.sources)
-        _expect(_all(self.test_sizes, _is_count, len(domains)), test_sizes=self.test_sizes)
-        validated = self.validation_sizes
-        kept = _all(validated, _is_count, len(domains) * bool(validated))
-        _expect(kept, validation_sizes=validated)
-        unseen = _is_name(self.held_out) and self.held_out not in (*domains, *OVER_DOMAINS)
-        _expect(self.held_out == "" or unseen, held_out=self.held_out)
-        tested = _is_count(self.held_out_size) and bool(self.held_out_size) == bool(self.held_out)
+        _expect(len(set(classes)) == len(classes) in (0, self.num_classes), classes=classes)
+        _expect(len(shape) in KINDS, shape=shape)
+        images, scaled = self.kind == "images", 0 if self.kind == "tokens" else shape[0]
+        _expect(not images or shape[0] in (1, 3), shape=shape)
+        _expect(len(self.mean) == scaled, mean=self.mean)
+        _expect(len(self.std) == scaled and min(self.std, default=1) > 0, std=self.std)
+        padding = self.augment.crop_padding
+        _expect(padding <= (max(shape[1:]) if images else 0), crop_padding=padding)
+        _expect(len(self.sources) == len(domains), sources=self.sources)
+        _expect(len(self.test_sizes) == len(domains), test_sizes=self.test_sizes)
+        kept = self.validation_sizes
+        _expect(len(kept) in (0, len(domains)), validation_sizes=kept)
+        unseen = self.held_out not in (*domains, *OVER_DOMAINS) and "\r" not in self.held_out
+        _expect(unseen, held_out=self.held_out)
+        tested = bool(self.held_out_size) == bool(self.held_out)
         _expect(tested, held_out_size=self.held_out_size)
-        _expect(_is_text(self.division), division=self.division)
-        shares = isinstance(self.redraw, dict) and _all(tuple(self.redraw.values()), _is_finite)
-        _expect(shares and _all(tuple(self.redraw), _is_text), redraw=self.redraw)
-        _expect(_is_text(self.groups), groups=self.groups)
-        unlike = len(set(self.group_names)) == len(self.group_names)
-        _expect(_all(self.group_names, _is_name) and unlike, group_names=self.group_names)
-        _expect(bool(self.groups) == bool(self.group_names), group_names=self.group_names)
+        named = bool(self.groups) == bool(groups)
+        _expect(named and len(set(groups)) == len(groups), group_names=groups)
         _expect(bool(self.clients), clients=self.clients)
-        known = set(domains)
         for k, client in enumerate(self.clients):
             _expect(client.client_id == k, client_id=client.client_id)
-            _expect(_is_name(client.domain) and client.domain in known, domain=client.domain)
-            counts, total = client.class_counts, client.num_examples
-            _expect(_all(counts, _is_count, num_classes), class_counts=counts)
-            _expect(_is_count(total, 1) and total == sum(counts), num_examples=total)
+            _expect(client.domain in domains, domain=client.domain)
+            counts = client.class_counts
+            _expect(len(counts) == self.num_classes, class_counts=counts)
+            _expect(client.num_examples == sum(counts), num_examples=client.num_examples)
 
     @property
     def kind(self) -> str:
@@ -336,37 +324,10 @@ def _expect(holds: bool, **field: object) -> None:
         raise DataError(f"{name} = {shortened(value)}")
 
 
-def _all(values: Any, holds: Callable[[Any], bool], length: int | None = None) -> bool:
-    """Return whether ``values`` is a tuple, of ``length`` if given, whose items pass ``holds``."""
-    fits = isinstance(values, tuple) and length in (None, len(values))
-    return fits and all(map(holds, values))
-
-
 def check_names(names: Iterable[str]) -> None:
     """Raise ``DataError`` if a run folder cannot store the name of a domain, class or group."""
-    if wrong := [name for name in names if not _is_storable(name)]:
+    if wrong := [name for name in names if not is_text(name) or "\r" in name]:
         raise DataError(
             f"{quoted(wrong[0])}: the name of a domain, class or group has a null byte, a "
             "carriage return or a character that UTF-8 cannot encode. Rename it."
         )
-
-
-def _is_storable(name: str) -> bool:
-    return is_text(name) and "\r" not in name
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and is_text(value)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value) and _is_storable(value)
-
-
-def _is_count(value: object, least: int = 0) -> bool:
-    # Weights are computed as doubles, which represent whole numbers exactly up to this bound.
-    return type(value) is int and least <= value <= 2**53
-
-
-def _is_finite(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

@@ -1,15 +1,18 @@
-"""Labels and images in ``.npz`` files, and helper functions for reading local files."""
+"""Local files: checks before they are read, arrays in ``.npz`` files, labels and names."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import re
+import sys
 import unicodedata
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,7 +21,6 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.opening import TABLES, check_memory, explained, open_regular
 from fairflower.errors import DataError
 from fairflower.files import read_npy_header
 
@@ -32,9 +34,112 @@ NPZ_FORMAT = (
 #: Upper bound on labels if the number of classes is not declared.
 MAX_CLASSES = 2**16
 
+#: Maximum size of an image file or table in bytes: five times the largest image in 16-bit color.
+MAX_BYTES = 2**30
+
+_CGROUP = Path("/proc/self/cgroup")
+
+
+@contextmanager
+def explained(problem: str, remedy: str = "") -> Iterator[None]:
+    """Convert any exception of a file-reading library to a ``DataError``."""
+    try:
+        yield
+    except DataError as error:
+        error.public = error.public or "a file cannot be read"
+        raise
+    except Exception as error:
+        reason = f"{problem} ({type(error).__name__}: {error})."
+        public = f"a file cannot be read ({type(error).__name__})"
+        raise DataError(f"{reason} {remedy}." if remedy else reason, public=public) from error
+
+
+def open_regular(path: Path, most: int | None = MAX_BYTES) -> BufferedReader:
+    """Open a regular file of at most ``most`` bytes for reading; None means any size.
+
+    Raises ``DataError`` if the file is larger or not regular. Raises ``OSError`` if the operating
+    system cannot open the file.
+    """
+    check_regular(path)
+    if most is not None and (size := path.stat().st_size) > most:
+        raise DataError(
+            f"{path}: found {gigabytes(size)}; expected at most {gigabytes(most)}. Reduce its size."
+        )
+    return path.open("rb")
+
+
+def check_regular(path: Path) -> None:
+    """Raise ``DataError`` for what is no file: reading a pipe would wait, a device may not end."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file. Remove or replace it.")
+
+
+#: What to do with files that are tables of numbers.
+TABLES = "For a table of numbers write a FeatureSet: docs/your-own-parts.md, Other data than images"
+
+
+def check_columns(
+    where: str, wanted: Iterable[str], columns: Iterable[str], remedy: str = ""
+) -> None:
+    """Raise ``DataError`` if a table, ``where``, lacks a column or has two of the same name."""
+    columns, wanted = list(columns), list(wanted)
+    if twice := [name for name in wanted if columns.count(name) > 1]:
+        found = f"found several columns named {twice[0]}. Rename all but one."
+        raise DataError(f"{where}: {found}", public=f"a table: {found}")
+    if missing := [name for name in wanted if name not in columns]:
+        lacks = f"missing: {', '.join(missing)}. Add or rename columns."
+        raise DataError(
+            f"{where}: found the columns {', '.join(columns)}; {lacks} {remedy}".rstrip(),
+            public=f"a table: found {len(columns)} columns; {lacks}",
+        )
+
+
+def gigabytes(size: int) -> str:
+    """Format a number of bytes as gigabytes.
+
+    >>> gigabytes(2**30), gigabytes(10**12)
+    ('1.1 GB', '1,000.0 GB')
+    """
+    return f"{size / 1e9:,.1f} GB"
+
+
+def check_memory(subject: str, needed: int, remedy: str) -> None:
+    """Raise ``DataError`` if ``needed`` bytes exceed the free memory.
+
+    The message consists of ``subject``, both numbers of bytes and ``remedy``.
+    """
+    if needed > (free := free_memory()):
+        problem = f"{gigabytes(needed)}; expected no more than the free memory, {gigabytes(free)}."
+        raise DataError(f"{subject} {problem} {remedy}", public=f"a file takes {problem}")
+
+
+def free_memory() -> int:
+    """Return the number of bytes available without swapping or, if unknown, the total memory.
+
+    The limit of a container or job (the process's control group, version 2) counts, too.
+    """
+    try:
+        free = 1024 * _number(Path("/proc/meminfo"), r"MemAvailable:\s*")
+    except (OSError, TypeError):
+        if not hasattr(os, "sysconf"):  # Windows: a failed allocation will say the rest
+            return sys.maxsize
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, TypeError, ValueError):  # no control group, or no limit ("max")
+        (place,) = re.findall(r"^0::/?(.*)$", _CGROUP.read_text(encoding="utf-8"), re.MULTILINE)
+        group = Path("/sys/fs/cgroup", place)
+        used = _number(group / "memory.current") - _number(group / "memory.stat", "inactive_file ")
+        free = min(free, max(0, _number(group / "memory.max") - used))
+    return free
+
+
+def _number(path: Path, before: str = "") -> int:
+    """Return the number at the start of a line of a file, after the text ``before``."""
+    text = path.read_text(encoding="ascii")
+    return int(re.search(rf"^{before}(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
+
 
 class Header(NamedTuple):
-    """Shape and type of a stored array, read before its values."""
+    """Shape and type of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -103,17 +208,15 @@ class NpzFile:
                 size = archive.getinfo(f"{key}.npy").file_size
                 with archive.open(f"{key}.npy") as member:
                     shape, _, dtype = read_npy_header(member)
-                    header = Header(shape, dtype)
-                    self._check_size(key, header, size - member.tell())
+                    header, size = Header(shape, dtype), size - member.tell()
+                    needed = math.prod(shape) * dtype.itemsize
+                    if not dtype.hasobject and needed != size:
+                        there = f"{size} bytes of data for {header}"
+                        raise self._wrong(key, there, f"{needed} bytes")
+                    found = f"{self.path}: {key}: found {header},"
+                    check_memory(found, needed, "Store fewer or smaller images.")
                     member.seek(0)
                     yield header, member
-
-    def _check_size(self, key: str, header: Header, size: int) -> None:
-        needed = math.prod(header.shape) * header.dtype.itemsize
-        if not header.dtype.hasobject and needed != size:
-            raise self._wrong(key, f"{size} bytes of data for {header}", f"{needed} bytes")
-        found = f"{self.path}: {key}: found {header},"
-        check_memory(found, needed, "Store fewer or smaller images.")
 
     def _wrong(self, key: str, content: object, expected: str) -> DataError:
         public = f"{key} in an .npz file is missing or wrong; expected {expected}"

@@ -1,28 +1,199 @@
-"""Decoding of images, and conversion to the array layout for training."""
+"""Tables of image files and of Hugging Face data sets, and decoding and resizing of images."""
 
 from __future__ import annotations
 
+import hashlib
 import io
-import math
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
-from fairflower.data.dicom import MAX_PIXELS, SUFFIXES, read_dicom
-from fairflower.data.federation import Pixels
-from fairflower.data.opening import check_memory, explained, open_regular
-from fairflower.errors import DataError
+from fairflower.data.federation import Ints, Pixels
+from fairflower.data.files import (
+    check_columns,
+    check_memory,
+    check_regular,
+    checked_labels,
+    explained,
+    open_regular,
+)
+from fairflower.errors import DataError, require
 
-if TYPE_CHECKING:  # not in every installation
+if TYPE_CHECKING:  # Pillow and pydicom are not in every installation
+    import pydicom
+    from datasets import Dataset, DatasetDict
     from PIL import Image
 
+#: Extensions of DICOM files.
+SUFFIXES = (".dcm", ".dicom")
+
+#: Maximum number of pixels. Above this limit, Pillow warns of a decompression bomb.
+MAX_PIXELS = 2**30 // 12
 
 #: Supported formats, by their names in Pillow. Other formats are not tried: EPS, for example, would
 #: run a program in the file with Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """Table of image files that are not yet decoded: a label and a file for each image.
+
+    Every source of images is read by such a table: folders of classes, a .csv file with the names
+    of images, and rows of a Hugging Face data set. ``labels`` are int64 [N]. ``where`` returns the
+    name of the image in a row, for error messages. ``pictures`` decodes the images of rows, one at
+    a time.
+    """
+
+    labels: Ints
+    where: Callable[[int], str]
+    pictures: Callable[[Ints], Iterator[Image.Image]]
+
+    def pixels(self, rows: Ints, side: int, source: str, bits: int = 16) -> tuple[Pixels, int]:
+        """Return the images of these rows as squares, uint8 [len(rows), side, side, 3].
+
+        Also returns the largest value in images with over 8 bits, of which ``bits`` are used.
+        ``source`` is the name of the table in errors.
+        """
+        found = f"{source}: {len(rows)} images of {side}x{side} pixels take"
+        check_memory(found, 3 * len(rows) * side**2, "Lower data.image-size.")
+        pixels, largest = np.empty((len(rows), side, side, 3), np.uint8), 0
+        for i, picture in enumerate(self.pictures(rows)):
+            values = eight_bit(picture, self.where(int(rows[i])), bits)
+            pixels[i] = resize(values[None], (side, side))[0]
+            if picture.mode.startswith("I"):
+                largest = max(largest, int(np.asarray(picture).max()))
+        return pixels, largest
+
+
+@dataclass(frozen=True)
+class HuggingFaceImages:
+    """Rows of a Hugging Face data set with an ``image`` column; ``where`` is its name in errors."""
+
+    data: Dataset
+    where: str
+
+    def check_columns(self, *names: str) -> None:
+        """Raise ``DataError`` if a column is missing."""
+        check_columns(self.where, names, self.data.column_names)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return a column [N], with names instead of numbers if the column has class names."""
+        values: npt.NDArray[Any] = np.asarray(self.data[name][:])
+        names = getattr(self.data.features[name], "names", None)
+        if names is None or values.dtype.kind not in "iu" or not len(values):
+            return values
+        numbers = checked_labels(f"{self.where}: {name}", values, len(names))
+        return np.array([names[k] for k in numbers])
+
+    def table(self, rows: Ints, labels: Ints) -> FileTable:
+        """Return the table of the images in these rows, which have these labels."""
+        files, mode = self._files
+
+        def where(position: int) -> str:
+            return f"{self.where}: row {rows[position]}"
+
+        def pictures(positions: Ints) -> Iterator[Image.Image]:
+            chosen = files.select(rows[positions])
+            for position, example in zip(positions.tolist(), chosen, strict=True):
+                yield picture_in(example["image"], where(position), mode)
+
+        return FileTable(labels, where, pictures)
+
+    def hashes(self, rows: Ints) -> list[str]:
+        """Return the SHA-256 of each row's image file, or "" for a row without a file."""
+        files = (example["image"] for example in self._files[0].select(rows))
+        return [_hash(file) if isinstance(file, dict) else "" for file in files]
+
+    @cached_property
+    def _files(self) -> tuple[Dataset, str | None]:
+        """The undecoded image column, for `picture_in`, and the color mode of its images."""
+        from datasets import Image as Feature
+
+        images, feature = self.data.select_columns(["image"]), self.data.features["image"]
+        if not isinstance(feature, Feature):
+            return images, None
+        return images.cast_column("image", Feature(decode=False)), feature.mode
+
+
+@dataclass(frozen=True)
+class HuggingFaceSplits:
+    """A domain in a Hugging Face ``DatasetDict``: train and test, with the columns image and label.
+
+    Images are resized to squares with a side of ``image_size``. Labels must be below
+    ``num_classes``, if it is given. ``where`` is the folder or name of the data in error messages.
+    """
+
+    splits: DatasetDict
+    where: str
+    image_size: int
+    num_classes: int | None = None
+
+    def labels(self, split: str) -> Ints:
+        """Return the labels of a split, int64 [N]."""
+        return self._table(split).labels
+
+    def images(self, split: str, rows: Ints) -> Pixels:
+        """Return the images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
+        return self._table(split).pixels(rows, self.image_size, f"{self.where}: {split}")[0]
+
+    def _table(self, split: str) -> FileTable:
+        if split not in self.splits:
+            raise DataError(
+                f"{self.where}: found the splits {', '.join(map(str, self.splits))}; "
+                "expected train and test."
+            )
+        images = HuggingFaceImages(self.splits[split], f"{self.where}: {split}")
+        images.check_columns("image", "label")
+        values = np.asarray(images.data["label"][:])
+        labels = checked_labels(f"{images.where}: label", values, self.num_classes)
+        return images.table(np.arange(len(labels)), labels)
+
+
+def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) -> DatasetDict:
+    """Download a data set from the Hugging Face Hub through flwr-datasets."""
+    require("sim", f"{name} on the Hugging Face Hub", "flwr_datasets", "datasets")
+    from datasets import DatasetDict
+    from flwr_datasets import FederatedDataset
+
+    with explained(f"{name} cannot be downloaded from the Hugging Face Hub", remedy):
+        hub = FederatedDataset(dataset=name, subset=subset, partitioners={}, shuffle=False)
+        return DatasetDict({split: hub.load_split(split) for split in splits})
+
+
+def load_saved(folder: Path) -> Dataset | DatasetDict:
+    """Load the data set that ``save_to_disk`` wrote to a folder."""
+    require("sim", "A Hugging Face data set", "datasets")
+    from datasets import load_from_disk
+
+    for path in folder.rglob("*"):
+        if path.exists() and not path.is_dir():
+            check_regular(path)
+    with explained(f"{folder} is not a Hugging Face data set written with save_to_disk"):
+        return load_from_disk(str(folder))
+
+
+def is_hf_dataset_folder(folder: Path) -> bool:
+    """Return whether Hugging Face's ``save_to_disk`` wrote this folder."""
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a regular file."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash(file: dict[str, Any]) -> str:
+    content = file["bytes"]
+    return hashlib.sha256(content).hexdigest() if content else file_hash(Path(file["path"]))
 
 
 def read_picture(path: Path) -> Image.Image:
@@ -126,32 +297,24 @@ def eight_bit(picture: Image.Image, where: str, bits: int = 16) -> Pixels:
     return np.repeat(gray[..., None], 3, axis=2)
 
 
-def to_chw(images: Pixels, channels: int, size: tuple[int, int]) -> Pixels:
+def to_chw(images: Pixels, channels: int, height: int, width: int) -> Pixels:
     """Resize images, repeat gray in all ``channels``, and move the channels to the front.
 
     ``images`` are uint8 [N, H, W], [N, H, W, 1] or [N, H, W, 3]. ``channels`` is 1 or 3; color
-    images need 3. ``size`` is (height, width) in pixels. Returns a contiguous array, uint8 [N,
-    channels, height, width].
+    images need 3. Returns a contiguous array, uint8 [N, channels, height, width].
 
-    >>> to_chw(np.zeros((5, 4, 4), np.uint8), channels=3, size=(8, 8)).shape
+    >>> to_chw(np.zeros((5, 4, 4), np.uint8), channels=3, height=8, width=8).shape
     (5, 3, 8, 8)
     """
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    found = f"{len(images)} images of {size[0]}x{size[1]} pixels take"
-    needed = len(images) * channels * math.prod(size)
+    found = f"{len(images)} images of {height}x{width} pixels take"
+    needed = len(images) * channels * height * width
     check_memory(found, needed, "Lower data.image-size, or use fewer images.")
-    images = resize(images, size)
+    images = resize(images, (height, width))
     if images.ndim == 3:
         return np.repeat(images[:, None], channels, axis=1)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-
-
-def empty_pixels(where: str, count: int, side: int) -> Pixels:
-    """Return an array for color images, uint8 [count, side, side, 3], if the memory is enough."""
-    found = f"{where}: {count} images of {side}x{side} pixels take"
-    check_memory(found, 3 * count * side**2, "Lower data.image-size.")
-    return np.empty((count, side, side, 3), np.uint8)
 
 
 def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
@@ -167,3 +330,83 @@ def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
     for i, image in enumerate(images):
         resized[i] = Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR)
     return resized
+
+
+def read_dicom(path: Path) -> Image.Image:
+    """Read the image in a DICOM file, as grayscale or RGB.
+
+    Gray values are rescaled by the file's slope and intercept (for example to Hounsfield units).
+    Values are clipped to the first window, if the file has windows, or mapped by the VOI LUT, if it
+    has one instead. The range of the window or the table is then scaled to 0 to 255. If the file
+    has neither, the range is that of ``BitsStored`` bits. MONOCHROME1, where 0 is white, is
+    inverted.
+
+    Raises ``DataError`` if pydicom is not installed, or if the file has several frames, palette
+    colors or more than `MAX_PIXELS` pixels, or is deflated as a whole, because its size is then
+    unknown.
+    """
+    from PIL import Image
+
+    try:
+        from pydicom import dcmread
+        from pydicom.filereader import read_file_meta_info
+        from pydicom.pixels import pixel_array
+    except ImportError:
+        raise DataError(
+            f"{path} is a DICOM file. To read it, install pydicom: pip install "
+            "'fairflower[medical]'."
+        ) from None
+    with open_regular(path) as file:
+        syntax = read_file_meta_info(path).get("TransferSyntaxUID")
+        if syntax is not None and syntax.is_deflated:
+            raise DataError(
+                f"{path} is a deflated DICOM file, which is not supported. Decompress it."
+            )
+        header = dcmread(file)
+    kind = str(header.PhotometricInterpretation)
+    gray = kind in ("MONOCHROME1", "MONOCHROME2")
+    _check_shape(header, f"{path}: found {kind}", 1 if gray else 3)
+    values = pixel_array(header)
+    shown = _windowed(values, header) if gray else values / (2.0**header.BitsStored - 1)
+    if not np.isfinite(shown).all():
+        raise DataError(
+            f"{path}: its slope, intercept or window is not a finite number. Correct it."
+        )
+    if kind == "MONOCHROME1":
+        shown = 1 - shown
+    return Image.fromarray(np.rint(255 * shown.clip(0, 1)).astype(np.uint8))
+
+
+def _check_shape(header: pydicom.Dataset, image: str, colors: int) -> None:
+    """Raise ``DataError`` for several frames, other colors or too many pixels, before decoding."""
+    frames = int(header.get("NumberOfFrames") or 1)
+    sides, samples = (int(header.Rows), int(header.Columns)), int(header.SamplesPerPixel)
+    if frames != 1 or samples != colors:
+        shape = [*([frames] if frames != 1 else []), *sides, *([samples] if samples != 1 else [])]
+        raise DataError(
+            f"{image} of shape {shape}; expected a single frame, grayscale or RGB. Export "
+            "the frames as PNG files."
+        )
+    if sides[0] * sides[1] > MAX_PIXELS:
+        raise DataError(
+            f"{image} of {sides[1]}x{sides[0]} pixels; expected at most {MAX_PIXELS:,} pixels. "
+            "Reduce its size."
+        )
+
+
+def _windowed(values: npt.NDArray[Any], header: pydicom.Dataset) -> npt.NDArray[np.float64]:
+    """Convert stored values to brightness, 0 to 1."""
+    from pydicom.pixels import apply_rescale, apply_voi, apply_windowing
+
+    bits, signed = int(header.BitsStored), int(header.PixelRepresentation)
+    ends = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if signed else [0, 2**bits - 1])
+    values = apply_rescale(values, header)
+    if header.get("WindowWidth") not in (None, ""):
+        # pydicom maps black and white to the ends of a range, in this order, even if it descends.
+        low, high = apply_windowing(np.array([-np.inf, np.inf]), header)
+        return np.asarray((apply_windowing(values, header) - low) / (high - low))
+    if "VOILUTSequence" in header:
+        bits = int(header.VOILUTSequence[0].LUTDescriptor[2])
+        return np.asarray(apply_voi(values, header) / (2.0**bits - 1))
+    low, high = sorted(map(float, apply_rescale(ends, header)))
+    return np.asarray((values - low) / (high - low))

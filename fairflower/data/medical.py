@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.data.class_folders import ClassFolders, Domain
-from fairflower.data.client_groups import stratified_mask
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints
-from fairflower.data.files import stamp
-from fairflower.data.opening import check_columns, explained, open_regular
-from fairflower.data.split_files import SplitFiles
+from fairflower.data.files import check_columns, explained, open_regular, stamp
+from fairflower.data.folders import ClassFolders, SplitFiles
+from fairflower.data.images import FileTable
+from fairflower.data.partition import stratified_mask
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 
@@ -153,7 +152,7 @@ class ImageTable(ClassFolders):
     def source(self, domain: str) -> str:
         return str(self._root)
 
-    def _read(self, domain: str) -> Domain:
+    def _read(self, domain: str) -> FileTable:
         assert self._root is not None
         records = ((label, path.name, path) for label, path in self.records(self._root))
         return self._of_files(records, self._root)
@@ -236,8 +235,7 @@ class ISIC2019(ImageTable):
         values = np.stack(columns, axis=1)
         names = np.array([f"{image}.jpg" for image in table["image"]], object)
         known = values.any(axis=1)  # the others are of class "UNK"
-        wrong = known & (np.sort(values)[:, -2:] != [0, 1]).any(axis=1)
-        for row in np.flatnonzero(wrong):
+        for row in np.flatnonzero(known & (np.sort(values)[:, -2:] != [0, 1]).any(axis=1)):
             raise DataError(
                 f"{path}: {table['image'][row]} has the classes {values[row].tolist()}; expected "
                 "exactly one 1. Correct it."
@@ -258,7 +256,7 @@ class RSNAICH(ImageTable):
 
     A. Flanders et al., Radiology: Artificial Intelligence 2 (2020), non-commercial use. The files
     are the published ``stage_2_train.csv`` (ID, Label, with six rows per slice) and the DICOM
-    files, which `fairflower.data.dicom.read_dicom` reads. Instead of DICOM files you may use images
+    files, which `fairflower.data.images.read_dicom` reads. Instead of these you may use images
     ``stage_2_train/<ID>.png`` or ``.jpg`` that you have windowed and exported. Slices without an
     image are skipped.
 

@@ -1,24 +1,246 @@
-"""Division of a domain's rows among its clients."""
+"""Groups of clients, by domain or by image quality, and division of their rows among them."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.data.data_set import DataSet, too_few_examples_error
+from fairflower.config import argument_to_key
+from fairflower.data.data_set import DataSet, labels_of, too_few_examples_error
 from fairflower.data.federation import Ints
-from fairflower.data.opening import explained
+from fairflower.data.files import explained
 from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
 
-#: Minimum number of rows per client in a Dirichlet partition: batch norm cannot train on a single
-#: example.
-_LEAST = 2
+#: Largest ``data.imbalance-factor``: up to here, powers of doubles give exact numbers of clients.
+MAX_IMBALANCE = 10**6
 
+
+@dataclass(frozen=True)
+class ClientGroup:
+    """The clients of a domain, or only its clean or only its corrupted clients.
+
+    Its ``name`` is listed in the federation's ``domains``. All its examples come from the data
+    set's ``domain``. With ``corrupted``, all its training and test examples are corrupted. Client
+    k gets ``sizes[k]`` of the training examples ``rows``, int64 [N].
+    """
+
+    name: str
+    domain: str
+    rows: Ints
+    sizes: tuple[int, ...]
+    corrupted: bool = False
+    #: Training and test rows of each client. Set only if a partitioner divides the examples.
+    trained_on: tuple[Ints, ...] = ()
+    tested_on: tuple[Ints, ...] = ()
+
+
+def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+    """Return the groups of clients: one per domain, or a clean and a corrupted one per domain.
+
+    A data set with a partitioner is divided by `partitioner_groups`. ``data.imbalance-factor``
+    selects `imbalanced_groups`, and ``data.corrupted-clients`` selects `quality_groups`. Otherwise,
+    every domain has ``data.clients-per-domain`` clients of equal size. ``labels`` are the labels of
+    each domain's training examples. Raises ``DataError`` if settings conflict or leave no
+    clean client.
+    """
+    config = data_set.config
+    if data_set.partitioner() is not None:
+        return partitioner_groups(data_set, labels)
+    if config.imbalance_factor > 1:
+        if config.corrupted_clients:
+            raise DataError(
+                "data.imbalance-factor and data.corrupted-clients cannot be combined. Set the "
+                "first to 1 or the second to 0."
+            )
+        return imbalanced_groups(data_set, labels)
+    if config.corrupted_clients:
+        return quality_groups(data_set, labels)
+    groups = []
+    for domain, values in labels.items():
+        sizes = _sizes(data_set, domain, len(values), config.clients_per_domain)
+        groups.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
+    return groups
+
+
+def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+    """Return a clean and a corrupted group per domain, as in FedISM (IJCAI 2024).
+
+    Let ``ratio`` be the fraction of corrupted clients. Of the ``n`` images of a class in a domain,
+    ``round((1 - ratio) n)`` go to the clean clients, and the rest go to the corrupted clients. The
+    images are drawn at random with ``data.seed``. Both groups are tested on the same images, but
+    those of the corrupted group are corrupted.
+
+    FedISM's code instead gives the first images in its file to the clean clients. But images sorted
+    by name are often sorted by source as well, for example by hospital in ISIC 2019. The groups
+    would then differ in more than the corruption.
+    """
+    config = data_set.config
+    clients, corrupted = config.clients_per_domain, config.corrupted_clients
+    if corrupted >= clients:
+        raise DataError(
+            f"data.corrupted-clients = {corrupted}: at least one of the {clients} clients of a "
+            "domain must stay clean. Lower it, or raise data.clients-per-domain."
+        )
+    groups = []
+    for domain, values in labels.items():
+        rng = np.random.default_rng(derive_seed(config.seed, domain, "groups"))
+        clean = stratified_mask(values, lambda count: round((1 - corrupted / clients) * count), rng)
+        prefix = f"{domain} " if len(labels) > 1 else ""
+        for name, chosen, members in (
+            ("clean", clean, clients - corrupted),
+            ("corrupted", ~clean, corrupted),
+        ):
+            rows = np.flatnonzero(chosen)
+            if len(rows) < members:
+                raise DataError(
+                    f"{len(rows)} of the {len(values)} training examples of domain {domain!r} are "
+                    f"for its {members} {name} clients. Lower data.clients-per-domain, or change "
+                    "data.corrupted-clients."
+                )
+            sizes = _sizes(data_set, domain, len(rows), members)
+            groups.append(ClientGroup(prefix + name, domain, rows, sizes, name == "corrupted"))
+    return groups
+
+
+def imbalanced_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+    """Return groups of geometrically decreasing size: the domain imbalance of FedGCR (AAAI 2024).
+
+    With ``D`` domains, numbered from 0, domain i has ``round(ratio^(D - 1 - i))`` clients. Its
+    images are those of domain i - 1 divided by ``ratio``, or all its images if it has fewer. Client
+    j of a domain gets images in proportion to ``ratio^j``. On PACS it gets them in proportion to
+    ``factor^(j / (n - 1))``, so that the last of ``n`` clients has ``factor`` times the images of
+    the first. The first domain has as many images as without imbalance, and
+    ``data.examples-per-client`` is the mean over its clients.
+
+    ==================  ===================  ================================================
+    ``D``, factor       ratio                clients
+    ==================  ===================  ================================================
+    5 (Digit-Five)      5: 1.5, 10: 1.8      5 3 2 2 1, 10 6 3 2 1
+    6 (DomainNet)       5: 1.4, 10: 1.6      5 4 3 2 1 1, 10 7 4 3 2 1
+    4 (PACS)            5: 1.7, 10: 2.16     5 3 2 1, 10 5 2 1
+    ==================  ===================  ================================================
+
+    The ratios are those of the released code; the paper does not state them. For factor 1, the code
+    has two clients per domain with sizes 1 : 3; here their sizes are equal.
+    """
+    factor = data_set.config.imbalance_factor
+    ratio = series_ratio(factor, len(labels))
+    groups: list[ClientGroup] = []
+    total = 0
+    for place, (domain, values) in enumerate(labels.items()):
+        clients = round(ratio ** (len(labels) - 1 - place))
+        if place == 0:
+            total = data_set.train_size(domain, len(values), clients)
+        else:
+            total = min(int(total / ratio), len(values))
+        within = data_set.imbalanced_within and clients > 1
+        step = factor ** (1 / (clients - 1)) if within else ratio
+        weights = step ** np.arange(1 - clients, 1)  # the last is 1: none can overflow
+        sizes = tuple((total * weights / weights.sum() + 1e-9).astype(int).tolist())
+        groups.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
+    return groups
+
+
+def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+    """Return one group per domain, with clients that the data set's partitioner defines.
+
+    Each client is a partition with at least two training examples and a test example. If there are
+    more than ``data.clients-per-domain``, that many are drawn with ``data.seed``. Raises
+    ``DataError`` if there are fewer, or if a setting divides the examples in another way.
+    """
+    config, tested = data_set.config, {d: bool(data_set.columns(d, "test")) for d in labels}
+    for key in (  # the clients have all examples of their partitions, so none is for validation
+        *("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"),
+        *(
+            "validation_examples",
+            "imbalance_factor",
+            *(["test_examples"] if any(tested.values()) else []),
+        ),
+    ):
+        if getattr(config, key) > (key == "imbalance_factor"):
+            raise DataError(
+                f"data.{argument_to_key(key)}: {config.name} is divided by its partitioner. Leave "
+                "this setting at its default."
+            )
+    groups = []
+    for domain, values in labels.items():
+        test = labels_of(data_set, domain, "test") if tested[domain] else None
+        trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
+        kept = range(len(trained_on))
+        usable = [k for k in kept if len(trained_on[k]) > 1 and (test is None or len(tested_on[k]))]
+        if len(usable) < config.clients_per_domain:
+            raise DataError(
+                f"Domain {domain!r} has only {len(usable)} partitions with at least two training "
+                f"examples and a test example; expected {config.clients_per_domain}. Lower "
+                "data.clients-per-domain."
+            )
+        rng = np.random.default_rng(derive_seed(config.seed, domain, "parts"))
+        drawn = sorted(rng.permutation(usable)[: config.clients_per_domain].tolist())
+        own = tuple(trained_on[k] for k in drawn)
+        tests = tuple(tested_on[k] for k in drawn) if tested_on else ()
+        sizes, pool = tuple(map(len, own)), np.concatenate(own)
+        groups.append(ClientGroup(domain, domain, pool, sizes, trained_on=own, tested_on=tests))
+    return groups
+
+
+def series_ratio(factor: int, domains: int) -> float:
+    """Return the ratio of a geometric sequence whose first term is ``factor`` times its last.
+
+    The ratio is ``factor^(1 / (domains - 1))``, rounded to the fewest decimals that reproduce the
+    rounded factor. For 4 domains and factor 10, it is 2.16 as in FedGCR's released code, not 2.15.
+
+    >>> [series_ratio(factor, 5) for factor in (2, 5, 10)]
+    [1.2, 1.5, 1.8]
+    """
+    if (factor, domains) == (10, 4):
+        return 2.16
+    if domains < 2:
+        raise DataError(
+            f"data.imbalance-factor = {factor} needs several domains, but there is only 1. Set it "
+            "to 1, or select several domains with data.domains."
+        )
+    if factor > MAX_IMBALANCE:
+        raise DataError(
+            f"data.imbalance-factor = {factor}: expected at most {MAX_IMBALANCE}, so that the "
+            "numbers of clients are exact."
+        )
+    exact: float = factor ** (1 / (domains - 1))
+    decimals = 1
+    while round(round(exact, decimals) ** (domains - 1)) != factor:
+        decimals += 1
+    return round(exact, decimals)
+
+
+def stratified_mask(
+    labels: Ints, wanted: Callable[[int], int], rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Return a mask, bool [N], of ``wanted(n)`` random images out of the ``n`` of each class."""
+    chosen = np.zeros(len(labels), np.bool_)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        chosen[members[: wanted(len(members))]] = True
+    return chosen
+
+
+def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tuple[int, ...]:
+    if clients > available:  # before there is a list of all of them
+        remedy = "Lower data.clients-per-domain"
+        raise too_few_examples_error(domain, available, "training", clients, remedy)
+    total = data_set.train_size(domain, available, clients)
+    each, rest = divmod(total, clients)
+    if data_set.config.dirichlet_alpha:  # the Dirichlet partitioner takes any number
+        return (each + 1,) * rest + (each,) * (clients - rest)
+    return (each,) * clients
+
+
+#: Minimum number of rows per client in a Dirichlet partition: batch norm cannot train on one.
+_LEAST = 2
 #: Maximum number of draws of a Dirichlet partition. The first draw that gives each client `_LEAST`
 #: rows is used.
 _DRAWS = 11
@@ -34,42 +256,16 @@ def divide(
     alpha: float = 0.0,
     client_count_key: str = "data.clients-per-domain",
 ) -> list[Ints]:
-    """Divide a domain's rows among its clients at random.
+    """Divide a domain's rows among its clients at random; return disjoint rows of each, int64 [n].
 
-    The result depends only on the seed, the domain's name and its labels. (In FedHEAL's code it
-    also depends on the number of rounds.)
+    The result depends only on the seed (``data.seed``), the domain's name and its labels, int64
+    [N]. (In FedHEAL's code it also depends on the number of rounds.) Client k gets ``sizes[k]``
+    rows. With ``every_class``, `cover_every_class` ensures that each client gets every class. With
+    ``alpha``, ``sum(sizes)`` rows are divided by `dirichlet_shares` instead. ``client_count_key``
+    is the setting that determines the number of clients, for error messages.
 
-    Parameters
-    ----------
-    domain
-        Name of the domain.
-    labels : array of shape (N,)
-        Labels of the domain's rows, int64.
-    sizes
-        Number of rows of each client.
-    seed
-        The seed for the data, ``data.seed``.
-    every_class
-        Whether `cover_every_class` ensures that each client gets every class.
-    alpha
-        Concentration of a Dirichlet partition of ``sum(sizes)`` rows by label, with at least two
-        rows per client (see `dirichlet_shares`). 0 means no Dirichlet partition.
-    client_count_key
-        Key of the setting that determines the number of clients, for error messages.
+    Raises ``DataError`` if there are too few rows.
 
-    Returns
-    -------
-    list of array
-        Rows of each client, int64 [n], disjoint.
-
-    Raises
-    ------
-    DataError
-        If there are too few rows.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> [rows.tolist() for rows in divide("mnist", np.arange(6) % 2, [2, 3], seed=0)]
     [[3, 0], [4, 2, 5]]
     """
@@ -93,24 +289,9 @@ def dirichlet_shares(
     """Divide the rows of each class among clients in random proportions.
 
     The draws match those of ``DirichletPartitioner`` in flwr-datasets, so both give the same
-    partition.
-
-    Parameters
-    ----------
-    labels : array of shape (N,)
-        Labels of the rows, int64.
-    clients
-        Number of clients.
-    alpha
-        Concentration of the symmetric Dirichlet distribution of the proportions, above 0.
-    rng
-        Random generator.
-
-    Returns
-    -------
-    list of array or None
-        Disjoint rows of each client, int64 [n] with n at least 2. None if no draw gave every client
-        2 rows.
+    partition. ``labels`` are int64 [N]; ``alpha``, above 0, is the concentration of the symmetric
+    Dirichlet distribution of the proportions. Returns disjoint rows of each client, int64 [n] with
+    n at least 2, or None if no draw gave every client 2 rows.
     """
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_DRAWS):
@@ -129,23 +310,11 @@ def dirichlet_shares(
 def like_training(labels: Ints, counts: Ints) -> list[Ints]:
     """Divide rows among clients so that each class is divided as in training.
 
-    Parameters
-    ----------
-    labels : array of shape (N,)
-        Labels of the rows, int64.
-    counts : array of shape (K, C)
-        Number of training rows of each client and class; every label is below C.
+    ``labels`` are int64 [N], and ``counts``, int64 [K, C], the training rows of each client and
+    class; every label is below C. Returns disjoint rows of each client, int64 [n], in increasing
+    order. Classes on which no client trains are divided evenly. A client that would get no row gets
+    one of the client with most, as long as there is a client with several.
 
-    Returns
-    -------
-    list of array
-        Disjoint rows of each client, int64 [n], in increasing order. Classes on which no client
-        trains are divided evenly. A client that would get no row gets one of the client with most,
-        as long as there is a client with several.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> rows = like_training(np.array([0, 1, 0, 0, 0, 1]), np.array([[30, 0], [10, 0]]))
     >>> [client.tolist() for client in rows]
     [[0, 1, 2, 3], [4, 5]]
@@ -184,23 +353,17 @@ def rows_of_each(client: Ints, clients: int) -> list[Ints]:
 
 
 def _drawn(
-    domain: str,
-    labels: Ints,
-    sizes: Sequence[int],
-    seed: int,
-    every_class: bool,
-    client_count_key: str,
+    domain: str, labels: Ints, sizes: Sequence[int], seed: int, every_class: bool, count_key: str
 ) -> list[Ints]:
     """Draw ``sizes[k]`` rows at random for each client k."""
     needed = sum(sizes)
     if len(sizes) > len(labels):
-        raise too_few_examples_error(
-            domain, len(labels), "training", len(sizes), f"Lower {client_count_key}"
-        )
+        remedy = f"Lower {count_key}"
+        raise too_few_examples_error(domain, len(labels), "training", len(sizes), remedy)
     if not min(sizes):
         raise DataError(
             f"{sizes.count(0)} of the {len(sizes)} clients of domain {domain!r} would get no "
-            f"training example. Lower {client_count_key}, or raise data.fraction or "
+            f"training example. Lower {count_key}, or raise data.fraction or "
             "data.examples-per-client."
         )
     if needed > len(labels):
@@ -209,7 +372,7 @@ def _drawn(
         raise DataError(
             f"Domain {domain!r} has {len(labels)} training examples, but "
             f"{len(sizes)} clients x {each} examples = {needed} are needed. Change "
-            f"{client_count_key}, data.fraction or data.examples-per-client."
+            f"{count_key}, data.fraction or data.examples-per-client."
         )
     rng = split_rng(seed, domain, "train")
     order = rng.permutation(len(labels))

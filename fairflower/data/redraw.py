@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.data.client_groups import ClientGroup
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Ints
+from fairflower.data.partition import ClientGroup
 from fairflower.data.rows import SPLITS, Rows
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed

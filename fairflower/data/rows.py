@@ -1,23 +1,23 @@
-"""Division of a data set's rows among the clients of each domain, for every split."""
+"""Division of a data set's rows among the clients of each domain, for every split.
+
+Also selection of clients' validation examples, which are used to tune hyper-parameters.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from fairflower.config import DataConfig
-from fairflower.data.client_groups import ClientGroup, client_groups
-from fairflower.data.data_set import (
-    DataSet,
-    client_count_key,
-    labels_of,
-    too_few_examples_error,
-)
+from fairflower.data.data_set import DataSet, client_count_key, labels_of, too_few_examples_error
 from fairflower.data.federation import Federation, Ints
-from fairflower.data.partition import divide, like_training, split_rng
-from fairflower.data.validation import hold_out, set_aside
+from fairflower.data.partition import ClientGroup, client_groups, divide, like_training, split_rng
+from fairflower.errors import DataError
+from fairflower.seeds import derive_seed
 
 #: Split of a federation -> split of the data set from which its examples are taken.
 SPLITS = {"train": "train", "validation": "train", "test": "test"}
@@ -44,18 +44,17 @@ def _rows(
     test = test_rows(config, groups, labels["test"])
     skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
     if skewed:
-        test = _like_training(groups, train, labels["train"], test, labels["test"])
+        test = _like_training(groups, train, test, labels, "test")
     if count := config.validation_examples:
         pools = {group.name: group.rows for group in groups}
         unused = set_aside(pools, train, count, config.seed)
         if skewed:
-            unused = _like_training(groups, train, labels["train"], unused, labels["train"])
+            unused = _like_training(groups, train, unused, labels, "train")
         return {"train": train, "validation": unused, "test": test}
     if not config.validation_fraction:
         return {"train": train, "test": test}
     group_labels = {group.name: labels["train"][group.domain] for group in groups}
-    divided = hold_out(train, group_labels, config.validation_fraction, config.seed)
-    kept, held_out = ({name: pair[i] for name, pair in divided.items()} for i in range(2))
+    kept, held_out = hold_out(train, group_labels, config.validation_fraction, config.seed)
     return {"train": kept, "validation": held_out, "test": test}
 
 
@@ -112,18 +111,113 @@ def check_clients_can_test(config: DataConfig, federation: Federation, split: st
 def _like_training(
     groups: list[ClientGroup],
     train: Rows,
-    train_labels: Mapping[str, Ints],
     test: Rows,
-    test_labels: Mapping[str, Ints],
+    labels: Mapping[str, Mapping[str, Ints]],
+    split: str,
 ) -> Rows:
-    """Divide test or validation rows by class as the training rows of each group are divided."""
+    """Divide test or validation rows, of a split, by class as each group's training rows are."""
     rows = dict(test)
-    for group in groups:
-        if group.tested_on:
-            continue
-        trained, tested = train_labels[group.domain], test_labels[group.domain]
+    for group in (group for group in groups if not group.tested_on):
+        trained, tested = labels["train"][group.domain], labels[split][group.domain]
         most = 1 + max(trained.max(), tested.max())
         counts = np.array([np.bincount(trained[own], minlength=most) for own in train[group.name]])
         kept = np.concatenate(test[group.name])
         rows[group.name] = [kept[share] for share in like_training(tested[kept], counts)]
     return rows
+
+
+def hold_out(
+    rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float, seed: int
+) -> tuple[Rows, Rows]:
+    """Divide each client's rows into training and validation rows, in this order.
+
+    ``rows`` are those of each client, int64 [n], by group, and ``labels`` those of all rows of the
+    group's domain, int64 [N]. A client with ``n`` rows gets ``int(share * n)`` validation rows, but
+    at least 1. They depend only on ``seed`` (``data.seed``), the group's name and the client's
+    position in the group. Each class contributes its proportional share, but at least one row of
+    each class stays in training. Both parts keep the order of the rows.
+
+    Raises ``DataError`` if a client has too few rows. The message states the largest possible
+    share.
+    """
+    _check(rows, labels, share)
+    kept, validation = {}, {}
+    for name, clients in rows.items():
+        drawn = [
+            _drawn(labels[name][own], share, derive_seed(seed, name, position, "validation"))
+            for position, own in enumerate(clients)
+        ]
+        kept[name] = [own[~out] for own, out in zip(clients, drawn, strict=True)]
+        validation[name] = [own[out] for own, out in zip(clients, drawn, strict=True)]
+    return kept, validation
+
+
+def set_aside(
+    pools: Mapping[str, Ints], rows: Mapping[str, Sequence[Ints]], count: int, seed: int
+) -> Rows:
+    """Draw each client's validation rows from the rows on which no client trains.
+
+    In each group, ``count`` unused rows (or all, if there are fewer) are drawn at random, with a
+    generator derived from ``seed`` and the group's name, and divided among the clients. ``pools``
+    has the rows of each group, int64 [N], and ``rows`` the training rows of each of its clients.
+    Raises ``DataError`` if a group has no unused rows.
+    """
+    validation = {}
+    for name, clients in rows.items():
+        unused = np.setdiff1d(pools[name], np.concatenate(clients))
+        if not len(unused):
+            raise DataError(
+                f"data.validation-examples = {count}: the {len(clients)} clients of {name!r} leave"
+                f" none of its {len(pools[name])} training examples unused. Lower data.fraction or "
+                "data.examples-per-client, or use data.validation-fraction."
+            )
+        rng = np.random.default_rng(derive_seed(seed, name, "validation"))
+        drawn = rng.permutation(unused)[: max(count, len(clients))]
+        validation[name] = np.array_split(drawn, len(clients))
+    return validation
+
+
+def _wanted(images: int, share: float) -> int:
+    # 1e-9, because a product such as 0.29 * 100 = 28.999999999999996 stands for 29.
+    return max(1, int(share * images + 1e-9))
+
+
+def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Return a random mask of a client's validation rows, bool [N]."""
+    rng = np.random.default_rng(seed)
+    classes, counts = np.unique(labels, return_counts=True)
+    quotas = share * counts
+    taken = np.minimum((quotas + 1e-9).astype(int), counts - 1)
+    order = rng.permutation(len(classes))  # breaks ties between classes at random
+    while taken.sum() < _wanted(len(labels), share):
+        claims = np.where(taken < counts - 1, quotas - taken, -np.inf)
+        taken[order[np.argmax(claims[order])]] += 1
+    out = np.zeros(len(labels), np.bool_)
+    for label, count in zip(classes, taken, strict=True):
+        out[rng.permutation(np.flatnonzero(labels == label))[:count]] = True
+    return out
+
+
+def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float) -> None:
+    """Raise ``DataError`` if a client has too few rows for the share."""
+    sizes = [
+        (name, len(held), len(np.unique(labels[name][held])))
+        for name, clients in rows.items()
+        for held in clients
+    ]
+    for client, (name, images, classes) in enumerate(sizes):
+        if _wanted(images, share) <= images - classes:
+            continue
+        largest = min((n - kinds) / n for _, n, kinds in sizes)
+        remedy = f"Set it to at most {math.floor(1e4 * largest) / 1e4:g}."
+        if largest == 0:
+            remedy = (
+                "No fraction works, because a client has only one example of each class. Raise "
+                "data.fraction, data.examples-per-client or data.dirichlet-alpha, or set "
+                "data.validation-fraction to 0."
+            )
+        raise DataError(
+            f"data.validation-fraction = {share:g}: client {client} ({name}) has {images} training "
+            f"examples of {classes} classes; one example of each class must stay in training. "
+            f"{remedy}"
+        )

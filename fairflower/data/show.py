@@ -37,19 +37,9 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     width = 2 * margin + COLUMNS * cell + (COLUMNS - 1) * gap
     height = margin + rows * (cell + heading)
     figure = Figure(figsize=(width, height))
-    grid = figure.subplots(
-        rows,
-        COLUMNS,
-        squeeze=False,
-        gridspec_kw={
-            "left": margin / width,
-            "right": 1 - margin / width,
-            "bottom": margin / height,
-            "top": 1 - heading / height,
-            "wspace": gap / cell,
-            "hspace": heading / cell,
-        },
-    )
+    grid = figure.subplots(rows, COLUMNS, squeeze=False)
+    left, bottom, top = margin / width, margin / height, 1 - heading / height
+    figure.subplots_adjust(left, bottom, 1 - left, top, gap / cell, heading / cell)
     for row, domain, test_size in zip(grid, federation.domains, federation.test_sizes, strict=True):
         clients = federation.clients_of(domain)
         train_size = sum(federation.clients[client].num_examples for client in clients)
@@ -63,7 +53,10 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
         for axis, image, label in zip(row, sample.x, sample.y, strict=False):
             picture = np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0)
             axis.imshow(picture, interpolation="nearest")
-            axis.set_title(_short(names[label]), fontsize=7, pad=2, color="0.35", parse_math=False)
+            name = names[label]
+            if len(name) > LONGEST:
+                name = name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+            axis.set_title(name, fontsize=7, pad=2, color="0.35", parse_math=False)
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -108,12 +101,8 @@ def clients_table(federation: Federation) -> Table:
     for domain, *sizes in zip(federation.domains, *splits.values(), strict=True):
         clients = [federation.clients[client] for client in federation.clients_of(domain)]
         for client in clients:
-            shown.add_row(
-                str(client.client_id),
-                escape(domain),
-                str(client.num_examples),
-                in_lines(client.class_counts),
-            )
+            numbers = str(client.num_examples), in_lines(client.class_counts)
+            shown.add_row(str(client.client_id), escape(domain), *numbers)
         totals = np.sum([client.class_counts for client in clients], axis=0).tolist()
         shown.add_row(
             *("all", escape(domain), str(sum(totals)), in_lines(totals), *map(str, sizes)),
@@ -158,11 +147,6 @@ def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
 
 def _heading(axis: Axes, x: float, text: str, **style: Any) -> None:
     axis.text(x, 1.3, text, transform=axis.transAxes, fontsize=9, parse_math=False, **style)
-
-
-def _short(name: str) -> str:
-    """Shorten a class name to the width of an image."""
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _sample(federation: Federation, clients: list[int]) -> Split:

@@ -7,7 +7,7 @@ sends the result to all sites, so that they can use the common class numbers and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from reprlib import repr as shortened
 
@@ -23,21 +23,13 @@ from fairflower.errors import DataError
 def open_site(config: DataConfig, domain: str) -> Federation:
     """Open a site's data as a federation with a single client that has all the data.
 
-    Parameters
-    ----------
-    config
-        The run's ``data`` table, with the site's ``dir``. The site trains on all its training
-        examples unless ``fraction`` or ``examples_per_client`` is set, whatever the data set's
-        default is. Settings that divide a data set among clients are ignored
-        (``clients_per_domain``, ``dirichlet_alpha``, ``corrupted_clients``, ``imbalance_factor``).
-    domain
-        Name for the site's data. If the folder has several domains, the name of one of these.
+    ``config`` is the run's ``data`` table, with the site's ``dir``. The site trains on all its
+    training examples unless ``fraction`` or ``examples_per_client`` is set, whatever the data set's
+    default is. Settings that divide a data set among clients are ignored. ``domain`` is a name for
+    the site's data; if the folder has several domains, the name of one of these.
 
-    Raises
-    ------
-    DataError
-        If the data cannot be used, if fewer than ``smallest_group`` examples share the name of a
-        class or group, or if the run excludes this domain.
+    Raises ``DataError`` if the data cannot be used, if fewer than ``smallest_group`` examples share
+    the name of a class or group, or if the run excludes this domain.
     """
     if config.domains and domain not in names_in(config.domains):
         raise DataError(
@@ -95,14 +87,12 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     """
     merged = max(sites, key=lambda site: site.shape[0])
     _check_compatible(sites, merged)
-    classes = merged.classes
-    if any(site.classes != classes for site in sites):
-        classes = tuple(sorted({name for site in sites for name in site.classes}))
+    classes = _merged(site.classes for site in sites)
     merged = replace(
         merged,
         num_classes=len(classes) or max(site.num_classes for site in sites),
         classes=classes,
-        group_names=_group_names(sites),
+        group_names=_merged(site.group_names for site in sites),
         fingerprint="",
         held_out="",  # a site has only its own domain
         held_out_size=0,
@@ -134,16 +124,11 @@ def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
     """
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
-        listing = ", ".join(
-            f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items()
-        )
-        kind = sites[0].kind
-        remedy = (
-            "Set data.image-size to resize them"
-            if kind == "images"
-            else "Give all examples the same size"
-        )
-        raise DataError(f"The sites' {kind} differ in size ({listing}). {remedy}.")
+        texts = (f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items())
+        kind, remedy = sites[0].kind, "Give all examples the same size"
+        if kind == "images":
+            remedy = "Set data.image-size to resize them"
+        raise DataError(f"The sites' {kind} differ in size ({', '.join(texts)}). {remedy}.")
     for site in sites:  # grayscale images have the first of three channels' constants
         for name in ("mean", "std", "augment"):
             own, common = getattr(site, name), getattr(most, name)
@@ -174,10 +159,10 @@ def as_in(merged: Federation, site: Federation, split: Split) -> Split:
     return Split(np.asarray(np.repeat(x, merged.shape[0], axis=1)) if gray else x, numbers)
 
 
-def _group_names(sites: Sequence[Federation]) -> tuple[str, ...]:
-    """Return the names of all sites' groups of people, sorted if the sites' names differ."""
-    known = {site.group_names for site in sites}
-    return known.pop() if len(known) == 1 else tuple(sorted({n for names in known for n in names}))
+def _merged(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return all sites' names of classes or groups of people, sorted if the sites' names differ."""
+    known = set(names)
+    return known.pop() if len(known) == 1 else tuple(sorted({n for own in known for n in own}))
 
 
 def groups_in(merged: Federation, site: Federation, groups: Ints) -> Ints:

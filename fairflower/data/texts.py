@@ -9,11 +9,11 @@ import sys
 import unicodedata
 import zlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,19 +21,20 @@ import numpy as np
 
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
-from fairflower.data.data_set import DataSetOfFiles
+from fairflower.data.data_set import DataSetOfFiles, TokenSet
 from fairflower.data.federation import Ints
-from fairflower.data.files import check_twins, checked_labels, needed_folder, stamp
-from fairflower.data.opening import (
+from fairflower.data.files import (
     MAX_BYTES,
     TABLES,
     check_columns,
     check_memory,
+    check_twins,
+    checked_labels,
     explained,
     open_regular,
+    stamp,
 )
-from fairflower.data.people import GroupsOfFiles
-from fairflower.data.vectors import TokenSet
+from fairflower.data.folders import OwnFiles
 from fairflower.errors import DataError, require
 
 #: Ranges of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, kana, Chinese.
@@ -46,6 +47,8 @@ _WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)+|[^\w\s]")
 #: Number of token ids of the built-in tokenizer.
 HASH_VOCABULARY = 4096
 
+_SPLITS = ("test", "train")
+
 #: Upper bound on the bytes that Python needs for a row of a table, besides its characters.
 ROW_BYTES = 200
 
@@ -53,18 +56,15 @@ ROW_BYTES = 200
 class TextSet(TokenSet):
     """A data set whose examples are texts; a subclass defines `texts`.
 
-    Parameters
-    ----------
-    tokenizer
-        ``hash`` (default) maps each word or punctuation mark, and each character of scripts without
-        spaces such as Chinese and Japanese, to an id from 1 to 4095, by the CRC-32 of its composed
-        lower-case form. No vocabulary has to be collected from clients, but words may share an id.
-        Any other value is a folder with a tokenizer from transformers, or its name on the Hugging
-        Face Hub, for example that of the network ``hf:NAME``. It needs a padding token. Nothing is
-        downloaded.
-    length
-        Number of tokens per text. Longer texts are truncated, and shorter texts are padded with
-        zeros. Default 64.
+    The ``tokenizer`` ``hash`` (default) maps each word or punctuation mark, and each character of
+    scripts without spaces such as Chinese and Japanese, to an id from 1 to 4095, by the CRC-32 of
+    its composed lower-case form. No vocabulary has to be collected from clients, but words may
+    share an id. Any other value is a folder with a tokenizer from transformers, or its name on the
+    Hugging Face Hub, for example that of the network ``hf:NAME``. It needs a padding token. Nothing
+    is downloaded.
+
+    ``length`` is the number of tokens per text, by default 64. Longer texts are truncated, and
+    shorter texts are padded with zeros.
     """
 
     def __init__(
@@ -161,16 +161,14 @@ def _of_transformers(name: str, length: int) -> _Encoder:
 
 @dataclass(frozen=True)
 class _Table:
-    """Texts and labels of a domain, by split."""
+    """Texts and labels of a domain, from a file that has a column ``split`` or does not."""
 
-    texts: dict[str, list[str]]
-    labels: dict[str, list[str]]
-    #: Setting -> its column's values: ``data.groups`` and ``data.redraw``.
-    columns: dict[str, dict[str, list[str]]]
     has_splits: bool
+    #: "text", "label", or a setting that names a column -> split -> the column's values.
+    columns: dict[str, dict[str, list[str]]]
 
 
-class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
+class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
     """All files ``<domain>.csv`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), sorted by name.
 
     A file is encoded in UTF-8 and has a header with the columns ``text`` and ``label``. An optional
@@ -181,32 +179,19 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
     """
 
     title = "A folder of texts"
+    suffix = ".csv"
+    content = "a .csv file per domain with the columns text and label"
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Class names; the first use reads the files of all domains."""
-        held = {d: set().union(*self._open(d).labels.values()) for d in self.domains}
+        held = {d: set().union(*self._open(d).columns["label"].values()) for d in self.domains}
         check_twins(f"{self.folder}: the classes", held, "Change the labels")
         return tuple(sorted(set().union(*held.values())))
 
-    @cached_property
-    def folder(self) -> Path:
-        return needed_folder(self.config, "a .csv file per domain (text, label)")
-
-    def all_domains(self) -> Sequence[str]:
-        """Return the names of the files, sorted."""
-        # Hidden files are not data: macOS writes "._books.csv" beside "books.csv".
-        names = sorted(p.stem for p in self.folder.glob("*.csv") if not p.name.startswith("."))
-        if not names:
-            raise DataError(
-                f"{self.folder} has no .csv file. Expected a file per domain with the columns text"
-                " and label."
-            )
-        return names
-
     def labels(self, domain: str, split: str) -> Ints:
         numbers = {name: k for k, name in enumerate(self.classes)}
-        labels = self._open(domain).labels[split]
+        labels = self._open(domain).columns["label"][split]
         if not labels:
             raise DataError(
                 f"{self.source(domain)} has no {split} texts. Add some. Without a column split, "
@@ -216,18 +201,15 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
         return checked_labels(self.source(domain), values, len(numbers))
 
     def texts(self, domain: str, split: str, rows: Ints) -> Sequence[str]:
-        texts = self._open(domain).texts[split]
+        texts = self._open(domain).columns["text"][split]
         return [texts[row] for row in rows.tolist()]
-
-    def group_values(self, domain: str, split: str) -> Sequence[str]:
-        return self._open(domain).columns["data.groups"][split]
 
     @property
     def redrawable(self) -> bool:  # type: ignore[override]
         return not any(self._open(domain).has_splits for domain in self.domains)
 
-    def units(self, domain: str, split: str) -> Sequence[str]:
-        return self._open(domain).columns["data.redraw"][split]
+    def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
+        return self._open(domain).columns[setting][split]
 
     @property
     def _settings(self) -> dict[str, str]:
@@ -255,41 +237,39 @@ class DomainTextFolder(GroupsOfFiles, TextSet, DataSetOfFiles[_Table]):
                 "another column, or remove data.groups.",
                 public=True,
             )
-        texts, labels, *empty = ({"train": [], "test": []} for _ in range(4))  # type: ignore[var-annotated]
-        named = dict(zip(("data.groups", "data.redraw"), empty, strict=True))
-        seen: dict[str, int] = {}
+        wanted = {"text": "text", "label": "label", **self._settings}
+        values: dict[str, dict[str, list[str]]] = {key: {s: [] for s in _SPLITS} for key in wanted}
+        seen: Counter[str] = Counter()
         with (
             explained(f"{path} cannot be read as a CSV file in UTF-8"),
             open_regular(path) as file,
             _long_fields(),
         ):
-            _check_size(path, file)
+            lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
+            needed = 2 * file.tell() + ROW_BYTES * lines
+            found = f"{path}: reading its {lines} lines takes"
+            check_memory(found, needed, "Store fewer texts in it.")
+            file.seek(0)
             reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             columns = reader.fieldnames or ()
-            table = _Table(texts, labels, named, "split" in columns)
-            wanted = ("text", "label", *self._settings.values())
-            check_columns(str(path), wanted, columns, f"{TABLES}.")
+            check_columns(str(path), wanted.values(), columns, f"{TABLES}.")
             for row in reader:
                 line = f"line {reader.line_num}"
                 where = f"{path}: {line}"
                 if problem := self._problem(row):
                     raise DataError(f"{where} {problem}", public=f"{line} of a table {problem}")
                 label = row["label"]
-                seen[label] = seen.get(label, -1) + 1
-                split = (
-                    row["split"] if "split" in columns else ("test", "train")[seen[label] % 5 > 0]
-                )
-                if split not in table.texts:
+                split = row["split"] if "split" in columns else _SPLITS[seen[label] % 5 > 0]
+                seen[label] += 1
+                if split not in _SPLITS:
                     remedy = "expected train or test. Correct it, or remove the column."
                     raise DataError(
                         f"{where}: found the split {split!r}; {remedy}",
                         public=f"{line} of a table: found another split; {remedy}",
                     )
-                for key, name in self._settings.items():
-                    named[key][split].append(sys.intern(row[name]))
-                table.texts[split].append(row["text"])
-                table.labels[split].append(sys.intern(label))
-        return table
+                for key, name in wanted.items():
+                    values[key][split].append(row[name] if key == "text" else sys.intern(row[name]))
+        return _Table("split" in columns, values)
 
     def _problem(self, row: Mapping[Any, Any]) -> str:
         """Return what is wrong with a row: too many values, or too few; empty if nothing is."""
@@ -311,11 +291,3 @@ def _long_fields() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(usual)
-
-
-def _check_size(path: Path, file: BufferedReader) -> None:
-    """Raise ``DataError`` if the texts of a file may need more than the free memory."""
-    lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
-    needed = 2 * file.tell() + ROW_BYTES * lines
-    check_memory(f"{path}: reading its {lines} lines takes", needed, "Store fewer texts in it.")
-    file.seek(0)

@@ -18,8 +18,6 @@ from torch.nn.parameter import is_lazy
 
 from fairflower.config import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
-from fairflower.models.first_stage import cache_first_stage as cache_first_stage
-from fairflower.models.first_stage import cached_first_stage as cached_first_stage
 from fairflower.registry import KINDS, MODELS
 
 logger = logging.getLogger(__name__)
@@ -33,11 +31,6 @@ class Classifier(nn.Module):
     an example: (channels, height, width) for an image, (D,) for D features, or (vocabulary, length)
     for token ids from 0 to vocabulary - 1.
 
-    Examples
-    --------
-    >>> import torch
-    >>> from torch import nn
-    >>> from fairflower.models import Classifier
     >>> class Linear(Classifier):
     ...     kinds = ("features",)
     ...     def __init__(self, num_classes, shape):
@@ -98,6 +91,32 @@ class PlainNetwork(Classifier):
         """Map examples to the inputs of the last layer, [N, D]."""
         features: Tensor = self.body(x)
         return features
+
+
+def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:
+    """Attach the output [N, D] of ``Classifier.first_stage`` to a batch [N, C, H, W].
+
+    The output belongs to this tensor object only. Tensors computed from the batch, for example by
+    augmentation, mixing or slicing, do not have it.
+    """
+    batch: Any = x
+    batch.first_stage = (result, _version(x))
+    return x
+
+
+def cached_first_stage(x: Tensor) -> Tensor | None:
+    """Return the output attached to a batch, or None if it is missing or the batch has changed.
+
+    >>> x = cache_first_stage(torch.zeros(2, 3), torch.ones(2, 1))
+    >>> cached_first_stage(x).shape, cached_first_stage(x + 1)
+    (torch.Size([2, 1]), None)
+    """
+    result, version = getattr(x, "first_stage", (None, None))
+    return result if version == _version(x) else None
+
+
+def _version(x: Tensor) -> int | None:
+    return None if x.is_inference() else x._version  # inference tensors count no versions
 
 
 def exchanged_arrays(model: nn.Module) -> dict[str, Tensor]:
@@ -199,10 +218,6 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def copy_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """Copy the arrays that server and clients exchange; bfloat16 becomes float32.
 
-    Examples
-    --------
-    >>> from torch import nn
-    >>> from fairflower.models import copy_arrays
     >>> {name: array.shape for name, array in copy_arrays(nn.Linear(3, 2)).items()}
     {'weight': (2, 3), 'bias': (2,)}
     """
@@ -223,15 +238,8 @@ def _sent_as(tensor: Tensor) -> torch.dtype:
 def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str) -> None:
     """Copy arrays into a model; error messages begin with ``owner``.
 
-    Raises
-    ------
-    ValueError
-        If names, shapes or dtypes of the arrays differ from those of the model.
+    Raises ``ValueError`` if names, shapes or dtypes of the arrays differ from those of the model.
 
-    Examples
-    --------
-    >>> from torch import nn
-    >>> from fairflower.models import copy_arrays, set_arrays
     >>> model = nn.Linear(3, 2)
     >>> set_arrays(model, copy_arrays(model), owner="client 0")
     """
@@ -275,33 +283,16 @@ def build(
     weights: str = "",
     adapter: str = "",
 ) -> Classifier:
-    """Build a model by name; its initial weights depend only on the seed.
+    """Build a model by name (``model.name``), for examples of a shape (see `Classifier`).
 
-    Parameters
-    ----------
-    name
-        Value of ``model.name``.
-    num_classes
-        Number of classes, which is the number of outputs of the head.
-    shape
-        Shape of an example; see `Classifier`.
-    seed
-        Random seed for the initial weights. Torch's global generator is unchanged.
-    weights
-        Pretrained weights, for models that support them: a file, or ``imagenet``. Empty means the
-        model's default. Models from libraries also support ``random``.
-    adapter
-        Adapter for a frozen ``timm:NAME`` or ``hf:NAME`` network. Empty means no adapter.
+    The initial weights depend only on the seed; torch's global generator is unchanged. ``weights``
+    are pretrained weights, for models that support them: a file, or ``imagenet``. Empty means the
+    model's default, and models from libraries also support ``random``. ``adapter`` is one for a
+    frozen ``timm:NAME`` or ``hf:NAME`` network; empty means none.
 
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, the model does not accept the examples, or the weights are missing
-        or belong to another model.
+    Raises ``ConfigError`` if the name is unknown, the model does not accept the examples, or the
+    weights are missing or belong to another model.
 
-    Examples
-    --------
-    >>> from fairflower.models import build
     >>> build("mlp", num_classes=3, shape=(5,), seed=0).head
     Linear(in_features=64, out_features=3, bias=True)
     """
@@ -316,12 +307,14 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = chosen.make(num_classes, shape, **pretrained)
-        if adapter:
-            _adapt(model, adapter)
+        if adapter:  # freezes the body of a `BodyClassifier`
+            added = AdapterSpec.read(adapter)
+            added.check()
+            added.make(model.body)
+            model.freeze()
         with chosen.naming_failures():
             initialize_lazy(model, shape)
-        if isinstance(model, nn.Module) and not isinstance(model, Classifier):
-            with chosen.naming_failures():
+            if isinstance(model, nn.Module) and not isinstance(model, Classifier):
                 model = _with_head(chosen.name, model, _two_examples(shape))
     if not isinstance(model, Classifier):
         raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
@@ -418,14 +411,6 @@ def _warn_once(text: str) -> None:
 def _two_examples(shape: tuple[int, ...]) -> Tensor:
     tokens = KINDS[len(shape)] == "tokens"
     return torch.zeros((2, shape[1]), dtype=torch.int64) if tokens else torch.zeros((2, *shape))
-
-
-def _adapt(model: Any, adapter: str) -> None:
-    """Freeze the body of a `BodyClassifier` and add an adapter."""
-    chosen = AdapterSpec.read(adapter)
-    chosen.check()
-    chosen.make(model.body)
-    model.freeze()
 
 
 def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: Any) -> None:

@@ -1,34 +1,31 @@
-"""Base class of classifiers that use a network from another library for features."""
+"""Classifiers that use a network from another library for features, and adapters of the network.
+
+An adapter adds a few trained parameters to a frozen network (``model.adapter``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairflower.errors import ConfigError
+from fairflower.arguments import Range
+from fairflower.errors import ConfigError, quoted, require
 from fairflower.models import Classifier
 
 
 class BodyClassifier(Classifier):
     """A classifier with a network from another library as ``body`` and a linear head.
 
-    Without an adapter, all arrays are trained and exchanged. After `freeze`, only the head and the
-    parameters that an adapter has added to the body are trained and exchanged; all clients have the
-    other arrays from the start.
-
-    Parameters
-    ----------
-    body
-        Network that maps an input to features [N, width].
-    width
-        Number of features.
-    num_classes
-        Number of classes, which is the number of outputs of the head.
+    The body maps an input to features [N, width]. Without an adapter, all arrays are trained and
+    exchanged. After `freeze`, only the head and the parameters that an adapter has added to the
+    body are trained and exchanged; all clients have the other arrays from the start.
     """
 
     def __init__(self, body: nn.Module, width: int, num_classes: int) -> None:
@@ -65,10 +62,9 @@ class BodyClassifier(Classifier):
     def train(self, mode: bool = True) -> BodyClassifier:
         """Set the mode of all layers; batch norm layers of a frozen body stay in eval mode."""
         super().train(mode)
-        if self.frozen:
-            for module in self.body.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+        for module in self.body.modules() if self.frozen else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
         return self
 
     def to_head(self, features: Tensor) -> Tensor:
@@ -104,3 +100,77 @@ def resized(x: Tensor, size: tuple[int, int] | None) -> Tensor:
     if size is None or tuple(x.shape[2:]) == size:
         return x
     return F.interpolate(x, size, mode="bilinear", antialias=True)
+
+
+def lora(
+    body: nn.Module,
+    *,
+    r: Annotated[int, Range(1, 4096)] = 8,
+    alpha: Annotated[float, Range(above=0)] = 16,
+    dropout: Annotated[float, Range(0, 0.99)] = 0.0,
+    targets: str = "all",
+) -> None:
+    """Freeze a network and add low-rank adapters to some of its layers, using PEFT.
+
+    A layer W x becomes W x + (alpha / r) B A x, with A [r, inputs] and B [outputs, r]. B is
+    initially 0 (E. Hu et al., *LoRA: Low-rank adaptation of large language models*, ICLR 2022).
+    ``r`` is by default PEFT's, and ``alpha`` twice the rank, as in the paper's code. ``dropout`` is
+    the probability of dropout before A; with 1 the adapters would never be trained. ``targets`` are
+    comma-separated last parts of layer names, such as ``query,value``, or ``all`` for every linear
+    layer.
+
+    Raises ``ConfigError`` if a target does not match any layer (the message lists the available
+    names) or PEFT cannot adapt the layer, and ``NotInstalled`` if PEFT is not installed.
+    """
+    require("hf", "model.adapter = 'lora'", "peft")
+    from peft import LoraConfig, inject_adapter_in_model
+
+    chosen = _matching(body, targets)
+    config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out")  # of GPT-2's layers, which PEFT sets
+        try:
+            inject_adapter_in_model(config, body)
+        except ValueError as error:  # of grouped convolutions, among others
+            raise ConfigError(
+                f"model.adapter: PEFT cannot adapt these layers: {error} Choose other targets."
+            ) from error
+    for parameter in body.parameters():
+        if parameter.requires_grad:  # also beside layers of 16 bits
+            parameter.data = parameter.data.float()
+
+
+def _matching(body: nn.Module, targets: str) -> list[str]:
+    """Return the full names of the layers that ``targets`` selects."""
+    layers = [  # Conv1D is the linear layer of GPT-2
+        name
+        for name, module in body.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv2d)) or type(module).__name__ == "Conv1D"
+    ]
+    linear = [name for name in layers if not isinstance(body.get_submodule(name), nn.Conv2d)]
+    if targets == "all" and linear:
+        return linear
+    chosen = []
+    for target in targets.split(","):
+        wanted = target.strip()
+        matches = [name for name in layers if f".{name}".endswith(f".{wanted}") and wanted]
+        if not matches:
+            raise ConfigError(
+                f"model.adapter: targets = {quoted(targets)}: no layer is called {quoted(wanted)}. "
+                f"Choose from {_last_parts(layers)}; or set targets = all, for all linear layers."
+            )
+        chosen += matches
+    return chosen
+
+
+def _last_parts(names: Iterable[str]) -> str:
+    """Return the last parts of names; if the last part is a number, include the part before it.
+
+    >>> _last_parts(["a.0.query", "a.1.query", "a.conv.0"])
+    'query, conv.0'
+    """
+    parts: dict[str, None] = {}
+    for name in names:
+        *above, last = name.split(".")
+        parts[f"{above[-1]}.{last}" if last.isdigit() and above else last] = None
+    return ", ".join(parts) or "none (the network has neither linear layers nor convolutions)"

@@ -59,24 +59,13 @@ def hf(
 ) -> HFClassifier:
     """Build the network for ``model.name = "hf:NAME-or-folder"``: an image or text classifier.
 
-    Parameters
-    ----------
-    name
-        Folder written by ``save_pretrained``, or name on the Hugging Face Hub. A name is looked up
-        in the local cache; nothing is downloaded.
-    weights
-        Empty for the pretrained weights, or ``random`` for random weights of the network that the
-        folder's ``config.json`` describes.
-    dtype
-        Data type of the pretrained weights. bfloat16 is sent as float32.
+    ``name`` is a folder written by ``save_pretrained``, or a name on the Hugging Face Hub, which is
+    looked up in the local cache; nothing is downloaded. ``weights`` are empty for the pretrained
+    weights, or ``random`` for random weights of the network that ``config.json`` describes.
+    ``dtype`` is that of the pretrained weights; bfloat16 is sent as float32.
 
-    Raises
-    ------
-    ConfigError
-        If the configuration or the weights are not available, or the network does not support the
-        examples.
-    NotInstalled
-        If transformers or PEFT is not installed.
+    Raises ``ConfigError`` if the configuration or the weights are not available, or the network
+    does not support the examples, and ``NotInstalled`` if transformers or PEFT is not installed.
     """
     require("hf", f"model.name = 'hf:{name}'")
     import transformers as library
@@ -87,9 +76,8 @@ def hf(
             "folder. Leave model.weights empty, or set it to random."
         )
     texts = len(shape) == 2
-    auto: Any = library.AutoModelForImageClassification
-    if texts:
-        auto = library.AutoModelForSequenceClassification
+    kinds = library.AutoModelForImageClassification, library.AutoModelForSequenceClassification
+    auto: Any = kinds[texts]
     place = str(Path(name).expanduser()) if is_folder(name) else name
     with _explained(name), _quiet(library.utils.logging), same_for_every_seed():
         local = {"local_files_only": True, "trust_remote_code": False}

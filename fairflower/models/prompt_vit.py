@@ -1,7 +1,9 @@
-"""FedGCR's network: a frozen Vision Transformer with trained prompts."""
+"""FedGCR's network, a frozen Vision Transformer with trained prompts, and its versions by name."""
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +12,12 @@ from torch import Tensor, nn
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier, cached_first_stage
 from fairflower.models.bodies import as_rgb, resized
+from fairflower.models.weights import (
+    copy_into,
+    decode_json_weights,
+    from_torchvision,
+    load_weights_file,
+)
 
 if TYPE_CHECKING:  # two seconds to import, and every command reads FedGC's arguments
     from torchvision.models import VisionTransformer
@@ -33,29 +41,14 @@ class PromptViT(Classifier):
     clients have the same transformer from the start. Because z_raw of an image never changes, it is
     computed once and cached (`fairflower.clients.Images`). Images are therefore not augmented.
 
-    Images are resized to the transformer's input size, and gray images get three channels.
+    Images of ``shape`` (C, H, W) are resized to the transformer's input size, and gray images get
+    three channels; other numbers of channels raise ``ConfigError``. The head of ``vit``, the
+    pretrained transformer, is removed.
 
-    Parameters
-    ----------
-    vit
-        The pretrained transformer, whose head is removed.
-    num_classes
-        Number of classes, which is the number of outputs of the head.
-    shape
-        Shape (C, H, W) of an image.
-    gc_net
-        Whether to use GC-Net. Without it h = 0, as in visual prompt tuning (Jia et al., ECCV 2022).
-        This is the baseline in the paper's ablation (Table 5) and the model for strategies that are
-        compared with FedGC. With the same seed, the initial prompts and head are the same with and
-        without GC-Net.
+    Without ``gc_net``, h = 0, as in visual prompt tuning (Jia et al., ECCV 2022). This is the
+    baseline in the paper's ablation (Table 5) and the model for strategies that are compared with
+    FedGC. With the same seed, the initial prompts and head are the same with and without GC-Net.
 
-    Raises
-    ------
-    ConfigError
-        If the images do not have 1 or 3 channels.
-
-    Notes
-    -----
     Details that the paper does not give follow the released code: four prompts drawn from N(0,
     0.02^2) without positional embedding, a GC-Net d -> 4 d -> d with a ReLU, and a linear head (the
     paper says "MLP"). Two parts of the released code are omitted: the 10 % dropout of z, and the
@@ -142,3 +135,84 @@ class PromptViT(Classifier):
             tokens = torch.cat([tokens, prompts], 1)
         encoded: Tensor = vit.encoder.ln(vit.encoder.layers(vit.encoder.dropout(tokens)))
         return encoded[:, 0]
+
+
+def prompt_vit_tiny(
+    num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
+) -> PromptViT:
+    """Build ``prompt-vit-tiny``; fairflower includes its default weights.
+
+    The network has 0.76 M frozen parameters and, for ten classes, 0.13 M trained parameters. The
+    weights were pretrained on characters in matplotlib's fonts
+    (``experiments/pretrain_vit_tiny.py``).
+    """
+    if weights == "imagenet":
+        raise ConfigError(
+            "model.weights = 'imagenet': prompt-vit-tiny has no ImageNet weights. Leave "
+            "model.weights empty for the included weights, or set it to a file."
+        )
+    vit = vit_tiny()
+    arrays = load_weights_file(weights) if weights else _shipped()
+    _load(vit, arrays, "fairflower.models.prompt_vit.vit_tiny", weights)
+    return PromptViT(vit, num_classes, shape, gc_net)
+
+
+def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """Build ``vpt-vit-tiny``, without GC-Net; it has 1,802 trained parameters."""
+    return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
+
+
+def prompt_vit_b_16(
+    num_classes: int, shape: tuple[int, int, int], weights: str = "", gc_net: bool = True
+) -> PromptViT:
+    """Build ``prompt-vit-b-16``, the network of the paper.
+
+    The network has 85.8 M frozen parameters and, for ten classes, 4.73 M trained parameters. The
+    default weights are torchvision's ``IMAGENET1K_V1``, which are downloaded once to torch's cache.
+    """
+    from torchvision.models import ViT_B_16_Weights, vit_b_16
+
+    vit = vit_b_16()
+    published = ViT_B_16_Weights.IMAGENET1K_V1
+    imagenet = weights in ("", "imagenet")
+    arrays = from_torchvision(published) if imagenet else load_weights_file(weights)
+    _load(vit, arrays, "torchvision's vit_b_16", weights)
+    return PromptViT(vit, num_classes, shape, gc_net)
+
+
+def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """Build ``vpt-vit-b-16``, without GC-Net; it has 10,762 trained parameters."""
+    return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
+
+
+def vit_tiny(num_classes: int = 1) -> VisionTransformer:
+    """Build a small torchvision ViT for CPUs: 16 tokens of a 32x32 image, 5 layers, d = 128.
+
+    Patches of 8x8 pixels first pass through three convolutions with stride 2, which help a small
+    transformer to learn from few images (Xiao et al., NeurIPS 2021).
+    """
+    from torchvision.models import VisionTransformer
+    from torchvision.models.vision_transformer import ConvStemConfig
+
+    return VisionTransformer(
+        image_size=32,
+        patch_size=8,
+        num_layers=5,
+        num_heads=4,
+        hidden_dim=128,
+        mlp_dim=256,
+        num_classes=num_classes,
+        conv_stem_configs=[ConvStemConfig(channels, 3, 2) for channels in (32, 64, 96)],
+    )
+
+
+@cache
+def _shipped() -> dict[str, Tensor]:
+    """Return the included weights of the tiny ViT (3 MB); cached, because decoding is slow."""
+    file = resources.files(__package__).joinpath("vit_tiny.json")
+    return decode_json_weights(file.read_text(encoding="ascii"))
+
+
+def _load(vit: VisionTransformer, arrays: dict[str, Tensor], kind: str, source: str) -> None:
+    vit.heads = nn.Identity()
+    copy_into(vit, arrays, "heads.", kind, source)

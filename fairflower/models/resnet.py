@@ -5,36 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models import ResNet18_Weights
 from torchvision.models.resnet import BasicBlock
 
 from fairflower.errors import ConfigError
-from fairflower.models import Classifier
+from fairflower.models import PlainNetwork
 from fairflower.models.weights import copy_into, from_torchvision, load_weights_file
 
 
-class ResNet(Classifier):
+class ResNet(PlainNetwork):
     """torchvision's ResNet with basic blocks; its last layer is the ``head``.
 
-    Parameters
-    ----------
-    blocks
-        Number of blocks in each of the four stages (64, 128, 256 and 512 channels).
-    num_classes
-        Number of classes, which is the number of outputs of the head.
+    ``blocks`` are the numbers of blocks in the four stages (64, 128, 256 and 512 channels). The
+    features are the means of the last feature maps, [N, 512].
     """
 
     def __init__(self, blocks: Sequence[int], num_classes: int) -> None:
-        super().__init__()
-        self.body = torchvision.models.ResNet(BasicBlock, list(blocks), num_classes)
-        self.head = self.body.fc
-        self.body.fc = nn.Identity()
-
-    def features(self, x: Tensor) -> Tensor:
-        """Map normalized images [N, C, H, W] to the mean of the last feature maps [N, 512]."""
-        features: Tensor = self.body(x)
-        return features
+        network = torchvision.models.ResNet(BasicBlock, list(blocks), num_classes)
+        head, network.fc = network.fc, nn.Identity()
+        super().__init__(network, head)
 
 
 def resnet10(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
@@ -53,20 +43,14 @@ def resnet12(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
 def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> ResNet:
     """Build torchvision's ResNet-18, the network of FedISM, with a 7x7 stem and a max-pool.
 
-    Parameters
-    ----------
-    weights
-        ``imagenet`` for torchvision's ``IMAGENET1K_V1`` weights, which are downloaded once to
-        torch's cache; a file with the state dict of a ``resnet18``, whose head is ignored; or empty
-        for random weights. The ImageNet weights expect images that are normalized with ImageNet's
-        mean and standard deviation. Of the built-in data sets, digits, office-caltech, pacs,
-        ham10000, isic2019 and rsna-ich are normalized in this way.
+    ``weights`` are ``imagenet`` for torchvision's ``IMAGENET1K_V1``, which are downloaded once to
+    torch's cache; a file with the state dict of a ``resnet18``, whose head is ignored; or empty for
+    random weights. The ImageNet weights expect images that are normalized with ImageNet's mean and
+    standard deviation. Of the built-in data sets, digits, office-caltech, pacs, ham10000, isic2019
+    and rsna-ich are normalized in this way.
 
-    Raises
-    ------
-    ConfigError
-        If the weights are missing or belong to another network, or the images do not have 3
-        channels.
+    Raises ``ConfigError`` if the weights are missing or belong to another network, or the images do
+    not have 3 channels.
     """
     model = ResNet((2, 2, 2, 2), num_classes)
     if weights:

@@ -71,23 +71,13 @@ def timm(
 ) -> TimmClassifier:
     """Build the network for ``model.name = "timm:NAME"``.
 
-    Parameters
-    ----------
-    weights
-        Empty for timm's pretrained weights in the local cache of the Hugging Face Hub (nothing is
-        downloaded), a .safetensors or .pth file with weights of the network, or ``random`` for
-        random weights.
-    image_size
-        Width and height to which images are resized. 0 means the network's size or, if it accepts
-        any size, the size of the data.
+    ``weights`` are empty for timm's pretrained weights in the local cache of the Hugging Face Hub
+    (nothing is downloaded), a .safetensors or .pth file with weights of the network, or ``random``
+    for random weights. ``image_size`` is the width and height to which images are resized. 0 means
+    the network's size or, if it accepts any size, the size of the data.
 
-    Raises
-    ------
-    ConfigError
-        If timm does not have this network, or the weights are not available or belong to another
-        network.
-    NotInstalled
-        If timm is not installed.
+    Raises ``ConfigError`` if timm does not have this network, or the weights are not available or
+    belong to another network, and ``NotInstalled`` if timm is not installed.
     """
     body = _body(name, weights, image_size)
     return TimmClassifier(body, num_classes, _fixed_size(body, image_size))

@@ -29,9 +29,6 @@ def decode_json_weights(text: str) -> dict[str, Tensor]:
     The format is JSON, because Flower app bundles contain only text files.
     ``experiments/pretrain_vit_tiny.py`` writes the weights.
 
-    Examples
-    --------
-    >>> from fairflower.models.weights import decode_json_weights
     >>> decode_json_weights('{"steps": {"int64": [3, 4], "shape": [2]}}')
     {'steps': tensor([3, 4])}
     """
@@ -48,10 +45,7 @@ def decode_json_weights(text: str) -> dict[str, Tensor]:
 def load_weights_file(path: str) -> dict[str, Tensor]:
     """Load named tensors from a .safetensors file or from a state dict saved by torch.save.
 
-    Raises
-    ------
-    ConfigError
-        If the file is missing or cannot be read.
+    Raises ``ConfigError`` if the file is missing or cannot be read.
     """
     file = Path(path).expanduser()
     check_file(path)
@@ -84,10 +78,7 @@ def check_file(path: str) -> None:
 def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:
     """Load named tensors published by torchvision, which are downloaded once to torch's cache.
 
-    Raises
-    ------
-    ConfigError
-        If the download fails or does not match its hash; the message contains the address.
+    Raises ``ConfigError``, with the address, if the download fails or does not match its hash.
     """
     try:
         return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
@@ -107,22 +98,11 @@ def copy_into(
 ) -> None:
     """Copy pretrained weights, except those of the head, into a network without a head.
 
-    Parameters
-    ----------
-    network
-        Network that receives the weights.
-    arrays
-        Named tensors. Step counters of BatchNorm may be missing, because older files do not have
-        them.
-    head
-        Prefix, or several prefixes, of the names of the head's arrays.
-    kind, source
-        Name of the network and of the file, for error messages.
+    Step counters of BatchNorm may be missing, because older files do not have them. ``head`` is the
+    prefix, or several, of the names of the head's arrays; ``kind`` and ``source`` name the network
+    and the file in error messages.
 
-    Raises
-    ------
-    ConfigError
-        If arrays are missing or unknown, or have the wrong shape.
+    Raises ``ConfigError`` if arrays are missing or unknown, or have the wrong shape.
     """
     body = {name: array for name, array in arrays.items() if not name.startswith(head)}
     try:

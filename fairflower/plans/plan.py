@@ -434,7 +434,7 @@ def domains_to_hold_out(flat: Mapping[str, Any]) -> list[str]:
 def _check_same_examples(earlier: Sequence[Run], planned: Sequence[RunConfig]) -> None:
     """Raise ``ConfigError`` if an earlier run with a planned run's data settings had other data."""
     from fairflower.data import prepare  # slow to import
-    from fairflower.data.class_folders import forget_stamps
+    from fairflower.data.folders import forget_stamps
 
     forget_stamps()
     configs: dict[Hashable, DataConfig] = {}

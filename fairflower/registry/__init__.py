@@ -106,17 +106,17 @@ MODELS = FamilyRegistry(
     "fairflower.models",
     {
         "cnn": (
-            "cnn:CNN",
+            "small:CNN",
             "three convolutional layers with group norm or BatchNorm (cnn:norm=batch), 26 k to "
             "34 k parameters",
         ),
         "mlp": (
-            "perceptron:MLP",
+            "small:MLP",
             "two hidden layers of 64 units (mlp:hidden=64), for features and for images of any "
             "size",
         ),
         "embedding-bag": (
-            "embedding_bag:EmbeddingBag",
+            "small:EmbeddingBag",
             "a linear classifier on the mean of 64-dimensional token embeddings "
             "(embedding-bag:width=64), for token ids",
         ),
@@ -128,22 +128,22 @@ MODELS = FamilyRegistry(
             "= imagenet or a file",
         ),
         "prompt-vit-tiny": (
-            "prompt_vits:prompt_vit_tiny",
+            "prompt_vit:prompt_vit_tiny",
             "FedGCR's prompts for a frozen ViT that is small enough for a CPU: 0.76 M "
             "parameters, pretrained on printed characters; 0.13 M parameters are trained",
         ),
         "prompt-vit-b-16": (
-            "prompt_vits:prompt_vit_b_16",
+            "prompt_vit:prompt_vit_b_16",
             "FedGCR's prompts for a frozen ViT-B/16: 85.8 M parameters, pretrained on ImageNet; "
             "4.7 M parameters are trained",
         ),
         "vpt-vit-tiny": (
-            "prompt_vits:vpt_vit_tiny",
+            "prompt_vit:vpt_vit_tiny",
             "visual prompt tuning (Jia et al. 2022): prompt-vit-tiny without GC-Net, the "
             "baseline in FedGCR's ablation; 1.8 k parameters are trained",
         ),
         "vpt-vit-b-16": (
-            "prompt_vits:vpt_vit_b_16",
+            "prompt_vit:vpt_vit_b_16",
             "visual prompt tuning: prompt-vit-b-16 without GC-Net; 10.8 k parameters are trained",
         ),
     },
@@ -180,7 +180,7 @@ ADAPTERS = DescribedRegistry(
     "fairflower.models",
     {
         "lora": (
-            "adapters:lora",
+            "bodies:lora",
             "low-rank adapters parallel to linear layers (lora:r=8; Hu et al. 2022), implemented "
             "by PEFT",
         )
@@ -251,22 +251,22 @@ DATA_SETS = DescribedRegistry(
             "rotated and noisy, printed fonts)",
         ),
         "digits": (
-            "digits:Digits",
+            "image_sets:Digits",
             "MNIST, USPS, SVHN and SYN, the Digits benchmark of FedHEAL and FedEquilibria",
         ),
         "office-caltech": (
-            "objects:OfficeCaltech",
+            "image_sets:OfficeCaltech",
             "Office-Caltech-10 from a folder: ten classes of objects in images from amazon, "
             "caltech, dslr and webcam (FedHEAL, FedEquilibria)",
         ),
         "pacs": (
-            "objects:PACS",
+            "image_sets:PACS",
             "seven classes of objects in photos, art paintings, cartoons and sketches "
             "(FedEquilibria)",
         ),
-        "digit-five": ("digits:DigitFive", "MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR"),
+        "digit-five": ("image_sets:DigitFive", "MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR"),
         "domainnet": (
-            "objects:DomainNet",
+            "image_sets:DomainNet",
             "DomainNet from a folder: ten classes of objects in six image styles (FedGCR)",
         ),
         "ham10000": (
@@ -284,27 +284,27 @@ DATA_SETS = DescribedRegistry(
             "(FedISM)",
         ),
         "cifar10": (
-            "hub:CIFAR10",
+            "image_sets:CIFAR10",
             "CIFAR-10 in one domain, divided among clients equally or by a Dirichlet partition",
         ),
-        "femnist": ("hub:FEMNIST", "FEMNIST in one domain; each client is a writer"),
+        "femnist": ("image_sets:FEMNIST", "FEMNIST in one domain; each client is a writer"),
         "randhie": (
-            "randhie:RandHIE",
+            "tables:RandHIE",
             "embedded, features: doctor visits in the RAND Health Insurance Experiment, in four "
             "domains by self-rated health (excellent, good, fair, poor)",
         ),
         "heart-disease": (
-            "heart_disease:HeartDisease",
+            "tables:HeartDisease",
             "embedded, features: heart disease in 740 patients at four hospitals (Cleveland, "
             "Hungary, Switzerland, Long Beach)",
         ),
         "images": (
-            "own_folder:DomainImageFolder",
+            "folders:DomainImageFolder",
             "your own images: a folder with <domain>/<class>/<image>; images:bits=12 for 16-bit "
             "gray images that store 12-bit values",
         ),
         "npz": (
-            "own_folder:DomainNpzFolder",
+            "folders:DomainNpzFolder",
             "your own arrays: a folder with <domain>.npz for each domain (x_train, y_train, "
             "x_test, y_test)",
         ),

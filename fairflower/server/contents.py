@@ -10,33 +10,18 @@ import csv
 import hashlib
 import json
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    NotRequired,
-    Required,
-    TypedDict,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 from fairflower import paths
 from fairflower.arguments import Range
 from fairflower.config import RunConfig, check_values, execution_keys, read_toml
 from fairflower.config.identity import changed_settings
-from fairflower.errors import ConfigError, Diverged, RunFolderError, is_text, quoted
+from fairflower.errors import ConfigError, Diverged, RunFolderError, quoted
 from fairflower.files import text_of
+from fairflower.schema import Count, conform
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
@@ -48,8 +33,6 @@ class ChangedFile(RunFolderError):
     """A file of a run folder is not as the run has written it."""
 
 
-#: Integer that is at most 2**53; doubles represent all of these exactly.
-Count = Annotated[int, Range(0, 2**53)]
 Seconds = Annotated[float, Range(0, 1e12)]
 Digits = Annotated[str, re.compile(r"\d{1,9}", re.ASCII)]
 
@@ -361,90 +344,3 @@ def _held_to(value: Any, hint: Any, place: str) -> None:
         conform(value, hint)
     except ValueError as error:
         raise RunFolderError(f"{place}: {error}") from error
-
-
-# --- any value -------------------------------------------------------------------------------
-
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-_WORDS |= {list: "a list", dict: "an object", NoneType: "null"}
-
-
-def conform(value: Any, hint: Any, name: str = "") -> None:
-    """Check a value from JSON against a type; raise ``ValueError`` naming the invalid part.
-
-    >>> conform({"domain": "a", "client_id": -1}, Client)
-    Traceback (most recent call last):
-        ...
-    ValueError: client_id = -1: expected a number in [0, 9007199254740992].
-    """
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Required, NotRequired):
-        conform(value, args[0], name)
-    elif origin is Annotated:
-        conform(value, args[0], name)
-        for note in args[1:]:
-            pattern = isinstance(note, re.Pattern)
-            words = f"text that matches {note.pattern}" if pattern else str(note)
-            _expect(note.fullmatch(value) if pattern else value in note, words, name, value)
-    elif origin in (Union, UnionType):
-        _one_of(value, args, name)
-    elif origin is Literal:
-        words = f"one of {', '.join(args)}"
-        _expect(isinstance(value, str) and value in args, words, name, value)
-    elif origin is list:
-        _expect(isinstance(value, list), _WORDS[list], name, value)
-        for place, item in enumerate(value):
-            conform(item, args[0], f"{name}[{place}]")
-    elif origin is dict:
-        _expect(isinstance(value, dict), _WORDS[dict], name, value)
-        for key, item in value.items():
-            conform(key, args[0], f"a key of {name}")
-            conform(item, args[1], f"{name}.{quoted(key)[1:-1]}")
-    elif is_typeddict(hint):
-        _conform_fields(value, hint, name)
-    elif hint is not Any:
-        _expect(_PLAIN[hint](value), _WORDS[hint], name, value)
-
-
-def _conform_fields(value: Any, hint: Any, name: str) -> None:
-    _expect(isinstance(value, dict), _WORDS[dict], name, value)
-    fields = _fields_of(hint)
-    for field in fields.keys() & value.keys():
-        conform(value[field], fields[field], f"{name}.{field}" if name else field)
-    for field in fields.keys() - value.keys():
-        origin = get_origin(fields[field])
-        if origin is Required or (hint.__total__ and origin is not NotRequired):
-            raise ValueError(f"{name or 'it'} has no {field!r}.")
-
-
-@cache
-def _fields_of(hint: Any) -> dict[str, Any]:
-    return get_type_hints(hint, include_extras=True)
-
-
-def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:
-    """Check a value against a union of plain types and at most one other type."""
-    others = [hint for hint in hints if hint not in _PLAIN]
-    if not any(_PLAIN[hint](value) for hint in hints if hint in _PLAIN):
-        words = " or ".join(_WORDS[hint] for hint in hints if hint in _WORDS)
-        _expect(bool(others), words, name, value)
-        conform(value, others[0], name)
-
-
-def _is_double(value: Any) -> bool:
-    whole = type(value) is int and abs(value) <= sys.float_info.max
-    return whole or isinstance(value, float)
-
-
-_PLAIN: Mapping[Any, Callable[[Any], bool]] = {
-    int: lambda value: type(value) is int and abs(value) < 2**64,
-    float: _is_double,
-    str: lambda value: isinstance(value, str) and is_text(value),
-    bool: lambda value: isinstance(value, bool),
-    NoneType: lambda value: value is None,
-}
-
-
-def _expect(holds: object, words: str, name: str, value: Any) -> None:
-    if not holds:
-        raise ValueError(f"{f'{name} = ' if name else ''}{quoted(value)}: expected {words}.")

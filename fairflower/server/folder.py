@@ -150,7 +150,7 @@ class RunFolder:
         """
         for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
             # Opening a named pipe would wait for its writer.
-            check_regular(file, file.stat().st_mode)
+            check_regular(file)
         earlier = earlier_facts(path)
         _compare(path, earlier, facts)
         if original_of(path, earlier):  # a run of its own from now on, with state of its own

@@ -19,8 +19,8 @@ from fairflower.config import DataConfig, ModelSpec, ParticipationSpec, RunConfi
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
+from fairflower.data.data_set import check_comparable
 from fairflower.data.federation import by_field
-from fairflower.data.people import check_comparable
 from fairflower.data.rows import check_clients_can_test
 from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed

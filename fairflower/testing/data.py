@@ -35,7 +35,7 @@ def check_data(
 
     Examples
     --------
-    >>> from fairflower.data.randhie import RandHIE
+    >>> from fairflower.data.tables import RandHIE
     >>> check_data(RandHIE, groups="site")
     """
     config = DataConfig() if config is None else config

@@ -58,7 +58,7 @@ def check_model(
 
     Examples
     --------
-    >>> from fairflower.models.cnn import CNN
+    >>> from fairflower.models.small import CNN
     >>> check_model(CNN, shape=(1, 16, 16))
     """
     name = getattr(made_by, "__name__", str(made_by))

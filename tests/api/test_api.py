@@ -21,9 +21,9 @@ from fairflower.clients.moon import MOON
 from fairflower.config import StrategyConfig
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.models.adapters import lora
-from fairflower.models.cnn import CNN
+from fairflower.models.bodies import lora
 from fairflower.models.resnet import resnet10
+from fairflower.models.small import CNN
 from fairflower.participation import RoundRobin
 from fairflower.report import read_run
 from fairflower.server import progress

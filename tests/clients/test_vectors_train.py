@@ -81,8 +81,7 @@ def test_tested_loss_and_accuracy_match_a_hand_computation(kind: str) -> None:
 
 
 def test_mlp_and_embedding_bag_pass_check_model() -> None:
-    from fairflower.models.embedding_bag import EmbeddingBag
-    from fairflower.models.perceptron import MLP
+    from fairflower.models.small import MLP, EmbeddingBag
 
     check_model(MLP, (7,))
     check_model(MLP, (3, 8, 8), hidden=5)

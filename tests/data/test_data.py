@@ -25,7 +25,7 @@ from fairflower.config.settings import EvaluateConfig
 from fairflower.data import Augment, Federation, cache, prepare, uci_digits
 from fairflower.data.data_set import select_domains
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.own_folder import DomainNpzFolder
+from fairflower.data.folders import DomainNpzFolder
 from fairflower.data.partition import divide
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import DataError, UserError

@@ -13,8 +13,8 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, opening, prepare, with_absolute_dir
-from fairflower.data.digits import Digits
+from fairflower.data import Augment, files, prepare, with_absolute_dir
+from fairflower.data.image_sets import Digits
 from fairflower.data.images import to_chw
 from fairflower.errors import DataError
 
@@ -85,7 +85,7 @@ def test_images_that_exceed_memory_after_resizing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays())
-    monkeypatch.setattr(opening, "free_memory", lambda: 10**7)
+    monkeypatch.setattr(files, "free_memory", lambda: 10**7)
     with pytest.raises(DataError, match=r"^12 images of 1024x1024 pixels take .*image-size"):
         prepare(npz(tmp_path, image_size=1024))
 
@@ -150,7 +150,7 @@ def test_a_missing_or_empty_folder_is_named(
     with pytest.raises(DataError, match=r"data.dir = .*: the folder .*nowhere does not exist"):
         prepare(npz(tmp_path / "nowhere"))
     with pytest.raises(
-        DataError, match=r"has no .npz file. Expected a file per domain with x_train"
+        DataError, match=r"has no .npz file. Expected an .npz file per domain with x_train"
     ):
         prepare(npz(tmp_path))
     monkeypatch.setenv("FAIRFLOWER_DATA", str(tmp_path / "nowhere"))
@@ -181,7 +181,7 @@ def test_a_resolved_config_needs_neither_environment_nor_working_directory(
 def test_resizing_matches_torchvision(shape: tuple[int, ...]) -> None:
     transforms = pytest.importorskip("torchvision.transforms")
     images = RNG.integers(0, 256, (3, *shape), np.uint8)
-    ours = to_chw(images, 3, (32, 32))
+    ours = to_chw(images, 3, 32, 32)
     assert ours.flags.c_contiguous
     for image, result in zip(images, ours, strict=True):
         theirs = transforms.Resize((32, 32))(Pictures.fromarray(image).convert("RGB"))

@@ -27,8 +27,8 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, prepare, with_absolute_dir
-from fairflower.data.class_folders import ClassFolders, _digest
-from fairflower.data.objects import PACS, DomainNet, OfficeCaltech
+from fairflower.data.folders import ClassFolders, _digest
+from fairflower.data.image_sets import PACS, DomainNet, OfficeCaltech
 from fairflower.data.partition import cover_every_class, divide
 from fairflower.errors import DataError
 

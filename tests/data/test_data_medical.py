@@ -16,8 +16,8 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, medical, prepare
-from fairflower.data.client_groups import client_groups
 from fairflower.data.medical import CLASSES, HAM10000, ISIC2019, RSNAICH
+from fairflower.data.partition import client_groups
 from fairflower.errors import DataError
 
 IMAGENET = (0.485, 0.456, 0.406)

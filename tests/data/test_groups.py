@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.client_groups import client_groups, series_ratio
 from fairflower.data.corruptions import corrupt
-from fairflower.data.own_folder import DomainNpzFolder
-from fairflower.data.partition import dirichlet_shares, divide
+from fairflower.data.folders import DomainNpzFolder
+from fairflower.data.partition import client_groups, dirichlet_shares, divide, series_ratio
 from fairflower.errors import DataError
 
 CLASSES = 4

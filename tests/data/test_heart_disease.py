@@ -6,7 +6,7 @@ import numpy as np
 
 from fairflower.config import DataConfig
 from fairflower.data import prepare
-from fairflower.data.heart_disease import HeartDisease
+from fairflower.data.tables import HeartDisease
 from fairflower.testing import check_data
 
 DATA = HeartDisease(DataConfig(name="heart-disease"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import socket
 import struct
 import warnings
 import zipfile
@@ -20,9 +19,8 @@ from PIL import EpsImagePlugin, ImageFile, PngImagePlugin
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import opening, prepare
-from fairflower.data.dicom import MAX_PIXELS
-from fairflower.data.images import FORMATS, eight_bit, picture_in, read_picture
+from fairflower.data import files, prepare
+from fairflower.data.images import FORMATS, MAX_PIXELS, eight_bit, picture_in, read_picture
 from fairflower.data.medical import read_table
 from fairflower.errors import DataError
 
@@ -217,21 +215,10 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def listening(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as unix:
-        here = os.getcwd()
-        os.chdir(path.parent)  # the path of a socket is limited to about 100 bytes
-        try:
-            unix.bind(path.name)
-        finally:
-            os.chdir(here)
-
-
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "pipe": (pipe, "is a named pipe; only regular files are read. Remove or replace it"),
-    "socket": (listening, "is a socket; only regular"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "is a device; only regular"),
-    "folder": (Path.mkdir, "is a folder; only regular"),
+    "pipe": (pipe, "is not a regular file. Remove or replace it"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+    "folder": (Path.mkdir, "is not a regular file"),
     "loop": (lambda path: path.symlink_to(path), "cannot be read as an image .*symbolic links"),
     "nothing": (lambda path: path.symlink_to("/nowhere"), "cannot be read as an image .*No such"),
     "empty": (Path.touch, "cannot be read as an image: found an unknown format"),
@@ -251,13 +238,13 @@ def test_only_regular_files_are_read_as_images(kind: str, suffix: str, place: Pa
 
 @pytest.mark.posix
 def test_only_regular_files_are_hashed_for_their_order(tmp_path: Path) -> None:
-    from fairflower.data.objects import PACS
+    from fairflower.data.image_sets import PACS
 
     for label in PACS.classes:
         (tmp_path / "photo" / label).mkdir(parents=True)
         Pictures.fromarray(PIXELS).save(tmp_path / "photo" / label / "1.png")
     pipe(tmp_path / "photo" / "dog" / "2.png")
-    with pytest.raises(DataError, match=r"dog/2\.png is a named pipe"):
+    with pytest.raises(DataError, match=r"dog/2\.png is not a regular file"):
         prepare(DataConfig(name="pacs", domains="photo", dir=str(tmp_path)))
 
 
@@ -311,10 +298,10 @@ def test_images_of_saved_data_sets_are_checked_like_files(
             prepare(config)
     with pytest.raises(DataError, match=r"row 3 cannot be read as an image .*No such file"):
         picture_in(of_path(tmp_path / "nowhere.png"), "row 3")
-    with pytest.raises(DataError, match=r"pipe\.png is a named pipe"):
+    with pytest.raises(DataError, match=r"pipe\.png is not a regular file"):
         picture_in(of_path(tmp_path / "pipe.png"), "row 3")
     pipe(tmp_path / "0" / "mnist" / "train" / "data-00001-of-00001.arrow")
-    with pytest.raises(DataError, match=r"data-00001-of-00001\.arrow is a named pipe"):
+    with pytest.raises(DataError, match=r"data-00001-of-00001\.arrow is not a regular file"):
         prepare(config_of(tmp_path / "0"))
     assert not ghostscript.exists()
 
@@ -390,7 +377,7 @@ def test_arrays_that_exceed_memory_are_not_decompressed(
 ) -> None:
     np.savez_compressed(tmp_path / "a.npz", **arrays(x_train=np.zeros((6, 4000, 4000), np.uint8)))
     assert (tmp_path / "a.npz").stat().st_size < 10**6
-    monkeypatch.setattr(opening, "free_memory", lambda: 5 * 10**7)
+    monkeypatch.setattr(files, "free_memory", lambda: 5 * 10**7)
     with pytest.raises(
         DataError, match=r"x_train: found uint8 \[6, 4000, 4000\], 0.1 GB; expected .* 0.1 GB\."
     ):
@@ -428,7 +415,7 @@ def test_npz_members_that_are_not_arrays_are_refused(tmp_path: Path) -> None:
         prepare(npz(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
 @pytest.mark.parametrize("name", ["npz", "digits"])
 def test_only_regular_files_are_read_as_npz(name: str, kind: str, tmp_path: Path) -> None:
     make, message = ODD[kind]
@@ -495,5 +482,5 @@ def test_invalid_tables_are_refused(content: bytes, tmp_path: Path) -> None:
 
 def test_a_table_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:
     pipe(tmp_path / "a.csv")
-    with pytest.raises(DataError, match=r"a\.csv is a named pipe"):
+    with pytest.raises(DataError, match=r"a\.csv is not a regular file"):
         list(read_table(tmp_path / "a.csv", ("image", "label")))

@@ -18,7 +18,7 @@ from runs import SMALL, run
 
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, hugging_face, prepare
-from fairflower.data.hub import CIFAR10
+from fairflower.data.image_sets import CIFAR10
 from fairflower.data.sites import open_site
 from fairflower.errors import DataError
 from fairflower.report import read_run
@@ -102,7 +102,7 @@ def test_cifar_and_femnist_are_loaded_from_the_hub_without_a_folder(
         return cifar() if "cifar" in name else femnist()
 
     monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
-    monkeypatch.setattr("fairflower.data.split_files.load_hub", fetched)
+    monkeypatch.setattr("fairflower.data.folders.load_hub", fetched)
     for name in ("cifar10", "femnist"):
         federation = prepare(changed(config, name=name, dir=""))
         assert federation.sources == (f"Hugging Face {asked[-1]}",)

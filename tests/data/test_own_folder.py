@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fairflower.config import DataConfig
-from fairflower.data import Federation, class_folders, opening, prepare
+from fairflower.data import Federation, files, folders, prepare
 from fairflower.data.images import eight_bit, read_picture
 from fairflower.errors import DataError
 
@@ -339,14 +339,14 @@ def test_images_larger_than_the_memory_are_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = folder(tmp_path, {"a": "cat dog"})
-    monkeypatch.setattr(opening, "free_memory", lambda: 10**6)
-    monkeypatch.setattr(class_folders, "read_picture", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(files, "free_memory", lambda: 10**6)
+    monkeypatch.setattr(folders, "read_picture", lambda _: pytest.fail("decoded"))
     with pytest.raises(DataError, match=r"/a: 8 images of 1024x1024 pixels take .*image-size"):
         prepare(config(root, image_size=1024))
 
 
 @pytest.mark.posix
-def test_new_images_in_linked_class_folders_are_prepared_again(tmp_path: Path) -> None:
+def test_new_images_in_linked_folders_are_prepared_again(tmp_path: Path) -> None:
     root = folder(tmp_path / "root", {"a": "cat dog", "b": "cat dog"})
     for name in ("cat", "dog"):
         (root / "a" / name).rename(tmp_path / name)

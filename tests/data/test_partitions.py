@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from fairflower.config import DataConfig, RunConfig, read_toml
 from fairflower.data import prepare
 from fairflower.data.cache import make_data_set, shared_examples
-from fairflower.data.class_folders import ClassFolders, Domain
-from fairflower.data.client_groups import client_groups
 from fairflower.data.data_set import DataSet
-from fairflower.data.partition import like_training, rows_of_each
+from fairflower.data.folders import ClassFolders, SplitFiles
+from fairflower.data.images import FileTable
+from fairflower.data.partition import client_groups, like_training, rows_of_each
 from fairflower.data.rows import Rows, train_rows
 from fairflower.data.rows import test_rows as rows_of_tests
-from fairflower.data.split_files import SplitFiles
 
 Counts = tuple[int, ...]
 EXPERIMENTS = run_configs()
@@ -97,10 +96,10 @@ class Counted:
 def _counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace data sets by ones without images that have the labels of the real ones."""
 
-    def whole(self: ClassFolders, domain: str) -> Domain:
+    def whole(self: ClassFolders, domain: str) -> FileTable:
         counts = WHOLE[self.config.name][domain]
         unread: Any = None
-        return Domain(np.repeat(np.arange(len(counts)), counts), str, unread)
+        return FileTable(np.repeat(np.arange(len(counts)), counts), str, unread)
 
     def split(self: SplitFiles, domain: str) -> Counted:
         return Counted(SPLIT[self.config.name][domain])

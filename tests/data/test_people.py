@@ -14,8 +14,7 @@ from test_sites import grid
 from fairflower.client_app import _data
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.heart_disease import HeartDisease
-from fairflower.data.randhie import RandHIE
+from fairflower.data.tables import HeartDisease, RandHIE
 from fairflower.errors import DataError
 from fairflower.report import read_run
 from fairflower.server.session import Session

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflower.config import RunConfig
+from experiments.leaderboard.ledger import key_of
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.run import default_values
 from fairflower.data import DataError, Federation, prepare
 from fairflower.data.cache import shared_examples
 from fairflower.plans.execution import setup_summary
@@ -67,6 +69,12 @@ def test_a_site_is_a_client_unless_the_config_says_otherwise(hospitals: Path) ->
     assert clients(**{"data.name": "tiny_data_sets:Table"}) == 1
     assert clients() == clients(**{"data.name": "heart-disease"}) == 5
     assert clients(**{"data.name": "npz", "data.clients-per-domain": 5}) == 5
+    assert DataConfig(name="npz").clients_per_domain == 1
+    sent = default_values() | {"data.name": "npz"}  # `flwr run` sends every key
+    assert RunConfig.from_flat(sent) == RunConfig.from_flat({"data.name": "npz"})
+    # Runs store the number, so those of earlier versions compare with new ones.
+    assert RunConfig().to_flat()["data.clients-per-domain"] == 5
+    assert key_of(RunConfig()) == key_of(RunConfig.from_flat({"data.clients-per-domain": 5}))
     (federation,) = federations(hospitals, count=1)
     assert [client.num_examples for client in federation.clients] == [48, 48, 48]
 

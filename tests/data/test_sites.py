@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -690,11 +691,11 @@ class Describing(InlineGrid):
 WRONG: dict[str, Any] = {
     "clients = ()": {"clients": []},
     "domains = ()": {"domains": []},
-    "domains = (3,)": {"domains": [3]},
+    "domains[0] = 3: expected text": {"domains": [3]},
     "domains = 'b'": {"domains": "b"},
-    "domains = ('',)": {"domains": [""]},
-    r"domains = ('b\r',)": {"domains": ["b\r"], "client": {"domain": "b\r"}},
-    r"domains = ('\udc80',)": {"domains": ["\udc80"], "client": {"domain": "\udc80"}},
+    "domains[0] = ''": {"domains": [""]},
+    r"domains[0] = 'b\r'": {"domains": ["b\r"], "client": {"domain": "b\r"}},
+    r"domains[0] = '\udc80'": {"domains": ["\udc80"], "client": {"domain": "\udc80"}},
     "held_out = 'b'": {"held_out": "b", "held_out_size": 3},
     "held_out = 'AVG'": {"held_out": "AVG", "held_out_size": 3},
     "held_out_size = 0": {"held_out": "unseen", "held_out_size": 0},
@@ -704,27 +705,31 @@ WRONG: dict[str, Any] = {
     "num_classes = '3'": {"num_classes": "3"},
     "classes = ('x', 'x', 'x')": {"classes": ["x"] * 3},
     "shape = 'abc'": {"shape": "abc"},
-    "shape = (1, 8, -8)": {"shape": [1, 8, -8]},
+    "shape[2] = -8: expected a number in [1, ": {"shape": [1, 8, -8]},
     "shape = (4, 8, 8)": {"shape": [4, 8, 8], "mean": [0.5] * 4, "std": [0.5] * 4},
-    "mean = (nan,)": {"mean": [float("nan")]},
+    "mean[0] = nan": {"mean": [float("nan")]},
     "std = (0.0,)": {"std": [0.0]},
-    "test_sizes = (-1,)": {"test_sizes": [-1]},
+    "test_sizes[0] = -1": {"test_sizes": [-1]},
     "test_sizes = (3, 3)": {"test_sizes": [3, 3]},
     "crop_padding = 1000000000": {"augment": {"crop_padding": 10**9}},
     "auc = 'no'": {"auc": "no"},
-    "fingerprint = 7": {"fingerprint": 7},
+    "fingerprint = 7: expected text": {"fingerprint": 7},
     "sources = ()": {"sources": []},
     "domain = 'c'": {"client": {"domain": "c"}},
-    "domain = ['b']": {"client": {"domain": ["b"]}},
+    "clients[0].domain = ['b']": {"client": {"domain": ["b"]}},
     "client_id = 7": {"client": {"client_id": 7}},
     "class_counts = (6, 6)": {"client": {"class_counts": [6, 6]}},
-    "class_counts = (16, -4, 0)": {"client": {"class_counts": [16, -4, 0]}},
-    "class_counts = (4.0, 4.0, 4.0)": {"client": {"class_counts": [4.0, 4.0, 4.0]}},
-    "num_examples = -5": {"client": {"num_examples": -5}},
+    "clients[0].class_counts[1] = -4": {"client": {"class_counts": [16, -4, 0]}},
+    "clients[0].class_counts[0] = 4.0: expected a whole number": {
+        "client": {"class_counts": [4.0, 4.0, 4.0]}
+    },
+    "clients[0].num_examples = -5": {"client": {"num_examples": -5}},
     "num_examples = 13": {"client": {"num_examples": 13}},
-    "num_examples = True": {"client": {"num_examples": True, "class_counts": [1, 0, 0]}},
-    "num_examples = 0": {"client": {"num_examples": 0, "class_counts": [0, 0, 0]}},
-    "class_counts = (1000000": {"client": {"num_examples": 10**30, "class_counts": [10**30, 0, 0]}},
+    "clients[0].num_examples = True": {"client": {"num_examples": True, "class_counts": [1, 0, 0]}},
+    "clients[0].num_examples = 0": {"client": {"num_examples": 0, "class_counts": [0, 0, 0]}},
+    "clients[0].num_examples = 1000000": {
+        "client": {"num_examples": 10**30, "class_counts": [10**30, 0, 0]}
+    },
 }
 
 
@@ -738,15 +743,25 @@ def changed(changes: dict[str, Any]) -> Callable[[Any], None]:
     return change
 
 
-@pytest.mark.parametrize("reason", WRONG)
+def test_an_invalid_description_is_refused(folders: list[Path]) -> None:
+    site = open_site(DataConfig(name="npz", dir=str(folders[1])), "b")
+    site.check()
+    for reason, changes in WRONG.items():
+        description = json.loads(site.to_json())
+        changed(changes)(description)
+        with pytest.raises(DataError, match=re.escape(reason)):
+            Federation.from_json(json.dumps(description), site.folder).check()
+
+
 def test_a_site_with_an_invalid_description_is_named_and_left_out(
-    reason: str, folders: list[Path], caplog: pytest.LogCaptureFixture
+    folders: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("abc", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        registry = register(Describing(nodes, "site", changed(WRONG[reason])))
+        registry = register(Describing(nodes, "site", changed({"domains": [3]})))
     assert registry.nodes == {0: 1000, 1: 1002}
-    assert f"without node 1001: its description of its data is invalid: {reason}" in caplog.text
+    problem = "its description of its data is invalid: domains[0] = 3: expected text"
+    assert f"without node 1001: {problem}" in caplog.text
 
 
 def test_a_site_with_several_clients_is_left_out(

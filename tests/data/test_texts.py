@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 import fairflower
 from fairflower.config import DataConfig, RunConfig
-from fairflower.data import DataError, opening, prepare
+from fairflower.data import DataError, files, prepare
 from fairflower.data.texts import DomainTextFolder, hash_tokens
 from fairflower.errors import ConfigError
 from fairflower.testing import check_data
@@ -140,7 +140,7 @@ def test_a_text_may_be_longer_than_pythons_csv_module_allows(folder: Path) -> No
 def test_a_table_larger_than_the_memory_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "free_memory", lambda: 5000)
+    monkeypatch.setattr(files, "free_memory", lambda: 5000)
     with pytest.raises(DataError, match=r"books\.csv: reading its 40 lines takes .*fewer texts"):
         opened(folder).labels("books", "train")
 
@@ -148,7 +148,7 @@ def test_a_table_larger_than_the_memory_is_refused(
 def test_texts_longer_than_the_memory_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "free_memory", lambda: 10**6)
+    monkeypatch.setattr(files, "free_memory", lambda: 10**6)
     data = opened(folder, length=2**20)
     with pytest.raises(DataError, match=r"books\.csv: 1 texts of 1048576 tokens .*Lower length"):
         data.tokens("books", "train", np.array([0]))

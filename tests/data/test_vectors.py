@@ -26,9 +26,9 @@ from fairflower.data import (
 )
 from fairflower.data.cache import make_data_set
 from fairflower.data.data_set import attributes_of
-from fairflower.data.randhie import RandHIE, _table
 from fairflower.data.show import clients_table, examples_table
 from fairflower.data.sites import as_in, fits, merge_sites, open_site
+from fairflower.data.tables import RandHIE, _table
 from fairflower.errors import DataError, UserError
 from fairflower.registry import KINDS
 from fairflower.testing import check_data

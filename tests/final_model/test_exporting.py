@@ -18,6 +18,7 @@ from runs import config, history, run
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torchvision.models import vit_b_16
 
 import fairflower as ff
 from fairflower import errors
@@ -25,7 +26,7 @@ from fairflower.data import prepare
 from fairflower.errors import ConfigError, NotInstalled, RunFolderError
 from fairflower.final_model import exporting
 from fairflower.final_model.exporting import Network, export, network
-from fairflower.models import Classifier, build, prompt_vits
+from fairflower.models import Classifier, build
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
 from fairflower.report import read_run
@@ -138,7 +139,7 @@ def test_exports_handle_grayscale_images_that_are_resized_or_flattened(
 @pytest.mark.parametrize("gc_net", [True, False])
 def test_exports_of_vit_b_16_give_its_logits(gc_net: bool, tmp_path: Path) -> None:
     shape = (3, 224, 224)
-    check(wrapped(PromptViT(prompt_vits.vit_b_16(), 3, shape, gc_net), shape), tmp_path, atol=1e-4)
+    check(wrapped(PromptViT(vit_b_16(), 3, shape, gc_net), shape), tmp_path, atol=1e-4)
 
 
 # --- runs -------------------------------------------------------------------------------

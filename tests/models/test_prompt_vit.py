@@ -18,7 +18,7 @@ from pretrain_vit_tiny import to_text
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import ViT_B_16_Weights
+from torchvision.models import ViT_B_16_Weights, vit_b_16
 from torchvision.models.vision_transformer import VisionTransformer
 
 from fairflower import models
@@ -30,11 +30,10 @@ from fairflower.models import (
     cache_first_stage,
     cached_first_stage,
     copy_arrays,
-    prompt_vits,
+    prompt_vit,
     set_arrays,
 )
-from fairflower.models.prompt_vit import PromptViT
-from fairflower.models.prompt_vits import vit_tiny
+from fairflower.models.prompt_vit import PromptViT, vit_tiny
 from fairflower.models.weights import decode_json_weights
 
 SHIPPED = resources.files("fairflower.models").joinpath("vit_tiny.json")
@@ -120,7 +119,7 @@ def test_prompts_and_gc_net_have_the_shapes_of_the_paper() -> None:
 
 def test_vit_b_16_has_the_sizes_of_the_paper() -> None:
     with torch.device("meta"):
-        model = PromptViT(prompt_vits.vit_b_16(), 10, (3, 224, 224))
+        model = PromptViT(vit_b_16(), 10, (3, 224, 224))
     count = {
         name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()
     }
@@ -297,9 +296,9 @@ def test_the_representation_of_vpt_is_the_first_stage() -> None:
 def test_vpt_vit_b_16_trains_only_prompts_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: dict[str, Tensor] = {}
     monkeypatch.setattr(ViT_B_16_Weights, "get_state_dict", lambda *args, **options: weights)
-    monkeypatch.setattr(prompt_vits, "_load", lambda *args: None)
+    monkeypatch.setattr(prompt_vit, "_load", lambda *args: None)
     with torch.device("meta"):
-        model = prompt_vits.vpt_vit_b_16(10, (3, 224, 224))
+        model = prompt_vit.vpt_vit_b_16(10, (3, 224, 224))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 10_762
     assert sum(a.numel() for a in model.exchanged_arrays().values()) == 4 * 768 + 7_690
     assert sum(p.numel() for p in model.vit.parameters()) == 85_798_656
@@ -486,7 +485,7 @@ def test_a_failed_download_names_the_address_and_the_setting(
         raise URLError("no route to host")
 
     monkeypatch.setattr(ViT_B_16_Weights, "get_state_dict", fail)
-    monkeypatch.setattr(prompt_vits, "vit_b_16", vit_tiny)  # instead of the large one
+    monkeypatch.setattr("torchvision.models.vit_b_16", vit_tiny)  # instead of the large one
     with pytest.raises(ConfigError, match=r"no route.*https://.*vit_b_16.*model\.weights"):
         models.build("prompt-vit-b-16", 5, SHAPE, seed=0, weights=weights)
 

@@ -20,7 +20,7 @@ from resuming import config, outcome, resume, session, stopped
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.errors import ConfigError, WriteError
 from fairflower.files import DamagedFile, read_arrays, write_arrays
-from fairflower.models.prompt_vits import vit_tiny
+from fairflower.models.prompt_vit import vit_tiny
 from fairflower.paths import client_states
 from fairflower.plans.plan import Plan
 from fairflower.registry import CLIENTS

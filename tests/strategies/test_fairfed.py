@@ -16,7 +16,7 @@ from fairflower.clients import SGD
 from fairflower.config import RunConfig
 from fairflower.data import Split
 from fairflower.errors import ConfigError
-from fairflower.models.perceptron import MLP
+from fairflower.models.small import MLP
 from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.strategies import FairFed
 from fairflower.testing import make_cohort

@@ -9,7 +9,7 @@ from typing import Any
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
 from fairflower.report.text import join_words
-from fairflower.server.contents import conform
+from fairflower.schema import conform
 
 #: What federations are that have the same division; the argument are their numbers.
 SAME = (
