@@ -18,7 +18,7 @@ from fairflower.clients import make_client_app
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.secure.client import secure_mod
 from fairflower.secure.rounds import SecureAggregation
-from fairflower.server.transport import send_and_receive
+from fairflower.server.registration import send_and_receive
 
 Arrays = dict[str, np.ndarray]
 

@@ -15,7 +15,6 @@ from processes import environment
 import fairflower as ff
 from fairflower import errors
 from fairflower.config import RunConfig
-from fairflower.engines import choice
 from fairflower.errors import EXTRAS, NotInstalled, installed
 from fairflower.exchanges import ClusterCenters
 from fairflower.plans import jobs, plan
@@ -90,7 +89,7 @@ for call in (["run", *runs], ["compare", *runs, *compared], ["report", "runs"]):
 @pytest.fixture
 def training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that only the libraries of `fairflower[train]` are installed."""
-    for module in (errors, choice):
+    for module in (errors, jobs):
         monkeypatch.setattr(module, "installed", lambda library: library not in BEYOND_TRAINING)
 
 
@@ -119,15 +118,15 @@ def test_engine_auto_is_ray_if_installed_and_else_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = RunConfig(workers=2)
-    assert choice.chosen_engine(config) == "inline"
-    assert choice.engine_line(config).endswith("; workers = 2 has no effect")
-    assert choice.engine_line(RunConfig(engine="inline")) == ""
-    line = choice.engine_line(RunConfig(engine="inline", workers=4))
+    assert jobs.chosen_engine(config) == "inline"
+    assert jobs.engine_line(config).endswith("; workers = 2 has no effect")
+    assert jobs.engine_line(RunConfig(engine="inline")) == ""
+    line = jobs.engine_line(RunConfig(engine="inline", workers=4))
     assert line == "inline, one client at a time; workers = 4 has no effect"
-    monkeypatch.setattr(choice, "installed", lambda library: True)
-    assert choice.chosen_engine(config) == "ray"
-    assert choice.chosen_engine(RunConfig(engine="inline")) == "inline"
-    assert choice.engine_line(config).endswith("Ray's start would take longer than it saves")
+    monkeypatch.setattr(jobs, "installed", lambda library: True)
+    assert jobs.chosen_engine(config) == "ray"
+    assert jobs.chosen_engine(RunConfig(engine="inline")) == "inline"
+    assert jobs.engine_line(config).endswith("Ray's start would take longer than it saves")
 
 
 @pytest.mark.usefixtures("training_alone")

@@ -26,8 +26,7 @@ from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.comparison import run_comparison
-from fairflower.plans.execution import announce, execute
+from fairflower.plans.execution import announce, check_no_studies, execute, run_comparison
 from fairflower.plans.jobs import resolve_jobs
 from fairflower.plans.plan import (
     Plan,
@@ -35,12 +34,11 @@ from fairflower.plans.plan import (
     replicates,
     single_run_config,
 )
-from fairflower.plans.protocol import check_no_studies
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
 if TYPE_CHECKING:  # Flower is slow to import, and errors in arguments come first
-    from fairflower.server.callbacks import OnRound
+    from fairflower.server.progress import OnRound
 
 
 #: Settings that cannot be the same for all runs of a comparison -> what to do instead.

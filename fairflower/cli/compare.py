@@ -23,8 +23,7 @@ from fairflower.cli.terminal import console, text_table
 from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, methods_of
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.comparison import run_comparison
-from fairflower.plans.execution import announce
+from fairflower.plans.execution import announce, run_comparison
 from fairflower.plans.jobs import resolve_jobs
 from fairflower.plans.plan import (
     FEDERATIONS,

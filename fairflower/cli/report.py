@@ -15,7 +15,7 @@ from fairflower.cli.terminal import console, friendly_errors, printable, say_whe
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, check_output_file, run_folders
-from fairflower.plans.protocol import check_no_studies
+from fairflower.plans.execution import check_no_studies
 
 if TYPE_CHECKING:
     from fairflower.report import Run

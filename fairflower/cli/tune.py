@@ -19,7 +19,6 @@ from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder
 from fairflower.plans.jobs import for_parallel_clients
 from fairflower.plans.plan import replicates
-from fairflower.plans.protocol import EXAMPLES, TuningProtocol
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
@@ -120,7 +119,8 @@ def tune(
     plan = plan_of(
         overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"
     )
-    from fairflower.plans.tuning import TuningStudies  # imported late, because it is slow to import
+    # imported late, because it is slow to import
+    from fairflower.plans.tuning import TuningProtocol, TuningStudies
 
     with locked_folder(folder, "study"):
         protocol = TuningProtocol(
@@ -158,7 +158,7 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
         raise ConfigError(
             "evaluate.test = false: a study has to test the chosen values. Remove this setting."
         )
-    if overrides.settings.get(EXAMPLES):
+    if overrides.settings.get("data.validation-examples"):
         return overrides
     if overrides.assigned.get(_VALIDATION, _SHARE) == 0:
         raise ConfigError(

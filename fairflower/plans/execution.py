@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -18,12 +18,10 @@ from rich.markup import escape
 from rich.status import Status
 
 from fairflower.config import DataConfig, RunConfig, counted
-from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
 from fairflower.participation.availability import check_availabilities
-from fairflower.plans.jobs import auto_jobs
+from fairflower.plans.jobs import auto_jobs, chosen_engine, engine_line
 from fairflower.plans.plan import Plan
-from fairflower.plans.protocol import is_study
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.server.privacy import planned, together
@@ -35,7 +33,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before Flow
     from fairflower.data import Federation
     from fairflower.plans.devices import Placement
     from fairflower.plans.parallel import Study
-    from fairflower.server.callbacks import OnRound
+    from fairflower.server.progress import OnRound
 
 
 @contextmanager
@@ -45,6 +43,31 @@ def spinner(what: str, console: Console) -> Iterator[Status]:
         console.print(f"{what} ...", highlight=False)
     with console.status(what) as status:
         yield status
+
+
+#: Trials in a study. The folder `trials` in ~/.fairflower has trial deployments, which have other
+#: names.
+_TRIALS = "trials/*-trial*"
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder contains a study."""
+    return any(folder.glob(_TRIALS))
+
+
+def check_no_studies(*folders: Path) -> None:
+    """Raise ``ConfigError`` if a folder is a study or contains one: trials are no test runs."""
+    for folder in folders:
+        studies = sorted({trial.parents[1] for trial in folder.rglob(_TRIALS)})
+        if studies:
+            found = f"{folder} {'is a study' if folder in studies else 'contains studies'}"
+            runs = shlex.join(str(study / "runs") for study in studies)
+            raise ConfigError(
+                f"{found}. For a report that includes the trials, repeat the study's "
+                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
+                "For the test runs only, including those of earlier choices, name instead: "
+                f"{runs}"
+            )
 
 
 @contextmanager
@@ -172,6 +195,43 @@ def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
     if count := sum(bool(config.resume) for config in plan.runs):
         console.print(f"{count} of {planned} runs will be resumed.")
     return plan
+
+
+def run_comparison(
+    plan: Plan,
+    folder: Path,
+    console: Console,
+    jobs: int | None,
+    at_end: Callable[[], object] = lambda: None,
+) -> None:
+    """Run the remaining runs of a comparison; their run folders are in ``folder/runs``.
+
+    Completed runs are kept, and unfinished runs are resumed.
+
+    Parameters
+    ----------
+    jobs : int or None
+        Number of parallel runs; None means `fairflower.plans.jobs.auto_jobs`.
+    at_end : callable
+        Called when the runs have ended, even after a failure or an interruption, provided that some
+        run can be read.
+
+    Raises
+    ------
+    ConfigError
+        If another process uses the folder, or its runs used other data.
+    UserError, OSError, KeyboardInterrupt
+        As in `fairflower.plans.execution.execute`.
+    """
+    announce(plan, console)
+    with locked_folder(folder):
+        left = remaining_plan(plan, folder / "runs", console)
+        folders: list[Path] = []
+        try:
+            execute(left, console, folders, jobs, home=folder)
+        finally:
+            if folders or len(left.runs) < len(plan.runs):
+                at_end()
 
 
 def execute(

@@ -37,8 +37,8 @@ from fairflower.errors import (
     failure_text,
 )
 from fairflower.machine import HANGUP
+from fairflower.plans.devices import without_main
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.plans.probe import without_main
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
 from fairflower.server.progress import counting_bar, round_line

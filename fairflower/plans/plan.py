@@ -6,6 +6,7 @@ import dataclasses
 import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.markup import escape
 from fairflower.config import (
     ClientConfig,
     DataConfig,
+    DataSpec,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -30,17 +32,15 @@ from fairflower.config.methods import Choice, MethodSpec
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
-from fairflower.plans.protocol import redrawable
-from fairflower.server.checkpoint import check_same_examples, with_absolute_paths
+from fairflower.server.checkpoint import check_same_examples, check_same_parts, with_absolute_paths
 from fairflower.server.folder import rewrite_config, runs_home
-from fairflower.server.parts import check_same_parts
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
     from flwr.serverapp import Grid
     from rich.console import Console
 
     from fairflower.report import Run
-    from fairflower.server.callbacks import OnRound
+    from fairflower.server.progress import OnRound
 
 
 #: Largest number of federations or seeds; a larger number is assumed to be a typing error.
@@ -205,6 +205,20 @@ def replicates(
     if len(numbers) > MAX_SEEDS:
         raise ConfigError(f"{name}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
     return numbers, seeds is None
+
+
+def redrawable(flat: Mapping[str, Any]) -> bool:
+    """Return whether several federations of a user's data draw the test examples anew by default.
+
+    With one client per domain they would otherwise be the same division.
+    """
+    if not DataSpec.read(str(flat.get("data.name", DataConfig.name))).own:
+        return False
+    from fairflower.data.cache import make_data_set  # slow to import
+
+    with suppress(*USER_ERRORS):  # raised again where the data are prepared
+        return make_data_set(RunConfig.from_message(flat).data).redrawable
+    return False
 
 
 @dataclass

@@ -14,26 +14,86 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflower.config import RunConfig, shown, tuned_keys
+from fairflower.arguments import Search
+from fairflower.config import RunConfig, argument_to_key, shown, tuned_keys
 from fairflower.config.methods import DEFAULT
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.plans.protocol import TuningProtocol
-from fairflower.plans.search_space import search_space
 from fairflower.report import Run, read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
-from fairflower.server.checkpoint import check_same_examples, resumable_configs
+from fairflower.server.checkpoint import check_same_examples, check_same_parts, resumable_configs
 from fairflower.server.contents import divergence, read_config, read_facts
-from fairflower.server.parts import check_same_parts
+
+
+class TunableArgument(NamedTuple):
+    """An argument to tune: its range, the paper's value, and whether it is an integer."""
+
+    search: Search
+    default: float
+    whole: bool
+
+
+def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
+    """Return the arguments to tune of a config's strategy and client, by run config key.
+
+    These are all arguments that have a numeric default and a search range and that the config does
+    not set. With ``training``, they include the learning rate, from a fifth to five times the
+    config's value, and the number of local epochs, from 1 to twice the config's value.
+    """
+    arguments = {
+        f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
+            spec.search, spec.default, spec.whole
+        )
+        for choice in (config.strategy, config.client)
+        for name, spec in choice.factory.argument_specs().items()
+        if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
+    }
+    lr, epochs = config.train.lr, config.train.local_epochs
+    if training and lr > 0:
+        arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
+    if training and epochs > 0:
+        arguments["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
+    return arguments
+
+
+@dataclass(frozen=True)
+class TuningProtocol:
+    """Settings of a study.
+
+    Attributes
+    ----------
+    budget : int
+        Number of trials per method.
+    seeds : sequence of int
+        Random seeds for the tests.
+    select : str
+        Criterion for choosing a trial, a key of `fairflower.report.tuning.CRITERIA`.
+    metric : str
+        Metric of the criterion, a key of `fairflower.report.tuning.METRICS`.
+    training : bool
+        Whether the learning rate and the local epochs are also tuned.
+    defaults : bool
+        Whether the paper's values are also tested.
+    federations : bool
+        Whether each seed for the tests is also the federation's seed (``data.seed`` = ``seed``).
+    """
+
+    budget: int
+    seeds: Sequence[int]
+    select: str
+    metric: str = "accuracy"
+    training: bool = False
+    defaults: bool = False
+    federations: bool = False
 
 
 @dataclass

@@ -40,9 +40,8 @@ from fairflower.server.group_metrics import GroupMetrics, counts_in
 from fairflower.server.history import HELD_OUT, Metrics, domain_means, early_stop_round
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
-from fairflower.server.registration import NodeTracker
+from fairflower.server.registration import NodeTracker, send_and_receive
 from fairflower.server.setup import RunSetup
-from fairflower.server.transport import send_and_receive
 
 #: Multiple of the cross entropy of random guessing above which training counts as diverged.
 DIVERGED = 10

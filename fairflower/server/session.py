@@ -20,16 +20,15 @@ from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.data import with_absolute_dir
-from fairflower.engines import last_words
+from fairflower.engines.ray_cluster import last_words
 from fairflower.errors import ConfigError, RunInterrupted, StopRun, WriteError, error_text, logger
 from fairflower.machine import about_precision
 from fairflower.participation.availability import absolute_trace
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
-from fairflower.server.callbacks import CallbackList, OnRound
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LOG, RunFolder, lock_folder
-from fairflower.server.progress import RunProgress
+from fairflower.server.progress import CallbackList, OnRound, RunProgress
 from fairflower.server.rounds import RoundLoop
 from fairflower.server.setup import RunSetup, set_up
 from fairflower.trackers import check_tracker

@@ -23,11 +23,10 @@ from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid
 from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
-from fairflower.engines.tasks import Task, TaskQueue
-from fairflower.engines.workers import Batch, Worker
+from fairflower.engines.workers import Batch, Task, TaskQueue, Worker
 from fairflower.errors import ConfigError, EngineError
 from fairflower.flower_compat import set_message_id, set_task_identity
-from fairflower.server.transport import send_and_receive
+from fairflower.server.registration import send_and_receive
 
 pytestmark = pytest.mark.slow
 

@@ -41,10 +41,14 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunInterrupted
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
 from fairflower.flower_compat import set_message_id, set_task_identity
-from fairflower.server.discovery import NodeDiscovery
-from fairflower.server.registration import ClientRegistry, NodeTracker, register_clients
+from fairflower.server.registration import (
+    ClientRegistry,
+    NodeDiscovery,
+    NodeTracker,
+    register_clients,
+    send_and_receive,
+)
 from fairflower.server.session import Session
-from fairflower.server.transport import send_and_receive
 from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEBAPlus, FedEquilibria
 from fairflower.testing.rounds import MODEL, Rounds, reply, zero_update
 
