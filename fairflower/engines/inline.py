@@ -73,7 +73,7 @@ class InlineGrid(Grid):
     #: No client is elsewhere, with data that the server cannot read.
     simulated = True
 
-    #: Whether asking one client is enough (`fairflower.server.discovery`), as with fairflower's own
+    #: Whether asking one client is enough (`fairflower.server.registration`), as with fairflower's
     #: ClientApp: all have the same data, and node ids follow each other as the ``partition-id`` do.
     have_same_data = False
 

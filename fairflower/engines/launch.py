@@ -44,7 +44,7 @@ def launch(
 ) -> None:
     """Call ``server_main`` with a grid of ``num_clients`` nodes that run fairflower's ClientApp.
 
-    Callers replace ``engine = "auto"`` with `fairflower.engines.choice.chosen_engine`, and
+    Callers replace ``engine = "auto"`` with `fairflower.plans.jobs.chosen_engine`, and
     ``client-gpus = "auto"``, which means no GPU here, with a number (`fairflower.plans.devices`).
     ``num_gpus`` is as in `simulate`. With ``fall_back``, clients run in this process if Ray cannot
     start, with a warning. Raises the exceptions of ``server_main`` and of `simulate`.

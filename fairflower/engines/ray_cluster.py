@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -380,3 +381,38 @@ class RayNodes:
                 len(self._kinds),
                 "".join(listing),
             )
+
+
+class LastWords:
+    """A sentence for a process that Ray ends from C++, because its node on this machine has died.
+
+    Another process prints the text of `prepare` if this one ends between `begin` and `end`.
+    """
+
+    _CODE = "import sys; print(end=sys.stdin.read().rpartition('\\0')[2], file=sys.stderr)"
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def begin(self) -> None:
+        """Start the process; in a session of its own, it outlives Ctrl-C."""
+        command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", self._CODE]
+        options: Any = {"encoding": "utf-8", "errors": "replace", "start_new_session": True}
+        self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, **options))
+
+    def prepare(self, text: str) -> None:
+        """Replace the text, if the process was started."""
+        for process in self._processes:
+            with suppress(OSError):  # it was killed
+                assert process.stdin
+                process.stdin.write(f"\0{text}")
+                process.stdin.flush()
+
+    def end(self) -> None:
+        """End the process without a word."""
+        self.prepare("")
+        while self._processes:
+            self._processes.pop().communicate()
+
+
+last_words = LastWords()
