@@ -14,10 +14,8 @@ from rich.text import Text
 from fairflower.cli.options import (
     Client,
     ConfigOverrides,
-    method_named,
     methods_named,
     refuse_keys,
-    refuse_second_name,
     with_settings,
 )
 from fairflower.cli.report import print_report
@@ -72,26 +70,25 @@ def trial(
     options or --config set them, there are 3 rounds and one client per domain. All processes end
     with the command, even after Ctrl-C.
     """
-    from fairflower.deploy.local import LocalDeployment, deployable
-    from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
+    from fairflower.deploy.local import (
+        LocalDeployment,
+        deployable,
+        nodes_with_folders,
+        nodes_with_shares,
+    )
 
     settings: dict[str, Any] = {"num-server-rounds": 3, "data.clients-per-domain": 1}
     settings |= {"data.name": "npz"} if site else {}
     settings |= overrides.settings
     settings.pop("output-dir", None)
     refuse_keys(overrides, _OTHERWISE)
-    refuse_second_name(overrides, StrategyConfig, "--strategies", strategies)
-    refuse_second_name(overrides, ClientConfig, "--client", client)
+    strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
+    client_configs = methods_named(overrides, ClientConfig, "--client", client)
     if settings.get("resume"):
         raise ConfigError(
             f"resume = {quoted(settings['resume'])}: a trial starts new runs. Remove this setting."
         )
-    grid = grid_configs(
-        settings,
-        methods_named(StrategyConfig, strategies),
-        overrides.shared,
-        method_named(ClientConfig, client),
-    )
+    grid = grid_configs(settings, strategy_configs, overrides.shared, client_configs)
     configs = list(map(deployable, grid))
     by = configs[0].evaluate.by
     if (asked := overrides.assigned.get("evaluate.by", by)) != by:

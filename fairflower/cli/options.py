@@ -14,7 +14,7 @@ import typer
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config import check_key, check_values
-from fairflower.config.methods import Choice, MethodSpec
+from fairflower.config.methods import Choice
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_float
 from fairflower.errors import ConfigError
@@ -135,17 +135,22 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-def methods_named(kind: type[Choice], option: str | None) -> list[Choice]:
-    """Return the methods that an option names; return an empty list if it is not given."""
-    return [] if option is None else kind.parse(option)
+def methods_named(
+    overrides: ConfigOverrides, kind: type[Choice], option: str, given: str | None
+) -> list[Choice]:
+    """Return the methods that an option names; return an empty list if it is not given.
 
-
-def method_named(kind: type[Choice], option: str | None) -> list[Choice]:
-    """Return the same; raise ``ConfigError`` if the option names several methods."""
-    named = methods_named(kind, option)
-    if len(named) > 1:
+    Raises ``ConfigError`` if ``--set`` names a strategy or a client, too, or if the option is
+    ``--strategy`` or ``--client`` and names several.
+    """
+    if given is None:
+        return []
+    if kind.KEY in overrides.assigned:
+        raise ConfigError(f"--set {kind.KEY} and {option} both name a {kind.TABLE}. Remove one.")
+    named = kind.parse(given)
+    if option == f"--{kind.TABLE}" and len(named) > 1:
         raise ConfigError(
-            f"--{kind.TABLE}: expected a single method. To train several methods, use "
+            f"{option}: expected a single method. To train several methods, use "
             "`fairflower compare`."
         )
     return named
@@ -156,11 +161,3 @@ def refuse_keys(overrides: ConfigOverrides, otherwise: Mapping[str, str]) -> Non
     for key, instead in otherwise.items():
         if key in overrides.assigned:
             raise ConfigError(f"This command does not support --set {key}: {instead}.")
-
-
-def refuse_second_name(
-    overrides: ConfigOverrides, kind: type[MethodSpec], option: str, given: str | None
-) -> None:
-    """Raise ``ConfigError`` if both an option and ``--set`` name a strategy or a client."""
-    if given is not None and kind.KEY in overrides.assigned:
-        raise ConfigError(f"--set {kind.KEY} and {option} both name a {kind.TABLE}. Remove one.")

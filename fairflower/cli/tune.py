@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from fairflower.cli.compare import parse_jobs, plan_of
 from fairflower.cli.options import ConfigOverrides, InlineJobs, with_settings
 from fairflower.cli.report import print_report
+from fairflower.cli.run import parse_jobs, plan_of
 from fairflower.cli.terminal import console
 from fairflower.config import counted
 from fairflower.errors import ConfigError
