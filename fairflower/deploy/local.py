@@ -156,6 +156,12 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+def _flwr_options(home: Path) -> dict[str, Any]:
+    """Return how a ``flwr`` command is started."""
+    text = {"stdin": subprocess.DEVNULL, "text": True, "encoding": "utf-8"}
+    return {"env": environment(home), **text, **NEW_PROCESS_GROUP}
+
+
 def script(name: str) -> str:
     """Return the path of a Flower command installed with this Python."""
     return str(Path(sysconfig.get_path("scripts"), name + (sysconfig.get_config_var("EXE") or "")))
@@ -417,8 +423,8 @@ class LocalDeployment:
     def _say_log(self, run_id: str) -> None:
         """Forward the ServerApp's log until it ends, or the SuperExec has ended."""
         command = [script("flwr"), "log", run_id, SUPERLINK_NAME, "--stream"]
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with subprocess.Popen(command, **both, **self._options()) as log:
+        both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, **both, **_flwr_options(self.superlink.home)) as log:
             ended = threading.Event()
             threading.Thread(target=self._watch, args=(log, ended), daemon=True).start()
             try:
@@ -444,7 +450,12 @@ class LocalDeployment:
     def flwr(self, *arguments: str) -> str:
         """Run a ``flwr`` command and return its output; raise ``TrialError`` if it fails."""
         command = f"flwr {' '.join(arguments)}"
-        options = {"capture_output": True, "timeout": TIMEOUT, "check": False, **self._options()}
+        options = {
+            "capture_output": True,
+            "timeout": TIMEOUT,
+            "check": False,
+            **_flwr_options(self.superlink.home),
+        }
         try:
             done = subprocess.run([script("flwr"), *arguments], **options)
         except subprocess.TimeoutExpired as error:
@@ -452,11 +463,6 @@ class LocalDeployment:
         if done.returncode:
             raise TrialError(f"{command}:\n{done.stdout}{done.stderr}")
         return str(done.stdout)
-
-    def _options(self) -> dict[str, Any]:
-        """Return how a ``flwr`` command is started."""
-        text = {"stdin": subprocess.DEVNULL, "text": True, "encoding": "utf-8"}
-        return {"env": environment(self.superlink.home), **text, **NEW_PROCESS_GROUP}
 
     def flwr_json(self, *arguments: str) -> dict[str, Any]:
         """Run a ``flwr`` command with ``--format json`` and return the parsed output."""

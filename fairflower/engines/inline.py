@@ -55,16 +55,8 @@ class InlineGrid(Grid):
     A message is handled when its reply is first requested, so the caller can stop between
     two clients. Node k has ``partition-id`` k.
 
-    Parameters
-    ----------
-    client_app : ClientApp
-        The ClientApp of all nodes.
-    num_supernodes : int
-        Number of nodes.
-    run_config : mapping, optional
-        ``context.run_config`` of the clients.
-    raise_errors : bool, default=False
-        Whether to raise a client's exception, for debugging, instead of returning an error reply.
+    ``client_app`` is the ClientApp of all nodes, and ``run_config`` their ``context.run_config``.
+    With ``raise_errors``, a client's exception is raised, for debugging, instead of an error reply.
     """
 
     #: Clients answer while the server asks for replies, so no reply can be late.
@@ -158,6 +150,9 @@ class InlineGrid(Grid):
 
     def discard(self, message_ids: Collection[str]) -> None:
         """Do nothing, because no reply is late."""
+
+    def close(self) -> None:
+        """Do nothing, because there are no other processes."""
 
     def _deliver(self, message: Message) -> Message:
         node = message.metadata.dst_node_id

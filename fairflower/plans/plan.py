@@ -151,23 +151,26 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     if re.search(r"(^|[,-])\s*-\s*\d", text):
         raise ConfigError(f"{option} {text!r}: expected numbers >= 0, for example 0,1,2 or 0-2.")
     first, dash, last = text.partition("-")
+    example = f"{option} {text!r}: expected distinct numbers, for example 0,1,2 or 0-2."
     try:
         numbers = range(int(first), int(last) + 1) if dash else map(int, text.split(","))
         seeds = list(islice(numbers, MAX_SEEDS + 1))
     except ValueError:
-        seeds = []
-    else:
-        if not seeds:
-            raise ConfigError(
-                f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
-            )
-    if len(seeds) > MAX_SEEDS:
-        raise ConfigError(f"{option} {text!r}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
-    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(example) from None
+    if not seeds:
         raise ConfigError(
-            f"{option} {text!r}: expected distinct numbers, for example 0,1,2 or 0-2."
+            f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
         )
-    return seeds
+    return _distinct(seeds, f"{option} {text!r}", example)
+
+
+def _distinct(numbers: list[int], given: str, example: str) -> list[int]:
+    """Return the numbers; raise ``ConfigError`` if there are none, too many, or equal ones."""
+    if len(numbers) > MAX_SEEDS:
+        raise ConfigError(f"{given}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ConfigError(example)
+    return numbers
 
 
 def replicates(
@@ -193,18 +196,15 @@ def replicates(
     values = FEDERATIONS if values is None else values
     if isinstance(values, str):
         return parse_seeds(values, f"{dashes}{name}"), seeds is None
+    example = f"{name} = {values!r}: expected distinct numbers, for example range(3)."
     try:
         given = list(islice(values, MAX_SEEDS + 1))
         numbers = [int(value) for value in given]
-        if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
-            numbers = []  # 1.5 is not the number of a federation
     except (TypeError, ValueError, OverflowError):
-        numbers = []
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{name} = {values!r}: expected distinct numbers, for example range(3).")
-    if len(numbers) > MAX_SEEDS:
-        raise ConfigError(f"{name}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
-    return numbers, seeds is None
+        raise ConfigError(example) from None
+    if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
+        raise ConfigError(example)  # 1.5 is not the number of a federation
+    return _distinct(numbers, name, example), seeds is None
 
 
 def redrawable(flat: Mapping[str, Any]) -> bool:

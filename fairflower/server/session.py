@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from filelock import FileLock
 from flwr.serverapp import Grid
 from rich.console import Console
 
@@ -39,14 +37,10 @@ class Session:
 
     Parameters
     ----------
-    grid : Grid
-        Flower's grid.
     config : RunConfig
         The run config. To resume a run, use `fairflower.server.checkpoint.resumed_config`.
     console : Console
-        Console on which progress is printed.
-    title : str, default=""
-        Name of the run on the console; "" means the method's label.
+        Console on which progress is printed, under a ``title``, by default the method's label.
     stop : threading.Event, optional
         Event that ends the run early; the run can then be resumed.
     on_round : callable, optional
@@ -77,13 +71,13 @@ class Session:
         nodes_have_paths = config.evaluate.by == "clients" or (
             config.ray_address and not config.data.dir
         )
-        data = config.data if nodes_have_paths else with_absolute_dir(config.data)
-        participation = replace(
-            config.participation, availability=absolute_trace(config.participation.availability)
-        )
-        model = config.model.resolve()
+        who = config.participation
         self.config = replace(
-            config, data=data, model=model, participation=participation, resume=""
+            config,
+            data=config.data if nodes_have_paths else with_absolute_dir(config.data),
+            model=config.model.resolve(),
+            participation=replace(who, availability=absolute_trace(who.availability)),
+            resume="",
         )
         self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console
@@ -188,37 +182,22 @@ class Session:
         facts = {"run_id": uuid.uuid4().hex, **setup.facts()}
         if self.resume is None:
             return RunFolder.create(self.config, facts), None
-        lock = lock_folder(self.resume)
+        path, lock = self.resume, lock_folder(self.resume)
         try:
             # Check again: another process may have resumed the run in the meantime.
-            checkpoint.resumed_config(
-                self.resume, {"num-server-rounds": self.config.num_server_rounds}
-            )
-            return self._reopen(self.resume, setup, facts, lock)
+            checkpoint.resumed_config(path, {"num-server-rounds": self.config.num_server_rounds})
+            saved = checkpoint.load(path)
+            if saved:
+                try:
+                    setup.strategy.load_state_dict(saved.state)
+                except ValueError as error:
+                    raise ConfigError(f"{path} cannot be resumed: {error}") from error
+            folder = RunFolder.reopen(path, self.config, facts, lock, saved)
+            if saved:  # else later, damaged checkpoints would outlive good ones
+                checkpoint.delete_later(path, saved.server_round)
         except BaseException:
             lock.release()
             raise
-
-    def _reopen(
-        self, path: Path, setup: RunSetup, facts: dict[str, Any], lock: FileLock
-    ) -> tuple[RunFolder, Checkpoint | None]:
-        saved = checkpoint.load(path)
-        if saved is None:
-            return RunFolder.reopen(path, self.config, facts, lock=lock), None
-        try:
-            setup.strategy.load_state_dict(saved.state)
-        except ValueError as error:
-            raise ConfigError(f"{path} cannot be resumed: {error}") from error
-        folder = RunFolder.reopen(
-            path,
-            self.config,
-            facts,
-            lock=lock,
-            server_round=saved.server_round,
-            sizes=saved.sizes,
-            seconds=saved.seconds,
-        )
-        checkpoint.delete_later(path, saved.server_round)  # else they would outlive good ones
         return folder, saved
 
 
