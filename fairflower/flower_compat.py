@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from types import FrameType, SimpleNamespace
@@ -33,23 +33,21 @@ _CONSTANTS = "flwr.common.secure_aggregation.secaggplus_constants"
 
 #: What is not public in Flower -> its module, and what does not work without it.
 _PRIVATE = {
-    "NumPyClient": ("flwr.client", _CLASSIC),
-    "ClientManager": ("flwr.server.client_manager", _CLASSIC),
-    "ClientProxy": ("flwr.server.client_proxy", _CLASSIC),
-    "Strategy": ("flwr.server.strategy", _CLASSIC),
-    **dict.fromkeys(
-        ("EvaluateIns", "EvaluateRes", "FitRes", "Scalar", "ndarrays_to_parameters"),
-        ("flwr.common", _CLASSIC),
-    ),
-    **dict.fromkeys(
-        ("FitIns", "Parameters", "parameters_to_ndarrays"),
-        ("flwr.common", f"{_CLASSIC} and {_SECURE}"),
-    ),
-    **dict.fromkeys(("Key", "Stage"), (_CONSTANTS, _SECURE)),
-    "LegacyContext": ("flwr.server", _SECURE),
-    "SecAggPlusWorkflow": ("flwr.server.workflow", _SECURE),
-    "secaggplus_mod": ("flwr.client.mod", _SECURE),
-    "secaggplus_workflow": ("flwr.server.workflow.secure_aggregation", _SECURE),
+    name: (place, lost)
+    for place, lost, names in (
+        ("flwr.client", _CLASSIC, "NumPyClient"),
+        ("flwr.client.mod", _SECURE, "secaggplus_mod"),
+        ("flwr.common", _CLASSIC, "EvaluateIns EvaluateRes FitRes Scalar ndarrays_to_parameters"),
+        ("flwr.common", f"{_CLASSIC} and {_SECURE}", "FitIns Parameters parameters_to_ndarrays"),
+        (_CONSTANTS, _SECURE, "Key Stage"),
+        ("flwr.server", _SECURE, "LegacyContext"),
+        ("flwr.server.client_manager", _CLASSIC, "ClientManager"),
+        ("flwr.server.client_proxy", _CLASSIC, "ClientProxy"),
+        ("flwr.server.strategy", _CLASSIC, "Strategy"),
+        ("flwr.server.workflow", _SECURE, "SecAggPlusWorkflow"),
+        ("flwr.server.workflow.secure_aggregation", _SECURE, "secaggplus_workflow"),
+    )
+    for name in names.split()
 }
 
 
@@ -126,22 +124,18 @@ def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
         if threading.current_thread() is not here:
             done.wait(STOP_TIMEOUT)
 
-    _call_before_exit(leave)
-    try:
-        yield
-    finally:
-        done.set()
-
-
-def _call_before_exit(handler: Callable[[], None]) -> None:
     for place in ("flwr.supercore.exit", "flwr.common.exit"):  # newer and older versions of Flower
         with suppress(ImportError):
             add = importlib.import_module(place).add_exit_handler
             try:
-                add(handler, run_before_force_exit=True)
+                add(leave, run_before_force_exit=True)
             except TypeError:  # older versions of Flower: all handlers together have five seconds
-                add(handler)
-            return
+                add(leave)
+            break
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def proxy_node_id(proxy: Any) -> int:

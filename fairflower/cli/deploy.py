@@ -14,6 +14,7 @@ from rich.text import Text
 from fairflower.cli.options import (
     Client,
     ConfigOverrides,
+    OutputDir,
     methods_named,
     refuse_keys,
     with_settings,
@@ -57,9 +58,7 @@ def trial(
     ] = None,
     client: Client = None,
     overrides: ConfigOverrides,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Folder for all files of the trial. Default: a new folder.")
-    ] = None,
+    output_dir: OutputDir = None,
 ) -> None:
     """Try out a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
 

@@ -23,26 +23,32 @@ Client = Annotated[
     str | None,
     typer.Option(help="How clients train (client.name), for example fedprox:mu=0.1."),
 ]
+Clients = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated clients (ways to train), each combined with every strategy, for "
+        "example sgd,fedprox:mu=0.1. Default: the value of client.name."
+    ),
+]
+OutputDir = Annotated[
+    Path | None, typer.Option(help="Folder for all files of this command. Default: a new folder.")
+]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
 Device = Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")]
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")]
+_JOBS = (
+    "Number of runs in parallel, each in its own process with the inline engine. auto means as "
+    "many as the CPUs and the GPU memory allow."
+)
+#: For commands whose runs always use the inline engine, and for others.
+InlineJobs = Annotated[str, typer.Option(metavar="auto|N", help=_JOBS)]
 Jobs = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Number of runs in parallel, each in its own process with the inline engine. auto "
-        "means as many as the CPUs and the GPU memory allow. It means 1 if Ray is installed and "
-        "there are fewer runs than that, if ray-address or workers is set, if engine is not auto, "
-        "or if client-gpus is a number above 0.",
-    ),
-]
-#: The same option for commands whose runs always use the inline engine.
-InlineJobs = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|N",
-        help="Number of runs in parallel, each in its own process with the inline engine. auto "
-        "means as many as the CPUs and the GPU memory allow.",
+        help=f"{_JOBS} It means 1 if Ray is installed and there are fewer runs than that, if "
+        "ray-address or workers is set, if engine is not auto, or if client-gpus is a number above "
+        "0.",
     ),
 ]
 #: Arguments of ``typer.Option`` for floats; numbers that would be rounded to 0 are rejected.
@@ -93,13 +99,9 @@ class ConfigOverrides:
 def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds options in `SHORT_NAMES`, ``--config`` and ``--set``.
 
-    The command receives the values in its argument ``overrides``; ``--help`` lists the options at
-    the position of this argument. Errors are printed by `friendly_errors`.
-
-    Parameters
-    ----------
-    *names : str
-        Names of the options, in the order of ``--help``.
+    The command receives the values in its argument ``overrides``; ``--help`` lists the options in
+    the order of ``names``, at the position of this argument. Errors are printed by
+    `friendly_errors`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,18 +113,17 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
             assigned = run_config.parse_assignments(set_ or [], "--set")
             command(overrides=ConfigOverrides(config, options, assigned), **params)
 
+        shared: dict[str, Any] = {}
+        for name in names:
+            key, kind, meaning = SHORT_NAMES[name]
+            number: dict[str, Any] = NUMBER if kind is float else {}
+            shared[name] = Annotated[
+                kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
+            ]
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            if parameter.name != "overrides":
-                parameters.append(parameter)
-                continue
-            for name in names:
-                key, kind, meaning = SHORT_NAMES[name]
-                number: dict[str, Any] = NUMBER if kind is float else {}
-                option: Any = Annotated[
-                    kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
-                ]
-                parameters.append(_parameter(name, option))
+            added = shared if parameter.name == "overrides" else {}
+            parameters += [*map(_parameter, added, added.values())] or [parameter]
         parameters += [_parameter("config", _Config), _parameter("set_", _Set)]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return call
@@ -131,8 +132,9 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def methods_named(

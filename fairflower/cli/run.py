@@ -13,8 +13,10 @@ from rich.markup import escape
 
 from fairflower.cli.options import (
     Client,
+    Clients,
     ConfigOverrides,
     Jobs,
+    OutputDir,
     methods_named,
     refuse_keys,
     with_settings,
@@ -25,8 +27,7 @@ from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, 
 from fairflower.config.methods import MethodSpec
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, run_comparison
-from fairflower.plans.jobs import resolve_jobs
+from fairflower.plans.execution import announce, execute, resolve_jobs, run_comparison
 from fairflower.plans.plan import (
     FEDERATIONS,
     Plan,
@@ -119,13 +120,7 @@ def compare(
             "for this federation."
         ),
     ] = None,
-    clients: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated clients (ways to train), each combined with every strategy, "
-            "for example sgd,fedprox:mu=0.1. Default: the value of client.name."
-        ),
-    ] = None,
+    clients: Clients = None,
     leave_one_domain_out: Annotated[
         bool,
         typer.Option(
@@ -136,9 +131,7 @@ def compare(
     ] = False,
     overrides: ConfigOverrides,
     jobs: Jobs = "auto",
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the comparison. Default: a new folder.")
-    ] = None,
+    output_dir: OutputDir = None,
     plan: Annotated[
         bool,
         typer.Option(

@@ -247,14 +247,9 @@ def deployable(config: RunConfig) -> RunConfig:
 class LocalDeployment:
     """A federation of processes on this machine, as a context manager.
 
-    Parameters
-    ----------
-    folder
-        Folder for all files: certificates, keys, logs, state of the sites, and run folders.
-    node_configs
-        Node config of each site. The attribute ``sites`` lists the SuperNodes in the same order.
-    say
-        Called with each line of progress and of the ServerApp's log.
+    ``folder`` gets all files: certificates, keys, logs, state of the sites, and run folders. There
+    is a site for each of ``node_configs``; ``sites`` lists their SuperNodes in the same order.
+    ``say`` is called with each line of progress and of the ServerApp's log.
 
     Raises ``ConfigError`` if Flower is too old or the folder is not empty, and ``TrialError`` if a
     process does not start when the context is entered.

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -42,7 +42,7 @@ def launch(
 ) -> None:
     """Call ``server_main`` with a grid of ``num_clients`` nodes that run fairflower's ClientApp.
 
-    Callers replace ``engine = "auto"`` with `fairflower.plans.jobs.chosen_engine`, and
+    Callers replace ``engine = "auto"`` with `fairflower.plans.execution.chosen_engine`, and
     ``client-gpus = "auto"``, which means no GPU here, with a number (`fairflower.plans.devices`).
     ``num_gpus`` is as in `simulate`. With ``fall_back``, clients run in this process if Ray cannot
     start, with a warning. Raises the exceptions of ``server_main`` and of `simulate`.
@@ -238,8 +238,11 @@ def stop_on_interrupt(
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def handle(signum: int, frame: object) -> None:
-        if signum in HANGUP:
-            _leave(terminals)
+        if signum in HANGUP:  # writing to a closed terminal fails
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in terminals:
+                os.dup2(devnull, descriptor)
+            os.close(devnull)
         elif stop.is_set():
             os._exit(128 + signum)
         stop.set()
@@ -256,14 +259,6 @@ def stop_on_interrupt(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _leave(terminals: Iterable[int]) -> None:
-    """Redirect output to the null device, because writing to a closed terminal fails."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in terminals:
-        os.dup2(devnull, descriptor)
-    os.close(devnull)
 
 
 @contextmanager

@@ -226,7 +226,7 @@ class RayGrid(InlineGrid):
         """
         for worker in [w for w in self._workers.ready if w.batches and self._is_stuck(w)]:
             running, *queued = [batch.tasks for batch in worker.batches.values()]
-            self._workers.kill(worker)
+            self._workers.replace(worker, stuck=True)
             self._queue.forget(running)
             self._queue.put_first(task for tasks in queued for task in tasks)
             self._queue.put_last(running)
@@ -268,9 +268,15 @@ class RayGrid(InlineGrid):
         errors = self._ray.exceptions
         try:
             replies = self._ray.get(reference)
-            large = iter(self._kept(worker, batch.states))
+            states = batch.states
+            if worker.node.node_id != self._here:  # they remain valid if the worker's node is lost
+                states = [self._put(self._ray.get(state)) for state in states]
+            large = iter(states)
         except errors.RayActorError as error:
-            return self._replace_dead_worker(worker, error)
+            first, *queued = worker.batches.values()
+            self._queue.put_first(task for other in queued for task in other.tasks)
+            self._workers.replace(worker)
+            return self._try_again(first, error)
         except errors.ObjectLostError as error:  # lost with its node
             del worker.batches[reference]
             return self._try_again(batch, error)
@@ -295,25 +301,12 @@ class RayGrid(InlineGrid):
                 self._states[node] = state
         return [reply for reply, _, _ in replies]
 
-    def _kept(self, worker: Worker, states: list[Any]) -> list[Any]:
-        """Return references to large states that remain valid if the worker's node is lost."""
-        if worker.node.node_id == self._here:
-            return states
-        return [self._put(self._ray.get(state)) for state in states]
-
     def _put(self, record: object) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.put(record)
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
             raise object_store_full_error(_HERE) from error
-
-    def _replace_dead_worker(self, worker: Worker, error: Exception) -> list[Message]:
-        """Replace a dead worker and queue its tasks again."""
-        at_work, *queued = worker.batches.values()
-        self._queue.put_first(task for batch in queued for task in batch.tasks)
-        self._workers.replace(worker)
-        return self._try_again(at_work, error)
 
     def _with_fewer_workers(self, task: Task, reason: str) -> list[Message]:
         """Replace all workers with half as many, after a client ran out of GPU memory.

@@ -277,20 +277,16 @@ def _public(version: str) -> str:
 class RayNodes:
     """Nodes of a cluster. Each node sends a `NodeReport` before it gets workers.
 
-    ``cpus`` and ``gpus`` are the resources of a worker. ``prepare`` (see `report_node`) must return
-    the same value on all nodes.
+    ``cpus`` and ``gpus`` are the resources of a worker, for the capacity of nodes. ``prepare`` (see
+    `report_node`) must return the same value on all nodes.
     """
 
     def __init__(self, ray: Any, cpus: int, gpus: float, prepare: Callable[[], Any] | None) -> None:
-        self._ray, self._cpus, self._gpus, self._prepare = ray, cpus, gpus, prepare
+        self._ray, self._cpus, self.gpus, self._prepare = ray, cpus, gpus, prepare
         self._versions, self._here = versions(), report_node(prepare, {})
         self._known: set[str] = set()
         self._asked: dict[Any, RayNode] = {}  # reference to a report -> node
         self._kinds: dict[str, list[str]] = defaultdict(list)  # hardware -> names of nodes
-
-    def grant(self, cpus: int, gpus: float) -> None:
-        """Set the resources of a worker, which determine the capacity of nodes that join."""
-        self._cpus, self._gpus = cpus, gpus
 
     def begin(self) -> list[RayNode]:
         """Wait for reports from all nodes that have capacity for a worker, and return these nodes.
@@ -333,7 +329,7 @@ class RayNodes:
 
     def _ask(self) -> None:
         ask = self._ray.remote(num_cpus=0)(report_node)
-        for node in nodes_alive(self._ray, self._cpus, self._gpus):
+        for node in nodes_alive(self._ray, self._cpus, self.gpus):
             if node.capacity and node.node_id not in self._known:
                 self._known.add(node.node_id)
                 answer = ask.options(**pin_to_node(node)).remote(self._prepare, self._versions)
@@ -362,7 +358,7 @@ class RayNodes:
     def _is_gone(self, node: RayNode) -> bool:
         """Return whether a silent node is lost, which Ray notices after a few seconds."""
         deadline = time.monotonic() + _NODE_LOSS_TIMEOUT
-        while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
+        while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self.gpus)}:
             if time.monotonic() > deadline:
                 return False
             time.sleep(1)
@@ -372,7 +368,7 @@ class RayNodes:
         """Warn if the nodes' processors or kernels differ."""
         known = len(self._kinds)
         for node, report in reports.items():
-            self._kinds[f"{report.hardware} {node.gpu if self._gpus else ''}"].append(node.name)
+            self._kinds[f"{report.hardware} {node.gpu if self.gpus else ''}"].append(node.name)
         if len(self._kinds) > max(known, 1):
             listing = (f"\n  {', '.join(names)}: {kind}" for kind, names in self._kinds.items())
             logger.warning(

@@ -212,24 +212,19 @@ class Workers:
             else:
                 self.ready.append(worker)
 
-    def replace(self, dead: Worker) -> None:
-        """Replace a dead worker with a new worker on a node with capacity."""
-        name = dead.node.name
-        logger.warning("A worker on %s has died. Its clients are retried once.", name)
-        self._renew(dead)
-
-    def kill(self, stuck: Worker) -> None:
-        """Kill a worker that does not answer, and replace it with a new worker."""
-        logger.warning(
-            "A worker on %s has not answered for %d s and is replaced. Clients that a round still "
-            "waits for are tried again.",
-            stuck.node.name,
-            time.monotonic() - stuck.begun,
-        )
-        self._ray.kill(stuck.actor)
-        self._renew(stuck)
-
-    def _renew(self, worker: Worker) -> None:
+    def replace(self, worker: Worker, stuck: bool = False) -> None:
+        """Replace a worker that has died, or, if it is stuck, kill it first."""
+        if stuck:
+            logger.warning(
+                "A worker on %s has not answered for %d s and is replaced. Clients that a round "
+                "still waits for are tried again.",
+                worker.node.name,
+                time.monotonic() - worker.begun,
+            )
+            self._ray.kill(worker.actor)
+        else:
+            text = "A worker on %s has died. Its clients are retried once."
+            logger.warning(text, worker.node.name)
         worker.batches = {}
         self.ready.remove(worker)
         self._forget_lost_nodes()
@@ -258,7 +253,7 @@ class Workers:
         self._most = len(old) // 2
         self._gpus = share_of(sharing // 2) if self._gpus else 0.0
         if self._cluster:
-            self._cluster.grant(self._cpus, self._gpus)
+            self._cluster.gpus = self._gpus
         self._start_workers(node for node in self._alive() if node.node_id in self._nodes)
         return len(self.starting)
 

@@ -58,16 +58,17 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     """Choose the device of the clients, for runs that are executed one after another.
 
     ``client-gpus = "auto"`` is replaced by a fraction of a GPU, so that as many clients train in
-    parallel as GPU memory and CPUs allow. A number stays as it is.
-
-    Raises
-    ------
-    ConfigError
-        If no GPU of this machine can hold a client, or PyTorch does not accept the GPU's driver.
+    parallel as GPU memory and CPUs allow. A number stays as it is. Raises ``ConfigError`` if no GPU
+    of this machine can hold a client, or PyTorch does not accept the GPU's driver.
     """
     config = runs[0]
     if config.ray_address:
-        return _on_cluster(config)
+        unused = config.client_gpus == "auto" and config.train.device != "cpu"
+        line = (
+            "cpu for clients, because client-gpus = 'auto' does not use the GPUs of a cluster. "
+            "To use them, set client-gpus to the fraction of a GPU per client"
+        )
+        return Placement(config, line=line if unused else "")
     device = choose_device(config.train.device)
     if device.type == "cpu":
         return _without_gpu(config)
@@ -156,16 +157,6 @@ def _without_gpu(config: RunConfig) -> Placement:
         why = why or "PyTorch does not find a GPU"
         raise ConfigError(f"{asked}: {why}. Set client-gpus = 'auto' to train on the CPU.")
     return Placement(config, line=f"cpu: {why}" if why else "")
-
-
-def _on_cluster(config: RunConfig) -> Placement:
-    line = ""
-    if config.client_gpus == "auto" and config.train.device != "cpu":
-        line = (
-            "cpu for clients, because client-gpus = 'auto' does not use the GPUs of a cluster. "
-            "To use them, set client-gpus to the fraction of a GPU per client"
-        )
-    return Placement(config, line=line)
 
 
 # --- memory --------------------------------------------------------------------------------------

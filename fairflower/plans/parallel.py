@@ -81,14 +81,8 @@ def execute_parallel(
     GPU memory runs out, the run is also resumed once, and from then on half as many runs are
     executed in parallel. The first failure is raised after all other runs have ended.
 
-    Parameters
-    ----------
-    stop : threading.Event
-        When set, running runs stop between two replies, and no new run starts.
-    folders : list
-        Receives each run folder when its run ends.
-    study : Study, optional
-        Adds runs when other runs end.
+    When ``stop`` is set, running runs stop between two replies, and no new run starts. ``folders``
+    receives each run folder when its run ends. A ``study`` adds runs when other runs end.
     """
     with counting_bar(console, "runs", transient=True) as bar, _processes(jobs) as processes:
         runs = _Runs(console, folders, processes, study)

@@ -58,31 +58,19 @@ def grid_configs(
 ) -> list[RunConfig]:
     """Return a run config for every combination of client and strategy.
 
-    Parameters
-    ----------
-    flat : mapping
-        Run config keys for all runs. The arguments ``strategy.*`` and ``client.*`` apply only to
-        the methods that ``flat`` names (`MethodSpec.override`), or, like ``shared``, to all methods
-        that have them, if ``flat`` names none.
-    strategies, clients : sequence, optional
-        Strategies and clients. Their arguments override all others. Default: the methods that
-        ``flat`` names.
-    shared : mapping, optional
-        Arguments ``strategy.*`` and ``client.*`` for all methods that have them. They override
-        ``flat``.
+    The arguments ``strategy.*`` and ``client.*`` in ``flat`` apply only to the methods that it
+    names (`MethodSpec.override`) or, if it names none, to all methods that have them, like those in
+    ``shared``, which override ``flat``. Arguments of the given strategies and clients, by default
+    the methods that ``flat`` names, override all others. Raises ``ConfigError`` if no method has an
+    argument in ``shared``, or if a config is invalid.
 
-    Raises
-    ------
-    ConfigError
-        If no method has an argument in ``shared``, or if a config is invalid.
-
-    Examples
-    --------
     >>> pairs = grid_configs({}, StrategyConfig.parse("fedavg,fedheal"), {"strategy.tau": 0.4})
     >>> [config.label for config in pairs]
     ['fedavg', 'fedheal:tau=0.4']
     """
-    shared = {**_of_no_method(flat), **(shared or {})}
+    tables = [kind.TABLE for kind in (StrategyConfig, ClientConfig) if kind.KEY not in flat]
+    of_all = {k: v for k, v in flat.items() if is_argument(k) and k.partition(".")[0] in tables}
+    shared = {**of_all, **(shared or {})}
     flat = {key: value for key, value in flat.items() if key not in shared}
     pairs = product(
         _share(clients or [ClientConfig(ClientConfig.of(flat).name)], shared),
@@ -112,12 +100,6 @@ def single_run_config(
             "Python, the argument resume), which also restores the run's settings."
         )
     return config
-
-
-def _of_no_method(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments ``strategy.*`` and ``client.*`` in ``flat`` without a method's name."""
-    tables = [kind.TABLE for kind in (StrategyConfig, ClientConfig) if kind.KEY not in flat]
-    return {k: v for k, v in flat.items() if is_argument(k) and k.partition(".")[0] in tables}
 
 
 def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]:
@@ -241,27 +223,13 @@ class Plan:
         federations: bool = False,
         held_out: Sequence[str] = (),
     ) -> Plan:
-        """Return a plan with every combination of client, strategy and seed.
+        """Return a plan with every combination of client, strategy and seed (`grid_configs`).
 
-        Parameters
-        ----------
-        flat, shared, clients
-            As in `grid_configs`.
-        strategies : sequence
-            Strategies; `uniform` is always added. If empty, FedAvg and the strategy that
-            ``flat`` names are used.
-        seeds : sequence of int
-            Seeds of the runs.
-        federations : bool
-            Whether each seed also defines a federation, by setting ``data.seed`` to the seed. By
-            default all runs share the federation of ``data.seed``.
-        held_out : sequence of str, optional
-            Domains (`domains_to_hold_out`), each held out in turn: all runs are repeated for each.
-
-        Raises
-        ------
-        ConfigError
-            As in `grid_configs`, or if a method is given twice.
+        `uniform` is always added to the strategies; without any, FedAvg and the strategy that
+        ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
+        ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
+        ``held_out`` is held out in turn: all runs are repeated for each. Raises ``ConfigError`` if
+        a method is given twice.
         """
         if not strategies:
             named = StrategyConfig.of(flat).name
@@ -365,12 +333,10 @@ class Plan:
         ``unfinished`` are configs that have ``resume``; if several match a run, the last is used.
         """
         folders = {run_key(config.to_flat()): config.resume for config in unfinished}
-        return Plan(
-            [
-                dataclasses.replace(config, resume=folders.get(run_key(config.to_flat()), ""))
-                for config in self.runs
-            ]
-        )
+        keys = [run_key(config.to_flat()) for config in self.runs]
+        resumed = [folders.get(key, "") for key in keys]
+        pairs = zip(self.runs, resumed, strict=True)
+        return Plan([dataclasses.replace(config, resume=folder) for config, folder in pairs])
 
     def execute(
         self,
@@ -399,10 +365,8 @@ class Plan:
             except USER_ERRORS as error:
                 failure = failure or error
                 if len(self.runs) > 1:
-                    console.print(
-                        f"[red]{escape(title)} failed:[/] {escape(error_text(error))}",
-                        soft_wrap=True,
-                    )
+                    line = f"[red]{escape(title)} failed:[/] {escape(error_text(error))}"
+                    console.print(line, soft_wrap=True)
             finally:
                 if session.folder is not None:
                     folders.append(session.folder.path)

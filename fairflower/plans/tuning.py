@@ -26,7 +26,7 @@ from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.report import Run, read_run
+from fairflower.report import read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
@@ -67,33 +67,15 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Tunable
 
 @dataclass(frozen=True)
 class TuningProtocol:
-    """Settings of a study.
+    """Settings of a study, which are the same for all methods."""
 
-    Attributes
-    ----------
-    budget : int
-        Number of trials per method.
-    seeds : sequence of int
-        Random seeds for the tests.
-    select : str
-        Criterion for choosing a trial, a key of `fairflower.report.tuning.CRITERIA`.
-    metric : str
-        Metric of the criterion, a key of `fairflower.report.tuning.METRICS`.
-    training : bool
-        Whether the learning rate and the local epochs are also tuned.
-    defaults : bool
-        Whether the paper's values are also tested.
-    federations : bool
-        Whether each seed for the tests is also the federation's seed (``data.seed`` = ``seed``).
-    """
-
-    budget: int
-    seeds: Sequence[int]
-    select: str
-    metric: str = "accuracy"
-    training: bool = False
-    defaults: bool = False
-    federations: bool = False
+    budget: int  # trials per method
+    seeds: Sequence[int]  # of the tests
+    select: str  # criterion for choosing a trial, a key of `fairflower.report.tuning.CRITERIA`
+    metric: str = "accuracy"  # of the criterion, a key of `fairflower.report.tuning.METRICS`
+    training: bool = False  # whether the learning rate and the local epochs are also tuned
+    defaults: bool = False  # whether the paper's values are also tested
+    federations: bool = False  # whether each seed of the tests is also that of the federation
 
 
 @dataclass
@@ -148,13 +130,11 @@ class MethodStudy:
         """Return a trial's values; a key that methods share has equal values for all of them."""
         if number == 0:
             return {key: argument.default for key, argument in self.search_space.items()}
+        seeds = {key: derive_seed(self.config.seed, number, key) for key in self.search_space}
         return {
-            key: argument.search.at(self._place(number, key), argument.whole)
+            key: argument.search.at(np.random.default_rng(seeds[key]).random(), argument.whole)
             for key, argument in self.search_space.items()
         }
-
-    def _place(self, number: int, key: str) -> float:
-        return np.random.default_rng(derive_seed(self.config.seed, number, key)).random()
 
     def path(self, number: int) -> Path:
         """Return the run folder of a trial."""
@@ -238,8 +218,9 @@ class MethodStudy:
         for path, key, facts in self._made_tests():
             if _outcome(facts)[0] == "lost":
                 lost.add(key)
-            elif run := _read(path):
-                made.append(run)
+            else:
+                with suppress(RunFolderError):  # it has no tested round
+                    made.append(read_run(path))
         plan = Plan([c for c in self._planned_tests() if run_key(c.to_flat()) not in lost])
         left = plan.without(made)
         plan.update_tuned(made)  # an earlier choice may have had the same values by default
@@ -276,22 +257,10 @@ class MethodStudy:
 class TuningStudies:
     """Studies of several methods in a folder; implements `fairflower.plans.parallel.Study`.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``trials/`` and ``runs/``. Completed runs are kept.
-    configs : sequence of RunConfig
-        Configs of the methods, with the seed for their trials.
-    protocol : TuningProtocol
-        Settings of the study.
-
-    Raises
-    ------
-    ConfigError
-        If a test would have the same seed or federation as the trials, or if the folder has trials
-        with other settings, values or data.
-    RunFolderError
-        If the folder of a trial is damaged.
+    ``folder`` has ``trials/`` and ``runs/``, whose completed runs are kept. ``configs`` are those
+    of the methods, with the seed for their trials. Raises ``ConfigError`` if a test would have the
+    same seed or federation as the trials, or if the folder has trials with other settings, values
+    or data, and ``RunFolderError`` if the folder of a trial is damaged.
     """
 
     def __init__(
@@ -380,11 +349,3 @@ def _advising_to_repeat(path: Path) -> Iterator[None]:
         raise RunFolderError(
             f"{error} To repeat this trial, delete {path} and repeat the command."
         ) from error
-
-
-def _read(path: Path) -> Run | None:
-    """Read a run; return None if it has no tested round."""
-    try:
-        return read_run(path)
-    except RunFolderError:
-        return None

@@ -152,8 +152,9 @@ class RunFolder:
         _compare(path, earlier, facts)
         if original_of(path, earlier):  # a run of its own from now on, with state of its own
             earlier.pop("run_id", None)
-        changed = _changed_parts(earlier, facts)
-        for key in changed:
+        before, parts = earlier.get("parts", {}), facts.get("parts", {})
+        changed = [k for k, digest in parts.items() if before.get(k, digest) != digest]
+        for key in changed:  # of files of the user: corrected code may go on
             text = "The file of %s has changed since %s began; its earlier rounds used the other."
             logger.warning(text, key, path)
         kept = _facts_after(server_round, earlier)
@@ -328,12 +329,6 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "
                 f"Restore {where}, or start a new run."
             )
-
-
-def _changed_parts(earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the settings whose files of the user have changed; corrected code may go on."""
-    before = earlier.get("parts", {})
-    return [k for k, digest in facts.get("parts", {}).items() if before.get(k, digest) != digest]
 
 
 def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +101,8 @@ class NodeInfo(NamedTuple):
     number: int | None  # partition-id
     size: int | None  # num-partitions
     site: Federation | None  # a site's data, as a federation of a single client
-    federation: Federation | None  # the data set of which the node has a share
+    federation: Federation | None  # the data set of which the node has a share; only of client 0
+    digest: str  # of this data set, without paths; empty if the node was not asked
 
 
 #: Descriptions by node id.
@@ -221,22 +221,20 @@ def _parse_reply(reply: Message) -> NodeInfo:
         raise ValueError(
             "a site must have a single client and a single domain, but the node describes several"
         )
-    return NodeInfo(number, size, site, federation)
+    # A node with an earlier version has no digest, but describes the data set itself.
+    digest = str(fields.get("digest", fields.get("federation", "")))
+    if number == 0 and digest and not federation:
+        raise ValueError("it does not describe its data")
+    return NodeInfo(number, size, site, federation, digest)
 
 
 def _parse_federation(fields: Mapping[str, object], key: str) -> Federation | None:
     if key not in fields:
         return None
     try:
-        return _parsed(str(fields[key]))
+        return _read_federation(str(fields[key]), _ELSEWHERE)
     except ValueError as error:
         raise ValueError(f"its description of its data {error}") from error
-
-
-@lru_cache(maxsize=4)
-def _parsed(text: str) -> Federation:
-    """Parse a description once, although every node of a common data set sends it."""
-    return _read_federation(text, _ELSEWHERE)
 
 
 def _read_federation(text: str, folder: Path) -> Federation:
@@ -275,6 +273,7 @@ class ClientRegistry:
 
     nodes: dict[int, int]  # client id (0 ... clients - 1) -> node id
     federation: Federation | None  # as the nodes describe it; None if they were not asked
+    digest: str = ""  # of the shared data set
     sites: bool = False
     numbered: bool = True  # whether sites have a partition-id
 
@@ -297,9 +296,7 @@ class ClientRegistry:
         if federation is None:
             return True
         if not self.sites:
-            return info.federation is not None and (
-                _without_paths(info.federation) == _without_paths(federation)
-            )
+            return info.digest == self.digest
         if site is None or not fits(site, federation):
             return False
         try:
@@ -349,26 +346,15 @@ def register_clients(
     ``partition-id`` are numbered by domain, and within a domain by node id; a SuperNode with a key
     keeps its node id.
 
-    Parameters
-    ----------
-    num_clients : int or None
-        Number of clients that share the data set. None means the ``num-partitions`` of the nodes.
-    timeout : float
-        Seconds to wait for clients and for answers.
-    stop : threading.Event
-        Event that ends the wait with ``RunInterrupted``.
-    settings : ConfigRecord, optional
-        Run config. If it is given, nodes prepare their data and describe them.
-    sites : int, default=0
-        Minimum number of sites. 0 means the sites that are connected.
+    ``num_clients`` clients share the data set, by default as many as the ``num-partitions`` of the
+    nodes. The server waits up to ``timeout`` seconds for clients and for answers, or until ``stop``
+    is set, which raises ``RunInterrupted``. If ``settings``, a run config, is given, nodes prepare
+    their data and describe them. ``sites`` is the minimum number of sites, and 0 means those that
+    are connected.
 
-    Raises
-    ------
-    ConfigError
-        If there are too few SuperNodes, clients are missing after ``timeout``, two nodes have the
-        same ``partition-id``, or nodes that share a data set have different data.
-    DataError
-        If the data of the sites cannot be combined.
+    Raises ``ConfigError`` if there are too few SuperNodes, clients are missing after ``timeout``,
+    two nodes have the same ``partition-id``, or nodes that share a data set have different data,
+    and ``DataError`` if the data of the sites cannot be combined.
     """
     discovery = NodeDiscovery(grid, timeout, stop, settings)
     while True:
@@ -433,22 +419,16 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
     if num_clients is None or any(client not in nodes for client in range(num_clients)):
         return None
     nodes = {client: nodes[client] for client in range(num_clients)}
-    return ClientRegistry(nodes, _common_data({node: infos[node] for node in nodes.values()}))
+    _check_common_data({node: infos[node] for node in nodes.values()})
+    first = infos[nodes[0]]
+    return ClientRegistry(nodes, first.federation, first.digest)
 
 
-def _without_paths(federation: Federation) -> Federation:
-    """Return the federation without its files' paths, which may differ between machines."""
-    return replace(federation, sources=())
-
-
-def _common_data(infos: NodeInfos) -> Federation | None:
-    """Return the data set that all nodes share; None if nodes were not asked to describe it."""
-    nodes_with: dict[Federation, list[int]] = defaultdict(list)
+def _check_common_data(infos: NodeInfos) -> None:
+    """Raise ``ConfigError`` if the nodes do not share a data set."""
+    nodes_with: dict[str, list[int]] = defaultdict(list)
     for node, info in sorted(infos.items()):
-        if info.federation is not None:
-            nodes_with[_without_paths(info.federation)].append(node)
-    if not nodes_with:
-        return None
+        nodes_with[info.digest].append(node)
     most, *others = sorted(nodes_with.values(), key=len, reverse=True)
     if others:
         different = sorted(node for nodes in others for node in nodes)
@@ -459,7 +439,6 @@ def _common_data(infos: NodeInfos) -> Federation | None:
             "versions of packages may also read images differently. (A site with its own data "
             "needs a domain in --node-config.)"
         )
-    return infos[most[0]].federation
 
 
 def _register_sites(infos: NodeInfos) -> ClientRegistry:

@@ -17,7 +17,7 @@ from fairflower.config import RunConfig
 from fairflower.errors import ConfigError, EngineError
 from fairflower.plans import devices
 from fairflower.plans.devices import parallel_line, place_clients
-from fairflower.plans.jobs import auto_jobs
+from fairflower.plans.execution import auto_jobs
 from fairflower.plans.plan import Plan
 from fairflower.server.checkpoint import resumed_config
 from fairflower.training import app as client_part
@@ -35,7 +35,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(devices, "gpu_names", lambda: names)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[0])
         monkeypatch.setattr(devices, "cpus", lambda: cpus)
-        monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: cpus)
+        monkeypatch.setattr("fairflower.plans.execution.cpus", lambda: cpus)
         monkeypatch.setattr(devices, "choose_device", on_gpu)
         monkeypatch.setattr(devices, "free_memory", lambda device: 80 * GIB)
         devices._measured.cache_clear()
