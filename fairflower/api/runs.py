@@ -252,14 +252,9 @@ def read(*paths: str | PathLike[str]) -> Results:
         ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
 
     Each run is read only once. Files that match a pattern but are not runs are skipped. A warning
-    names each run that cannot be read.
-
-    Raises
-    ------
-    RunFolderError
-        If no run can be read.
-    ConfigError
-        If a path contains no run, or a study of ``fairflower tune``, whose trials are no test runs.
+    names each run that cannot be read. Raises ``RunFolderError`` if no run can be read, and
+    ``ConfigError`` if a path contains no run, or a study of ``fairflower tune``, whose trials are
+    no test runs.
     """
     runs: list[Run] = []
     for place in dict.fromkeys(place for path in paths for place in _places(path)):

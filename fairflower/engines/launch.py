@@ -126,18 +126,10 @@ def simulate(
     run_config : mapping, optional
         ``context.run_config`` of both apps.
 
-    Returns
-    -------
-    Context
-        Context of the ServerApp with its state. The state is empty for Flower's engine.
-
-    Raises
-    ------
-    GpuMemoryError
-        If a client runs out of GPU memory.
-    ConfigError
-        If an argument is invalid, no client fits, a cluster cannot be used, or the installed Flower
-        has no simulation engine. Exceptions of the ServerApp are raised as they are.
+    Returns the context of the ServerApp with its state, which is empty for Flower's engine. Raises
+    the exceptions of the ServerApp, ``GpuMemoryError`` if a client runs out of GPU memory, and
+    ``ConfigError`` if an argument is invalid, no client fits, a cluster cannot be used, or the
+    installed Flower has no simulation engine.
     """
     if engine not in ("ray", "flower", "inline"):
         raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")

@@ -35,22 +35,11 @@ from fairflower.trackers import check_tracker
 class Session:
     """A new or resumed run.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The run config. To resume a run, use `fairflower.server.checkpoint.resumed_config`.
-    console : Console
-        Console on which progress is printed, under a ``title``, by default the method's label.
-    stop : threading.Event, optional
-        Event that ends the run early; the run can then be resumed.
-    on_round : callable, optional
-        Called after every training round with its number and metrics. If it returns True or raises
-        ``StopRun``, the run stops and can be resumed.
-
-    Attributes
-    ----------
-    folder : RunFolder or None
-        The run folder, or None before the clients are registered.
+    To resume a run, ``config`` comes from `fairflower.server.checkpoint.resumed_config`. Progress
+    is printed on the ``console`` under a ``title``, by default the method's label. The event
+    ``stop`` ends the run early; it can then be resumed. ``on_round`` is called after every training
+    round with its number and metrics. If it returns True or raises ``StopRun``, the run stops and
+    can be resumed. ``folder`` is the run folder, or None before the clients are registered.
     """
 
     def __init__(
@@ -89,22 +78,12 @@ class Session:
     def run(self) -> Path:
         """Execute the run and return the path of its folder, even if ``on_round`` stops the run.
 
-        Raises
-        ------
-        ConfigError, DataError
-            If the run cannot start.
-        WriteError
-            If the run folder can no longer be written.
-        EngineError
-            If the engine cannot continue, for example because a client runs out of GPU memory.
-        MetricError
-            If a user-defined metric fails and ``evaluate.metric-errors`` is ``"stop"``.
-        RoundFailed
-            If too few clients sent a valid update.
-        StrategyError
-            If the strategy raises an exception.
-        RunInterrupted
-            If ``stop`` is set.
+        Raises ``ConfigError`` or ``DataError`` if the run cannot start, ``WriteError`` if its
+        folder can no longer be written, ``EngineError`` if the engine cannot continue, for example
+        because a client runs out of GPU memory, ``MetricError`` if a user-defined metric fails and
+        ``evaluate.metric-errors`` is ``"stop"``, ``RoundFailed`` if too few clients sent a valid
+        update, ``StrategyError`` if the strategy raises an exception, and ``RunInterrupted`` if
+        ``stop`` is set.
         """
         with self.console.status("Waiting for the clients"):
             setup = set_up(self.grid, self.config, self.resume, self.stop)

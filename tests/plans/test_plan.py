@@ -145,7 +145,7 @@ def test_parallel_runs_are_stopped_if_the_waiting_process_fails(
     called: list[str] = []
     for name in ("stop", "close"):
         monkeypatch.setattr(parallel._Processes, name, lambda self, name=name: called.append(name))
-    with pytest.raises(MemoryError), parallel._processes(1):
+    with pytest.raises(MemoryError), parallel._Processes(1):
         raise MemoryError
     assert called == ["stop", "close"]
 
