@@ -1,4 +1,4 @@
-"""The nodes of a run: sending them messages, and finding out which node is which client.
+"""The nodes of a run: finding out which node is which client.
 
 Node ids change when a run is resumed or a SuperNode without a key is restarted. Client ids never
 change.
@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import fits, merge_sites, site_client_info
+from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
     DataError,
@@ -30,7 +31,6 @@ from fairflower.errors import (
     logger,
     shorten_error,
 )
-from fairflower.flower_compat import set_message_id
 
 #: Placeholder for the data folder of a federation whose clients have the data.
 _ELSEWHERE = Path("at-the-clients")
@@ -41,55 +41,6 @@ _MAX_LISTED = 100
 #: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
 #: SuperLink; its other ids are random 64-bit numbers.
 FIRST_ABSENT_NODE = 2
-
-
-# --- messages ------------------------------------------------------------------------------------
-
-
-def send_and_receive(
-    grid: Grid, messages: Iterable[Message], timeout: float, stop: threading.Event
-) -> list[Message]:
-    """Push messages, and return the replies that arrive within ``timeout`` seconds.
-
-    Flower's method polls ten times a second. Unlike it, this function raises ``RunInterrupted`` as
-    soon as ``stop`` is set, and then pushes nothing. It immediately polls again if a grid itself
-    waits for replies (`fairflower.engines.ray`). After the timeout, a grid with a method
-    ``discard`` drops messages that no worker has received, so that they do not delay the next
-    round. A grid that computes replies while it is asked for them (``computes_replies``, the inline
-    engine) has no timeout as long as it replies.
-    """
-    if stop.is_set():
-        raise RunInterrupted
-    messages = list(messages)
-    waiting = set()
-    for message, message_id in zip(messages, grid.push_messages(messages), strict=True):
-        # A message that Flower rejects has no id, for example if the node is disconnected.
-        set_message_id(message, message_id or "")
-        waiting |= {message_id} - {"", None}
-    deadline = time.monotonic() + timeout
-    patient = getattr(grid, "computes_replies", False)
-    replies: list[Message] = []
-    pause = 0.005
-    while waiting:
-        if stop.is_set():
-            raise RunInterrupted
-        asked = time.monotonic()
-        pulled = grid.pull_messages(waiting)
-        # A grid may also return late replies to earlier messages.
-        every = {m.metadata.reply_to_message_id: m for m in pulled}  # a node may reply twice
-        arrived = {message_id: m for message_id, m in every.items() if message_id in waiting}
-        replies += arrived.values()
-        waiting.difference_update(arrived)  # `-=` would copy the set at every poll
-        if waiting and time.monotonic() > deadline and not (patient and arrived):
-            if discard := getattr(grid, "discard", None):
-                discard(waiting)
-            break
-        if arrived:
-            pause = 0.005
-        else:
-            stop.wait(pause - (time.monotonic() - asked))
-            pause = min(2 * pause, 0.1)
-    return replies
 
 
 # --- what nodes say of themselves ----------------------------------------------------------------

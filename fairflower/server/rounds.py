@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
+from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
     MetricError,
@@ -40,7 +41,7 @@ from fairflower.server.group_metrics import GroupMetrics, counts_in
 from fairflower.server.history import HELD_OUT, Metrics, domain_means, early_stop_round
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
-from fairflower.server.registration import NodeTracker, send_and_receive
+from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
 
 #: Multiple of the cross entropy of random guessing above which training counts as diverged.

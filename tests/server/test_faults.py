@@ -37,7 +37,7 @@ from rich.console import Console
 from fairflower.aggregation.records import InvalidReply, decode_record
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
-from fairflower.engines.inline import InlineGrid
+from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunInterrupted
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
 from fairflower.flower_compat import set_message_id, set_task_identity
@@ -46,7 +46,6 @@ from fairflower.server.registration import (
     NodeDiscovery,
     NodeTracker,
     register_clients,
-    send_and_receive,
 )
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEBAPlus, FedEquilibria
