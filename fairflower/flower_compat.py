@@ -84,27 +84,32 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 STOP_TIMEOUT = 60.0
 
 
+def _task_identity() -> Any:
+    """Return the task identity of this process, from which newer versions of Flower read a sender.
+
+    None means an older version, in which the Grid sets the sender of a message.
+    """
+    with suppress(ImportError):
+        from flwr.supercore.task_identity import TaskIdentity
+
+        return TaskIdentity
+    return None
+
+
 def set_task_identity(run_id: int = 1, node_id: int = 1) -> None:
     """Allow this process to construct ``Message`` objects outside a Flower run.
 
-    Newer versions of Flower read the sender of a message from the process's task identity, which is
-    set only by Flower's runtimes.
+    Otherwise only Flower's runtimes set the identity.
     """
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:  # in older versions of Flower the Grid sets the sender
-        return
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, run_id, node_id
+    if identity := _task_identity():
+        identity.run_id, identity.task_id, identity.node_id = run_id, run_id, node_id
 
 
 def ensure_task_identity() -> None:
     """Call `set_task_identity` unless Flower has set the identity."""
+    identity = _task_identity()
     try:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        _ = TaskIdentity.run_id, TaskIdentity.node_id
-    except ImportError:
-        return
+        _ = identity and (identity.run_id, identity.node_id)
     except RuntimeError:  # not set
         set_task_identity()
 
@@ -211,10 +216,7 @@ def is_supernode(context: Context) -> bool:
 
     In a simulation a node config has only the two keys that Flower writes into it.
     """
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        own = TaskIdentity.node_id == context.node_id  # only a SuperNode's process has this id
-    except (ImportError, RuntimeError):  # an older version of Flower, or not set
-        own = False
+    identity, own = _task_identity(), False
+    with suppress(RuntimeError):  # not set
+        own = bool(identity) and identity.node_id == context.node_id  # of a SuperNode's process
     return own or not context.node_config.keys() <= {"partition-id", "num-partitions"}

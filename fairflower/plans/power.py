@@ -42,13 +42,7 @@ class Power(NamedTuple):
 
 
 def comparisons_of(plan: Plan) -> int:
-    """Return how many methods are compared with uniform weights for the same client.
-
-    >>> from fairflower.config import StrategyConfig
-    >>> plan = Plan.grid({}, StrategyConfig.parse("fedavg,fedheal"), [0, 1])
-    >>> comparisons_of(plan)
-    2
-    """
+    """Return how many methods are compared with uniform weights for the same client."""
     methods = {(config.client.label, config.strategy.label) for config in plan.runs}
     return max(Counter(client for client, _ in methods).values()) - 1
 
@@ -102,11 +96,7 @@ def other_settings(plan: Plan, runs: Sequence[Run]) -> list[str]:
 
 
 def level_of(methods: int, metrics: int = 3) -> float:
-    """Return the significance level of each test: 0.05 divided by the number of tests.
-
-    >>> level_of(5) == 0.05 / 15
-    True
-    """
+    """Return the significance level of each test: 0.05 divided by the number of tests."""
     return LEVEL / max(1, methods * metrics)
 
 

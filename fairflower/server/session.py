@@ -8,8 +8,7 @@ import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +94,7 @@ class Session:
             "\nError: This run has ended at once. If nobody stopped it, Ray's node on this machine "
             f"was killed, or lacked memory (limited by a scheduler?). {self._remedy(folder)}\n"
         )
-        with _logged(folder) as log:
+        with _LogFile(folder.path / LOG, encoding="utf-8") as log:
             try:
                 self._warn(setup)
                 progress.start(folder.path, saved.server_round if saved else 0)
@@ -180,23 +179,21 @@ class Session:
         return folder, saved
 
 
-@contextmanager
-def _logged(folder: RunFolder) -> Iterator[_LogFile]:
-    """Copy the log messages of Flower and fairflower to the run folder."""
-    handler = _LogFile(folder.path / LOG, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger("flwr")
-    root.addHandler(handler)
-    try:
-        yield handler
-    finally:
-        root.removeHandler(handler)
-        with suppress(OSError):
-            handler.close()
-
-
 class _LogFile(logging.FileHandler):
-    """A log file that ignores write errors, such as a full disk, which the run reports anyway."""
+    """Copies the log messages of Flower and fairflower to a file.
+
+    It ignores write errors, such as a full disk, which the run reports anyway.
+    """
+
+    def __enter__(self) -> _LogFile:
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("flwr").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("flwr").removeHandler(self)
+        with suppress(OSError):
+            self.close()
 
     def traceback(self) -> None:
         """Write the current exception with its traceback only to this file."""
