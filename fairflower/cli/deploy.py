@@ -69,12 +69,7 @@ def trial(
     options or --config set them, there are 3 rounds and one client per domain. All processes end
     with the command, even after Ctrl-C.
     """
-    from fairflower.deploy.local import (
-        LocalDeployment,
-        deployable,
-        nodes_with_folders,
-        nodes_with_shares,
-    )
+    from fairflower.deploy import local
 
     settings: dict[str, Any] = {"num-server-rounds": 3, "data.clients-per-domain": 1}
     settings |= {"data.name": "npz"} if site else {}
@@ -88,7 +83,7 @@ def trial(
             f"resume = {quoted(settings['resume'])}: a trial starts new runs. Remove this setting."
         )
     grid = grid_configs(settings, strategy_configs, overrides.shared, client_configs)
-    configs = list(map(deployable, grid))
+    configs = list(map(local.deployable, grid))
     by = configs[0].evaluate.by
     if (asked := overrides.assigned.get("evaluate.by", by)) != by:
         raise ConfigError(
@@ -107,17 +102,17 @@ def trial(
             "share a data set on which the server tests, or set privacy.noise-multiplier = 0."
         )
     if site:
-        nodes = nodes_with_folders(site, data)
+        nodes = local.nodes_with_folders(site, data)
         configs = [replace(config, sites=len(nodes)) for config in configs]
     else:
-        data, nodes = nodes_with_shares(data, sites)
+        data, nodes = local.nodes_with_shares(data, sites)
     for node in nodes:  # all sites of a trial are on this machine
         node["smallest-group"] = data.smallest_group
     # A signal that ends this process must also end the SuperLink and the SuperNodes.
     for number in (signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.default_int_handler)
     show = partial(console.print, soft_wrap=True)
-    with LocalDeployment(folder, nodes, lambda line: show(Text.from_ansi(line))) as deployment:
+    with local.LocalDeployment(folder, nodes, lambda x: show(Text.from_ansi(x))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]
     print_report(runs, folder / "report")
 

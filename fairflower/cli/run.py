@@ -236,21 +236,14 @@ def plan_of(
 
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     """Print which differences a plan can detect, given the spread in the ``pilot`` runs."""
-    from fairflower.plans.power import (
-        EFFECT,
-        comparisons_of,
-        design_power,
-        detectable_in_sd,
-        other_settings,
-        spreads,
-    )
+    from fairflower.plans import power
     from fairflower.report.text import within_range
     from fairflower.statistics.differences import MIN_PAIRS
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False)
 
-    methods = comparisons_of(plan)
+    methods = power.comparisons_of(plan)
     if federations == 1:
         say(
             "A single federation or seed allows no inference: one pair gives neither a confidence "
@@ -260,7 +253,7 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
         say(f"Fewer than {MIN_PAIRS} pairs give confidence intervals, but no verdicts.")
     if not pilot:
         if federations > 1:
-            found = _points(detectable_in_sd(methods, federations))
+            found = _points(power.detectable_in_sd(methods, federations))
             say(
                 f"Smallest detectable difference: {found} standard deviations of the paired "
                 "differences. To get percentage points, pass earlier runs with --pilot, or first "
@@ -268,8 +261,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             )
         return
     pilot_runs = readable_runs(run_folders(*pilot), console)
-    pilot_spreads = spreads(pilot_runs)
-    if differing := other_settings(plan, pilot_runs):
+    pilot_spreads = power.spreads(pilot_runs)
+    if differing := power.other_settings(plan, pilot_runs):
         say(
             "[yellow]Warning:[/] The earlier runs may have another spread than the planned runs: "
             f"{escape('; '.join(differing))}."
@@ -282,12 +275,10 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             str(row.for_difference),
             f"{row.for_equivalence} (within {row.spread.margin:g})",
         )
-        for row in design_power(pilot_spreads, methods, federations)
+        for row in power.design_power(pilot_spreads, methods, federations)
     ]
-    columns = (
-        *("metric", "SD of differences", "smallest detectable difference"),
-        *(f"pairs for {EFFECT:g} points", "pairs for equivalence"),
-    )
+    columns = ["metric", "SD of differences", "smallest detectable difference"]
+    columns += [f"pairs for {power.EFFECT:g} points", "pairs for equivalence"]
     compared, pairs = counted(methods, "method"), counted(federations, "pair")
     title = f"Differences that {pairs} can detect, for {compared} against Uniform"
     table = text_table(title, columns, rows)

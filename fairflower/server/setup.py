@@ -110,26 +110,23 @@ class RunSetup:
         if local := initial_local_arrays(self.evaluator.model):
             facts["local_arrays"] = list(local)
             facts["local_part"] = getattr(self.config.client.factory, "local_part", "")
-        if self.config.secure_aggregation:
-            facts["secure_aggregation"] = described(
-                num_selected(self.config, len(federation.clients))
-            )
-        if self.frozen:
-            facts["frozen"] = self.frozen
-        if isinstance(self.strategy._availability, Trace):
-            facts["availability"] = self.strategy._availability.digest
-        if parts := part_digests(self.config):
-            facts["parts"] = parts
-        if federation.validation_sizes:
-            facts["validation_sizes"] = list(federation.validation_sizes)
+        available, places = self.strategy._availability, self.config.evaluate.metrics
+        masked, clients = self.config.secure_aggregation, len(federation.clients)
+        optional = {
+            "secure_aggregation": described(num_selected(self.config, clients)) if masked else {},
+            "frozen": self.frozen,
+            "availability": available.digest if isinstance(available, Trace) else "",
+            "parts": part_digests(self.config),
+            "validation_sizes": list(federation.validation_sizes),
+            "metrics": directions(load_metrics(places)) if places else {},
+        }
+        facts |= {name: value for name, value in optional.items() if value}
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if federation.division:
             facts |= {"division": federation.division, "redraw": federation.redraw}
         if federation.groups:
             facts["groups"] = {federation.groups: list(federation.group_names)}
-        if places := self.config.evaluate.metrics:
-            facts["metrics"] = directions(load_metrics(places))
         if self.examples:
             facts["digest"] = federation.digest
         else:
