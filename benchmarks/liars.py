@@ -33,7 +33,7 @@ from fairflower.arrays import record_of
 from fairflower.config import RunConfig
 from fairflower.data.image_sets import Digits
 from fairflower.paths import run_folders
-from fairflower.plans.comparison import run_comparison
+from fairflower.plans.execution import run_comparison
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run, write_summary
 from fairflower.report.summary import read_summary

@@ -18,7 +18,7 @@ from fairflower import config as run_config
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.secure import SINGLE_UPDATES
-from fairflower.plans.search_space import search_space
+from fairflower.plans.tuning import search_space
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.training.measurements import MEASUREMENTS

@@ -28,7 +28,7 @@ from fairflower.models import Classifier
 from fairflower.models.small import CNN
 from fairflower.numerics.metrics import AVG, MIN
 from fairflower.paths import run_folders
-from fairflower.plans.comparison import run_comparison
+from fairflower.plans.execution import run_comparison
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run, write_summary
 from fairflower.report.contrasts import judge_family, paired_differences

@@ -13,6 +13,7 @@ Unknown keys are refused. What leaves a SuperNode passes `guarded`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -139,7 +140,9 @@ def query(message: Message, context: Context) -> Message:
         site = open_site(_data_config(context, _settings(config)), str(node["domain"]))
         answer["site"] = site.to_json()
     elif config:
-        answer["federation"] = _described(_shared_data(context, _settings(config)))
+        text, answer["digest"] = _described(_shared_data(context, _settings(config)))
+        if _partition_id(context) == 0:  # the others' would be the same, and as long as all clients
+            answer["federation"] = text
     if "site" not in answer:
         answer["partition-id"] = _partition_id(context)
     for key in ("partition-id", "num-partitions"):
@@ -241,9 +244,10 @@ def forget_code() -> None:
 
 
 @lru_cache(maxsize=2)
-def _described(federation: Federation) -> str:
-    """Describe a data set once, although each of its clients is asked."""
-    return federation.to_json()
+def _described(federation: Federation) -> tuple[str, str]:
+    """Describe a data set, with a digest that does not depend on paths; once for all clients."""
+    anywhere = dataclasses.replace(federation, sources=()).to_json()
+    return federation.to_json(), hashlib.sha256(anywhere.encode()).hexdigest()
 
 
 @lru_cache(maxsize=2)

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from types import FrameType, SimpleNamespace
@@ -33,23 +33,21 @@ _CONSTANTS = "flwr.common.secure_aggregation.secaggplus_constants"
 
 #: What is not public in Flower -> its module, and what does not work without it.
 _PRIVATE = {
-    "NumPyClient": ("flwr.client", _CLASSIC),
-    "ClientManager": ("flwr.server.client_manager", _CLASSIC),
-    "ClientProxy": ("flwr.server.client_proxy", _CLASSIC),
-    "Strategy": ("flwr.server.strategy", _CLASSIC),
-    **dict.fromkeys(
-        ("EvaluateIns", "EvaluateRes", "FitRes", "Scalar", "ndarrays_to_parameters"),
-        ("flwr.common", _CLASSIC),
-    ),
-    **dict.fromkeys(
-        ("FitIns", "Parameters", "parameters_to_ndarrays"),
-        ("flwr.common", f"{_CLASSIC} and {_SECURE}"),
-    ),
-    **dict.fromkeys(("Key", "Stage"), (_CONSTANTS, _SECURE)),
-    "LegacyContext": ("flwr.server", _SECURE),
-    "SecAggPlusWorkflow": ("flwr.server.workflow", _SECURE),
-    "secaggplus_mod": ("flwr.client.mod", _SECURE),
-    "secaggplus_workflow": ("flwr.server.workflow.secure_aggregation", _SECURE),
+    name: (place, lost)
+    for place, lost, names in (
+        ("flwr.client", _CLASSIC, "NumPyClient"),
+        ("flwr.client.mod", _SECURE, "secaggplus_mod"),
+        ("flwr.common", _CLASSIC, "EvaluateIns EvaluateRes FitRes Scalar ndarrays_to_parameters"),
+        ("flwr.common", f"{_CLASSIC} and {_SECURE}", "FitIns Parameters parameters_to_ndarrays"),
+        (_CONSTANTS, _SECURE, "Key Stage"),
+        ("flwr.server", _SECURE, "LegacyContext"),
+        ("flwr.server.client_manager", _CLASSIC, "ClientManager"),
+        ("flwr.server.client_proxy", _CLASSIC, "ClientProxy"),
+        ("flwr.server.strategy", _CLASSIC, "Strategy"),
+        ("flwr.server.workflow", _SECURE, "SecAggPlusWorkflow"),
+        ("flwr.server.workflow.secure_aggregation", _SECURE, "secaggplus_workflow"),
+    )
+    for name in names.split()
 }
 
 
@@ -86,27 +84,32 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 STOP_TIMEOUT = 60.0
 
 
+def _task_identity() -> Any:
+    """Return the task identity of this process, from which newer versions of Flower read a sender.
+
+    None means an older version, in which the Grid sets the sender of a message.
+    """
+    with suppress(ImportError):
+        from flwr.supercore.task_identity import TaskIdentity
+
+        return TaskIdentity
+    return None
+
+
 def set_task_identity(run_id: int = 1, node_id: int = 1) -> None:
     """Allow this process to construct ``Message`` objects outside a Flower run.
 
-    Newer versions of Flower read the sender of a message from the process's task identity, which is
-    set only by Flower's runtimes.
+    Otherwise only Flower's runtimes set the identity.
     """
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:  # in older versions of Flower the Grid sets the sender
-        return
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, run_id, node_id
+    if identity := _task_identity():
+        identity.run_id, identity.task_id, identity.node_id = run_id, run_id, node_id
 
 
 def ensure_task_identity() -> None:
     """Call `set_task_identity` unless Flower has set the identity."""
+    identity = _task_identity()
     try:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        _ = TaskIdentity.run_id, TaskIdentity.node_id
-    except ImportError:
-        return
+        _ = identity and (identity.run_id, identity.node_id)
     except RuntimeError:  # not set
         set_task_identity()
 
@@ -126,22 +129,18 @@ def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
         if threading.current_thread() is not here:
             done.wait(STOP_TIMEOUT)
 
-    _call_before_exit(leave)
-    try:
-        yield
-    finally:
-        done.set()
-
-
-def _call_before_exit(handler: Callable[[], None]) -> None:
     for place in ("flwr.supercore.exit", "flwr.common.exit"):  # newer and older versions of Flower
         with suppress(ImportError):
             add = importlib.import_module(place).add_exit_handler
             try:
-                add(handler, run_before_force_exit=True)
+                add(leave, run_before_force_exit=True)
             except TypeError:  # older versions of Flower: all handlers together have five seconds
-                add(handler)
-            return
+                add(leave)
+            break
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def proxy_node_id(proxy: Any) -> int:
@@ -217,10 +216,7 @@ def is_supernode(context: Context) -> bool:
 
     In a simulation a node config has only the two keys that Flower writes into it.
     """
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        own = TaskIdentity.node_id == context.node_id  # only a SuperNode's process has this id
-    except (ImportError, RuntimeError):  # an older version of Flower, or not set
-        own = False
+    identity, own = _task_identity(), False
+    with suppress(RuntimeError):  # not set
+        own = bool(identity) and identity.node_id == context.node_id  # of a SuperNode's process
     return own or not context.node_config.keys() <= {"partition-id", "num-partitions"}

@@ -15,10 +15,9 @@ from sgd_clients import linear, random_client_data, sgd_trainer
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import make_client_app
-from fairflower.engines.inline import FIRST_NODE, InlineGrid
+from fairflower.engines.inline import FIRST_NODE, InlineGrid, send_and_receive
 from fairflower.secure.client import secure_mod
 from fairflower.secure.rounds import SecureAggregation
-from fairflower.server.transport import send_and_receive
 
 Arrays = dict[str, np.ndarray]
 

@@ -12,8 +12,7 @@ from fairflower.data import prepare
 from fairflower.errors import RoundFailed
 from fairflower.participation.availability import trace_digest
 from fairflower.plans.plan import Plan
-from fairflower.plans.protocol import TuningProtocol
-from fairflower.plans.tuning import TuningStudies
+from fairflower.plans.tuning import TuningProtocol, TuningStudies
 from fairflower.report.tuning import Tuned
 
 SMALL = {

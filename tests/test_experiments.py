@@ -17,7 +17,7 @@ from experiment_files import FOLDER, run_configs
 import fairflower.data
 from fairflower.cli import app, landscape, report, run, sharpness
 from fairflower.config import RunConfig, read_toml
-from fairflower.plans import comparison
+from fairflower.plans import execution
 
 CONFIGS = run_configs()
 INDEX = (FOLDER / "README.md").read_text()
@@ -58,13 +58,13 @@ class Begun(Exception):
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Return a function from a command to its plan, its paths, or the data that it shows."""
     monkeypatch.chdir(FOLDER.parent)
-    monkeypatch.setattr(comparison, "remaining_plan", lambda plan, folder, console: plan)
-    monkeypatch.setattr(comparison, "locked_folder", lambda folder: nullcontext())
+    monkeypatch.setattr(execution, "remaining_plan", lambda plan, folder, console: plan)
+    monkeypatch.setattr(execution, "locked_folder", lambda folder: nullcontext())
 
     def stop(what: Any, *_: Any, **__: Any) -> None:
         raise Begun(what)
 
-    for module in (comparison, run):
+    for module in (execution, run):
         monkeypatch.setattr(module, "execute", stop)
     for module in (report, landscape, sharpness):
         monkeypatch.setattr(module, "run_folders", stop)

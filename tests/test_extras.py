@@ -15,10 +15,10 @@ from processes import environment
 import fairflower as ff
 from fairflower import errors
 from fairflower.config import RunConfig
-from fairflower.engines import choice
 from fairflower.errors import EXTRAS, NotInstalled, installed
 from fairflower.exchanges import ClusterCenters
-from fairflower.plans import jobs, plan
+from fairflower.plans import execution, plan
+from fairflower.plans.execution import auto_jobs
 from fairflower.strategies import STRATEGIES, min_norm_weights
 
 
@@ -90,7 +90,7 @@ for call in (["run", *runs], ["compare", *runs, *compared], ["report", "runs"]):
 @pytest.fixture
 def training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that only the libraries of `fairflower[train]` are installed."""
-    for module in (errors, choice):
+    for module in (errors, execution):
         monkeypatch.setattr(module, "installed", lambda library: library not in BEYOND_TRAINING)
 
 
@@ -119,25 +119,33 @@ def test_engine_auto_is_ray_if_installed_and_else_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = RunConfig(workers=2)
-    assert choice.chosen_engine(config) == "inline"
-    assert choice.engine_line(config).endswith("; workers = 2 has no effect")
-    assert choice.engine_line(RunConfig(engine="inline")) == ""
-    line = choice.engine_line(RunConfig(engine="inline", workers=4))
+    assert execution.chosen_engine(config) == "inline"
+    assert execution.engine_line(config).endswith("; workers = 2 has no effect")
+    assert execution.engine_line(RunConfig(engine="inline")) == ""
+    line = execution.engine_line(RunConfig(engine="inline", workers=4))
     assert line == "inline, one client at a time; workers = 4 has no effect"
-    monkeypatch.setattr(choice, "installed", lambda library: True)
-    assert choice.chosen_engine(config) == "ray"
-    assert choice.chosen_engine(RunConfig(engine="inline")) == "inline"
-    assert choice.engine_line(config).endswith("Ray's start would take longer than it saves")
+    monkeypatch.setattr(execution, "installed", lambda library: True)
+    assert execution.chosen_engine(config) == "ray"
+    assert execution.chosen_engine(RunConfig(engine="inline")) == "inline"
+    assert execution.engine_line(config).endswith("Ray's start would take longer than it saves")
 
 
 @pytest.mark.usefixtures("training_alone")
 def test_a_few_runs_are_parallel_jobs_only_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "cpus", lambda: 4)
-    monkeypatch.setattr(jobs, "installed", lambda library: False)
-    assert [jobs.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 3, 4]
-    monkeypatch.setattr(jobs, "installed", lambda library: True)
-    assert [jobs.auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [1, 1, 4]
-    studies = [jobs.auto_jobs(plan.Plan([RunConfig()]), count) for count in (0, 1, 3, 9)]
+    monkeypatch.setattr(execution, "cpus", lambda: 4)
+    monkeypatch.setattr(execution, "installed", lambda library: False)
+    assert [auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [
+        1,
+        3,
+        4,
+    ]
+    monkeypatch.setattr(execution, "installed", lambda library: True)
+    assert [auto_jobs(plan.Plan([RunConfig()] * count)) for count in (1, 3, 9)] == [
+        1,
+        1,
+        4,
+    ]
+    studies = [auto_jobs(plan.Plan([RunConfig()]), count) for count in (0, 1, 3, 9)]
     assert studies == [1, 1, 3, 4], "their runs are inline anyway"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fairflower.arguments import Search
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
-from fairflower.plans.search_space import TunableArgument, search_space
+from fairflower.plans.tuning import TunableArgument, search_space
 
 LR = "train.lr"
 

@@ -21,7 +21,6 @@ from experiments.leaderboard.ledger import Ledger, Row, key_of
 from experiments.leaderboard.points import points, ranges
 from fairflower.config import RunConfig, shown
 from fairflower.numerics.metrics import WORST_HALF
-from fairflower.plans.protocol import EXAMPLES
 
 #: The stages in their order.
 STAGES = ("screening", "finalists", "confirmation", "reference", "sweep")
@@ -228,7 +227,7 @@ class Stages:
         flat = {**settings, "evaluate.test": on_test}
         # Early stopping needs the validation examples that it had when the settings were chosen.
         if on_test and not {**benchmark.settings, **settings}.get("stop.patience"):
-            flat[EXAMPLES] = 0
+            flat["data.validation-examples"] = 0
         config = self.design.config(benchmark, method, federation, **flat)
         told = " ".join(f"{key}={shown(value)}" for key, value in settings.items())
         return Planned(stage, benchmark.name, method, federation, told, config, key_of(config))

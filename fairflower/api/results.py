@@ -39,12 +39,8 @@ _STYLE = """<style>
 class Results(Sequence["Result"]):
     """Several runs. All runs of a method share a row in tables and a line in figures.
 
-    This is a sequence of `Result`. Notebooks display the accuracy table and the verdicts; ``print``
-    shows all tables.
-
-    See Also
-    --------
-    fairflower.compare, fairflower.read : Functions that return `Results`.
+    This is a sequence of `Result`, which `fairflower.compare` and `fairflower.read` return.
+    Notebooks display the accuracy table and the verdicts; ``print`` shows all tables.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -113,17 +109,9 @@ class Results(Sequence["Result"]):
     def plot(self, figure: str = "average") -> Figure:
         """Draw a figure from the report.
 
-        Parameters
-        ----------
-        figure : str
-            ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"bars"``, ``"domains"``, or
-            another name that is available for these runs.
-
-        Raises
-        ------
-        ConfigError
-            If the name is unknown (the error lists all names), or if runs have different sets of
-            domains.
+        ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"bars"``,
+        ``"domains"``, or another name that is available for these runs. Raises ``ConfigError`` if
+        the name is unknown (the error lists all names), or if runs have different sets of domains.
         """
         from fairflower.report.figures.comparison import plot
 

@@ -26,21 +26,24 @@ from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.comparison import run_comparison
-from fairflower.plans.execution import announce, execute
-from fairflower.plans.jobs import resolve_jobs
+from fairflower.plans.execution import (
+    announce,
+    check_no_studies,
+    execute,
+    resolve_jobs,
+    run_comparison,
+)
 from fairflower.plans.plan import (
     Plan,
     domains_to_hold_out,
     replicates,
     single_run_config,
 )
-from fairflower.plans.protocol import check_no_studies
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
 if TYPE_CHECKING:  # Flower is slow to import, and errors in arguments come first
-    from fairflower.server.callbacks import OnRound
+    from fairflower.server.progress import OnRound
 
 
 #: Settings that cannot be the same for all runs of a comparison -> what to do instead.
@@ -105,11 +108,6 @@ def run(
         If the run cannot start or continue; the message explains what to do.
     KeyboardInterrupt
         After Ctrl-C or a notebook's stop button; the run folder can be resumed.
-
-    See Also
-    --------
-    compare : Train several strategies on several federations.
-    read : Read runs from their folders.
 
     Examples
     --------
@@ -200,11 +198,6 @@ def compare(
     ConfigError, DataError, RoundFailed
         If a run cannot start or continue; the message explains what to do. If a run fails, the
         exception is raised after all other runs have ended.
-
-    See Also
-    --------
-    run : Carry out a single run.
-    fairflower.api.results.Results : Tables, verdicts and figures of the runs.
     """
     if jobs is not None and not (isinstance(jobs, int | np.integer) and jobs >= 1):
         raise ConfigError(f"jobs = {quoted(jobs)}: expected a whole number >= 1, or None.")
@@ -229,22 +222,14 @@ def compare(
         raise ConfigError(
             "seed: compare has no argument named seed. Use seeds instead, for example seeds=[3]."
         )
-    folder = new_folder(
-        "comparisons", None if output_dir is None else path_of("output_dir", output_dir)
-    )
+    place = None if output_dir is None else path_of("output_dir", output_dir)
+    folder = new_folder("comparisons", place)
     flat = given | settings_from_options(options)
     parallel_runs = resolve_jobs(flat, jobs, dashes="")
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
-    plan = Plan.grid(
-        flat,
-        strategy_configs,
-        numbers,
-        clients=client_configs,
-        federations=federated,
-        held_out=held_out,
-    )
+    plan = Plan.grid(flat, strategy_configs, numbers, {}, client_configs, federated, held_out)
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
 
@@ -267,14 +252,9 @@ def read(*paths: str | PathLike[str]) -> Results:
         ff.read("runs/*"), ff.read("grid", "experiments/fedgcr-table5-cpu.csv")
 
     Each run is read only once. Files that match a pattern but are not runs are skipped. A warning
-    names each run that cannot be read.
-
-    Raises
-    ------
-    RunFolderError
-        If no run can be read.
-    ConfigError
-        If a path contains no run, or a study of ``fairflower tune``, whose trials are no test runs.
+    names each run that cannot be read. Raises ``RunFolderError`` if no run can be read, and
+    ``ConfigError`` if a path contains no run, or a study of ``fairflower tune``, whose trials are
+    no test runs.
     """
     runs: list[Run] = []
     for place in dict.fromkeys(place for path in paths for place in _places(path)):
@@ -298,9 +278,5 @@ def _places(pattern: str | PathLike[str]) -> list[Path]:
     matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
     check_no_studies(*matches)
     return run_folders(
-        *(
-            match
-            for match in matches
-            if match.suffix == ".csv" or (match.is_dir() and any(match.rglob("run.json")))
-        )
+        *(m for m in matches if m.suffix == ".csv" or (m.is_dir() and any(m.rglob("run.json"))))
     )

@@ -15,18 +15,7 @@ from typing import Annotated
 import typer
 
 import fairflower
-from fairflower.cli import (
-    compare,
-    data,
-    deploy,
-    export,
-    landscape,
-    listing,
-    report,
-    run,
-    sharpness,
-    tune,
-)
+from fairflower.cli import deploy, export, landscape, listing, report, run, sharpness, tune
 from fairflower.cli.terminal import PLAIN, console
 
 app = typer.Typer(
@@ -54,14 +43,14 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
 
 
 for command in (
-    *(run.run, compare.compare, tune.tune, report.report),
+    *(run.run, run.compare, tune.tune, report.report),
     *(landscape.landscape, sharpness.sharpness, export.export),
 ):
     add(app, command)
 add(app, listing.list_, "list")
 
 data_app = typer.Typer(help="Inspect data sets.", no_args_is_help=True)
-add(data_app, data.show, "show")
+add(data_app, listing.show, "show")
 app.add_typer(data_app, name="data")
 
 deploy_app = typer.Typer(

@@ -14,10 +14,9 @@ from rich.text import Text
 from fairflower.cli.options import (
     Client,
     ConfigOverrides,
-    method_named,
+    OutputDir,
     methods_named,
     refuse_keys,
-    refuse_second_name,
     with_settings,
 )
 from fairflower.cli.report import print_report
@@ -59,9 +58,7 @@ def trial(
     ] = None,
     client: Client = None,
     overrides: ConfigOverrides,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Folder for all files of the trial. Default: a new folder.")
-    ] = None,
+    output_dir: OutputDir = None,
 ) -> None:
     """Try out a deployment on this machine: a SuperLink and SuperNodes with TLS and keys.
 
@@ -72,27 +69,21 @@ def trial(
     options or --config set them, there are 3 rounds and one client per domain. All processes end
     with the command, even after Ctrl-C.
     """
-    from fairflower.deploy.local import LocalDeployment, deployable
-    from fairflower.deploy.nodes import nodes_with_folders, nodes_with_shares
+    from fairflower.deploy import local
 
     settings: dict[str, Any] = {"num-server-rounds": 3, "data.clients-per-domain": 1}
     settings |= {"data.name": "npz"} if site else {}
     settings |= overrides.settings
     settings.pop("output-dir", None)
     refuse_keys(overrides, _OTHERWISE)
-    refuse_second_name(overrides, StrategyConfig, "--strategies", strategies)
-    refuse_second_name(overrides, ClientConfig, "--client", client)
+    strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
+    client_configs = methods_named(overrides, ClientConfig, "--client", client)
     if settings.get("resume"):
         raise ConfigError(
             f"resume = {quoted(settings['resume'])}: a trial starts new runs. Remove this setting."
         )
-    grid = grid_configs(
-        settings,
-        methods_named(StrategyConfig, strategies),
-        overrides.shared,
-        method_named(ClientConfig, client),
-    )
-    configs = list(map(deployable, grid))
+    grid = grid_configs(settings, strategy_configs, overrides.shared, client_configs)
+    configs = list(map(local.deployable, grid))
     by = configs[0].evaluate.by
     if (asked := overrides.assigned.get("evaluate.by", by)) != by:
         raise ConfigError(
@@ -111,17 +102,17 @@ def trial(
             "share a data set on which the server tests, or set privacy.noise-multiplier = 0."
         )
     if site:
-        nodes = nodes_with_folders(site, data)
+        nodes = local.nodes_with_folders(site, data)
         configs = [replace(config, sites=len(nodes)) for config in configs]
     else:
-        data, nodes = nodes_with_shares(data, sites)
+        data, nodes = local.nodes_with_shares(data, sites)
     for node in nodes:  # all sites of a trial are on this machine
         node["smallest-group"] = data.smallest_group
     # A signal that ends this process must also end the SuperLink and the SuperNodes.
     for number in (signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.default_int_handler)
     show = partial(console.print, soft_wrap=True)
-    with LocalDeployment(folder, nodes, lambda line: show(Text.from_ansi(line))) as deployment:
+    with local.LocalDeployment(folder, nodes, lambda x: show(Text.from_ansi(x))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]
     print_report(runs, folder / "report")
 

@@ -14,7 +14,7 @@ import typer
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config import check_key, check_values
-from fairflower.config.methods import Choice, MethodSpec
+from fairflower.config.methods import Choice
 from fairflower.config.short_names import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_float
 from fairflower.errors import ConfigError
@@ -23,26 +23,32 @@ Client = Annotated[
     str | None,
     typer.Option(help="How clients train (client.name), for example fedprox:mu=0.1."),
 ]
+Clients = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated clients (ways to train), each combined with every strategy, for "
+        "example sgd,fedprox:mu=0.1. Default: the value of client.name."
+    ),
+]
+OutputDir = Annotated[
+    Path | None, typer.Option(help="Folder for all files of this command. Default: a new folder.")
+]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
 Device = Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")]
 RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")]
+_JOBS = (
+    "Number of runs in parallel, each in its own process with the inline engine. auto means as "
+    "many as the CPUs and the GPU memory allow."
+)
+#: For commands whose runs always use the inline engine, and for others.
+InlineJobs = Annotated[str, typer.Option(metavar="auto|N", help=_JOBS)]
 Jobs = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Number of runs in parallel, each in its own process with the inline engine. auto "
-        "means as many as the CPUs and the GPU memory allow. It means 1 if Ray is installed and "
-        "there are fewer runs than that, if ray-address or workers is set, if engine is not auto, "
-        "or if client-gpus is a number above 0.",
-    ),
-]
-#: The same option for commands whose runs always use the inline engine.
-InlineJobs = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|N",
-        help="Number of runs in parallel, each in its own process with the inline engine. auto "
-        "means as many as the CPUs and the GPU memory allow.",
+        help=f"{_JOBS} It means 1 if Ray is installed and there are fewer runs than that, if "
+        "ray-address or workers is set, if engine is not auto, or if client-gpus is a number above "
+        "0.",
     ),
 ]
 #: Arguments of ``typer.Option`` for floats; numbers that would be rounded to 0 are rejected.
@@ -93,13 +99,9 @@ class ConfigOverrides:
 def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds options in `SHORT_NAMES`, ``--config`` and ``--set``.
 
-    The command receives the values in its argument ``overrides``; ``--help`` lists the options at
-    the position of this argument. Errors are printed by `friendly_errors`.
-
-    Parameters
-    ----------
-    *names : str
-        Names of the options, in the order of ``--help``.
+    The command receives the values in its argument ``overrides``; ``--help`` lists the options in
+    the order of ``names``, at the position of this argument. Errors are printed by
+    `friendly_errors`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,18 +113,17 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
             assigned = run_config.parse_assignments(set_ or [], "--set")
             command(overrides=ConfigOverrides(config, options, assigned), **params)
 
+        shared: dict[str, Any] = {}
+        for name in names:
+            key, kind, meaning = SHORT_NAMES[name]
+            number: dict[str, Any] = NUMBER if kind is float else {}
+            shared[name] = Annotated[
+                kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
+            ]
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            if parameter.name != "overrides":
-                parameters.append(parameter)
-                continue
-            for name in names:
-                key, kind, meaning = SHORT_NAMES[name]
-                number: dict[str, Any] = NUMBER if kind is float else {}
-                option: Any = Annotated[
-                    kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
-                ]
-                parameters.append(_parameter(name, option))
+            added = shared if parameter.name == "overrides" else {}
+            parameters += [*map(_parameter, added, added.values())] or [parameter]
         parameters += [_parameter("config", _Config), _parameter("set_", _Set)]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return call
@@ -131,21 +132,27 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
-def methods_named(kind: type[Choice], option: str | None) -> list[Choice]:
-    """Return the methods that an option names; return an empty list if it is not given."""
-    return [] if option is None else kind.parse(option)
+def methods_named(
+    overrides: ConfigOverrides, kind: type[Choice], option: str, given: str | None
+) -> list[Choice]:
+    """Return the methods that an option names; return an empty list if it is not given.
 
-
-def method_named(kind: type[Choice], option: str | None) -> list[Choice]:
-    """Return the same; raise ``ConfigError`` if the option names several methods."""
-    named = methods_named(kind, option)
-    if len(named) > 1:
+    Raises ``ConfigError`` if ``--set`` names a strategy or a client, too, or if the option is
+    ``--strategy`` or ``--client`` and names several.
+    """
+    if given is None:
+        return []
+    if kind.KEY in overrides.assigned:
+        raise ConfigError(f"--set {kind.KEY} and {option} both name a {kind.TABLE}. Remove one.")
+    named = kind.parse(given)
+    if option == f"--{kind.TABLE}" and len(named) > 1:
         raise ConfigError(
-            f"--{kind.TABLE}: expected a single method. To train several methods, use "
+            f"{option}: expected a single method. To train several methods, use "
             "`fairflower compare`."
         )
     return named
@@ -156,11 +163,3 @@ def refuse_keys(overrides: ConfigOverrides, otherwise: Mapping[str, str]) -> Non
     for key, instead in otherwise.items():
         if key in overrides.assigned:
             raise ConfigError(f"This command does not support --set {key}: {instead}.")
-
-
-def refuse_second_name(
-    overrides: ConfigOverrides, kind: type[MethodSpec], option: str, given: str | None
-) -> None:
-    """Raise ``ConfigError`` if both an option and ``--set`` name a strategy or a client."""
-    if given is not None and kind.KEY in overrides.assigned:
-        raise ConfigError(f"--set {kind.KEY} and {option} both name a {kind.TABLE}. Remove one.")

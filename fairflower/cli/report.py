@@ -15,7 +15,7 @@ from fairflower.cli.terminal import console, friendly_errors, printable, say_whe
 from fairflower.config import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, check_output_file, run_folders
-from fairflower.plans.protocol import check_no_studies
+from fairflower.plans.execution import check_no_studies
 
 if TYPE_CHECKING:
     from fairflower.report import Run
@@ -87,9 +87,7 @@ def report(
             "--table needs --format html, latex or md, and --figures the page (--format html, "
             "without --table). Remove one of the options."
         )
-    _check_inputs(runs)
-    _check_outputs(format_, out, summary, into)
-    _check_overwriting(runs, format_, out, summary, into)
+    _check_places(runs, format_, out, summary, into)
     source = summary or (runs[0] if len(runs) == 1 and runs[0].suffix == ".csv" else None)
     if into and source is None:
         raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
@@ -115,41 +113,37 @@ def report(
         say_where("document", into)
 
 
-def _check_inputs(runs: list[Path]) -> None:
+def _check_places(
+    runs: list[Path], format_: str, out: Path | None, summary: Path | None, into: Path | None
+) -> None:
+    """Raise ``ConfigError`` if an input is missing, or an output cannot be written where it is.
+
+    Likewise if an output has the wrong kind of name, or equals an input or another output.
+    """
     for given in runs:
         if not given.expanduser().exists():
             raise ConfigError(f"{given} does not exist. Check this path, or omit it.")
-
-
-def _check_outputs(format_: str, out: Path | None, summary: Path | None, into: Path | None) -> None:
-    """Raise ``ConfigError`` if an output cannot be written, or has the wrong kind of name."""
+    page, file = (out, None) if format_ == "html" else (None, out)
     if summary:
         check_output_file(summary, ".csv", "--summary")
     if into:
         check_output_file(into, option="--into")
-    if out and format_ == "html":
-        check_output(out)
-    elif out:
-        check_output_file(out)
-    for written in filter(None, (summary, into, out if format_ != "html" else None)):
+    if page:
+        check_output(page)
+    if file:
+        check_output_file(file)
+    for written in filter(None, (summary, into, file)):
         if not written.absolute().parent.is_dir():
             raise ConfigError(f"{written}: the folder {written.parent} does not exist. Create it.")
-    if format_ == "html" and out and (out.is_file() or out.suffix == ".html"):
+    if page and (page.is_file() or page.suffix == ".html"):
         raise ConfigError(
             f"--out {out}: expected a folder; the page is written to index.html in it, and the "
             "figures beside it."
         )
-
-
-def _check_overwriting(
-    runs: list[Path], format_: str, out: Path | None, summary: Path | None, into: Path | None
-) -> None:
-    """Raise ``ConfigError`` if an output equals an input or another output."""
-    # The page has a summary beside it, which may be an input.
-    table = out / "summary.csv" if out and format_ == "html" else out
     inputs = {os.path.realpath(run.expanduser()) for run in runs}
     outputs: set[str] = set()
-    for written in filter(None, (summary, into, table)):
+    # The page has a summary beside it, which may be an input.
+    for written in filter(None, (summary, into, page / "summary.csv" if page else file)):
         place = os.path.realpath(written)
         if place in inputs:
             raise ConfigError(f"{written} would be read and overwritten. Choose another output.")
@@ -211,20 +205,9 @@ def print_report(
 ) -> bool:
     """Print the tables of runs and write a report; return False if no run can be read.
 
-    Parameters
-    ----------
-    paths : list of Path
-        Run folders and summaries.
-    out : Path, optional
-        Output folder for the HTML page.
-    summary : Path, optional
-        Output file for the summary (.csv).
-    tuned : sequence of Tuned
-        Trials of tuned methods; they are printed even if there are no runs.
-    table : str
-        Print only the tables with this text in their titles. "" means all.
-    pdf : bool
-        Whether figures are also saved as PDF.
+    The page is written to the folder ``out``, with figures also as PDF if ``pdf``, and the summary
+    (.csv) to the file ``summary``. Trials of ``tuned`` methods are printed even if there are no
+    runs. Only tables with the text ``table`` in their titles are printed.
     """
     from fairflower.report import Analysis, terminal_table, write_report, write_summary
 

@@ -1,8 +1,10 @@
-"""``fairflower run``: train a federation."""
+"""``fairflower run`` and ``fairflower compare``: train a federation, or compare methods on many."""
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,17 +13,28 @@ from rich.markup import escape
 
 from fairflower.cli.options import (
     Client,
+    Clients,
     ConfigOverrides,
-    method_named,
-    refuse_second_name,
+    Jobs,
+    OutputDir,
+    methods_named,
+    refuse_keys,
     with_settings,
 )
-from fairflower.cli.report import print_report
-from fairflower.cli.terminal import console
-from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.cli.report import print_report, readable_runs
+from fairflower.cli.terminal import console, text_table
+from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, methods_of
+from fairflower.config.methods import MethodSpec
 from fairflower.errors import ConfigError
-from fairflower.plans.execution import announce, execute
-from fairflower.plans.plan import Plan, single_run_config
+from fairflower.paths import new_folder, run_folders
+from fairflower.plans.execution import announce, execute, resolve_jobs, run_comparison
+from fairflower.plans.plan import (
+    FEDERATIONS,
+    Plan,
+    domains_to_hold_out,
+    replicates,
+    single_run_config,
+)
 from fairflower.server.checkpoint import resumed_config
 
 
@@ -55,10 +68,11 @@ def run(
     --resume continues a stopped or killed run; the result is the same as without the interruption.
     Only --rounds and execution settings (--engine, --workers, --data-dir, ...) may be changed.
     """
-    refuse_second_name(overrides, StrategyConfig, "--strategy", strategy)
-    refuse_second_name(overrides, ClientConfig, "--client", client)
     if resume is None:
-        chosen = [*method_named(StrategyConfig, strategy), *method_named(ClientConfig, client)]
+        chosen: list[MethodSpec] = [
+            *methods_named(overrides, StrategyConfig, "--strategy", strategy),
+            *methods_named(overrides, ClientConfig, "--client", client),
+        ]
         config = single_run_config(overrides.file, chosen, overrides.options | overrides.assigned)
     else:
         named = {"strategy": strategy, "client": client, "config": overrides.config}
@@ -74,3 +88,207 @@ def run(
     print_report(folders)
     path = escape(shlex.quote(str(folders[0])))
     console.print(f"Report with figures: [bold]fairflower report {path}[/]", soft_wrap=True)
+
+
+@with_settings(
+    *("data", "data_dir", "model", "rounds", "fraction_train", "epochs", "lr"),
+    *("engine", "ray_address", "workers"),
+)
+def compare(
+    *,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated strategies, with arguments after colons, for example "
+            "fedavg,fedheal,fedheal:beta=none. uniform is always added. Default: "
+            "fedavg and the value of strategy.name."
+        ),
+    ] = None,
+    federations: Annotated[
+        str | None,
+        typer.Option(
+            help="Federations, for example 0,1,2 or 0-9. Each number is the random seed for the "
+            "partition, the clients' data and the run (data.seed = seed). Default: "
+            f"{FEDERATIONS}, unless --seeds is given."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Random seeds for repeated runs on the single federation that data.seed defines, "
+            "for example 0-4; an alternative to --federations. The verdicts then hold only "
+            "for this federation."
+        ),
+    ] = None,
+    clients: Clients = None,
+    leave_one_domain_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-one-domain-out",
+            help="Repeat all runs once for each domain, holding out that domain (data.held-out), "
+            "and print a table of accuracies on the held-out domains.",
+        ),
+    ] = False,
+    overrides: ConfigOverrides,
+    jobs: Jobs = "auto",
+    output_dir: OutputDir = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Only print the planned runs and the smallest difference that they can detect. "
+            "With earlier runs (--pilot), also print the number of federations needed to detect a "
+            "difference of 2 points.",
+        ),
+    ] = False,
+    pilot: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Earlier runs from which --plan estimates the spread of differences: run "
+            "folders, folders of run folders or summaries (.csv). May be repeated. Default: "
+            "the runs in --output-dir."
+        ),
+    ] = None,
+) -> None:
+    """Train every strategy with every client on every federation, and write a report.
+
+    Arguments strategy.* in the config file apply only to the strategy that the config file names,
+    or to all strategies that have them if it names none.
+    `--set strategy.tau=0.4` applies to all strategies that have an argument tau. Arguments after
+    colons override both; tau=default restores the strategy's default. The same rules hold for
+    clients. Before training, the command prints its plan with all arguments that differ from the
+    defaults.
+
+    If --output-dir contains earlier runs, completed runs are not repeated, unfinished runs are
+    resumed, and the report covers all runs in the folder.
+    """
+    folder = new_folder("comparisons", output_dir)
+    parallel_runs = resolve_jobs(overrides.settings, parse_jobs(jobs))
+    numbers, federated = replicates(federations, seeds)
+    if federated and "data.seed" in overrides.assigned:
+        raise ConfigError(
+            "--set data.seed: --federations sets data.seed for each federation. Choose "
+            "federations with --federations, or use --seeds for several seeds on a single "
+            "federation."
+        )
+    held_out = domains_to_hold_out(overrides.settings) if leave_one_domain_out else []
+    grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated, held_out)
+    if plan:
+        announce(grid, console)
+        earlier = [folder / "runs"] if any((folder / "runs").rglob("run.json")) else []
+        print_power(grid, len(numbers), pilot or earlier)
+        return
+    if pilot:
+        raise ConfigError("--pilot has an effect only with --plan. Add --plan, or remove --pilot.")
+    run_comparison(
+        grid,
+        folder,
+        console,
+        parallel_runs,
+        lambda: print_report(run_folders(folder / "runs"), folder / "report"),
+    )
+
+
+#: Keys that cannot be set for all runs of a comparison -> what to do instead.
+_OTHERWISE = {
+    "seed": "use --federations or --seeds",
+    "strategy.name": "use --strategies",
+    "run-name": "runs are named after their method and seed",
+    "output-dir": "use --output-dir",
+    "resume": "repeat the command with the --output-dir of the comparison to resume",
+}
+
+
+def parse_jobs(jobs: str) -> int | None:
+    """Return the value of ``--jobs`` as a number, or None for ``auto``."""
+    if jobs == "auto":
+        return None
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise ConfigError(f"--jobs {jobs!r}: expected auto or a positive whole number.")
+    return int(jobs)
+
+
+def plan_of(
+    overrides: ConfigOverrides,
+    strategies: str | None,
+    seeds: list[int],
+    clients: str | None,
+    folder: Path,
+    federations: bool = False,
+    held_out: Sequence[str] = (),
+) -> Plan:
+    """Return a plan of runs for all clients, strategies and seeds, with run folders in ``folder``.
+
+    Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
+    has.
+    """
+    refuse_keys(overrides, _OTHERWISE)
+    settings = overrides.settings | {"output-dir": str(folder)}
+    strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
+    client_configs = methods_named(overrides, ClientConfig, "--clients", clients)
+    named = [*strategy_configs, *client_configs, *methods_of(overrides.settings)]
+    for key in overrides.settings:
+        check_key(key, named)
+    return Plan.grid(
+        settings, strategy_configs, seeds, overrides.shared, client_configs, federations, held_out
+    )
+
+
+def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
+    """Print which differences a plan can detect, given the spread in the ``pilot`` runs."""
+    from fairflower.plans import power
+    from fairflower.report.text import within_range
+    from fairflower.statistics.differences import MIN_PAIRS
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False)
+
+    methods = power.comparisons_of(plan)
+    if federations == 1:
+        say(
+            "A single federation or seed allows no inference: one pair gives neither a confidence "
+            f"interval nor a verdict. Verdicts need at least {MIN_PAIRS}."
+        )
+    elif federations < MIN_PAIRS:
+        say(f"Fewer than {MIN_PAIRS} pairs give confidence intervals, but no verdicts.")
+    if not pilot:
+        if federations > 1:
+            found = _points(power.detectable_in_sd(methods, federations))
+            say(
+                f"Smallest detectable difference: {found} standard deviations of the paired "
+                "differences. To get percentage points, pass earlier runs with --pilot, or first "
+                "run a few federations with --output-dir."
+            )
+        return
+    pilot_runs = readable_runs(run_folders(*pilot), console)
+    pilot_spreads = power.spreads(pilot_runs)
+    if differing := power.other_settings(plan, pilot_runs):
+        say(
+            "[yellow]Warning:[/] The earlier runs may have another spread than the planned runs: "
+            f"{escape('; '.join(differing))}."
+        )
+    rows = [
+        (
+            row.spread.metric,
+            f"{row.spread.sd:.2f}",
+            within_range(row.detectable, _points(row.detectable)),
+            str(row.for_difference),
+            f"{row.for_equivalence} (within {row.spread.margin:g})",
+        )
+        for row in power.design_power(pilot_spreads, methods, federations)
+    ]
+    columns = ["metric", "SD of differences", "smallest detectable difference"]
+    columns += [f"pairs for {power.EFFECT:g} points", "pairs for equivalence"]
+    compared, pairs = counted(methods, "method"), counted(federations, "pair")
+    title = f"Differences that {pairs} can detect, for {compared} against Uniform"
+    table = text_table(title, columns, rows)
+    pilots = counted(pilot_spreads[0].methods, "earlier method")
+    table.caption = (
+        "In percentage points, with 80 % power at the 5 % level over all methods and metrics. SD "
+        f"from {pilots}, paired by {pilot_spreads[0].unit}."
+    )
+    console.print(table)
+
+
+def _points(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.1f}"

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 
-from fairflower.cli.compare import parse_jobs, plan_of
-from fairflower.cli.options import ConfigOverrides, InlineJobs, with_settings
+from fairflower.cli.options import Clients, ConfigOverrides, InlineJobs, OutputDir, with_settings
 from fairflower.cli.report import print_report
+from fairflower.cli.run import parse_jobs, plan_of
 from fairflower.cli.terminal import console
 from fairflower.config import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import execute, locked_folder
-from fairflower.plans.jobs import for_parallel_clients
+from fairflower.plans.execution import execute, for_parallel_clients, locked_folder
 from fairflower.plans.plan import replicates
-from fairflower.plans.protocol import EXAMPLES, TuningProtocol
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
@@ -46,13 +43,7 @@ def tune(
             "uniform is always added. Default: fedavg and the value of strategy.name."
         ),
     ] = None,
-    clients: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated clients (ways to train), each combined with every strategy. "
-            "Default: the value of client.name."
-        ),
-    ] = None,
+    clients: Clients = None,
     budget: Annotated[
         int,
         typer.Option(
@@ -99,9 +90,7 @@ def tune(
     ] = None,
     overrides: ConfigOverrides,
     jobs: InlineJobs = "auto",
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the study. Default: a new folder.")
-    ] = None,
+    output_dir: OutputDir = None,
 ) -> None:
     """Tune every method with the same budget on validation examples, then test the chosen values.
 
@@ -120,7 +109,8 @@ def tune(
     plan = plan_of(
         overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"
     )
-    from fairflower.plans.tuning import TuningStudies  # imported late, because it is slow to import
+    # imported late, because it is slow to import
+    from fairflower.plans.tuning import TuningProtocol, TuningStudies
 
     with locked_folder(folder, "study"):
         protocol = TuningProtocol(
@@ -128,16 +118,11 @@ def tune(
         )
         tuning = TuningStudies(folder, plan.runs, protocol)
         _announce(tuning)
-        _make(tuning, parallel_runs)
-
-
-def _make(tuning: TuningStudies, jobs: int | None) -> None:
-    """Run a study and print its report if a run has ended, even after a failure or a stop."""
-    try:
-        execute(tuning.plan, console, jobs=jobs, study=tuning, home=tuning.folder)
-    finally:
-        if _num_finished(tuning) or tuning.test_folders():
-            print_report(tuning.test_folders(), tuning.folder / "report", tuned=tuning.tuned())
+        try:
+            execute(tuning.plan, console, jobs=parallel_runs, study=tuning, home=folder)
+        finally:  # even after a failure or a stop
+            if _num_finished(tuning) or tuning.test_folders():
+                print_report(tuning.test_folders(), folder / "report", tuned=tuning.tuned())
     if failed := [method.method for method in tuning.tuned() if method.chosen is None]:
         raise ConfigError(
             f"No trial of {', '.join(failed)} was completed, so nothing was chosen or tested. The "
@@ -158,7 +143,7 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
         raise ConfigError(
             "evaluate.test = false: a study has to test the chosen values. Remove this setting."
         )
-    if overrides.settings.get(EXAMPLES):
+    if overrides.settings.get("data.validation-examples"):
         return overrides
     if overrides.assigned.get(_VALIDATION, _SHARE) == 0:
         raise ConfigError(

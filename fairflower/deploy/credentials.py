@@ -41,35 +41,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
     The authority's key signs only this certificate and is discarded. The files are ``ca.crt``,
     ``server.pem`` and ``server.key``, which only its owner can read.
 
-    Parameters
-    ----------
-    folder
-        Output folder.
-    hosts
-        DNS names and IP addresses of the server; at least one.
-    days
-        Number of days for which the certificates are valid.
-
-    Raises
-    ------
-    ConfigError
-        If a host is neither a DNS name nor an IP address.
-    FileExistsError
-        If one of the files exists; nothing is overwritten.
-
-    See Also
-    --------
-    make_key_pair : Write the keys of a SuperNode.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
-    >>> from fairflower.deploy.credentials import make_certificates
-    >>> with TemporaryDirectory() as folder:
-    ...     files = make_certificates(Path(folder), ["fl.example.org", "192.0.2.1"])
-    >>> [path.name for path in files]
-    ['ca.crt', 'server.pem', 'server.key']
+    ``hosts`` are DNS names and IP addresses of the server, at least one. The certificates are valid
+    for ``days`` days. Raises ``ConfigError`` if a host is neither, and ``FileExistsError`` if one
+    of the files exists; nothing is overwritten.
     """
     if not hosts:
         raise ValueError("hosts is empty: a certificate needs at least one host.")
@@ -106,22 +80,8 @@ def make_key_pair(path: Path) -> Path:
     """Write a SuperNode's private key to ``path`` and its public key to ``<path>.pub``.
 
     Both keys are in OpenSSH's format and use the curve P-384, as Flower requires. Returns the path
-    of the public key, which the server's operator registers.
-
-    Raises
-    ------
-    FileExistsError
-        If one of the files exists; nothing is overwritten.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
-    >>> from fairflower.deploy.credentials import make_key_pair
-    >>> with TemporaryDirectory() as folder:
-    ...     public = make_key_pair(Path(folder) / "site.key")
-    ...     public.name, public.read_text().split()[0]
-    ('site.key.pub', 'ecdsa-sha2-nistp384')
+    of the public key, which the server's operator registers. Raises ``FileExistsError`` if one of
+    the files exists; nothing is overwritten.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     openssh = serialization.PrivateFormat.OpenSSH
@@ -167,16 +127,11 @@ def _certificate(
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     return x509.KeyUsage(
+        **dict.fromkeys((*never, "encipher_only", "decipher_only"), False),
+        **dict.fromkeys(("key_cert_sign", "crl_sign"), signs_certificates),
         digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
     )
 
 

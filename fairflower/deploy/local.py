@@ -25,10 +25,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import RunConfig, Scalar, toml_value
+from fairflower.config import DataConfig, RunConfig, Scalar, toml_value
+from fairflower.data import Federation, prepare, with_absolute_dir
+from fairflower.data.cache import make_data_set
+from fairflower.data.sites import merge_sites, open_site
 from fairflower.deploy.credentials import make_certificates, make_key_pair, make_secret
-from fairflower.deploy.nodes import too_many_starts, unanswered
-from fairflower.errors import ConfigError, TrialError
+from fairflower.errors import ConfigError, DataError, TrialError
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
 from fairflower.server.checkpoint import with_absolute_paths
@@ -40,6 +42,12 @@ TIMEOUT = 180.0
 
 #: Seconds between two messages about sites that have not answered.
 SAY_EVERY = 60.0
+
+#: Largest number of processes that a site may start for one message: three restarts.
+MOST_STARTS = 4
+
+#: Content of a SuperNode's ``--node-config``.
+NodeConfig = dict[str, Scalar]
 
 #: Process options that keep Ctrl-C in the terminal from reaching a process.
 NEW_PROCESS_GROUP: dict[str, Any] = {"start_new_session": True}
@@ -96,11 +104,11 @@ class Process:
         if self._process and self.exit_code is None:
             self._process.terminate()
 
-    def end(self, seconds: float = 15) -> None:
-        """Wait for the command to end, and kill it after ``seconds``."""
+    def end(self) -> None:
+        """Wait for the command to end, and kill it after 15 seconds."""
         if self._process:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+                self._process.wait(15)
             self.kill()
 
     def check(self) -> None:
@@ -148,9 +156,47 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+def _flwr_options(home: Path) -> dict[str, Any]:
+    """Return how a ``flwr`` command is started."""
+    text = {"stdin": subprocess.DEVNULL, "text": True, "encoding": "utf-8"}
+    return {"env": environment(home), **text, **NEW_PROCESS_GROUP}
+
+
 def script(name: str) -> str:
     """Return the path of a Flower command installed with this Python."""
     return str(Path(sysconfig.get_path("scripts"), name + (sysconfig.get_config_var("EXE") or "")))
+
+
+def unanswered(logs: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+    """Return the type of each SuperNode's unanswered message, and its number of processes for it.
+
+    >>> start = "Start `flwr-clientapp` process"
+    >>> answered = f"Receiving: query message ... {start} ... Sent successfully"
+    >>> unanswered({"a": answered, "b": f"{answered} ... Receiving: train message ... {start}"})
+    {'b': ('train', 1)}
+    """
+    since = {name: log.rpartition("Receiving: ")[1:] for name, log in logs.items()}
+    return {
+        name: (text.partition(" ")[0], text.count("Start `flwr-clientapp` process"))
+        for name, (asked, text) in since.items()
+        if asked and "Sent successfully" not in text
+    }
+
+
+def too_many_starts(log: str) -> str:
+    """Return a text about a SuperNode that starts process after process for a message, or "".
+
+    Flower gives such a process 60 seconds to start and to report, and then starts another one. On a
+    busy machine this would never end.
+    """
+    kind, starts = unanswered({"": log}).get("", ("", 0))
+    if starts <= MOST_STARTS:
+        return ""
+    return (
+        f"has not answered a {kind} message with {MOST_STARTS} processes. Flower replaces each "
+        "that does not report within 60 seconds. Try again when this machine is less busy, or with "
+        "fewer --sites. Its last messages"
+    )
 
 
 #: Ports that `free_port` has returned; their processes may still be starting.
@@ -201,14 +247,9 @@ def deployable(config: RunConfig) -> RunConfig:
 class LocalDeployment:
     """A federation of processes on this machine, as a context manager.
 
-    Parameters
-    ----------
-    folder
-        Folder for all files: certificates, keys, logs, state of the sites, and run folders.
-    node_configs
-        Node config of each site. The attribute ``sites`` lists the SuperNodes in the same order.
-    say
-        Called with each line of progress and of the ServerApp's log.
+    ``folder`` gets all files: certificates, keys, logs, state of the sites, and run folders. There
+    is a site for each of ``node_configs``; ``sites`` lists their SuperNodes in the same order.
+    ``say`` is called with each line of progress and of the ServerApp's log.
 
     Raises ``ConfigError`` if Flower is too old or the folder is not empty, and ``TrialError`` if a
     process does not start when the context is entered.
@@ -376,16 +417,9 @@ class LocalDeployment:
 
     def _say_log(self, run_id: str) -> None:
         """Forward the ServerApp's log until it ends, or the SuperExec has ended."""
-        with subprocess.Popen(
-            [script("flwr"), "log", run_id, SUPERLINK_NAME, "--stream"],
-            env=environment(self.superlink.home),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            **NEW_PROCESS_GROUP,
-            text=True,
-            encoding="utf-8",
-        ) as log:
+        command = [script("flwr"), "log", run_id, SUPERLINK_NAME, "--stream"]
+        both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, **both, **_flwr_options(self.superlink.home)) as log:
             ended = threading.Event()
             threading.Thread(target=self._watch, args=(log, ended), daemon=True).start()
             try:
@@ -411,18 +445,14 @@ class LocalDeployment:
     def flwr(self, *arguments: str) -> str:
         """Run a ``flwr`` command and return its output; raise ``TrialError`` if it fails."""
         command = f"flwr {' '.join(arguments)}"
+        options = {
+            "capture_output": True,
+            "timeout": TIMEOUT,
+            "check": False,
+            **_flwr_options(self.superlink.home),
+        }
         try:
-            done = subprocess.run(
-                [script("flwr"), *arguments],
-                env=environment(self.superlink.home),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                **NEW_PROCESS_GROUP,
-                text=True,
-                encoding="utf-8",
-                timeout=TIMEOUT,
-                check=False,
-            )
+            done = subprocess.run([script("flwr"), *arguments], **options)
         except subprocess.TimeoutExpired as error:
             raise TrialError(f"{command}: no answer after {TIMEOUT:.0f} seconds.") from error
         if done.returncode:
@@ -445,3 +475,95 @@ class LocalDeployment:
                 return True
         except OSError:
             return False
+
+
+# --- node configs --------------------------------------------------------------------------------
+
+
+def nodes_with_shares(
+    data: DataConfig, sites: int | None = None
+) -> tuple[DataConfig, list[NodeConfig]]:
+    """Divide a data set among nodes, all of which have access to it.
+
+    ``sites`` is the number of nodes, by default that of the clients in ``data``. Returns the data
+    config with absolute paths, and the config of each node. Raises ``ConfigError`` if the sites
+    cannot be divided equally among the domains, or ``data.imbalance-factor`` determines their
+    number.
+    """
+    if sites is not None:
+        if data.imbalance_factor > 1:
+            raise ConfigError(
+                f"--sites {sites}: data.imbalance-factor = {data.imbalance_factor} determines the "
+                "number of sites. Remove --sites or data.imbalance-factor."
+            )
+        domains = len(make_data_set(data).client_domains)
+        if sites % domains:
+            raise ConfigError(
+                f"--sites {sites}: each of the {domains} domains of {data.name} gets the same "
+                f"number of sites. Choose {domains}, {2 * domains}, ..., or select fewer domains "
+                "with data.domains."
+            )
+        data = replace(data, clients_per_domain=sites // domains)
+    data = with_absolute_dir(data)
+    number = len(prepare(data).clients)
+    return data, [{"partition-id": k, "num-partitions": number} for k in range(number)]
+
+
+def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
+    """Parse ``["svhn=/data/svhn", "usps=/data/usps"]``: a domain and a folder per site.
+
+    The folders are opened in the same way as at the sites, so that errors appear before any process
+    starts. Several sites may have the same domain or the same folder. ``data`` describes the files
+    in the folders. Raises ``ConfigError`` if a value is not ``domain=folder``, a folder does not
+    exist, or there are fewer than two sites, and ``DataError`` if the data in a folder cannot be
+    used or do not match the data of the other sites.
+    """
+    if data.dir:
+        raise ConfigError(
+            f"--data-dir {data.dir}: cannot be combined with --site, which sets the folder of "
+            "each site. Remove --data-dir."
+        )
+    if len(given) == 1:
+        raise ConfigError(f"--site {given[0]}: a federation needs at least two sites.")
+    places = [_place(text) for text in given]
+    for k, (domain, folder) in enumerate(places):
+        for other, elsewhere in places[:k]:
+            if domain == other and folder == elsewhere:
+                raise ConfigError(f"--site {given[k]} is given twice.")
+            if domain != other and domain.casefold() == other.casefold():
+                raise ConfigError(
+                    f"--site {given[k]}: another site's domain is spelled {other!r}. Use the same "
+                    "spelling for all sites of a domain."
+                )
+    merge_sites([_opened(data, domain, folder) for domain, folder in places])
+    return [{"domain": domain, "data-dir": str(folder)} for domain, folder in places]
+
+
+def _place(text: str) -> tuple[str, Path]:
+    domain, _, name = (part.strip() for part in text.partition("="))
+    if not (domain and name):
+        raise ConfigError(
+            f"--site {text}: expected <domain>=<folder>, for example svhn=/data/svhn."
+        )
+    if '"' in text:
+        raise ConfigError(
+            f"--site {text}: it contains a double quote, which Flower's node configs do not allow. "
+            "Rename the domain or the folder."
+        )
+    folder = Path(name).expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"--site {text}: there is no folder {folder}.")
+    return domain, folder
+
+
+def _opened(data: DataConfig, domain: str, folder: Path) -> Federation:
+    data = replace(data, dir=str(folder))
+    try:
+        if make_data_set(replace(data, domains="")).folder is None:
+            raise DataError(
+                f"{data.name} is not read from a folder. Choose --data npz, --data images, or "
+                "another data set that is read from a folder."
+            )
+        return open_site(data, domain)
+    except DataError as error:
+        raise DataError(f"--site {domain}={folder}: {error}") from error

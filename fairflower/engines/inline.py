@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import time
 import traceback
 from collections import OrderedDict, UserDict
@@ -18,7 +19,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fairflower.errors import GpuMemoryError
+from fairflower.errors import GpuMemoryError, RunInterrupted
 from fairflower.flower_compat import (
     copied,
     ensure_task_identity,
@@ -55,16 +56,8 @@ class InlineGrid(Grid):
     A message is handled when its reply is first requested, so the caller can stop between
     two clients. Node k has ``partition-id`` k.
 
-    Parameters
-    ----------
-    client_app : ClientApp
-        The ClientApp of all nodes.
-    num_supernodes : int
-        Number of nodes.
-    run_config : mapping, optional
-        ``context.run_config`` of the clients.
-    raise_errors : bool, default=False
-        Whether to raise a client's exception, for debugging, instead of returning an error reply.
+    ``client_app`` is the ClientApp of all nodes, and ``run_config`` their ``context.run_config``.
+    With ``raise_errors``, a client's exception is raised, for debugging, instead of an error reply.
     """
 
     #: Clients answer while the server asks for replies, so no reply can be late.
@@ -73,7 +66,7 @@ class InlineGrid(Grid):
     #: No client is elsewhere, with data that the server cannot read.
     simulated = True
 
-    #: Whether asking one client is enough (`fairflower.server.discovery`), as with fairflower's own
+    #: Whether asking one client is enough (`fairflower.server.registration`), as with fairflower's
     #: ClientApp: all have the same data, and node ids follow each other as the ``partition-id`` do.
     have_same_data = False
 
@@ -145,19 +138,18 @@ class InlineGrid(Grid):
         Replies are in the order of the messages, so that a strategy's sums are reproducible. If
         this process computes the replies, ``timeout`` has no effect.
         """
-        ids = [i for i in self.push_messages(messages) if i]
-        replies, missing = {}, set(ids)
-        limited = timeout is not None and not self.computes_replies
-        deadline = time.monotonic() + (timeout or 0) if limited else math.inf
-        while missing and time.monotonic() < deadline:
-            for reply in self.pull_messages(missing):
-                replies[reply.metadata.reply_to_message_id] = reply
-                missing.discard(reply.metadata.reply_to_message_id)
-        self.discard(missing)
+        messages = list(messages)
+        limit = math.inf if timeout is None or self.computes_replies else timeout
+        arrived = send_and_receive(self, messages, limit, threading.Event())
+        replies = {reply.metadata.reply_to_message_id: reply for reply in arrived}
+        ids = [message.metadata.message_id for message in messages]
         return [replies[i] for i in ids if i in replies]
 
     def discard(self, message_ids: Collection[str]) -> None:
         """Do nothing, because no reply is late."""
+
+    def close(self) -> None:
+        """Do nothing, because there are no other processes."""
 
     def _deliver(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
@@ -169,6 +161,52 @@ class InlineGrid(Grid):
         self._count += 1
         set_message_id(reply, f"message-{self._count}")
         return reply
+
+
+def send_and_receive(
+    grid: Grid, messages: Iterable[Message], timeout: float, stop: threading.Event
+) -> list[Message]:
+    """Push messages, and return the replies that arrive within ``timeout`` seconds.
+
+    Flower's method polls ten times a second. Unlike it, this function raises ``RunInterrupted`` as
+    soon as ``stop`` is set, and then pushes nothing. It immediately polls again if a grid itself
+    waits for replies (`fairflower.engines.ray`). After the timeout, a grid with a method
+    ``discard`` drops messages that no worker has received, so that they do not delay the next
+    round. A grid that computes replies while it is asked for them (``computes_replies``, the inline
+    engine) has no timeout as long as it replies.
+    """
+    if stop.is_set():
+        raise RunInterrupted
+    messages = list(messages)
+    waiting = set()
+    for message, message_id in zip(messages, grid.push_messages(messages), strict=True):
+        # A message that Flower rejects has no id, for example if the node is disconnected.
+        set_message_id(message, message_id or "")
+        waiting |= {message_id} - {"", None}
+    deadline = time.monotonic() + timeout
+    patient = getattr(grid, "computes_replies", False)
+    replies: list[Message] = []
+    pause = 0.005
+    while waiting:
+        if stop.is_set():
+            raise RunInterrupted
+        asked = time.monotonic()
+        pulled = grid.pull_messages(waiting)
+        # A grid may also return late replies to earlier messages.
+        every = {m.metadata.reply_to_message_id: m for m in pulled}  # a node may reply twice
+        arrived = {message_id: m for message_id, m in every.items() if message_id in waiting}
+        replies += arrived.values()
+        waiting.difference_update(arrived)  # `-=` would copy the set at every poll
+        if waiting and time.monotonic() > deadline and not (patient and arrived):
+            if discard := getattr(grid, "discard", None):
+                discard(waiting)
+            break
+        if arrived:
+            pause = 0.005
+        else:
+            stop.wait(pause - (time.monotonic() - asked))
+            pause = min(2 * pause, 0.1)
+    return replies
 
 
 def set_content(message: Message, content: Mapping[str, Any]) -> None:

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -32,11 +32,9 @@ from fairflower.numerics.threads import cpus
 
 logger = logging.getLogger(__name__)
 
-ServerMain = Callable[[Grid], None]
-
 
 def launch(
-    server_main: ServerMain,
+    server_main: Callable[[Grid], None],
     config: RunConfig,
     num_clients: int,
     num_gpus: int | None = None,
@@ -44,7 +42,7 @@ def launch(
 ) -> None:
     """Call ``server_main`` with a grid of ``num_clients`` nodes that run fairflower's ClientApp.
 
-    Callers replace ``engine = "auto"`` with `fairflower.engines.choice.chosen_engine`, and
+    Callers replace ``engine = "auto"`` with `fairflower.plans.execution.chosen_engine`, and
     ``client-gpus = "auto"``, which means no GPU here, with a number (`fairflower.plans.devices`).
     ``num_gpus`` is as in `simulate`. With ``fall_back``, clients run in this process if Ray cannot
     start, with a warning. Raises the exceptions of ``server_main`` and of `simulate`.
@@ -60,27 +58,23 @@ def launch(
 
     # Without data.dir, the nodes of a cluster may have different default folders.
     data = with_absolute_dir(config.data) if config.data.dir else config.data
-    run = functools.partial(
-        simulate,
-        server_app,
-        client_app,
-        num_clients,
-        ray_address=config.ray_address,
-        prepare=functools.partial(_prepare, data),
-        workers=config.workers,
-        client_cpus=config.client_cpus,
-        client_gpus=0.0 if isinstance(config.client_gpus, str) else config.client_gpus,
-        num_gpus=num_gpus,
-        retry_out_of_memory=config.gpu_memory_errors == "retry",
-    )
+    options: dict[str, Any] = {
+        "ray_address": config.ray_address,
+        "prepare": functools.partial(_prepare, data),
+        "workers": config.workers,
+        "client_cpus": config.client_cpus,
+        "client_gpus": 0.0 if isinstance(config.client_gpus, str) else config.client_gpus,
+        "num_gpus": num_gpus,
+        "retry_out_of_memory": config.gpu_memory_errors == "retry",
+    }
     try:
-        run(engine=config.engine)
+        simulate(server_app, client_app, num_clients, engine=config.engine, **options)
     except EngineError as error:
         if began.is_set() or not fall_back or config.engine != "ray":
             raise
         text = "%s Clients now run one at a time in this process (inline), with the same results."
         logger.warning(text, error)
-        run(engine="inline")
+        simulate(server_app, client_app, num_clients, engine="inline", **options)
 
 
 def _prepare(data: DataConfig) -> str:
@@ -103,12 +97,10 @@ def simulate(
     retry_out_of_memory: bool = True,
     run_config: Mapping[str, bool | int | float | str] | None = None,
 ) -> Context:
-    """Run a ServerApp and a ClientApp, like Flower's ``run_simulation``.
+    """Run a ServerApp and a ClientApp that use the message API, like Flower's ``run_simulation``.
 
     Parameters
     ----------
-    server_app, client_app
-        Flower apps that use the message API.
     num_supernodes : int
         Number of nodes. Node k's config has ``partition-id`` k and ``num-partitions``.
     engine : {"ray", "flower", "inline"}, default="ray"
@@ -134,86 +126,54 @@ def simulate(
     run_config : mapping, optional
         ``context.run_config`` of both apps.
 
-    Returns
-    -------
-    Context
-        Context of the ServerApp with its state. The state is empty for Flower's engine.
-
-    Raises
-    ------
-    Exception
-        Any exception raised by the ServerApp.
-    GpuMemoryError
-        If a client runs out of GPU memory.
-    ConfigError
-        If an argument is invalid, no client fits, a cluster cannot be used, or the installed Flower
-        has no simulation engine.
+    Returns the context of the ServerApp with its state, which is empty for Flower's engine. Raises
+    the exceptions of the ServerApp, ``GpuMemoryError`` if a client runs out of GPU memory, and
+    ``ConfigError`` if an argument is invalid, no client fits, a cluster cannot be used, or the
+    installed Flower has no simulation engine.
     """
     if engine not in ("ray", "flower", "inline"):
         raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")
-    num_cpus = _check_resources(num_supernodes, workers, client_cpus, client_gpus, ray_address)
-    forget_code()
-    settings = dict(run_config or {})
-    context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
-    if engine == "flower":
-        granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
-        _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted, settings)
-    elif engine == "inline":
-        _run_inline(server_app, client_app, num_supernodes, context)
-    else:
-        if not ray_address:
-            workers = min(num_cpus // client_cpus, num_supernodes)
-        with closing(
-            RayGrid(
-                client_app,
-                num_supernodes,
-                settings,
-                workers=workers,
-                client_cpus=client_cpus,
-                client_gpus=client_gpus,
-                num_gpus=num_gpus,
-                address=ray_address,
-                prepare=prepare,
-                retry_out_of_memory=retry_out_of_memory,
-            )
-        ) as grid:
-            server_app(grid, context)
-    return context
-
-
-def _check_resources(
-    num_supernodes: int, workers: int, client_cpus: int, client_gpus: float, ray_address: str
-) -> int:
-    """Return the number of CPUs for all clients together.
-
-    Raises ``ConfigError`` if a number is too small, or if no client fits on this machine.
-    """
-    for name, value, least in (
-        ("num_supernodes", num_supernodes, 1),
-        ("workers", workers, 0),
-        ("client_cpus", client_cpus, 1),
-        ("client_gpus", client_gpus, 0),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} = {value}: expected a number >= {least}.")
+    least = {"num_supernodes": 1, "workers": 0, "client_cpus": 1, "client_gpus": 0}
+    given = dict(zip(least, (num_supernodes, workers, client_cpus, client_gpus), strict=True))
+    for name, value in given.items():
+        if value < least[name]:
+            raise ConfigError(f"{name} = {value}: expected a number >= {least[name]}.")
     num_cpus = workers * client_cpus or cpus()
     if client_cpus > num_cpus and not ray_address:
         raise ConfigError(
             f"client-cpus = {client_cpus}: only {num_cpus} CPUs are available. Decrease "
             "client-cpus."
         )
-    return num_cpus
-
-
-def _run_inline(
-    server_app: ServerApp, client_app: ClientApp, num_supernodes: int, context: Context
-) -> None:
-    """Run the apps in this process, and restore its number of PyTorch threads."""
+    forget_code()
+    settings = dict(run_config or {})
+    context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
+    if engine == "flower":
+        granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
+        _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted, settings)
+        return context
+    grid: InlineGrid
     threads = torch.get_num_threads()
+    if engine == "inline":
+        grid = InlineGrid(client_app, num_supernodes, settings)
+    else:
+        grid = RayGrid(
+            client_app,
+            num_supernodes,
+            settings,
+            workers=workers if ray_address else min(num_cpus // client_cpus, num_supernodes),
+            client_cpus=client_cpus,
+            client_gpus=client_gpus,
+            num_gpus=num_gpus,
+            address=ray_address,
+            prepare=prepare,
+            retry_out_of_memory=retry_out_of_memory,
+        )
     try:
-        server_app(InlineGrid(client_app, num_supernodes, context.run_config), context)
+        server_app(grid, context)
     finally:
-        torch.set_num_threads(threads)
+        grid.close()
+        torch.set_num_threads(threads)  # clients in this process set it
+    return context
 
 
 def _run_by_flower(
@@ -246,20 +206,13 @@ def _run_by_flower(
         "log_to_driver": False,
     }
     backend = {"client_resources": granted, "init_args": local}
-    with unchanged_path():
-        run_simulation(server_app, client_app, num_supernodes, backend_config=backend)
-
-
-@contextmanager
-def unchanged_path() -> Iterator[None]:
-    """Restore PYTHONPATH, to which Flower's engine adds this process's import path for Ray."""
-    previous = os.environ.get("PYTHONPATH")
+    path = os.environ.get("PYTHONPATH")
     try:
-        yield
-    finally:
+        run_simulation(server_app, client_app, num_supernodes, backend_config=backend)
+    finally:  # Flower adds this process's import path for Ray
         os.environ.pop("PYTHONPATH", None)
-        if previous is not None:
-            os.environ["PYTHONPATH"] = previous
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
 
 
 @contextmanager
@@ -277,8 +230,11 @@ def stop_on_interrupt(
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def handle(signum: int, frame: object) -> None:
-        if signum in HANGUP:
-            _leave(terminals)
+        if signum in HANGUP:  # writing to a closed terminal fails
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in terminals:
+                os.dup2(devnull, descriptor)
+            os.close(devnull)
         elif stop.is_set():
             os._exit(128 + signum)
         stop.set()
@@ -295,14 +251,6 @@ def stop_on_interrupt(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _leave(terminals: Iterable[int]) -> None:
-    """Redirect output to the null device, because writing to a closed terminal fails."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in terminals:
-        os.dup2(devnull, descriptor)
-    os.close(devnull)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -276,20 +277,16 @@ def _public(version: str) -> str:
 class RayNodes:
     """Nodes of a cluster. Each node sends a `NodeReport` before it gets workers.
 
-    ``cpus`` and ``gpus`` are the resources of a worker. ``prepare`` (see `report_node`) must return
-    the same value on all nodes.
+    ``cpus`` and ``gpus`` are the resources of a worker, for the capacity of nodes. ``prepare`` (see
+    `report_node`) must return the same value on all nodes.
     """
 
     def __init__(self, ray: Any, cpus: int, gpus: float, prepare: Callable[[], Any] | None) -> None:
-        self._ray, self._cpus, self._gpus, self._prepare = ray, cpus, gpus, prepare
+        self._ray, self._cpus, self.gpus, self._prepare = ray, cpus, gpus, prepare
         self._versions, self._here = versions(), report_node(prepare, {})
         self._known: set[str] = set()
         self._asked: dict[Any, RayNode] = {}  # reference to a report -> node
         self._kinds: dict[str, list[str]] = defaultdict(list)  # hardware -> names of nodes
-
-    def grant(self, cpus: int, gpus: float) -> None:
-        """Set the resources of a worker, which determine the capacity of nodes that join."""
-        self._cpus, self._gpus = cpus, gpus
 
     def begin(self) -> list[RayNode]:
         """Wait for reports from all nodes that have capacity for a worker, and return these nodes.
@@ -332,7 +329,7 @@ class RayNodes:
 
     def _ask(self) -> None:
         ask = self._ray.remote(num_cpus=0)(report_node)
-        for node in nodes_alive(self._ray, self._cpus, self._gpus):
+        for node in nodes_alive(self._ray, self._cpus, self.gpus):
             if node.capacity and node.node_id not in self._known:
                 self._known.add(node.node_id)
                 answer = ask.options(**pin_to_node(node)).remote(self._prepare, self._versions)
@@ -361,7 +358,7 @@ class RayNodes:
     def _is_gone(self, node: RayNode) -> bool:
         """Return whether a silent node is lost, which Ray notices after a few seconds."""
         deadline = time.monotonic() + _NODE_LOSS_TIMEOUT
-        while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self._gpus)}:
+        while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self.gpus)}:
             if time.monotonic() > deadline:
                 return False
             time.sleep(1)
@@ -371,7 +368,7 @@ class RayNodes:
         """Warn if the nodes' processors or kernels differ."""
         known = len(self._kinds)
         for node, report in reports.items():
-            self._kinds[f"{report.hardware} {node.gpu if self._gpus else ''}"].append(node.name)
+            self._kinds[f"{report.hardware} {node.gpu if self.gpus else ''}"].append(node.name)
         if len(self._kinds) > max(known, 1):
             listing = (f"\n  {', '.join(names)}: {kind}" for kind, names in self._kinds.items())
             logger.warning(
@@ -380,3 +377,38 @@ class RayNodes:
                 len(self._kinds),
                 "".join(listing),
             )
+
+
+class LastWords:
+    """A sentence for a process that Ray ends from C++, because its node on this machine has died.
+
+    Another process prints the text of `prepare` if this one ends between `begin` and `end`.
+    """
+
+    _CODE = "import sys; print(end=sys.stdin.read().rpartition('\\0')[2], file=sys.stderr)"
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def begin(self) -> None:
+        """Start the process; in a session of its own, it outlives Ctrl-C."""
+        command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", self._CODE]
+        options: Any = {"encoding": "utf-8", "errors": "replace", "start_new_session": True}
+        self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, **options))
+
+    def prepare(self, text: str) -> None:
+        """Replace the text, if the process was started."""
+        for process in self._processes:
+            with suppress(OSError):  # it was killed
+                assert process.stdin
+                process.stdin.write(f"\0{text}")
+                process.stdin.flush()
+
+    def end(self) -> None:
+        """End the process without a word."""
+        self.prepare("")
+        while self._processes:
+            self._processes.pop().communicate()
+
+
+last_words = LastWords()

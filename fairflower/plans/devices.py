@@ -1,20 +1,48 @@
-"""Use of this machine's GPUs: how many clients or runs share a GPU."""
+"""Use of this machine's GPUs: how many clients or runs share one, by the memory that they need.
+
+The memory is measured in a client's first epochs, in a separate process.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
+from flwr.app import ConfigRecord, Message
 
-from fairflower.config import RunConfig, counted
+from fairflower.aggregation.messages import add_client_config
+from fairflower.arrays import record_of
+from fairflower.client_app import app as client_app
+from fairflower.config import RunConfig, counted, tested_split
+from fairflower.config.settings import ParticipationConfig
+from fairflower.data import prepare
+from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.engines.ray_cluster import share_of, worker_capacity
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, EngineError
 from fairflower.numerics.threads import cpus
-from fairflower.plans import probe
+from fairflower.server.setup import set_up
 from fairflower.training.device import choose_device
-from fairflower.training.gpus import gpu_names, unused_gpu
+from fairflower.training.gpus import (
+    free_memory,
+    gpu_names,
+    out_of_memory,
+    peak_memory,
+    unused_gpu,
+)
+
+#: Factor applied to the measured bytes, because later rounds and fragmentation need more.
+_MARGIN = 1.2
 
 
 @dataclass(frozen=True)
@@ -30,16 +58,17 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     """Choose the device of the clients, for runs that are executed one after another.
 
     ``client-gpus = "auto"`` is replaced by a fraction of a GPU, so that as many clients train in
-    parallel as GPU memory and CPUs allow. A number stays as it is.
-
-    Raises
-    ------
-    ConfigError
-        If no GPU of this machine can hold a client, or PyTorch does not accept the GPU's driver.
+    parallel as GPU memory and CPUs allow. A number stays as it is. Raises ``ConfigError`` if no GPU
+    of this machine can hold a client, or PyTorch does not accept the GPU's driver.
     """
     config = runs[0]
     if config.ray_address:
-        return _on_cluster(config)
+        unused = config.client_gpus == "auto" and config.train.device != "cpu"
+        line = (
+            "cpu for clients, because client-gpus = 'auto' does not use the GPUs of a cluster. "
+            "To use them, set client-gpus to the fraction of a GPU per client"
+        )
+        return Placement(config, line=line if unused else "")
     device = choose_device(config.train.device)
     if device.type == "cpu":
         return _without_gpu(config)
@@ -54,7 +83,7 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     if config.client_gpus != "auto":
         return _granted(config, num_clients, name, count)
     pinned = config.train.device.startswith("cuda:")
-    fitting = _room(_methods(runs), device).clients(1 if pinned else count)
+    fitting = room(runs, device).clients(1 if pinned else count)
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
     line = f"{name}, {counted(workers, 'client')} at a time"
@@ -70,7 +99,7 @@ def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
     Raises ``ConfigError`` if not even a single client fits.
     """
     device = choose_device(runs[0].train.device)
-    return None if device.type != "cuda" else _room(_methods(runs), device).runs()
+    return None if device.type != "cuda" else room(runs, device).runs()
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
@@ -87,17 +116,6 @@ def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
             "(--jobs 1 uses all GPUs)"
         )
     return line
-
-
-def _methods(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
-    """Return a run for each combination of client (with arguments) and set of measurements."""
-    kinds = {(run.client.label, run.strategy.make()._measurements): run for run in reversed(runs)}
-    return tuple(kinds.values())
-
-
-@functools.lru_cache(maxsize=4)
-def _room(runs: tuple[RunConfig, ...], device: torch.device) -> probe.Room:
-    return probe.measure(runs, device)
 
 
 def _granted(config: RunConfig, num_clients: int, name: str, count: int) -> Placement:
@@ -141,11 +159,135 @@ def _without_gpu(config: RunConfig) -> Placement:
     return Placement(config, line=f"cpu: {why}" if why else "")
 
 
-def _on_cluster(config: RunConfig) -> Placement:
-    line = ""
-    if config.client_gpus == "auto" and config.train.device != "cpu":
-        line = (
-            "cpu for clients, because client-gpus = 'auto' does not use the GPUs of a cluster. "
-            "To use them, set client-gpus to the fraction of a GPU per client"
-        )
-    return Placement(config, line=line)
+# --- memory --------------------------------------------------------------------------------------
+
+
+class Need(NamedTuple):
+    """GPU memory needed by a client's process and the server's tests, in bytes, with a margin."""
+
+    client: int
+    server: int
+
+
+class Room(NamedTuple):
+    """Free memory of a GPU in bytes, and the memory that runs need."""
+
+    free: int
+    need: Need
+
+    def clients(self, gpus: int = 1) -> int:
+        """Return how many clients fit on ``gpus`` GPUs if one also runs the server's tests."""
+        client = max(self.need.client, 1)
+        return max(1, (self.free - self.need.server) // client) + (gpus - 1) * (self.free // client)
+
+    def runs(self) -> int:
+        """Return how many runs fit if each run trains one client at a time."""
+        return max(1, self.free // max(self.need.client + self.need.server, 1))
+
+
+def room(runs: Sequence[RunConfig], device: torch.device) -> Room:
+    """Return the free memory of a GPU, and the largest need of one of the runs' methods.
+
+    Methods are combinations of a client (with arguments) and a set of measurements. Raises
+    ``ConfigError`` if not even a single client fits on the GPU.
+    """
+    kinds = {(run.client.label, run.strategy.make()._measurements): run for run in reversed(runs)}
+    return _measured(tuple(kinds.values()), device)
+
+
+@functools.lru_cache(maxsize=4)
+def _measured(configs: tuple[RunConfig, ...], device: torch.device) -> Room:
+    free = free_memory(device)
+    needs = in_process(configs, device, free)
+    for config, need in zip(configs, needs, strict=True):
+        if need.client > free:
+            raise does_not_fit(config, need.client, free)
+    return Room(free, Need(*map(max, zip(*needs, strict=True))))
+
+
+def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) -> list[Need]:
+    """Call `probe` for each config in a new process."""
+    context = multiprocessing.get_context("spawn")
+    needs = []
+    for config in configs:
+        # One process for each config, so that methods do not share reserved memory.
+        with without_main(), ProcessPoolExecutor(1, context) as process:
+            try:
+                needs.append(process.submit(probe, config, device, free).result())
+            except BrokenProcessPool as error:
+                raise EngineError(
+                    "The process that measures a client's memory died. Set client-gpus to the "
+                    "fraction of a GPU per client, or --jobs to the number of parallel runs."
+                ) from error
+    return needs
+
+
+def probe(config: RunConfig, device: torch.device, free: int) -> Need:
+    """Train the largest client on ``device``, which has ``free`` bytes, and test the model.
+
+    A client may keep its last model, so the second of the two rounds can need more memory.
+    """
+    sizes = [client.num_examples for client in prepare(config.data).clients]
+    config = replace(
+        config,
+        train=replace(config.train, local_epochs=min(1, config.train.local_epochs)),
+        resume="",
+        # The largest client trains in every round, and sends its model as it is.
+        fraction_train=1.0,
+        participation=ParticipationConfig(),
+        secure_aggregation=False,
+    )
+    grid = InlineGrid(client_app, len(sizes))
+    grid.have_same_data = True
+    setup = set_up(grid, config, None, threading.Event())
+    arrays = record_of(setup.evaluator.arrays())
+    settings = ConfigRecord(dict(setup.settings()))
+    largest, split = sizes.index(max(sizes)), tested_split(config.to_flat())
+
+    def ask(messages: Iterable[Message]) -> None:
+        (message,) = (m for m in messages if m.metadata.dst_node_id == FIRST_NODE + largest)
+        add_client_config(message, "config", {"client-id": largest})
+        (reply,) = grid.send_and_receive([message])
+        if reply.has_error():
+            raise ConfigError(str(reply.error.reason).split("\nMessage: ")[-1])
+
+    try:
+        for server_round in (1, 2):
+            ask(setup.strategy.configure_train(server_round, arrays, settings, grid))
+        if config.evaluate.by != "server":
+            settings = ConfigRecord({**settings, "split": split})
+            ask(setup.strategy.configure_evaluate(2, arrays, settings, grid))
+        client = max(free - free_memory(device), peak_memory(device))
+        if config.evaluate.by != "clients":
+            setup.evaluator(setup.evaluator.arrays(), split)
+    except (RuntimeError, ConfigError) as error:
+        if not out_of_memory(str(error)):
+            raise
+        raise does_not_fit(config, peak_memory(device), free, "more than ") from error
+    server = max(peak_memory(device) - client, 0)
+    return Need(int(_MARGIN * client), int(_MARGIN * server))
+
+
+def does_not_fit(config: RunConfig, needed: int, free: int, more: str = "") -> ConfigError:
+    """Return the error for a model that is too large to be trained on the GPU."""
+    return ConfigError(
+        f"{config.label} with {config.model.name}: a single client needs {more}{needed:,} bytes "
+        f"of GPU memory, but only {free:,} are free. Decrease train.batch-size or "
+        "measure.memory-mb, stop other programs on the GPU (`nvidia-smi` lists them), or set "
+        "train.device = 'cpu'."
+    )
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the user's script, so that processes started in this context do not execute it.
+
+    Nor do they import the libraries of Python from the working directory.
+    """
+    main, safe = sys.modules["__main__"], os.environ.get("PYTHONSAFEPATH", "")
+    sys.modules["__main__"] = ModuleType("__main__")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        sys.modules["__main__"], os.environ["PYTHONSAFEPATH"] = main, safe  # "" has no effect

@@ -1,16 +1,17 @@
-"""Executing a plan and printing its progress."""
+"""Executing a plan: the choice of engine and parallel runs, and printing its progress."""
 
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -18,12 +19,18 @@ from rich.markup import escape
 from rich.status import Status
 
 from fairflower.config import DataConfig, RunConfig, counted
-from fairflower.engines.choice import chosen_engine, engine_line
-from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
+from fairflower.errors import (
+    USER_ERRORS,
+    ConfigError,
+    NotInstalled,
+    RunInterrupted,
+    installed,
+    require,
+)
+from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
-from fairflower.plans.jobs import auto_jobs
 from fairflower.plans.plan import Plan
-from fairflower.plans.protocol import is_study
+from fairflower.registry import MODEL_OF
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.server.privacy import planned, together
@@ -35,7 +42,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before Flow
     from fairflower.data import Federation
     from fairflower.plans.devices import Placement
     from fairflower.plans.parallel import Study
-    from fairflower.server.callbacks import OnRound
+    from fairflower.server.progress import OnRound
 
 
 @contextmanager
@@ -45,6 +52,31 @@ def spinner(what: str, console: Console) -> Iterator[Status]:
         console.print(f"{what} ...", highlight=False)
     with console.status(what) as status:
         yield status
+
+
+#: Trials in a study. The folder `trials` in ~/.fairflower has trial deployments, which have other
+#: names.
+_TRIALS = "trials/*-trial*"
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder contains a study."""
+    return any(folder.glob(_TRIALS))
+
+
+def check_no_studies(*folders: Path) -> None:
+    """Raise ``ConfigError`` if a folder is a study or contains one: trials are no test runs."""
+    for folder in folders:
+        studies = sorted({trial.parents[1] for trial in folder.rglob(_TRIALS)})
+        if studies:
+            found = f"{folder} {'is a study' if folder in studies else 'contains studies'}"
+            runs = shlex.join(str(study / "runs") for study in studies)
+            raise ConfigError(
+                f"{found}. For a report that includes the trials, repeat the study's "
+                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
+                "For the test runs only, including those of earlier choices, name instead: "
+                f"{runs}"
+            )
 
 
 @contextmanager
@@ -174,6 +206,31 @@ def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
     return plan
 
 
+def run_comparison(
+    plan: Plan,
+    folder: Path,
+    console: Console,
+    jobs: int | None,
+    at_end: Callable[[], object] = lambda: None,
+) -> None:
+    """Run the remaining runs of a comparison; their run folders are in ``folder/runs``.
+
+    Completed runs are kept, and unfinished runs are resumed. ``at_end`` is called when the runs
+    have ended, even after a failure or an interruption, provided that some run can be read. Raises
+    ``ConfigError`` if another process uses the folder, or its runs used other data, and what
+    `execute` raises.
+    """
+    announce(plan, console)
+    with locked_folder(folder):
+        left = remaining_plan(plan, folder / "runs", console)
+        folders: list[Path] = []
+        try:
+            execute(left, console, folders, jobs, home=folder)
+        finally:
+            if folders or len(left.runs) < len(plan.runs):
+                at_end()
+
+
 def execute(
     plan: Plan,
     console: Console,
@@ -190,22 +247,16 @@ def execute(
     folders : list, optional
         Receives each run folder when its run ends, even if a later run fails.
     jobs : int or None
-        Number of parallel runs; None means `fairflower.plans.jobs.auto_jobs`.
+        Number of parallel runs; None means `auto_jobs`.
     on_round : callable, optional
-        As in `fairflower.server.session.Session`. If given, the runs are executed one after
-        another.
+        As in `fairflower.server.session.Session`; the runs are then executed one after another.
     study : Study, optional
         Adds runs when other runs end. With a study, each run has its own process.
     home : Path, optional
-        Output folder of the command, with which it resumes its runs. Default: the plan is a single
-        run.
+        Output folder with which the command resumes its runs. Default: the plan is a single run.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        After Ctrl-C, SIGTERM or a notebook's stop button.
-    UserError, OSError
-        The first failure of a run; raised after all other runs have ended.
+    Raises ``KeyboardInterrupt`` after Ctrl-C, SIGTERM or a notebook's stop button, and, after all
+    other runs have ended, the first failure of a run: a ``UserError`` or an ``OSError``.
     """
     folders = [] if folders is None else folders
     if not plan.runs:
@@ -314,3 +365,110 @@ def _client_counts(plan: Plan, first: DataConfig) -> Iterator[int]:
     for data in {replace(config.data, seed=first.seed) for config in plan.runs} - {first}:
         with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
             yield len(prepare(data).clients)
+
+
+# --- engine and parallel runs --------------------------------------------------------------------
+
+_REMEDY = 'pip install "fairflower[sim]"'
+
+#: Setting for parallel clients -> its values that ask for none, the default first.
+_INACTIVE: dict[str, tuple[Any, ...]] = {
+    "ray-address": ("",),
+    "engine": ("auto", "inline"),
+    "workers": (0,),
+    "client-gpus": ("auto", 0),
+}
+
+
+def for_parallel_clients(flat: Mapping[str, Any]) -> str:
+    """Return the first key in ``flat`` that only runs with parallel clients follow; "" if none."""
+    return next((key for key, off in _INACTIVE.items() if flat.get(key, off[0]) not in off), "")
+
+
+def resolve_jobs(flat: Mapping[str, Any], jobs: int | None, dashes: str = "--") -> int | None:
+    """Return the number of parallel runs; None means that `auto_jobs` decides.
+
+    If ``jobs`` is None, the result is 1 if ``flat`` sets an engine, its workers or a cluster, and
+    None otherwise. Raises ``ConfigError`` for several jobs with settings `for_parallel_clients`.
+    The error writes ``dashes`` before the option's name; in Python there are none.
+    """
+    if jobs not in (None, 1) and (key := for_parallel_clients(flat)):
+        raise ConfigError(
+            f"{dashes}jobs {jobs}: parallel runs use the inline engine, on this machine and with "
+            f"one client at a time, but {key} = {flat[key]!r} is set. Remove {dashes}jobs or {key}."
+        )
+    chosen = flat.get("ray-address") or flat.get("workers") or flat.get("engine", "auto") != "auto"
+    return 1 if jobs is None and chosen else jobs
+
+
+def auto_jobs(plan: Plan, runs: int | None = None) -> int:
+    """Choose the number of parallel runs for this machine.
+
+    The number is as large as the CPU cores and, on a GPU, its memory allow. If there are fewer
+    runs, it is the number of runs, or 1 with Ray, whose parallel clients use all cores. If
+    ``client-gpus`` is a number, it is 1, because this setting applies to parallel clients. ``runs``
+    is the expected number of runs of a study, which never uses Ray.
+    """
+    # Imported late, because torch is slow to import.
+    from fairflower.plans.devices import runs_that_fit
+
+    if any(config.client_gpus not in ("auto", 0.0) for config in plan.runs):
+        return 1
+    capacity = cpus() // max(config.client_cpus for config in plan.runs)
+    if capacity > 1 and (fitting := runs_that_fit(plan.runs)):
+        capacity = min(capacity, fitting)
+    count = len(plan.runs) if runs is None else runs
+    if count >= capacity:
+        return max(1, capacity)
+    return 1 if runs is None and installed("ray") else max(1, count)
+
+
+#: Number of times that examples are used below which a small network is trained before Ray starts.
+_FEW_USES = 20_000
+
+
+def chosen_engine(config: RunConfig, examples: float = math.inf) -> str:
+    """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
+
+    ``engine = "auto"`` means Ray if it is installed and can save time, and otherwise this process,
+    with the same results: it cannot if one client trains at a time anyway, or on few ``examples``
+    (of all runs; infinite means unknown, hence Ray). Raises ``NotInstalled`` if ``engine`` or
+    ``ray-address`` requires Ray, and Ray is not installed.
+    """
+    if installed("ray"):
+        if config.engine != "auto":
+            return config.engine
+        wanted = config.ray_address or config.workers > 1 or config.client_gpus != "auto"
+        uses = examples * config.num_server_rounds * config.train.local_epochs
+        small = config.model.name in MODEL_OF.values() and uses < _FEW_USES
+        if wanted or math.isinf(uses) or not (small or cpus() < 2 * config.client_cpus):
+            return "ray"
+        from fairflower.training.device import choose_device  # late: it imports torch
+
+        return "inline" if choose_device(config.train.device).type == "cpu" else "ray"
+    if config.ray_address:
+        require("sim", f"ray-address = {config.ray_address!r}", "ray")
+    if config.engine in ("auto", "inline"):
+        return "inline"
+    raise NotInstalled(
+        f"engine = {config.engine!r} needs ray. Run: {_REMEDY}, or set engine = 'inline', which "
+        "gives exactly the same results."
+    )
+
+
+def engine_line(config: RunConfig) -> str:
+    """Explain why a run uses the inline engine (`chosen_engine`); "" if its config sets the engine.
+
+    If the inline engine ignores ``workers``, the line says so.
+    """
+    if config.engine == "inline" and config.workers:
+        return f"inline, one client at a time; workers = {config.workers} has no effect"
+    if config.engine != "auto":
+        return ""
+    if installed("ray"):
+        return "inline, one client at a time, because Ray's start would take longer than it saves"
+    line = (
+        "inline, one client at a time, because Ray is not installed. For parallel clients: "
+        f"{_REMEDY}"
+    )
+    return line + f"; workers = {config.workers} has no effect" * bool(config.workers)

@@ -12,10 +12,9 @@ import pickle
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
@@ -37,8 +36,8 @@ from fairflower.errors import (
     failure_text,
 )
 from fairflower.machine import HANGUP
+from fairflower.plans.devices import without_main
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.plans.probe import without_main
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
 from fairflower.server.progress import counting_bar, round_line
@@ -81,16 +80,10 @@ def execute_parallel(
     GPU memory runs out, the run is also resumed once, and from then on half as many runs are
     executed in parallel. The first failure is raised after all other runs have ended.
 
-    Parameters
-    ----------
-    stop : threading.Event
-        When set, running runs stop between two replies, and no new run starts.
-    folders : list
-        Receives each run folder when its run ends.
-    study : Study, optional
-        Adds runs when other runs end.
+    When ``stop`` is set, running runs stop between two replies, and no new run starts. ``folders``
+    receives each run folder when its run ends. A ``study`` adds runs when other runs end.
     """
-    with counting_bar(console, "runs", transient=True) as bar, _processes(jobs) as processes:
+    with counting_bar(console, "runs", transient=True) as bar, _Processes(jobs) as processes:
         runs = _Runs(console, folders, processes, study)
         total = study.total if study else len(plan.runs)
         task = bar.add_task(counted(jobs, "parallel run"), total=total)
@@ -212,6 +205,14 @@ class _Processes:
                 1, self._context, initializer=_prepare_worker, initargs=(self._reader,)
             )
 
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind:  # runs can be resumed, and may take hours to end
+            self.stop()
+        self.close()
+
     def submit(self, config: RunConfig) -> None:
         """Queue a run for the next idle process."""
         self._waiting.append(config)
@@ -264,18 +265,6 @@ class _Processes:
                     process = self._new()
                     future = process.submit(_run, inline)
             self.at_work[future] = config, process
-
-
-@contextmanager
-def _processes(most: int) -> Iterator[_Processes]:
-    processes = _Processes(most)
-    try:
-        yield processes
-    except BaseException:  # runs can be resumed, and may take hours to end
-        processes.stop()
-        raise
-    finally:
-        processes.close()
 
 
 #: Set in a worker process that has been asked to stop, so that it starts no further run.

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.markup import escape
 from fairflower.config import (
     ClientConfig,
     DataConfig,
+    DataSpec,
     RunConfig,
     StrategyConfig,
     argument_to_key,
@@ -30,17 +32,15 @@ from fairflower.config.methods import Choice, MethodSpec
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
-from fairflower.plans.protocol import redrawable
-from fairflower.server.checkpoint import check_same_examples, with_absolute_paths
+from fairflower.server.checkpoint import check_same_examples, check_same_parts, with_absolute_paths
 from fairflower.server.folder import rewrite_config, runs_home
-from fairflower.server.parts import check_same_parts
 
 if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
     from flwr.serverapp import Grid
     from rich.console import Console
 
     from fairflower.report import Run
-    from fairflower.server.callbacks import OnRound
+    from fairflower.server.progress import OnRound
 
 
 #: Largest number of federations or seeds; a larger number is assumed to be a typing error.
@@ -58,31 +58,19 @@ def grid_configs(
 ) -> list[RunConfig]:
     """Return a run config for every combination of client and strategy.
 
-    Parameters
-    ----------
-    flat : mapping
-        Run config keys for all runs. The arguments ``strategy.*`` and ``client.*`` apply only to
-        the methods that ``flat`` names (`MethodSpec.override`), or, like ``shared``, to all methods
-        that have them, if ``flat`` names none.
-    strategies, clients : sequence, optional
-        Strategies and clients. Their arguments override all others. Default: the methods that
-        ``flat`` names.
-    shared : mapping, optional
-        Arguments ``strategy.*`` and ``client.*`` for all methods that have them. They override
-        ``flat``.
+    The arguments ``strategy.*`` and ``client.*`` in ``flat`` apply only to the methods that it
+    names (`MethodSpec.override`) or, if it names none, to all methods that have them, like those in
+    ``shared``, which override ``flat``. Arguments of the given strategies and clients, by default
+    the methods that ``flat`` names, override all others. Raises ``ConfigError`` if no method has an
+    argument in ``shared``, or if a config is invalid.
 
-    Raises
-    ------
-    ConfigError
-        If no method has an argument in ``shared``, or if a config is invalid.
-
-    Examples
-    --------
     >>> pairs = grid_configs({}, StrategyConfig.parse("fedavg,fedheal"), {"strategy.tau": 0.4})
     >>> [config.label for config in pairs]
     ['fedavg', 'fedheal:tau=0.4']
     """
-    shared = {**_of_no_method(flat), **(shared or {})}
+    tables = [kind.TABLE for kind in (StrategyConfig, ClientConfig) if kind.KEY not in flat]
+    of_all = {k: v for k, v in flat.items() if is_argument(k) and k.partition(".")[0] in tables}
+    shared = {**of_all, **(shared or {})}
     flat = {key: value for key, value in flat.items() if key not in shared}
     pairs = product(
         _share(clients or [ClientConfig(ClientConfig.of(flat).name)], shared),
@@ -112,12 +100,6 @@ def single_run_config(
             "Python, the argument resume), which also restores the run's settings."
         )
     return config
-
-
-def _of_no_method(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments ``strategy.*`` and ``client.*`` in ``flat`` without a method's name."""
-    tables = [kind.TABLE for kind in (StrategyConfig, ClientConfig) if kind.KEY not in flat]
-    return {k: v for k, v in flat.items() if is_argument(k) and k.partition(".")[0] in tables}
 
 
 def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]:
@@ -151,23 +133,26 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     if re.search(r"(^|[,-])\s*-\s*\d", text):
         raise ConfigError(f"{option} {text!r}: expected numbers >= 0, for example 0,1,2 or 0-2.")
     first, dash, last = text.partition("-")
+    example = f"{option} {text!r}: expected distinct numbers, for example 0,1,2 or 0-2."
     try:
         numbers = range(int(first), int(last) + 1) if dash else map(int, text.split(","))
         seeds = list(islice(numbers, MAX_SEEDS + 1))
     except ValueError:
-        seeds = []
-    else:
-        if not seeds:
-            raise ConfigError(
-                f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
-            )
-    if len(seeds) > MAX_SEEDS:
-        raise ConfigError(f"{option} {text!r}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
-    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(example) from None
+    if not seeds:
         raise ConfigError(
-            f"{option} {text!r}: expected distinct numbers, for example 0,1,2 or 0-2."
+            f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
         )
-    return seeds
+    return _distinct(seeds, f"{option} {text!r}", example)
+
+
+def _distinct(numbers: list[int], given: str, example: str) -> list[int]:
+    """Return the numbers; raise ``ConfigError`` if there are none, too many, or equal ones."""
+    if len(numbers) > MAX_SEEDS:
+        raise ConfigError(f"{given}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ConfigError(example)
+    return numbers
 
 
 def replicates(
@@ -193,18 +178,29 @@ def replicates(
     values = FEDERATIONS if values is None else values
     if isinstance(values, str):
         return parse_seeds(values, f"{dashes}{name}"), seeds is None
+    example = f"{name} = {values!r}: expected distinct numbers, for example range(3)."
     try:
         given = list(islice(values, MAX_SEEDS + 1))
         numbers = [int(value) for value in given]
-        if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
-            numbers = []  # 1.5 is not the number of a federation
     except (TypeError, ValueError, OverflowError):
-        numbers = []
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{name} = {values!r}: expected distinct numbers, for example range(3).")
-    if len(numbers) > MAX_SEEDS:
-        raise ConfigError(f"{name}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
-    return numbers, seeds is None
+        raise ConfigError(example) from None
+    if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
+        raise ConfigError(example)  # 1.5 is not the number of a federation
+    return _distinct(numbers, name, example), seeds is None
+
+
+def redrawable(flat: Mapping[str, Any]) -> bool:
+    """Return whether several federations of a user's data draw the test examples anew by default.
+
+    With one client per domain they would otherwise be the same division.
+    """
+    if not DataSpec.read(str(flat.get("data.name", DataConfig.name))).own:
+        return False
+    from fairflower.data.cache import make_data_set  # slow to import
+
+    with suppress(*USER_ERRORS):  # raised again where the data are prepared
+        return make_data_set(RunConfig.from_message(flat).data).redrawable
+    return False
 
 
 @dataclass
@@ -227,27 +223,13 @@ class Plan:
         federations: bool = False,
         held_out: Sequence[str] = (),
     ) -> Plan:
-        """Return a plan with every combination of client, strategy and seed.
+        """Return a plan with every combination of client, strategy and seed (`grid_configs`).
 
-        Parameters
-        ----------
-        flat, shared, clients
-            As in `grid_configs`.
-        strategies : sequence
-            Strategies; `uniform` is always added. If empty, FedAvg and the strategy that
-            ``flat`` names are used.
-        seeds : sequence of int
-            Seeds of the runs.
-        federations : bool
-            Whether each seed also defines a federation, by setting ``data.seed`` to the seed. By
-            default all runs share the federation of ``data.seed``.
-        held_out : sequence of str, optional
-            Domains (`domains_to_hold_out`), each held out in turn: all runs are repeated for each.
-
-        Raises
-        ------
-        ConfigError
-            As in `grid_configs`, or if a method is given twice.
+        `uniform` is always added to the strategies; without any, FedAvg and the strategy that
+        ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
+        ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
+        ``held_out`` is held out in turn: all runs are repeated for each. Raises ``ConfigError`` if
+        a method is given twice.
         """
         if not strategies:
             named = StrategyConfig.of(flat).name
@@ -351,12 +333,10 @@ class Plan:
         ``unfinished`` are configs that have ``resume``; if several match a run, the last is used.
         """
         folders = {run_key(config.to_flat()): config.resume for config in unfinished}
-        return Plan(
-            [
-                dataclasses.replace(config, resume=folders.get(run_key(config.to_flat()), ""))
-                for config in self.runs
-            ]
-        )
+        keys = [run_key(config.to_flat()) for config in self.runs]
+        resumed = [folders.get(key, "") for key in keys]
+        pairs = zip(self.runs, resumed, strict=True)
+        return Plan([dataclasses.replace(config, resume=folder) for config, folder in pairs])
 
     def execute(
         self,
@@ -385,10 +365,8 @@ class Plan:
             except USER_ERRORS as error:
                 failure = failure or error
                 if len(self.runs) > 1:
-                    console.print(
-                        f"[red]{escape(title)} failed:[/] {escape(error_text(error))}",
-                        soft_wrap=True,
-                    )
+                    line = f"[red]{escape(title)} failed:[/] {escape(error_text(error))}"
+                    console.print(line, soft_wrap=True)
             finally:
                 if session.folder is not None:
                     folders.append(session.folder.path)

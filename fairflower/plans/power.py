@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from fairflower.statistics.power import LEVEL, detectable, needed, needed_for_eq
 EFFECT = 2.0
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Spread of a metric's paired differences from Uniform, in percentage points."""
 
     metric: str
@@ -33,8 +32,7 @@ class Spread:
     unit: str  # what a pair shares: a federation, or a seed of a single federation
 
 
-@dataclass(frozen=True)
-class Power:
+class Power(NamedTuple):
     """What a design detects for a metric with 80 % power; differences in percentage points."""
 
     spread: Spread
@@ -44,13 +42,7 @@ class Power:
 
 
 def comparisons_of(plan: Plan) -> int:
-    """Return how many methods are compared with uniform weights for the same client.
-
-    >>> from fairflower.config import StrategyConfig
-    >>> plan = Plan.grid({}, StrategyConfig.parse("fedavg,fedheal"), [0, 1])
-    >>> comparisons_of(plan)
-    2
-    """
+    """Return how many methods are compared with uniform weights for the same client."""
     methods = {(config.client.label, config.strategy.label) for config in plan.runs}
     return max(Counter(client for client, _ in methods).values()) - 1
 
@@ -87,16 +79,15 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
 
 
 def other_settings(plan: Plan, runs: Sequence[Run]) -> list[str]:
-    """Return the settings of data, model and rounds in which earlier runs differ from a plan.
+    """Describe the settings of data, model and rounds in which earlier runs differ from a plan.
 
-    Each is described in words. ``data.seed`` and execution settings do not count.
+    ``data.seed`` and execution settings do not count.
     """
     planned = [config.to_flat() for config in plan.runs]
     differing = []
     for key in planned[0]:
-        if key in execution_keys() or key == "data.seed":
-            continue
-        if key == "num-server-rounds" or key.startswith(("data.", "model.")):
+        compared = key == "num-server-rounds" or key.startswith(("data.", "model."))
+        if compared and key != "data.seed" and key not in execution_keys():
             wanted = list(dict.fromkeys(quoted(flat[key]) for flat in planned))
             given = dict.fromkeys(quoted(run.config[key]) for run in runs if key in run.config)
             if others := [value for value in given if value not in wanted]:
@@ -105,18 +96,15 @@ def other_settings(plan: Plan, runs: Sequence[Run]) -> list[str]:
 
 
 def level_of(methods: int, metrics: int = 3) -> float:
-    """Return the significance level of each test: 0.05 divided by the number of tests.
-
-    >>> level_of(5) == 0.05 / 15
-    True
-    """
+    """Return the significance level of each test: 0.05 divided by the number of tests."""
     return LEVEL / max(1, methods * metrics)
 
 
 def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
     """Return the smallest detectable difference, in standard deviations of paired differences.
 
-    The result is NaN for a single federation.
+    It is NaN for a single federation. Methods are compared with uniform weights, with a Bonferroni
+    correction over methods and metrics. Tests are paired two-sided t tests.
 
     >>> round(detectable_in_sd(5, 10), 2)
     1.58
@@ -127,20 +115,15 @@ def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
 
 
 def design_power(known_spreads: Sequence[Spread], methods: int, federations: int) -> list[Power]:
-    """Return the detectable difference and the number of federations needed, for each metric.
+    """Return, for each metric, what `detectable_in_sd` federations detect and how many are needed.
 
-    ``methods`` methods are compared with uniform weights, with a Bonferroni correction over
-    methods and metrics. Tests are paired two-sided t tests; two one-sided tests show equivalence
-    (`fairflower.statistics.power`).
+    Two one-sided tests show equivalence (`fairflower.statistics.power`).
     """
     level = level_of(methods, len(known_spreads))
     in_sd = detectable_in_sd(methods, federations, len(known_spreads))
-    return [
-        Power(
-            spread,
-            in_sd * spread.sd,
-            needed(spread.sd, EFFECT, level),
-            needed_for_equivalence(spread.sd, spread.margin, level),
-        )
-        for spread in known_spreads
-    ]
+    powers = []
+    for spread in known_spreads:
+        for_equivalence = needed_for_equivalence(spread.sd, spread.margin, level)
+        numbers = needed(spread.sd, EFFECT, level), for_equivalence
+        powers.append(Power(spread, in_sd * spread.sd, *numbers))
+    return powers

@@ -14,26 +14,68 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflower.config import RunConfig, shown, tuned_keys
+from fairflower.arguments import Search
+from fairflower.config import RunConfig, argument_to_key, shown, tuned_keys
 from fairflower.config.methods import DEFAULT
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.plans.protocol import TuningProtocol
-from fairflower.plans.search_space import search_space
-from fairflower.report import Run, read_run
+from fairflower.report import read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
-from fairflower.server.checkpoint import check_same_examples, resumable_configs
+from fairflower.server.checkpoint import check_same_examples, check_same_parts, resumable_configs
 from fairflower.server.contents import divergence, read_config, read_facts
-from fairflower.server.parts import check_same_parts
+
+
+class TunableArgument(NamedTuple):
+    """An argument to tune: its range, the paper's value, and whether it is an integer."""
+
+    search: Search
+    default: float
+    whole: bool
+
+
+def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
+    """Return the arguments to tune of a config's strategy and client, by run config key.
+
+    These are all arguments that have a numeric default and a search range and that the config does
+    not set. With ``training``, they include the learning rate, from a fifth to five times the
+    config's value, and the number of local epochs, from 1 to twice the config's value.
+    """
+    arguments = {
+        f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
+            spec.search, spec.default, spec.whole
+        )
+        for choice in (config.strategy, config.client)
+        for name, spec in choice.factory.argument_specs().items()
+        if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
+    }
+    lr, epochs = config.train.lr, config.train.local_epochs
+    if training and lr > 0:
+        arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
+    if training and epochs > 0:
+        arguments["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
+    return arguments
+
+
+@dataclass(frozen=True)
+class TuningProtocol:
+    """Settings of a study, which are the same for all methods."""
+
+    budget: int  # trials per method
+    seeds: Sequence[int]  # of the tests
+    select: str  # criterion for choosing a trial, a key of `fairflower.report.tuning.CRITERIA`
+    metric: str = "accuracy"  # of the criterion, a key of `fairflower.report.tuning.METRICS`
+    training: bool = False  # whether the learning rate and the local epochs are also tuned
+    defaults: bool = False  # whether the paper's values are also tested
+    federations: bool = False  # whether each seed of the tests is also that of the federation
 
 
 @dataclass
@@ -88,13 +130,11 @@ class MethodStudy:
         """Return a trial's values; a key that methods share has equal values for all of them."""
         if number == 0:
             return {key: argument.default for key, argument in self.search_space.items()}
+        seeds = {key: derive_seed(self.config.seed, number, key) for key in self.search_space}
         return {
-            key: argument.search.at(self._place(number, key), argument.whole)
+            key: argument.search.at(np.random.default_rng(seeds[key]).random(), argument.whole)
             for key, argument in self.search_space.items()
         }
-
-    def _place(self, number: int, key: str) -> float:
-        return np.random.default_rng(derive_seed(self.config.seed, number, key)).random()
 
     def path(self, number: int) -> Path:
         """Return the run folder of a trial."""
@@ -178,8 +218,9 @@ class MethodStudy:
         for path, key, facts in self._made_tests():
             if _outcome(facts)[0] == "lost":
                 lost.add(key)
-            elif run := _read(path):
-                made.append(run)
+            else:
+                with suppress(RunFolderError):  # it has no tested round
+                    made.append(read_run(path))
         plan = Plan([c for c in self._planned_tests() if run_key(c.to_flat()) not in lost])
         left = plan.without(made)
         plan.update_tuned(made)  # an earlier choice may have had the same values by default
@@ -216,22 +257,10 @@ class MethodStudy:
 class TuningStudies:
     """Studies of several methods in a folder; implements `fairflower.plans.parallel.Study`.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``trials/`` and ``runs/``. Completed runs are kept.
-    configs : sequence of RunConfig
-        Configs of the methods, with the seed for their trials.
-    protocol : TuningProtocol
-        Settings of the study.
-
-    Raises
-    ------
-    ConfigError
-        If a test would have the same seed or federation as the trials, or if the folder has trials
-        with other settings, values or data.
-    RunFolderError
-        If the folder of a trial is damaged.
+    ``folder`` has ``trials/`` and ``runs/``, whose completed runs are kept. ``configs`` are those
+    of the methods, with the seed for their trials. Raises ``ConfigError`` if a test would have the
+    same seed or federation as the trials, or if the folder has trials with other settings, values
+    or data, and ``RunFolderError`` if the folder of a trial is damaged.
     """
 
     def __init__(
@@ -320,11 +349,3 @@ def _advising_to_repeat(path: Path) -> Iterator[None]:
         raise RunFolderError(
             f"{error} To repeat this trial, delete {path} and repeat the command."
         ) from error
-
-
-def _read(path: Path) -> Run | None:
-    """Read a run; return None if it has no tested round."""
-    try:
-        return read_run(path)
-    except RunFolderError:
-        return None

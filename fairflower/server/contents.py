@@ -115,7 +115,7 @@ class Info(Part, total=False):
     frozen: str
     #: Digest of the file in `participation.availability`.
     availability: str
-    #: Digests of the user's own files (`fairflower.server.parts`), by run config key.
+    #: Digests of the user's own files (`fairflower.server.checkpoint`), by run config key.
     parts: dict[str, str]
     #: The settings, without the defaults of methods' arguments.
     config: dict[str, Any]

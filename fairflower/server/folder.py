@@ -27,7 +27,7 @@ from fairflower.errors import ConfigError, logger
 from fairflower.files import cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
-from fairflower.server.checkpoint import earlier_facts
+from fairflower.server.checkpoint import Checkpoint, earlier_facts
 from fairflower.server.contents import (
     GROWING,
     HISTORY_COLUMNS,
@@ -135,19 +135,16 @@ class RunFolder:
         path: Path,
         config: RunConfig,
         facts: Mapping[str, Any],
-        *,
         lock: FileLock,
-        server_round: int = 0,
-        sizes: Mapping[str, int] | None = None,
-        seconds: float = 0.0,
+        saved: Checkpoint | None = None,
     ) -> RunFolder:
-        """Open an existing run folder, and restore it to its state after a round.
+        """Open an existing run folder, and restore it to its state at a checkpoint.
 
-        ``lock`` is held since before the checkpoint was read, of which round, file sizes and wall
-        time are given; by default the run starts from the beginning. ``config`` replaces that of
-        the folder. Raises ``ConfigError`` if ``path`` is not a run folder, or if an entry of its
-        ``run.json`` differs from ``facts``.
+        ``lock`` is held since before the checkpoint was read; without one, the run starts from the
+        beginning. ``config`` replaces that of the folder. Raises ``ConfigError`` if ``path`` is not
+        a run folder, or if an entry of its ``run.json`` differs from ``facts``.
         """
+        server_round, sizes = (saved.server_round, saved.sizes) if saved else (0, {})
         for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
             # Opening a named pipe would wait for its writer.
             check_regular(file)
@@ -155,18 +152,20 @@ class RunFolder:
         _compare(path, earlier, facts)
         if original_of(path, earlier):  # a run of its own from now on, with state of its own
             earlier.pop("run_id", None)
-        changed = _changed_parts(earlier, facts)
-        for key in changed:
+        before, parts = earlier.get("parts", {}), facts.get("parts", {})
+        changed = [k for k, digest in parts.items() if before.get(k, digest) != digest]
+        for key in changed:  # of files of the user: corrected code may go on
             text = "The file of %s has changed since %s began; its earlier rounds used the other."
             logger.warning(text, key, path)
-        folder = cls(path, lock, {**facts, **_facts_after(server_round, earlier)}, seconds)
+        kept = _facts_after(server_round, earlier)
+        folder = cls(path, lock, {**facts, **kept}, saved.seconds if saved else 0.0)
         if changed:
             folder._facts["parts"] = facts["parts"]
         if config.privacy.on:
             folder.begun, folder.spent = begun_and_spent(path, earlier)
             ledger = PrivacyLedger(config.privacy, numbers_of(config), folder)
             folder.note("privacy", ledger.facts())  # before the history is shortened
-        folder._rewind(sizes or {})
+        folder._rewind(sizes)
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
         running = {"status": "running", "error": None, "finished": None, "seconds": None}
@@ -269,12 +268,8 @@ class RunFolder:
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write the final status (completed, stopped or failed), and unlock the folder."""
-        self._facts |= {
-            "status": status,
-            "error": error,
-            "finished": _now(),
-            "seconds": self.seconds,
-        }
+        ended = {"finished": _now(), "seconds": self.seconds}
+        self._facts |= {"status": status, "error": error, **ended}
         try:
             written = [self.path / name for name in (*GROWING, "model.safetensors")]
             self._facts["files"] = {f.name: file_digest(f) for f in written if f.exists()}
@@ -334,12 +329,6 @@ def _compare(path: Path, earlier: Mapping[str, Any], facts: Mapping[str, Any]) -
                 f"The run in {path} cannot be resumed, because its {what} changed since it began. "
                 f"Restore {where}, or start a new run."
             )
-
-
-def _changed_parts(earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the settings whose files of the user have changed; corrected code may go on."""
-    before = earlier.get("parts", {})
-    return [k for k, digest in facts.get("parts", {}).items() if before.get(k, digest) != digest]
 
 
 def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,33 @@
-"""Progress of a run on the screen: a live table, or a line for each tested round."""
+"""What is told of every round: on the screen, to a tracker, and to the user's function."""
 
 from __future__ import annotations
 
-import io
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fairflower.config import RunConfig, TrackerSpec
+from fairflower.errors import StopRun, logger
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD
-from fairflower.server.history import ALL, HELD_OUT_PREFIX
+from fairflower.server.folder import RunFolder
+from fairflower.server.history import ALL, HELD_OUT_PREFIX, Metrics
+from fairflower.trackers import Tracker
 
 RECENT = 6  # number of rounds in the live table
 _DASH = "\N{EN DASH}"
+
+#: Called with a round's number and metrics; returning True stops the run after the round.
+OnRound = Callable[[int, Metrics], object]
 
 #: Summaries over domains on the screen, the same as those passed to callbacks.
 _OVER_DOMAINS = (AVG, MIN, STD)
@@ -29,8 +36,9 @@ _OVER_DOMAINS = (AVG, MIN, STD)
 class RunProgress:
     """Shows the progress of a run: rounds, time left, accuracy per domain, AVG, MIN and STD.
 
-    In a terminal or notebook this is a live table, and otherwise a line for each tested round. The
-    title contains the method's name, for example ``"fedheal (2 of 6)"``.
+    In a terminal this is a live table, in a notebook the line of the last tested round, and
+    otherwise a line for each. The title contains the method's name, for example ``"fedheal (2 of
+    6)"``.
     """
 
     def __init__(self, console: Console, title: str, num_rounds: int) -> None:
@@ -41,7 +49,7 @@ class RunProgress:
         self._begin, self._first = time.monotonic(), 0
         self._bar = counting_bar(console, "rounds")
         self._task = self._bar.add_task(title, total=num_rounds)
-        self._live: Live | _Cell | None = None
+        self._live: Live | None = None
 
     def start(self, folder: Path, completed: int = 0) -> None:
         """Print the title and the run folder, and start the live table.
@@ -51,9 +59,7 @@ class RunProgress:
         self._first = completed
         where = f"[bold]{escape(self.title)}[/] → {escape(str(folder))}"
         self.console.print(where, soft_wrap=True, highlight=False)
-        if self.console.is_jupyter:
-            self._live = _Cell(self._view())
-        elif self.console.is_terminal:
+        if self.console.is_terminal and not self.console.is_jupyter:  # rich needs ipywidgets there
             self._live = Live(
                 self._view(), console=self.console, refresh_per_second=4, transient=True
             )
@@ -86,6 +92,8 @@ class RunProgress:
             self._live = None
             if self._rows:
                 self._print_line(*self._rows[-1], with_eta=False)
+        elif self.console.is_jupyter and self._rows and not self.console.quiet:
+            print()
 
     def _print_line(
         self,
@@ -99,7 +107,10 @@ class RunProgress:
         left = passed / rounds_done * (self.num_rounds - server_round) if rounds_done else 0.0
         eta = f"  {left:.0f} s left" if with_eta and left else ""
         line = round_line(server_round, self.num_rounds, accuracies, beside) + eta
-        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+        if not self.console.is_jupyter:
+            self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+        elif not self.console.quiet:  # a shorter line would leave the end of the one before
+            print(f"\r{line}", end=20 * " ", flush=True)
 
     def _view(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -115,33 +126,6 @@ class RunProgress:
             values += [beside.get(name, _DASH) for name in names]
             table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
-
-
-class _Cell:
-    """Live display in a notebook cell, where rich's ``Live`` would need ipywidgets."""
-
-    def __init__(self, view: RenderableType) -> None:
-        from IPython.display import display
-
-        self._handle: Any = display(_html(view), display_id=True)  # type: ignore[no-untyped-call]
-
-    def update(self, view: RenderableType) -> None:
-        self._handle.update(_html(view))
-
-    def stop(self) -> None:
-        self.update("")
-
-
-def _html(view: RenderableType) -> Any:
-    from IPython.display import HTML
-
-    console = Console(
-        file=io.StringIO(), width=110, record=True, force_jupyter=False, force_terminal=True
-    )
-    console.print(view)
-    pre = '<pre style="line-height: normal">{code}</pre>'
-    page = console.export_html(inline_styles=True, code_format=pre)
-    return HTML(page)  # type: ignore[no-untyped-call]
 
 
 def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Progress:
@@ -208,3 +192,66 @@ def _tested(accuracies: Mapping[str, float]) -> list[float]:
 
 def _percent(value: float) -> str:
     return _DASH if math.isnan(value) else f"{100 * value:.1f}"
+
+
+class CallbackList:
+    """Calls ``on_round`` and the tracker set by ``track`` after each round.
+
+    If the tracker fails, it is disabled with a warning, and ``untracked`` in ``run.json`` says in
+    which round and why. An exception in ``on_round`` ends the run.
+    """
+
+    def __init__(self, folder: RunFolder, config: RunConfig, on_round: OnRound | None) -> None:
+        self._folder, self._config, self._on_round = folder, config, on_round
+        self._spec = TrackerSpec.read(config.track)
+        self._tracker: Tracker | None = None
+        self._round = 0
+
+    def begin(self, after: int) -> None:
+        """Start tracking; ``after`` is the last completed round, or -1 for a new run."""
+        track, self._round = self._config.track, after + 1
+        if track == "none":
+            return
+        keys = self._folder.fact("tracked") or {}
+        config = self._config.concise()
+        try:
+            tracker = self._spec.make(self._folder.path, config, keys.get(track, ""), after)
+            key = str(tracker.key)
+        except Exception as error:
+            self._disable(error)
+            return
+        self._tracker = tracker
+        self._folder.note("tracked", {**keys, track: key})
+
+    def round(self, server_round: int, metrics: Metrics) -> bool:
+        """Call the tracker and ``on_round`` after a round; return True if the run should stop."""
+        self._round = server_round
+        self._track(lambda tracker: tracker.round(server_round, metrics))
+        if self._on_round is None or server_round == 0:
+            return False
+        try:
+            answer = self._on_round(server_round, dict(metrics))
+        except StopRun:
+            return True
+        return isinstance(answer, bool | np.bool_) and bool(answer)
+
+    def end(self) -> None:
+        """Pass the final metrics and the status of the run to the tracker."""
+        status, final = str(self._folder.fact("status")), self._folder.metrics.final()
+        self._track(lambda tracker: tracker.end(status, final))
+
+    def _track(self, call: Callable[[Tracker], None]) -> None:
+        if self._tracker is not None:
+            try:
+                with self._spec.naming_failures():
+                    call(self._tracker)
+            except Exception as error:
+                self._disable(error)
+
+    def _disable(self, error: Exception) -> None:
+        """Go on without the tracker: libraries and the network may raise anything."""
+        logger.warning("track = %s failed and is now disabled: %s", self._config.track, error)
+        self._tracker = None
+        earlier = self._folder.fact("untracked") or {}
+        with suppress(OSError):  # a full disk ends the run elsewhere, with its own error
+            self._folder.note("untracked", {**earlier, str(self._round): str(error)})

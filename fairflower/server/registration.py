@@ -1,4 +1,4 @@
-"""Registration: assigning clients to nodes, before the first round and after restarts.
+"""The nodes of a run: finding out which node is which client.
 
 Node ids change when a run is resumed or a SuperNode without a key is restarted. Client ids never
 change.
@@ -8,65 +8,246 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import fits, merge_sites, site_client_info
-from fairflower.errors import ConfigError, RunFolderError, logger
-from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
+from fairflower.engines.inline import send_and_receive
+from fairflower.errors import (
+    ConfigError,
+    DataError,
+    RunFolderError,
+    RunInterrupted,
+    logger,
+    shorten_error,
+)
+
+#: Placeholder for the data folder of a federation whose clients have the data.
+_ELSEWHERE = Path("at-the-clients")
+
+#: Largest number of missing clients that an error lists; a node may claim billions of clients.
+_MAX_LISTED = 100
+
+#: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
+#: SuperLink; its other ids are random 64-bit numbers.
+FIRST_ABSENT_NODE = 2
+
+
+# --- what nodes say of themselves ----------------------------------------------------------------
+
+
+class NodeInfo(NamedTuple):
+    """A node's description of itself."""
+
+    number: int | None  # partition-id
+    size: int | None  # num-partitions
+    site: Federation | None  # a site's data, as a federation of a single client
+    federation: Federation | None  # the data set of which the node has a share; only of client 0
+    digest: str  # of this data set, without paths; empty if the node was not asked
+
+
+#: Descriptions by node id.
+NodeInfos = dict[int, NodeInfo]
+
+
+class NodeDiscovery:
+    """Asks every node, once, which client it is.
+
+    ``timeout`` is the number of seconds to wait for an answer and for missing nodes. If
+    ``settings``, a run config, is given, nodes prepare their data and describe them.
+    """
+
+    #: Seconds until missing clients are logged for the first time.
+    FIRST_NOTICE_SECONDS = 5.0
+
+    def __init__(
+        self, grid: Grid, timeout: float, stop: threading.Event, settings: ConfigRecord | None
+    ) -> None:
+        self.grid, self.timeout, self.stop = grid, timeout, stop
+        self.content = RecordDict({"config": settings or ConfigRecord()})
+        self.infos: NodeInfos = {}
+        self.problems: dict[int, str] = {}  # by node id
+        #: Query id -> node id, for queries without an answer.
+        self.silent: dict[str, int] = {}
+        self._begin = time.monotonic()
+        self._next_notice, self._pause = self._begin + self.FIRST_NOTICE_SECONDS, 0.05
+
+    def online(self) -> set[int]:
+        """Return the ids of connected nodes, and forget the answers of all other nodes."""
+        online = set(self.grid.get_node_ids())
+        # A SuperNode that has disconnected is asked again when it reconnects.
+        self.infos = {node: info for node, info in self.infos.items() if node in online}
+        self.problems = {node: why for node, why in self.problems.items() if node in online}
+        self.silent = {query: node for query, node in self.silent.items() if node in online}
+        return online
+
+    def ask(self, known: Collection[int] = ()) -> bool:
+        """Ask new nodes that are not in ``known``; return whether there were new nodes."""
+        fresh = sorted(self.online() - {*known, *self.infos, *self.problems})
+        others: list[int] = []
+        if getattr(self.grid, "have_same_data", False):
+            fresh, others = fresh[:1], fresh[1:]
+        queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
+        late = self.grid.pull_messages(list(self.silent)) if self.silent else []
+        replies = [reply for reply in late if reply.metadata.reply_to_message_id in self.silent]
+        replies += send_and_receive(self.grid, queries, self.timeout, self.stop)
+        asked = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
+        asked |= self.silent
+        for reply in replies:
+            query_id = reply.metadata.reply_to_message_id
+            node = asked.get(query_id, reply.metadata.src_node_id)
+            self.silent.pop(query_id, None)
+            self.problems.pop(node, None)
+            try:
+                self.infos[node] = _parse_reply(reply)
+            except ValueError as problem:
+                self.problems[node] = str(problem)
+                logger.warning("Node %d cannot take part: %s", node, problem)
+        if others and (info := self.infos.get(fresh[0])) and info.number is not None:
+            first = fresh[0] - info.number
+            self.infos |= {node: info._replace(number=node - first) for node in others}
+        quiet = set(fresh) - {*self.infos, *self.problems}
+        self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
+        self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}
+        return bool(fresh)
+
+    def wait(self, notice: str) -> bool:
+        """Wait a moment for more nodes; return False after the timeout.
+
+        Raises ``RunInterrupted`` if ``stop`` is set.
+        """
+        now = time.monotonic()
+        if now > self._begin + self.timeout:
+            return False
+        if now > self._next_notice:
+            logger.info("Waiting for clients: %s", notice)
+            self._next_notice += 30
+        if self.stop.wait(self._pause):
+            raise RunInterrupted
+        self._pause = min(2 * self._pause, 1.0)
+        return True
+
+    def missing_clients_error(self, expected: int, ids: Iterable[int] | None) -> ConfigError:
+        """Return the error about missing clients; ``ids`` are the ids of all clients."""
+        present = {info.number for info in self.infos.values()}
+        absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'
+        if ids is not None:
+            away = [*islice((client for client in ids if client not in present), _MAX_LISTED + 1)]
+            more = ", and more" if away[_MAX_LISTED:] else ""
+            absent = f"; missing: {away[:_MAX_LISTED]}{more}"
+            node_config = "partition-id=<client>"
+        patience = ""
+        if self.silent:
+            patience = (
+                " Connected nodes that have not answered may still be preparing their data; in "
+                "that case, increase round-timeout."
+            )
+        reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
+        return ConfigError(
+            f"{len(self.infos)} of {expected} clients answered{absent}. Start a SuperNode "
+            f"for each with --node-config '{node_config}'.{patience}{reasons}"
+        )
+
+
+def _parse_reply(reply: Message) -> NodeInfo:
+    """Parse a node's description of itself; raise ``ValueError`` if it is invalid."""
+    if reply.has_error():
+        raise ValueError(shorten_error(reply.error.reason or "it failed without a message"))
+    fields = dict(next(iter(reply.content.config_records.values()), {}))
+    number, size = _whole_number(fields, "partition-id"), _whole_number(fields, "num-partitions")
+    if "site" not in fields and number is None:
+        raise ValueError("it has neither a partition-id nor a domain that identifies its client")
+    site, federation = _parse_federation(fields, "site"), _parse_federation(fields, "federation")
+    if site and len(site.domains + site.clients) != 2:
+        raise ValueError(
+            "a site must have a single client and a single domain, but the node describes several"
+        )
+    # A node with an earlier version has no digest, but describes the data set itself.
+    digest = str(fields.get("digest", fields.get("federation", "")))
+    if number == 0 and digest and not federation:
+        raise ValueError("it does not describe its data")
+    return NodeInfo(number, size, site, federation, digest)
+
+
+def _parse_federation(fields: Mapping[str, object], key: str) -> Federation | None:
+    if key not in fields:
+        return None
+    try:
+        return _read_federation(str(fields[key]), _ELSEWHERE)
+    except ValueError as error:
+        raise ValueError(f"its description of its data {error}") from error
+
+
+def _read_federation(text: str, folder: Path) -> Federation:
+    """Return the federation that ``Federation.to_json`` wrote; raise ``ValueError`` otherwise."""
+    try:
+        federation = Federation.from_json(text, folder)
+        federation.check()
+    except DataError as error:
+        raise ValueError(f"is invalid: {error}") from error
+    except Exception as error:  # another version, or a hostile node, may send anything
+        raise ValueError(f"cannot be read ({error!r})") from error
+    return federation
+
+
+def _whole_number(fields: Mapping[str, object], key: str) -> int | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    if isinstance(value, int) and 0 <= value < 2**31:
+        return value
+    # Python does not print integers with thousands of digits.
+    shown = f" = {value!r}" if not isinstance(value, int) or abs(value) < 2**64 else ""
+    raise ValueError(f"its {key}{shown} is not an integer from 0 to 2**31 - 1")
+
+
+# --- which node is which client ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ClientRegistry:
-    """Nodes of clients that share a data set, each with a ``partition-id``."""
+    """Which node is which client.
+
+    Clients share a data set, each with a ``partition-id``, or they are sites with their own data,
+    identified by domain and ``partition-id``.
+    """
 
     nodes: dict[int, int]  # client id (0 ... clients - 1) -> node id
     federation: Federation | None  # as the nodes describe it; None if they were not asked
+    digest: str = ""  # of the shared data set
+    sites: bool = False
+    numbered: bool = True  # whether sites have a partition-id
 
     def client_of(self, info: NodeInfo) -> int | None:
         """Return the id of the client that a node describes, or None for an unknown node."""
-        return None if info.site else info.number
-
-    def known_by_node(self) -> dict[str, int]:
-        """Return client -> node for clients that are identified only by their node id."""
-        return {}
-
-    def has_same_data(self, client: int, info: NodeInfo) -> bool:
-        """Return whether a node has the same data as the client had at registration."""
-        if self.federation is None or info.federation is None:
-            return self.federation is None
-        return _without_paths(info.federation) == _without_paths(self.federation)
-
-
-@dataclass(frozen=True)
-class SiteRegistry(ClientRegistry):
-    """Nodes of sites with their own data, identified by domain and ``partition-id``."""
-
-    federation: Federation
-    numbered: bool  # whether the sites have a partition-id
-
-    def client_of(self, info: NodeInfo) -> int | None:
-        """Return the id of the client that a node describes, or None for an unknown node."""
-        if info.site is None:
+        if self.sites != (info.site is not None):
             return None
+        if info.site is None:
+            return info.number
         return self._clients_by_site().get((info.site.domains[0], info.number))
 
     def known_by_node(self) -> dict[str, int]:
-        """Return client -> node for clients that share their domain and have no number."""
-        known = set(self._clients_by_site().values())
+        """Return client -> node for sites that share their domain and have no number."""
+        known = set(self._clients_by_site().values()) if self.sites else self.nodes.keys()
         return {str(client): node for client, node in self.nodes.items() if client not in known}
 
     def has_same_data(self, client: int, info: NodeInfo) -> bool:
         """Return whether a node has the same data as the client had at registration."""
         site, federation = info.site, self.federation
+        if federation is None:
+            return True
+        if not self.sites:
+            return info.digest == self.digest
         if site is None or not fits(site, federation):
             return False
         try:
@@ -74,8 +255,14 @@ class SiteRegistry(ClientRegistry):
         except (ValueError, IndexError):  # a class that no site had
             return False
 
+    def name_of(self, client: int) -> str:
+        """Return a client's name in messages."""
+        assert self.federation is not None
+        return _name_of(self.federation.clients[client])
+
     def _clients_by_site(self) -> dict[tuple[str, int | None], int]:
         """Return (domain, number) -> client for sites that this pair identifies."""
+        assert self.federation is not None
         domains = [client.domain for client in self.federation.clients]
         return {
             (domain, client if self.numbered else None): client
@@ -90,7 +277,7 @@ def recorded_sites(run: Path, facts: Mapping[str, Any]) -> Federation:
     Raises ``RunFolderError`` if the description is damaged.
     """
     try:
-        return read_federation(json.dumps(facts["sites"]["federation"]), run)
+        return _read_federation(json.dumps(facts["sites"]["federation"]), run)
     except (KeyError, ValueError) as error:
         raise RunFolderError(f"{run / 'run.json'}: sites.federation {error}") from error
 
@@ -110,28 +297,15 @@ def register_clients(
     ``partition-id`` are numbered by domain, and within a domain by node id; a SuperNode with a key
     keeps its node id.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    num_clients : int or None
-        Number of clients that share the data set. None means the ``num-partitions`` of the nodes.
-    timeout : float
-        Seconds to wait for clients and for answers.
-    stop : threading.Event
-        Event that ends the wait with ``RunInterrupted``.
-    settings : ConfigRecord, optional
-        Run config. If it is given, nodes prepare their data and describe them.
-    sites : int, default=0
-        Minimum number of sites. 0 means the sites that are connected.
+    ``num_clients`` clients share the data set, by default as many as the ``num-partitions`` of the
+    nodes. The server waits up to ``timeout`` seconds for clients and for answers, or until ``stop``
+    is set, which raises ``RunInterrupted``. If ``settings``, a run config, is given, nodes prepare
+    their data and describe them. ``sites`` is the minimum number of sites, and 0 means those that
+    are connected.
 
-    Raises
-    ------
-    ConfigError
-        If there are too few SuperNodes, clients are missing after ``timeout``, two nodes have the
-        same ``partition-id``, or nodes that share a data set have different data.
-    DataError
-        If the data of the sites cannot be combined.
+    Raises ``ConfigError`` if there are too few SuperNodes, clients are missing after ``timeout``,
+    two nodes have the same ``partition-id``, or nodes that share a data set have different data,
+    and ``DataError`` if the data of the sites cannot be combined.
     """
     discovery = NodeDiscovery(grid, timeout, stop, settings)
     while True:
@@ -196,22 +370,16 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
     if num_clients is None or any(client not in nodes for client in range(num_clients)):
         return None
     nodes = {client: nodes[client] for client in range(num_clients)}
-    return ClientRegistry(nodes, _common_data({node: infos[node] for node in nodes.values()}))
+    _check_common_data({node: infos[node] for node in nodes.values()})
+    first = infos[nodes[0]]
+    return ClientRegistry(nodes, first.federation, first.digest)
 
 
-def _without_paths(federation: Federation) -> Federation:
-    """Return the federation without its files' paths, which may differ between machines."""
-    return replace(federation, sources=())
-
-
-def _common_data(infos: NodeInfos) -> Federation | None:
-    """Return the data set that all nodes share; None if nodes were not asked to describe it."""
-    nodes_with: dict[Federation, list[int]] = defaultdict(list)
+def _check_common_data(infos: NodeInfos) -> None:
+    """Raise ``ConfigError`` if the nodes do not share a data set."""
+    nodes_with: dict[str, list[int]] = defaultdict(list)
     for node, info in sorted(infos.items()):
-        if info.federation is not None:
-            nodes_with[_without_paths(info.federation)].append(node)
-    if not nodes_with:
-        return None
+        nodes_with[info.digest].append(node)
     most, *others = sorted(nodes_with.values(), key=len, reverse=True)
     if others:
         different = sorted(node for nodes in others for node in nodes)
@@ -222,10 +390,9 @@ def _common_data(infos: NodeInfos) -> Federation | None:
             "versions of packages may also read images differently. (A site with its own data "
             "needs a domain in --node-config.)"
         )
-    return infos[most[0]].federation
 
 
-def _register_sites(infos: NodeInfos) -> SiteRegistry:
+def _register_sites(infos: NodeInfos) -> ClientRegistry:
     sites = {node: info.site for node, info in infos.items() if info.site}
     shares = sorted(infos.keys() - sites.keys())
     if shares:
@@ -242,86 +409,59 @@ def _register_sites(infos: NodeInfos) -> SiteRegistry:
             "so that the server numbers the sites."
         )
     order = sorted(infos, key=lambda n: (numbered.get(n, 0), sites[n].domains, n))
-    return SiteRegistry(
-        dict(enumerate(order)), merge_sites([sites[n] for n in order]), bool(numbered)
-    )
-
-
-#: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
-#: SuperLink; its other ids are random 64-bit numbers.
-FIRST_ABSENT_NODE = 2
+    merged = merge_sites([sites[n] for n in order])
+    return ClientRegistry(dict(enumerate(order)), merged, sites=True, numbered=bool(numbered))
 
 
 def register_resumed_clients(
-    grid: Grid, earlier: SiteRegistry, timeout: float, stop: threading.Event, settings: ConfigRecord
-) -> SiteRegistry:
-    """Find the current nodes of the sites of a resumed run.
+    grid: Grid, earlier: ClientRegistry, timeout: float, stop: threading.Event, asked: ConfigRecord
+) -> ClientRegistry:
+    """Find the current nodes of the sites of a resumed run, given the run config to ask with.
 
     The server waits ``timeout`` seconds for all sites and then continues with the sites that are
-    connected; other sites may reconnect later. Sites that were not part of the run are ignored.
+    connected; other sites may reconnect later. Sites that were not part of the run are ignored. The
+    ``nodes`` of ``earlier`` are those of clients that are identified only by their node id.
 
-    Parameters
-    ----------
-    grid, timeout, stop, settings
-        See `register_clients`.
-    earlier : SiteRegistry
-        The sites of the run. Its ``nodes`` are the nodes of clients that are identified only
-        by their node id.
-
-    Raises
-    ------
-    ConfigError
-        If no site is connected, a site has different data than before, or sites that share a domain
-        have new node ids.
+    Raises ``ConfigError`` if no site is connected, a site has different data than before, or sites
+    that share a domain have new node ids.
     """
+    assert earlier.federation is not None
     clients = earlier.federation.clients
-    discovery = NodeDiscovery(grid, timeout, stop, settings)
-    reconnected, unknown_nodes = _await_known_sites(discovery, earlier, timeout)
-    missing = {clients[client].domain for client in earlier.nodes if client not in reconnected}
-    _check_unknown_nodes({node: discovery.infos[node] for node in unknown_nodes}, missing)
+    discovery = NodeDiscovery(grid, timeout, stop, asked)
+    while True:
+        fresh = discovery.ask()
+        reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
+        missing = [client for client in clients if client.client_id not in reconnected]
+        notice = (
+            f"not connected: {', '.join(map(_name_of, missing))}. After {timeout:g} s the run "
+            "continues without these clients (round-timeout, which can be changed when resuming)."
+        )
+        if not fresh and not (missing and discovery.wait(notice)):
+            break
+    unidentified = {client.domain for client in missing if client.client_id in earlier.nodes}
+    sites = [discovery.infos[node].site for node in unknown_nodes]
+    if any(site and site.domains[0] in unidentified for site in sites):
+        raise ConfigError(
+            "The run cannot be resumed, because sites that share a domain have new node ids "
+            "and cannot be distinguished in any other way. Start their SuperNodes with the "
+            "same keys as before, or start a new run."
+        )
     if not reconnected:
         raise discovery.missing_clients_error(len(clients), None)
     for node in unknown_nodes:
         logger.warning("Node %d is ignored, because it was not part of the resumed run.", node)
     for node, why in sorted(discovery.problems.items()):
         logger.warning("Node %d is ignored: %s", node, why)
-    nodes = {}
-    for client in clients:
-        k = client.client_id
-        if k not in reconnected:
-            logger.warning(
-                "Client %d (%s) has not reconnected; the run continues without it.",
-                k,
-                client.domain,
-            )
-        nodes[k] = reconnected.get(k, earlier.nodes.get(k, FIRST_ABSENT_NODE + k))
-    return replace(earlier, nodes=nodes)
+    for client in missing:
+        text = "%s has not reconnected; the run continues without it."
+        logger.warning(text, _name_of(client))
+    absent = {k: FIRST_ABSENT_NODE + k for k in range(len(clients))}
+    return replace(earlier, nodes=absent | earlier.nodes | reconnected)
 
 
-def _await_known_sites(
-    discovery: NodeDiscovery, earlier: SiteRegistry, timeout: float
+def _match_known_sites(
+    infos: NodeInfos, earlier: ClientRegistry
 ) -> tuple[dict[int, int], list[int]]:
-    """Ask nodes until all sites are connected again, or for ``timeout`` seconds.
-
-    Returns what `_match_known_sites` returns.
-    """
-    while True:
-        fresh = discovery.ask()
-        reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
-        missing = ", ".join(
-            _name_of(client)
-            for client in earlier.federation.clients
-            if client.client_id not in reconnected
-        )
-        notice = (
-            f"not connected: {missing}. After {timeout:g} s the run continues without "
-            "these clients (round-timeout, which can be changed when resuming)."
-        )
-        if not fresh and not (missing and discovery.wait(notice)):
-            return reconnected, unknown_nodes
-
-
-def _match_known_sites(infos: NodeInfos, earlier: SiteRegistry) -> tuple[dict[int, int], list[int]]:
     """Return client -> node for the sites that are connected again, and the unknown nodes."""
     clients = {node: client for client, node in earlier.nodes.items()}
     reconnected: dict[int, int] = {}
@@ -338,24 +478,10 @@ def _match_known_sites(infos: NodeInfos, earlier: SiteRegistry) -> tuple[dict[in
     for node, client in changed.items():
         if client not in reconnected:
             raise ConfigError(
-                f"{_name_of(earlier.federation.clients[client])} has different data than when the "
-                f"run began (node {node}). Restore its data, or start a new run."
+                f"{earlier.name_of(client)} has different data than when the run began (node "
+                f"{node}). Restore its data, or start a new run."
             )
     return reconnected, sorted([*unknown_nodes, *changed])
-
-
-def _check_unknown_nodes(infos: NodeInfos, domains: Collection[str]) -> None:
-    """Raise ``ConfigError`` if an unknown node has one of ``domains``, so that it may be a client.
-
-    ``domains`` are those of missing clients that only their node ids identify.
-    """
-    for info in infos.values():
-        if info.site is not None and info.site.domains[0] in domains:
-            raise ConfigError(
-                "The run cannot be resumed, because sites that share a domain have new node ids "
-                "and cannot be distinguished in any other way. Start their SuperNodes with the "
-                "same keys as before, or start a new run."
-            )
 
 
 class NodeTracker:
@@ -396,8 +522,7 @@ class NodeTracker:
             if client is None or client not in gone or node in nodes.values():
                 continue
             if not self.registry.has_same_data(client, info):
-                assert self.registry.federation is not None
-                name = _name_of(self.registry.federation.clients[client])
+                name = self.registry.name_of(client)
                 self._leave_out(node, f"{name} had different data when the run began")
                 continue
             gone.remove(client)

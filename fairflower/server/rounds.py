@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
+from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
     MetricError,
@@ -42,7 +43,6 @@ from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
-from fairflower.server.transport import send_and_receive
 
 #: Multiple of the cross entropy of random guessing above which training counts as diverged.
 DIVERGED = 10

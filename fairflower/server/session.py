@@ -8,28 +8,24 @@ import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from filelock import FileLock
 from flwr.serverapp import Grid
 from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.data import with_absolute_dir
-from fairflower.engines import last_words
+from fairflower.engines.ray_cluster import last_words
 from fairflower.errors import ConfigError, RunInterrupted, StopRun, WriteError, error_text, logger
 from fairflower.machine import about_precision
 from fairflower.participation.availability import absolute_trace
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
-from fairflower.server.callbacks import CallbackList, OnRound
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LOG, RunFolder, lock_folder
-from fairflower.server.progress import RunProgress
+from fairflower.server.progress import CallbackList, OnRound, RunProgress
 from fairflower.server.rounds import RoundLoop
 from fairflower.server.setup import RunSetup, set_up
 from fairflower.trackers import check_tracker
@@ -38,26 +34,11 @@ from fairflower.trackers import check_tracker
 class Session:
     """A new or resumed run.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    config : RunConfig
-        The run config. To resume a run, use `fairflower.server.checkpoint.resumed_config`.
-    console : Console
-        Console on which progress is printed.
-    title : str, default=""
-        Name of the run on the console; "" means the method's label.
-    stop : threading.Event, optional
-        Event that ends the run early; the run can then be resumed.
-    on_round : callable, optional
-        Called after every training round with its number and metrics. If it returns True or raises
-        ``StopRun``, the run stops and can be resumed.
-
-    Attributes
-    ----------
-    folder : RunFolder or None
-        The run folder, or None before the clients are registered.
+    To resume a run, ``config`` comes from `fairflower.server.checkpoint.resumed_config`. Progress
+    is printed on the ``console`` under a ``title``, by default the method's label. The event
+    ``stop`` ends the run early; it can then be resumed. ``on_round`` is called after every training
+    round with its number and metrics. If it returns True or raises ``StopRun``, the run stops and
+    can be resumed. ``folder`` is the run folder, or None before the clients are registered.
     """
 
     def __init__(
@@ -78,13 +59,13 @@ class Session:
         nodes_have_paths = config.evaluate.by == "clients" or (
             config.ray_address and not config.data.dir
         )
-        data = config.data if nodes_have_paths else with_absolute_dir(config.data)
-        participation = replace(
-            config.participation, availability=absolute_trace(config.participation.availability)
-        )
-        model = config.model.resolve()
+        who = config.participation
         self.config = replace(
-            config, data=data, model=model, participation=participation, resume=""
+            config,
+            data=config.data if nodes_have_paths else with_absolute_dir(config.data),
+            model=config.model.resolve(),
+            participation=replace(who, availability=absolute_trace(who.availability)),
+            resume="",
         )
         self.resume = Path(config.resume).expanduser().absolute() if config.resume else None
         self.console = console
@@ -96,22 +77,12 @@ class Session:
     def run(self) -> Path:
         """Execute the run and return the path of its folder, even if ``on_round`` stops the run.
 
-        Raises
-        ------
-        ConfigError, DataError
-            If the run cannot start.
-        WriteError
-            If the run folder can no longer be written.
-        EngineError
-            If the engine cannot continue, for example because a client runs out of GPU memory.
-        MetricError
-            If a user-defined metric fails and ``evaluate.metric-errors`` is ``"stop"``.
-        RoundFailed
-            If too few clients sent a valid update.
-        StrategyError
-            If the strategy raises an exception.
-        RunInterrupted
-            If ``stop`` is set.
+        Raises ``ConfigError`` or ``DataError`` if the run cannot start, ``WriteError`` if its
+        folder can no longer be written, ``EngineError`` if the engine cannot continue, for example
+        because a client runs out of GPU memory, ``MetricError`` if a user-defined metric fails and
+        ``evaluate.metric-errors`` is ``"stop"``, ``RoundFailed`` if too few clients sent a valid
+        update, ``StrategyError`` if the strategy raises an exception, and ``RunInterrupted`` if
+        ``stop`` is set.
         """
         with self.console.status("Waiting for the clients"):
             setup = set_up(self.grid, self.config, self.resume, self.stop)
@@ -123,7 +94,7 @@ class Session:
             "\nError: This run has ended at once. If nobody stopped it, Ray's node on this machine "
             f"was killed, or lacked memory (limited by a scheduler?). {self._remedy(folder)}\n"
         )
-        with _logged(folder) as log:
+        with _LogFile(folder.path / LOG, encoding="utf-8") as log:
             try:
                 self._warn(setup)
                 progress.start(folder.path, saved.server_round if saved else 0)
@@ -189,57 +160,40 @@ class Session:
         facts = {"run_id": uuid.uuid4().hex, **setup.facts()}
         if self.resume is None:
             return RunFolder.create(self.config, facts), None
-        lock = lock_folder(self.resume)
+        path, lock = self.resume, lock_folder(self.resume)
         try:
             # Check again: another process may have resumed the run in the meantime.
-            checkpoint.resumed_config(
-                self.resume, {"num-server-rounds": self.config.num_server_rounds}
-            )
-            return self._reopen(self.resume, setup, facts, lock)
+            checkpoint.resumed_config(path, {"num-server-rounds": self.config.num_server_rounds})
+            saved = checkpoint.load(path)
+            if saved:
+                try:
+                    setup.strategy.load_state_dict(saved.state)
+                except ValueError as error:
+                    raise ConfigError(f"{path} cannot be resumed: {error}") from error
+            folder = RunFolder.reopen(path, self.config, facts, lock, saved)
+            if saved:  # else later, damaged checkpoints would outlive good ones
+                checkpoint.delete_later(path, saved.server_round)
         except BaseException:
             lock.release()
             raise
-
-    def _reopen(
-        self, path: Path, setup: RunSetup, facts: dict[str, Any], lock: FileLock
-    ) -> tuple[RunFolder, Checkpoint | None]:
-        saved = checkpoint.load(path)
-        if saved is None:
-            return RunFolder.reopen(path, self.config, facts, lock=lock), None
-        try:
-            setup.strategy.load_state_dict(saved.state)
-        except ValueError as error:
-            raise ConfigError(f"{path} cannot be resumed: {error}") from error
-        folder = RunFolder.reopen(
-            path,
-            self.config,
-            facts,
-            lock=lock,
-            server_round=saved.server_round,
-            sizes=saved.sizes,
-            seconds=saved.seconds,
-        )
-        checkpoint.delete_later(path, saved.server_round)  # else they would outlive good ones
         return folder, saved
 
 
-@contextmanager
-def _logged(folder: RunFolder) -> Iterator[_LogFile]:
-    """Copy the log messages of Flower and fairflower to the run folder."""
-    handler = _LogFile(folder.path / LOG, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger("flwr")
-    root.addHandler(handler)
-    try:
-        yield handler
-    finally:
-        root.removeHandler(handler)
-        with suppress(OSError):
-            handler.close()
-
-
 class _LogFile(logging.FileHandler):
-    """A log file that ignores write errors, such as a full disk, which the run reports anyway."""
+    """Copies the log messages of Flower and fairflower to a file.
+
+    It ignores write errors, such as a full disk, which the run reports anyway.
+    """
+
+    def __enter__(self) -> _LogFile:
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("flwr").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("flwr").removeHandler(self)
+        with suppress(OSError):
+            self.close()
 
     def traceback(self) -> None:
         """Write the current exception with its traceback only to this file."""

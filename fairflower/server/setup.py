@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.aggregation.noise import NoisySum
-from fairflower.config import DataConfig, ModelSpec, ParticipationSpec, RunConfig
+from fairflower.config import ModelSpec, ParticipationSpec, RunConfig
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
@@ -31,14 +31,12 @@ from fairflower.registry import MODELS, RANDOM_WEIGHTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
-from fairflower.server.checkpoint import earlier_facts
+from fairflower.server.checkpoint import earlier_facts, part_digests
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
-from fairflower.server.parts import part_digests
 from fairflower.server.privacy import check_reachable
 from fairflower.server.registration import (
     ClientRegistry,
-    SiteRegistry,
     check_num_supernodes,
     recorded_sites,
     register_clients,
@@ -95,7 +93,7 @@ class RunSetup:
         flat: dict[str, Any] = self.config.to_flat()
         if self.frozen:
             flat["frozen"] = self.frozen
-        if isinstance(self.registry, SiteRegistry):
+        if self.registry.sites:
             # Other sites must not see what a site has; they need the common classes and channels.
             shared = replace(
                 self.federation, clients=(), domains=(), test_sizes=(), validation_sizes=()
@@ -121,18 +119,17 @@ class RunSetup:
         if local := initial_local_arrays(self.evaluator.model):
             facts["local_arrays"] = list(local)
             facts["local_part"] = getattr(self.config.client.factory, "local_part", "")
-        if self.config.secure_aggregation:
-            facts["secure_aggregation"] = described(
-                num_selected(self.config, len(federation.clients))
-            )
-        if self.frozen:
-            facts["frozen"] = self.frozen
-        if isinstance(self.strategy._availability, Trace):
-            facts["availability"] = self.strategy._availability.digest
-        if parts := part_digests(self.config):
-            facts["parts"] = parts
-        if federation.validation_sizes:
-            facts["validation_sizes"] = list(federation.validation_sizes)
+        available, places = self.strategy._availability, self.config.evaluate.metrics
+        masked, clients = self.config.secure_aggregation, len(federation.clients)
+        optional = {
+            "secure_aggregation": described(num_selected(self.config, clients)) if masked else {},
+            "frozen": self.frozen,
+            "availability": available.digest if isinstance(available, Trace) else "",
+            "parts": part_digests(self.config),
+            "validation_sizes": list(federation.validation_sizes),
+            "metrics": directions(load_metrics(places)) if places else {},
+        }
+        facts |= {name: value for name, value in optional.items() if value}
         if federation.held_out:
             facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
         if federation.division:
@@ -141,13 +138,11 @@ class RunSetup:
             facts["redraw"] = redraw
         if federation.groups:
             facts["groups"] = {federation.groups: list(federation.group_names)}
-        if places := self.config.evaluate.metrics:
-            facts["metrics"] = directions(load_metrics(places))
         if self.examples:
             facts["digest"] = federation.digest
         else:
             facts["images"] = federation.fingerprint
-        if isinstance(self.registry, SiteRegistry):  # to resume while some sites are away
+        if self.registry.sites:  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
         return facts
@@ -180,7 +175,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
         strategy._availability.warn_about_unknown_clients(num_clients)
     examples: Federation | None = federation
     if config.evaluate.by == "clients":
-        apart = is_deployed(grid) or config.ray_address or isinstance(registry, SiteRegistry)
+        apart = is_deployed(grid) or config.ray_address or registry.sites
         examples = None if apart else prepare(config.data)
     setup = RunSetup(config, federation, registry, evaluator, strategy, examples)
     setup.enroll(registry.nodes)
@@ -271,13 +266,21 @@ def _register(
         federation = prepare(config.data)
         return federation, register_clients(grid, len(federation.clients), timeout, stop)
     settings = ConfigRecord(dict(config.to_flat()))
-    if earlier := _resumed_registry(resume):
-        registry: ClientRegistry
+    if resume and "sites" in (facts := earlier_facts(resume)):
+        nodes = {int(client): node for client, node in facts["nodes"].items()}
+        federation, numbered = recorded_sites(resume, facts), facts["sites"]["numbered"]
+        earlier = ClientRegistry(nodes, federation, sites=True, numbered=numbered)
         registry = register_resumed_clients(grid, earlier, timeout, stop, settings)
     else:
         registry = register_clients(grid, None, timeout, stop, settings, config.sites)
-    if isinstance(registry, SiteRegistry):
-        _check_undivided(config.data)
+    data = config.data
+    divided = data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1
+    if registry.sites and divided:
+        raise ConfigError(
+            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor apply to a "
+            "data set that is divided among clients, not to sites with their own data (domain "
+            "in the node config). Remove these settings."
+        )
     assert registry.federation is not None
     if config.data.validated and not registry.federation.validation_sizes:
         raise ConfigError(
@@ -285,24 +288,6 @@ def _register(
             "have no validation examples. Start their SuperNodes with this version of fairflower."
         )
     return registry.federation, registry
-
-
-def _resumed_registry(resume: Path | None) -> SiteRegistry | None:
-    """Return the sites of a run to resume, with the nodes recorded in its folder."""
-    if resume is None or "sites" not in (facts := earlier_facts(resume)):
-        return None
-    nodes = {int(client): node for client, node in facts["nodes"].items()}
-    return SiteRegistry(nodes, recorded_sites(resume, facts), facts["sites"]["numbered"])
-
-
-def _check_undivided(data: DataConfig) -> None:
-    """Raise ``ConfigError`` for settings that divide or corrupt data: sites do not support them."""
-    if data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1:
-        raise ConfigError(
-            "data.dirichlet-alpha, data.corrupted-clients and data.imbalance-factor apply to a "
-            "data set that is divided among clients, not to sites with their own data (domain "
-            "in the node config). Remove these settings."
-        )
 
 
 def num_selected(config: RunConfig, num_clients: int) -> int:

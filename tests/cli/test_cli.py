@@ -30,11 +30,10 @@ from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.plans import comparison
-from fairflower.plans.execution import locked_folder, setup_summary
-from fairflower.plans.jobs import auto_jobs
+from fairflower.plans import execution
+from fairflower.plans.execution import auto_jobs, is_study, locked_folder, setup_summary
 from fairflower.plans.plan import Plan, parse_seeds
-from fairflower.plans.protocol import TuningProtocol, is_study
+from fairflower.plans.tuning import TuningProtocol
 from fairflower.report import read_run
 from fairflower.server.history import History
 from fairflower.server.progress import RunProgress, round_line
@@ -284,7 +283,7 @@ def planned(monkeypatch) -> list[tuple[str, StrategyConfig, ClientConfig]]:
         runs.extend((config.label, config.strategy, config.client) for config in plan.runs)
         raise typer.Exit
 
-    for module in (run, comparison):
+    for module in (run, execution):
         monkeypatch.setattr(module, "execute", execute)
     return runs
 
@@ -585,7 +584,7 @@ def test_parallel_runs_give_the_same_models_and_failed_runs_are_named(tmp_path):
     ],
 )
 def test_auto_jobs_runs_as_many_at_a_time_as_fit_the_cores(settings, runs, jobs, monkeypatch):
-    monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: 4)
+    monkeypatch.setattr("fairflower.plans.execution.cpus", lambda: 4)
     plan = Plan.grid(
         {"train.device": "cpu", **settings}, StrategyConfig.parse("uniform"), [*range(runs)]
     )
@@ -605,10 +604,10 @@ def test_auto_jobs_runs_as_many_at_a_time_as_fit_the_cores(settings, runs, jobs,
     ],
 )
 def test_engine_options_run_one_job_at_a_time_by_default(given, jobs, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: 2)
+    monkeypatch.setattr("fairflower.plans.execution.cpus", lambda: 2)
     asked = []
     monkeypatch.setattr(
-        comparison,
+        execution,
         "execute",
         lambda plan, console, folders, jobs, home: asked.append(jobs or auto_jobs(plan)),
     )

@@ -29,8 +29,7 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
 from fairflower.server.checkpoint import resumed_config
-from fairflower.server.discovery import NodeDiscovery
-from fairflower.server.registration import NodeTracker, register_clients
+from fairflower.server.registration import NodeDiscovery, NodeTracker, register_clients
 from fairflower.server.session import Session
 from fairflower.server.setup import set_up
 
@@ -672,16 +671,18 @@ def test_a_waiting_resumed_run_names_the_missing_clients_and_the_timeout(
 
 
 class Describing(InlineGrid):
-    """A grid in which node 1001 changes the description of its data."""
+    """A grid in which a node changes the description of its data."""
 
-    def __init__(self, nodes: list[dict[str, Any]], key: str, change: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, nodes: list[dict[str, Any]], key: str, change: Callable[[Any], Any], node: int = 1001
+    ) -> None:
         super().__init__(app, 0)
         self.contexts = grid(nodes).contexts
-        self.key, self.change = key, change
+        self.key, self.change, self.node = key, change, node
 
     def _deliver(self, message: Message) -> Message:
         reply = super()._deliver(message)
-        if message.metadata.dst_node_id == 1001:
+        if message.metadata.dst_node_id == self.node:
             answer = json.loads(reply.content["node"][self.key])
             self.change(answer)
             reply.content["node"][self.key] = json.dumps(answer)
@@ -812,9 +813,27 @@ def test_the_same_data_in_another_folder_are_accepted(tmp_path: Path) -> None:
 
 
 def test_a_client_with_an_invalid_description_is_named(tmp_path: Path) -> None:
-    there = Describing(shares(tmp_path, [40] * 4), "federation", changed({"test_sizes": [6]}))
-    with pytest.raises(ConfigError, match=r"missing: \[1\](?s:.*)node 1001: .*test_sizes = \(6,\)"):
+    change = changed({"test_sizes": [6]})
+    there = Describing(shares(tmp_path, [40] * 4), "federation", change, 1000)
+    with pytest.raises(ConfigError, match=r"missing: \[0\](?s:.*)node 1000: .*test_sizes = \(6,\)"):
         register(there, timeout=0.2, **{"data.clients-per-domain": 2})
+
+
+def test_only_the_first_client_describes_a_shared_data_set(tmp_path: Path) -> None:
+    """Each description is as long as all clients: from all, they would grow with the square."""
+    nodes, described = shares(tmp_path, [40] * 4), []
+
+    class Counting(InlineGrid):
+        def _deliver(self, message: Message) -> Message:
+            reply = super()._deliver(message)
+            described.append("federation" in reply.content["node"])
+            return reply
+
+    there = Counting(app, 0)
+    there.contexts = grid(nodes).contexts
+    registry = register(there, **{"data.clients-per-domain": 2})
+    assert len(registry.federation.clients) == 4
+    assert described == [True, False, False, False]
 
 
 def test_missing_sites_are_reported_with_the_remedy_for_sites(

@@ -39,8 +39,8 @@ from fairflower.deploy.local import (
     Process,
     environment,
     free_port,
+    nodes_with_shares,
 )
-from fairflower.deploy.nodes import nodes_with_shares
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, TrialError
 from fairflower.report import Run, read_run, terminal_table

@@ -12,8 +12,7 @@ from runs import SMALL
 
 import fairflower as ff
 from fairflower.config import RunConfig
-from fairflower.deploy.local import LocalDeployment
-from fairflower.deploy.nodes import nodes_with_shares
+from fairflower.deploy.local import LocalDeployment, nodes_with_shares
 
 #: TERM asks clients for a number, to which they add noise. A seed makes all noise reproducible.
 PRIVATE: dict[str, Any] = {

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from fairflower.config import RunConfig
-from fairflower.engines import choice, launch
+from fairflower.engines import launch
 from fairflower.errors import EngineError
+from fairflower.plans import execution
 
 SMALL, LARGE = 500, 10_000_000
 
 
 @pytest.fixture(autouse=True)
 def four_cpus_and_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "cpus", lambda: 4)
-    monkeypatch.setattr(choice, "installed", lambda extra: True)
+    monkeypatch.setattr(execution, "cpus", lambda: 4)
+    monkeypatch.setattr(execution, "installed", lambda extra: True)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +40,11 @@ def test_auto_takes_ray_only_where_it_can_save_time(
     flat: dict[str, Any], examples: float, engine: str
 ) -> None:
     config = RunConfig.from_flat({"train.device": "cpu", "train.local-epochs": 1, **flat})
-    assert choice.chosen_engine(config, examples) == engine
+    assert execution.chosen_engine(config, examples) == engine
 
 
 def test_the_summary_says_why_clients_run_in_this_process() -> None:
-    line = choice.engine_line(RunConfig())
+    line = execution.engine_line(RunConfig())
     assert (
         line == "inline, one client at a time, because Ray's start would take longer than it saves"
     )

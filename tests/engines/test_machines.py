@@ -84,7 +84,7 @@ def test_a_killed_ray_ends_with_the_resume_command_in_a_crowded_folder(crowded: 
 def test_a_process_that_ends_by_itself_has_no_last_words(tmp_path: Path) -> None:
     code = """
 import os, sys
-from fairflower.engines import last_words
+from fairflower.engines.ray_cluster import last_words
 last_words.prepare("nobody prints this")
 last_words.begin()
 last_words.prepare("Resume with: a")

@@ -20,14 +20,12 @@ from flwr.serverapp.strategy import FedAvg
 from processes import TIMEOUT, wait_for
 
 from fairflower.engines import ray_cluster
-from fairflower.engines.inline import InlineGrid
+from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
-from fairflower.engines.tasks import Task, TaskQueue
-from fairflower.engines.workers import Batch, Worker
+from fairflower.engines.workers import Batch, Task, TaskQueue, Worker
 from fairflower.errors import ConfigError, EngineError
 from fairflower.flower_compat import set_message_id, set_task_identity
-from fairflower.server.transport import send_and_receive
 
 pytestmark = pytest.mark.slow
 

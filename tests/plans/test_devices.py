@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fairflower.cli import app
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError, EngineError
-from fairflower.plans import devices, probe
+from fairflower.plans import devices
 from fairflower.plans.devices import parallel_line, place_clients
-from fairflower.plans.jobs import auto_jobs
+from fairflower.plans.execution import auto_jobs
 from fairflower.plans.plan import Plan
 from fairflower.server.checkpoint import resumed_config
 from fairflower.training import app as client_part
@@ -35,15 +35,17 @@ def gpu(monkeypatch):
         monkeypatch.setattr(devices, "gpu_names", lambda: names)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[0])
         monkeypatch.setattr(devices, "cpus", lambda: cpus)
-        monkeypatch.setattr("fairflower.plans.jobs.cpus", lambda: cpus)
+        monkeypatch.setattr("fairflower.plans.execution.cpus", lambda: cpus)
         monkeypatch.setattr(devices, "choose_device", on_gpu)
-        monkeypatch.setattr(probe, "free_memory", lambda device: 80 * GIB)
-        devices._room.cache_clear()
-        measured = probe.Need(need[0] * GIB, need[1] * GIB)
-        monkeypatch.setattr(probe, "in_process", lambda runs, device, free: [measured] * len(runs))
+        monkeypatch.setattr(devices, "free_memory", lambda device: 80 * GIB)
+        devices._measured.cache_clear()
+        measured = devices.Need(need[0] * GIB, need[1] * GIB)
+        monkeypatch.setattr(
+            devices, "in_process", lambda runs, device, free: [measured] * len(runs)
+        )
 
     yield install
-    devices._room.cache_clear()
+    devices._measured.cache_clear()
 
 
 def on_gpu(name: str = "auto") -> torch.device:
@@ -135,9 +137,9 @@ def test_parallel_runs_are_limited_by_the_gpu_memory(gpu):
 def test_gpu_memory_is_measured_once_per_method(gpu, monkeypatch):
     gpu()
     asked = []
-    need = probe.Need(GIB, GIB)
+    need = devices.Need(GIB, GIB)
     monkeypatch.setattr(
-        probe, "in_process", lambda runs, device, free: asked.extend(runs) or [need] * len(runs)
+        devices, "in_process", lambda runs, device, free: asked.extend(runs) or [need] * len(runs)
     )
     kinds = [{}, {"seed": 1}, {"client.name": "fedprox"}, {"strategy.name": "fedism"}]
     place_clients([RunConfig.from_flat(kind) for kind in kinds], 20)
@@ -193,10 +195,10 @@ def test_client_gpus_accepts_numbers_and_auto():
 def test_the_probe_measures_the_memory_of_training_and_evaluation(monkeypatch):
     """With a real client on the CPU and simulated memory readings."""
     small = RunConfig.from_flat(SMALL | {"train.local-epochs": 5, "client.name": "scaffold"})
-    assert probed(small, monkeypatch) == (["train", "train"], probe.Need(72, 12))
+    assert probed(small, monkeypatch) == (["train", "train"], devices.Need(72, 12))
 
 
-def probed(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], probe.Need]:
+def probed(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], devices.Need]:
     """Return the rounds of the client that the probe measured, and the probe's result."""
     asked: list[str] = []
 
@@ -206,9 +208,9 @@ def probed(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], 
     for name, kind in (("train_round", "train"), ("evaluate_round", "test")):
         monkeypatch.setattr(client_part, name, counting(getattr(client_part, name), kind))
     free, peak = iter([50, 50]), iter([60, 70])
-    monkeypatch.setattr(probe, "free_memory", lambda device: next(free))
-    monkeypatch.setattr(probe, "peak_memory", lambda device: next(peak))
-    return asked, probe.probe(run, torch.device("cpu"), 100)
+    monkeypatch.setattr(devices, "free_memory", lambda device: next(free))
+    monkeypatch.setattr(devices, "peak_memory", lambda device: next(peak))
+    return asked, devices.probe(run, torch.device("cpu"), 100)
 
 
 @pytest.mark.parametrize(
@@ -239,9 +241,9 @@ def test_a_probe_that_runs_out_of_memory_is_reported(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
     monkeypatch.setattr("fairflower.training.app.train_round", full)
-    monkeypatch.setattr(probe, "peak_memory", lambda device: 60)
+    monkeypatch.setattr(devices, "peak_memory", lambda device: 60)
     with pytest.raises(ConfigError, match=r"single client needs more than 60 bytes.*100 are free"):
-        probe.probe(RunConfig.from_flat(SMALL), torch.device("cpu"), 100)
+        devices.probe(RunConfig.from_flat(SMALL), torch.device("cpu"), 100)
 
 
 def test_a_client_without_gpu_memory_ends_the_run_which_can_be_resumed(monkeypatch, tmp_path):

@@ -282,7 +282,7 @@ def test_completed_runs_are_recorded_before_an_interruption(
         def died(self, config: RunConfig) -> list[RunConfig]:
             pytest.fail("no run is retried")
 
-    monkeypatch.setattr(parallel, "_processes", lambda _: nullcontext(Processes()))
+    monkeypatch.setattr(parallel, "_Processes", lambda _: nullcontext(Processes()))
     console = Console(file=io.StringIO())
     with pytest.raises(RunInterrupted):
         execute_parallel(plan(tmp_path), 2, console, stop, [], Recording())

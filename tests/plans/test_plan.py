@@ -16,8 +16,7 @@ from rich.console import Console
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig, default_values
 from fairflower.errors import ConfigError, DataError, RunInterrupted
 from fairflower.plans import parallel
-from fairflower.plans.execution import execute, remaining_plan
-from fairflower.plans.jobs import resolve_jobs
+from fairflower.plans.execution import execute, remaining_plan, resolve_jobs
 from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
 
@@ -146,7 +145,7 @@ def test_parallel_runs_are_stopped_if_the_waiting_process_fails(
     called: list[str] = []
     for name in ("stop", "close"):
         monkeypatch.setattr(parallel._Processes, name, lambda self, name=name: called.append(name))
-    with pytest.raises(MemoryError), parallel._processes(1):
+    with pytest.raises(MemoryError), parallel._Processes(1):
         raise MemoryError
     assert called == ["stop", "close"]
 

@@ -10,7 +10,7 @@ import pytest
 from run_folders import make_run
 from statsmodels.stats.power import TTestPower
 
-from fairflower.cli.compare import print_power
+from fairflower.cli.run import print_power
 from fairflower.cli.terminal import console
 from fairflower.config import StrategyConfig
 from fairflower.errors import ConfigError

@@ -30,9 +30,7 @@ from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunFolderError
 from fairflower.plans.execution import locked_folder
-from fairflower.plans.protocol import TuningProtocol
-from fairflower.plans.search_space import TunableArgument, search_space
-from fairflower.plans.tuning import TuningStudies
+from fairflower.plans.tuning import TunableArgument, TuningProtocol, TuningStudies, search_space
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.analysis import analyze

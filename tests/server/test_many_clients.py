@@ -17,14 +17,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import fairflower as ff
 from fairflower.client_app import app as client_app
 from fairflower.data import Federation, prepare
-from fairflower.engines.inline import InlineGrid
+from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.engines.ray import RayGrid
-from fairflower.engines.tasks import Task, TaskQueue
+from fairflower.engines.workers import Task, TaskQueue
 from fairflower.errors import ConfigError
 from fairflower.server import contents
 from fairflower.server.folder import RunFolder
 from fairflower.server.registration import register_clients
-from fairflower.server.transport import send_and_receive
 
 
 class Ids(set[str]):

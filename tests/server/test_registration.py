@@ -9,10 +9,9 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fairflower.client_app import app as client_app
-from fairflower.engines.inline import InlineGrid
+from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.errors import ConfigError
 from fairflower.server.registration import register_clients
-from fairflower.server.transport import send_and_receive
 
 
 class LateGrid(InlineGrid):
