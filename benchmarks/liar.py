@@ -54,6 +54,7 @@ from fairflower.exchanges import (
 )
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.numerics.clustering import Clusters
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg
 
 CLIENTS, SHAPE = 10, (1, 400)
@@ -97,7 +98,7 @@ def values_read(strategy: FairStrategy) -> tuple[str, ...]:
 
 def lies_to_try(strategy: FairStrategy) -> Iterator[Lie]:
     """Yield the lies to try on a strategy: only about values that it reads and accepts."""
-    scalars = [name for name in values_read(strategy) if name not in strategy.ARRAY_MEASUREMENTS]
+    scalars = [name for name in values_read(strategy) if name not in strategy._array_measurements]
     choices = [ACCURACIES if s.endswith("accuracy") else NUMBERS for s in scalars]
     factors = FACTORS if len(scalars) < len(values_read(strategy)) else (1.0,)
     claims = {}  # a dict as an ordered set
@@ -153,9 +154,11 @@ def reply_with_liar(lie: Lie) -> Answer:
         )
         content = _content(client, model["w"] + update, claims.examples)
         for name in values_read(strategy):
-            if name in strategy.ARRAY_MEASUREMENTS:
+            if name in strategy._array_measurements:
                 # One array per parameter, or a single representation.
-                key, shape = ("h", 8) if name in strategy.SINGLE_ARRAYS else ("w", SHAPE)
+                key, shape = (
+                    ("h", 8) if MEASUREMENTS.assumed(name).shape == "vector" else ("w", SHAPE)
+                )
                 vector = random_measurement(client, server_round, shape) * claims.factors[even]
                 content[name] = record_of({key: vector.astype(np.float32)})
             else:

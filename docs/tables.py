@@ -20,8 +20,8 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.secure import SINGLE_UPDATES
 from fairflower.plans.search_space import search_space
 from fairflower.registry import CLIENTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
-from fairflower.training.measurements import MEASUREMENTS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
@@ -185,7 +185,7 @@ def _need(strategy: type[FairStrategy], need: str) -> str:
 
 
 def _kind(name: str) -> str:
-    return "ArrayRecord" if name in FairStrategy.ARRAY_MEASUREMENTS else "metric"
+    return "metric" if MEASUREMENTS.assumed(name).shape == "number" else "ArrayRecord"
 
 
 def _choices(strategy: type[FairStrategy], argument: str) -> tuple[Any, ...]:

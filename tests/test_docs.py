@@ -311,13 +311,12 @@ def test_the_documented_measurement_reaches_its_strategy(
 ) -> None:
     (tmp_path / "entropy.py").write_text(programs.texts["entropy.py"])
     monkeypatch.syspath_prepend(tmp_path)
-    chosen = {"client.name": "entropy:WithEntropy", "strategy.name": "entropy:Unsure"}
-    folder = runs.run(runs.config(tmp_path, **chosen))
+    folder = runs.run(runs.config(tmp_path, **{"strategy.name": "entropy:Unsure"}))
     last = json.loads((folder / "diagnostics.jsonl").read_text().splitlines()[-1])
     entropy = [
         float(row["value"])
         for row in runs.history(folder)
-        if row["metric"] == "entropy" and int(row["round"]) == last["round"]
+        if row["metric"] == "entropy:entropy" and int(row["round"]) == last["round"]
     ]
     assert 0 < min(entropy) <= max(entropy) <= np.log(10)
     assert last["weights"] == pytest.approx(np.array(entropy) / sum(entropy))

@@ -103,7 +103,7 @@ class Cohort:
     #: Names of arrays that are not trained (BatchNorm statistics and counters).
     buffers: frozenset[str] = frozenset()
     #: Measurements of the K clients by name: ``fisher`` and ``gradient`` have an array per
-    #: parameter, those in ``StrategyHooks.SINGLE_ARRAYS`` one array ``h``. Also arrays for
+    #: parameter, other arrays are a single array ``h``. Also arrays for
     #: exchanges, by exchange name.
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
     #: Number of clients in the federation; 0 means K.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from fairflower.aggregation.participation import Participation
 from fairflower.aggregation.records import is_buffer
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
+from fairflower.registry.measurements import MEASUREMENTS
 
 Diagnostic = NDArray[np.float64] | float
 
@@ -27,29 +29,12 @@ class StrategyHooks:
     #: Extra of fairflower that the strategy needs: ``"solvers"``, or "" if it needs none.
     extra: ClassVar[str] = ""
 
-    #: Measurements that clients return with their model: scalars in the reply's metrics, or
-    #: ArrayRecords. The train message's config lists them under ``measure``.
+    #: Measurements that clients return with their model, by name in
+    #: `fairflower.registry.measurements`. The train message's config lists them under ``measure``.
     needs: tuple[str, ...] = ()
-    #: Measurements that are an array ``h``, of the same length for every client.
-    SINGLE_ARRAYS: ClassVar[tuple[str, ...]] = (
-        "representation",
-        "received_representation",
-        "class_counts",
-        "received_group_counts",
-    )
-    #: Measurements that are arrays: a single ``h``, or an array for each parameter.
-    ARRAY_MEASUREMENTS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *SINGLE_ARRAYS)
-    #: Measurements and metrics that must not be negative, for example means of squares.
-    NON_NEGATIVE: ClassVar[tuple[str, ...]] = (
-        "fisher",
-        "steps",
-        "class_counts",
-        "received_group_counts",
-    )
-    #: Measurements and metrics that are counts, at most 2**53.
-    COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
-    #: Measurements and metrics that are numbers from 0 to 1, besides accuracies.
-    fractions: tuple[str, ...] = ()
+    #: Metric or measurement -> a range of its values that is narrower than in the table
+    #: (`fairflower.registry.measurements`).
+    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
     #: Selects the clients of every round.
     _participation: Participation
     #: Metrics that the strategy uses and that clients always report.
@@ -152,6 +137,11 @@ class StrategyHooks:
         """Measurements that the strategy and its exchanges need, without duplicates."""
         others = (name for exchange in self.exchanges for name in exchange.needs)
         return tuple(dict.fromkeys((*self.needs, *others)))
+
+    @property
+    def _array_measurements(self) -> list[str]:
+        """Those of the measurements that are arrays."""
+        return [name for name in self._measurements if MEASUREMENTS.assumed(name).shape != "number"]
 
     @property
     def _beside_model(self) -> set[str]:

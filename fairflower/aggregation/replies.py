@@ -13,7 +13,6 @@ from fairflower.aggregation.cohort import Arrays, Cohort, UnknownModel
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.records import (
-    MAX_COUNT,
     InvalidReply,
     NotFinite,
     check_arrays,
@@ -21,9 +20,9 @@ from fairflower.aggregation.records import (
     check_group_counts,
     check_mergeable,
     check_metric,
-    check_non_negative,
     check_representation,
     check_round,
+    check_values,
     decode_record,
     measured_arrays,
     norm,
@@ -34,7 +33,7 @@ from fairflower.aggregation.records import (
 )
 from fairflower.aggregation.reply_filter import ReplyFilter
 from fairflower.errors import ConfigError, logger
-from fairflower.registry.user_metrics import LARGEST
+from fairflower.registry.measurements import MEASUREMENTS
 
 #: Smallest ratio of norms at which a sum in single precision loses the shorter vectors.
 LOST_RATIO = 2.0**24
@@ -132,8 +131,9 @@ class ReplyParser:
         arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
         measured: dict[str, Arrays] = {}
+        arrays_needed = self.strategy._array_measurements
         for name in (*self.strategy._measurements, *self.strategy.reads):
-            if name in self.strategy.ARRAY_MEASUREMENTS:
+            if name in arrays_needed:
                 measured[name] = self._vectors(name, content)
                 if name == "received_group_counts":
                     examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
@@ -173,8 +173,9 @@ class ReplyParser:
             for exchange in self.strategy.exchanges
             if exchange.returned
         }
-        for name in set(self.strategy.SINGLE_ARRAYS) & set(self.strategy._measurements):
-            shape_functions[name] = lambda arrays: arrays["h"].shape
+        for name in self.strategy._array_measurements:
+            if MEASUREMENTS[name].shape == "vector":
+                shape_functions[name] = lambda arrays: arrays["h"].shape
         for name, shape_of in sorted(shape_functions.items()):
             shapes = {client: shape_of(reply.measured[name]) for client, reply in parsed.items()}
             usual = mode(sorted(shapes.values()))  # the smallest of equally frequent shapes
@@ -257,10 +258,11 @@ class ReplyParser:
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
         self._check_present(name, "metric", metrics)
-        strategy = self.strategy
-        least = 0 if name in {*strategy.NON_NEGATIVE, *strategy.fractions} else -LARGEST
-        most = MAX_COUNT if name in strategy.COUNTS else LARGEST
-        check_metric(name, metrics[name], least, 1 if name in strategy.fractions else most)
+        within = self.strategy.ranges.get(name)
+        if within is None and name in self.strategy._measurements:
+            measured = MEASUREMENTS.assumed(name)
+            within = measured.low, measured.high
+        check_metric(name, metrics[name], within)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:
         key, known = self.strategy.weighted_by_key, self.sizes.get(client)
@@ -309,12 +311,11 @@ class ReplyParser:
         self._check_present(name, "ArrayRecord", content.array_records)
         with _naming_record(name):
             arrays = decode_record(content.array_records[name])
-            if name in self.strategy.SINGLE_ARRAYS:
+            if MEASUREMENTS[name].shape == "vector":
                 arrays = check_representation(arrays)
             else:
                 arrays = self._checked_parameters(arrays)
-            if name in self.strategy.NON_NEGATIVE:
-                check_non_negative(arrays)
+            check_values(arrays, MEASUREMENTS[name].low, MEASUREMENTS[name].high)
         return arrays
 
     def _checked_parameters(self, arrays: Arrays) -> Arrays:

@@ -12,13 +12,13 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fairflower.aggregation.messages import EnrolledClients
 from fairflower.aggregation.records import (
-    MAX_COUNT,
     InvalidReply,
     NotFinite,
     client_id,
     scalar_metrics,
 )
 from fairflower.errors import Diverged, RoundFailed, escaped, logger, shorten_error
+from fairflower.registry.measurements import MAX_COUNT
 
 #: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
 _NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)

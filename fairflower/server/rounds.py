@@ -29,7 +29,7 @@ from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
 from fairflower.paths import client_states
-from fairflower.registry import MEASUREMENTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation

@@ -14,6 +14,7 @@ from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, accuracy, signed_difference
+from fairflower.registry.measurements import MEASUREMENTS
 
 
 class FairFed(FairStrategy):
@@ -91,7 +92,7 @@ class FairFed(FairStrategy):
         metric: str = "received_accuracy",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or metric in self.ARRAY_MEASUREMENTS:
+        if not metric or MEASUREMENTS.assumed(metric).shape != "number":
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
                 "'received_accuracy'."

@@ -10,6 +10,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.numerics import Vector
+from fairflower.registry.measurements import MEASUREMENTS
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
@@ -88,14 +89,14 @@ class FedCE(FairStrategy):
         metric: str = "minus_accuracy",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or metric in self.ARRAY_MEASUREMENTS:
+        if not metric or MEASUREMENTS.assumed(metric).shape != "number":
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
                 "'minus_accuracy'."
             )
         super().__init__(**options)
         self.mode, self.metric = mode, metric
-        self.needs = self.fractions = (metric,)
+        self.needs, self.ranges = (metric,), {metric: (0, 1)}
         self.rounds: dict[int, int] = {}  # client -> rounds that it took part in
         self.cosine: dict[int, float] = {}  # client -> means over these rounds
         self.minus: dict[int, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
@@ -13,6 +14,7 @@ from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
+from fairflower.registry.measurements import LARGEST
 
 Values = NDArray[np.float64]
 
@@ -126,7 +128,9 @@ class FedGCR(ClusteringMixin, FairStrategy):
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
     extra = "solvers"
     #: A power of a negative loss could not be a weight.
-    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
+    ranges: Mapping[str, tuple[float, float]] = dict.fromkeys(
+        ("train_loss", "received_loss"), (0, LARGEST)
+    )
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.records import is_buffer
 from fairflower.arrays import arrays_of, record_of
 from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import FairStrategy
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -60,7 +61,7 @@ def make_cohort(
     K = len(returned)
     vectors = {
         name: tuple(
-            {"h" if name in FairStrategy.SINGLE_ARRAYS else "w": row}
+            {"h" if MEASUREMENTS.assumed(name).shape == "vector" else "w": row}
             for row in np.asarray(rows, np.float64)
         )
         for name, rows in (measured or {}).items()
@@ -165,13 +166,14 @@ class Rounds:
         }
         made_up: dict[str, Any] = {}
         for need in (*self.strategy.needs, *self.strategy.reads):
-            if need in FairStrategy.SINGLE_ARRAYS:
-                h = random.normal(size=7).astype(np.float32)
-                made_up[need] = {"h": np.abs(h) if need in FairStrategy.NON_NEGATIVE else h}
-            elif need in FairStrategy.ARRAY_MEASUREMENTS:
-                made_up[need] = dict(trained)
-            else:
-                made_up[need] = float(random.random())
+            match MEASUREMENTS.assumed(need).shape:
+                case "vector":
+                    h = random.normal(size=7).astype(np.float32)
+                    made_up[need] = {"h": h if MEASUREMENTS.assumed(need).low < 0 else np.abs(h)}
+                case "parameters":
+                    made_up[need] = dict(trained)
+                case _:
+                    made_up[need] = float(random.random())
         return made_up
 
     def finish(self, replies: Sequence[Message]) -> dict[str, NDArray[Any]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort, on_simplex
 from fairflower.config import unknown
-from fairflower.registry import MEASUREMENTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
 from fairflower.testing.failures import as_assertions, check_hooks

@@ -129,10 +129,8 @@ def lie(name: str, claims: dict[str, float], norm: float = 1.0, **options) -> Ro
         moves[0] = {n: (norm * a).astype(a.dtype) for n, a in moves[0].items()}
         moves[0]["bn.num_batches_tracked"] = np.array(3)
         honest = {"num-examples": 20, **dict.fromkeys(rounds.strategy.needs, 0.5)}
-        metrics = {
-            k: {m: v for m, v in honest.items() if m not in FedAvg.ARRAY_MEASUREMENTS}
-            for k in range(5)
-        }
+        arrays = rounds.strategy._array_measurements
+        metrics = {k: {m: v for m, v in honest.items() if m not in arrays} for k in range(5)}
         metrics[0] |= {key: value for key, value in claims.items() if key in metrics[0]}
         rounds.before = rounds.model
         rounds.moves = moves

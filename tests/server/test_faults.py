@@ -251,7 +251,7 @@ NUMBERS = [
     (name, need)
     for name, kind in STRATEGIES.items()
     for need in kind().needs
-    if need not in kind.ARRAY_MEASUREMENTS
+    if need not in kind()._array_measurements
 ]
 
 
