@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.bounds import cap_weights
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
+from fairflower.numerics.simplex import cap_weights, on_simplex
 from fairflower.numerics.threads import cpus
 
 #: Number of coordinates summed in the array's precision; these sums are added in double precision.
@@ -34,11 +34,6 @@ Arrays = dict[str, NDArray[Any]]
 Floats = NDArray[Any]  # real numbers, usually float32
 MaskOf = Callable[["Block", int], NDArray[np.bool_] | None]
 Result = TypeVar("Result")
-
-
-def on_simplex(weights: NDArray[np.float64]) -> bool:
-    """Return whether weights are non-negative with sum 1; False if any is NaN."""
-    return bool(weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6)
 
 
 class UnknownModel(dict[str, NDArray[Any]]):
@@ -108,7 +103,7 @@ class Cohort:
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
     #: Number of clients in the federation; 0 means K.
     population: int = 0
-    #: Cap on a client's weight; see `fairflower.aggregation.bounds`. 1 means no cap.
+    #: Cap on a client's weight; see `fairflower.numerics.simplex.cap_weights`. 1 means no cap.
     max_weight: float = 1.0
     #: The clients' clusters, for exchanges; None if the strategy does not cluster.
     clusters: Clusters | None = None

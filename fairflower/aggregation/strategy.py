@@ -14,8 +14,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
+from fairflower.aggregation.bounds import clip_cohort
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.exchange import Exchange, clip_cohort
+from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import (
     EnrolledClients,

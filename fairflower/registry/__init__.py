@@ -192,14 +192,14 @@ ADAPTABLE = frozenset({"timm", "hf"})
 PARTICIPATION = DescribedRegistry(
     "fairflower.participation",
     {
-        "uniform": ("uniform:Uniform", "uniform at random"),
+        "uniform": ("policies:Uniform", "uniform at random"),
         "by-examples": (
-            "by_examples:ByExamples",
+            "policies:ByExamples",
             "at random, in proportion to training examples, which fedavg then counts twice",
         ),
-        "round-robin": ("round_robin:RoundRobin", "in turn"),
+        "round-robin": ("policies:RoundRobin", "in turn"),
         "power-of-choice": (
-            "power_of_choice:PowerOfChoice",
+            "policies:PowerOfChoice",
             "the clients with the largest losses among d random candidates "
             "(power-of-choice:d=10; Cho, Wang & Joshi 2022)",
         ),

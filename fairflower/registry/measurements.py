@@ -7,10 +7,10 @@ entry point in the group ``fairflower.measurements``.
 
 from __future__ import annotations
 
-import functools
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Literal
 
 from fairflower.errors import ConfigError
@@ -68,77 +68,53 @@ class _Measurements(UserDict[str, Measurement]):
         return Measurement("received", low=low, high=high)
 
 
-_COUNTS = "numbers of training examples, positive predictions, positive labels, both, negative "
-_COUNTS += "labels, and positive predictions with a negative label"
+_received, _trained = partial(Measurement, "received"), partial(Measurement, "trained")
+_share = partial(_received, low=0, high=1)
+_vector = partial(Measurement, shape="vector")
+_PEOPLE = (
+    "a single array named ``h``: for each group of people (``data.groups``) the numbers of "
+    "training examples, positive predictions, positive labels, both, negative labels, and "
+    "positive predictions with a negative label"
+)
 
 MEASUREMENTS = _Measurements(
-    received_loss=Measurement("received", "mean cross entropy"),
-    received_accuracy=Measurement("received", "accuracy, 0 to 1", low=0, high=1),
-    received_balanced_accuracy=Measurement(
-        "received", "mean accuracy over the client's classes", low=0, high=1
+    received_loss=_received("mean cross entropy"),
+    received_accuracy=_share("accuracy, 0 to 1"),
+    received_balanced_accuracy=_share("mean accuracy over the client's classes"),
+    local_loss=_received(
+        "lowest loss that the client reaches by training alone, computed once", cached=True
     ),
-    local_loss=Measurement(
-        "received",
-        "lowest loss that the client reaches by training alone, computed once",
-        cached=True,
+    sharpness=_received("increase in the mean cross entropy at distance rho along the gradient"),
+    perturbed_loss=_received("mean cross entropy at distance rho along the gradient"),
+    minus_accuracy=_share(
+        "accuracy of the received model without the client's part", needs_last_trained=True
     ),
-    sharpness=Measurement(
-        "received", "increase in the mean cross entropy at distance rho along the gradient"
+    minus_balanced_accuracy=_share(
+        "like ``minus_accuracy``, but the mean over the client's classes", needs_last_trained=True
     ),
-    perturbed_loss=Measurement("received", "mean cross entropy at distance rho along the gradient"),
-    minus_accuracy=Measurement(
-        "received",
-        "accuracy of the received model without the client's part",
-        low=0,
-        high=1,
-        needs_last_trained=True,
+    gradient=_received("gradient of the mean cross entropy", "parameters"),
+    steps=_trained(
+        "number of optimizer steps in the round", low=0, high=MAX_COUNT, count=True, planned=True
     ),
-    minus_balanced_accuracy=Measurement(
-        "received",
-        "like ``minus_accuracy``, but the mean over the client's classes",
-        low=0,
-        high=1,
-        needs_last_trained=True,
-    ),
-    gradient=Measurement("received", "gradient of the mean cross entropy", "parameters"),
-    steps=Measurement(
-        "trained",
-        "number of optimizer steps in the round",
-        low=0,
-        high=MAX_COUNT,
-        count=True,
-        planned=True,
-    ),
-    trained_loss=Measurement("trained", "mean cross entropy"),
-    fisher=Measurement(
-        "trained",
+    trained_loss=_trained("mean cross entropy"),
+    fisher=_trained(
         "diagonal of the empirical Fisher information: mean of squared per-sample gradients",
         "parameters",
         low=0,
     ),
-    representation=Measurement(
+    representation=_vector(
         "trained",
         "a single array named ``h``: mean over classes of each class's mean representation",
-        "vector",
         class_means=True,
     ),
-    received_representation=Measurement(
+    received_representation=_vector(
         "received",
         "like ``representation``, but computed by the received model",
-        "vector",
         class_means=True,
     ),
-    received_group_counts=Measurement(
-        "received",
-        f"a single array named ``h``: for each group of people (``data.groups``) the {_COUNTS}",
-        "vector",
-        low=0,
-    ),
-    class_counts=Measurement(
-        "received",
-        "a single array named ``h``: number of training examples per class",
-        "vector",
-        low=0,
+    received_group_counts=_vector("received", _PEOPLE, low=0),
+    class_counts=_vector(
+        "received", "a single array named ``h``: number of training examples per class", low=0
     ),
 )
 
@@ -165,7 +141,7 @@ def measurement(
     return declare
 
 
-@functools.cache
+@cache
 def load_measurement(name: str) -> Any:
     """Import another package's function, once per process.
 

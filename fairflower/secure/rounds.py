@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, on_simplex
+from fairflower.aggregation.cohort import Arrays
 from fairflower.aggregation.messages import add_client_config
 from fairflower.aggregation.participation import note_merged
 from fairflower.aggregation.records import (
@@ -25,6 +25,7 @@ from fairflower.aggregation.reply_filter import ReplyFilter
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, logger
+from fairflower.numerics.simplex import on_simplex
 from fairflower.numerics.threads import one_thread
 from fairflower.secure.client import MEASURE
 from fairflower.secure.protocol import (

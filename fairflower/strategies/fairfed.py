@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import current_weights, store_weights
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
 from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, accuracy, signed_difference
+from fairflower.numerics.simplex import current_weights, store_weights
 from fairflower.registry.measurements import MEASUREMENTS
 
 

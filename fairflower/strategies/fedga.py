@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import current_weights, store_weights
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
+from fairflower.numerics.simplex import current_weights, store_weights
 
 
 class FedGA(FairStrategy):

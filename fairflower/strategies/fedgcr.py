@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.clusters import ClusteringMixin
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.options import Options
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range, Search
+from fairflower.exchanges.centers import ClusteringMixin
 from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 from fairflower.registry.measurements import LARGEST
 

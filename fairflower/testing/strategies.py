@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort, on_simplex
+from fairflower.aggregation.cohort import Cohort
 from fairflower.config import unknown
+from fairflower.numerics.simplex import on_simplex
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy

@@ -14,18 +14,18 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config.privacy import PrivacyConfig
+from fairflower.config.privacy import PrivacyConfig, number_range
 from fairflower.config.secure import TRAINED, WEIGHT_KEY
 from fairflower.errors import STOPS, UserError, failure_text
 from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, local_tensors, trainable
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
+from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
 from fairflower.training.device import float64_on
-from fairflower.training.measurements import measure_received, train_and_measure
+from fairflower.training.measurements import measure_received, requested, train_and_measure
 from fairflower.training.modes import flushed_denormals
-from fairflower.training.privacy import clipped_update, privacy_of, protected
 from fairflower.training.trainer import Trainer, round_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def private_round(
 ) -> tuple[dict[str, float], Arrays]:
     """Run `train_round`; return the metrics and the model that may leave the client.
 
+    The derivation is in docs/differential-privacy.md.
     The update is clipped, and the numbers are clipped and noised. If training diverges, the client
     returns the received model, and its numbers are the largest of their ranges before noise is
     added, so that the failure reveals nothing about its examples.
@@ -292,3 +293,57 @@ def _prepare(
     trainer.receive(arrays.pop("arrays"))
     trainer.shared = arrays
     return trainer, config
+
+
+def privacy_of(config: Mapping[str, Any]) -> PrivacyConfig | None:
+    """Return the privacy settings in a server's message; None without differential privacy."""
+    settings = PrivacyConfig.from_flat(config)
+    return settings if settings.on else None
+
+
+def clipped_update(sent: Arrays, received: Arrays, clip: float) -> Arrays:
+    """Return the model with its update clipped to norm ``clip``.
+
+    If the update is not finite, the received model is returned. Integer arrays are returned as
+    received.
+    """
+    names = [name for name, array in received.items() if array.dtype.kind == "f"]
+    updates = {name: sent[name].astype(np.float64) - received[name] for name in names}
+    norm = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+    if not math.isfinite(norm):
+        return dict(received)
+    factor = min(1.0, clip / norm) if norm else 1.0
+    return dict(received) | {
+        name: (received[name] + factor * update).astype(received[name].dtype)
+        for name, update in updates.items()
+    }
+
+
+def noised_numbers(
+    numbers: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
+) -> dict[str, float]:
+    """Return the numbers that the server requests, clipped to their ranges, with noise.
+
+    A number that is missing or not finite counts as the upper end of its range. Noised numbers are
+    clipped again, so that the server accepts them.
+    """
+    noised = {}
+    for name in requested(config):
+        low, high = number_range(name, privacy.loss_range)
+        value = float(numbers.get(name, math.nan))
+        value = min(max(value, low), high) if math.isfinite(value) else high
+        purpose = (int(config.get("seed", 0)), client_id, round_of(config), name)
+        draw = float(gaussian(1, noise_source(privacy.noise_seed, *purpose))[0])
+        value += privacy.number_noise_multiplier * (high - low) * draw
+        noised[name] = min(max(value, low), high)
+    return noised
+
+
+def protected(
+    metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
+) -> dict[str, float]:
+    """Return the metrics that may leave the client: its id and noised numbers.
+
+    The round of its state would reveal in which rounds its training diverged.
+    """
+    return {"client-id": client_id, **noised_numbers(metrics, config, privacy, client_id)}

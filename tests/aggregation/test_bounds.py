@@ -14,10 +14,11 @@ from parametrize import every_strategy
 from replies import error_reply, valid_reply
 from resuming import config, session
 
-from fairflower.aggregation.bounds import cap_weights, clip_updates
+from fairflower.aggregation.bounds import clip_updates
 from fairflower.aggregation.records import InvalidReply, others_medians
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates, Prototypes
+from fairflower.numerics.simplex import cap_weights
 from fairflower.strategies import STRATEGIES, Cohort, FedAvg, FedHEAL, Uniform
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 

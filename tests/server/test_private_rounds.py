@@ -28,7 +28,7 @@ from fairflower.server.folder import RunFolder
 from fairflower.server.privacy import PrivacyLedger, begun_and_spent, check_reachable, epsilon
 from fairflower.strategies import FairStrategy
 from fairflower.testing import make_cohort
-from fairflower.training.privacy import clipped_update, noised_numbers, protected
+from fairflower.training.app import clipped_update, noised_numbers, protected
 
 PRIVATE = {
     "privacy.noise-multiplier": 1.0,
