@@ -41,7 +41,6 @@ import numpy as np
 from common import log_progress, markdown, version_facts
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Arrays
 from fairflower.aggregation.records import decode_record
 from fairflower.arrays import record_of
@@ -51,6 +50,7 @@ from fairflower.exchanges import (
     DynamicRegularizer,
     Exchange,
     Prototypes,
+    centers,
 )
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.numerics.clustering import Clusters
@@ -193,7 +193,7 @@ def simulate(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.nd
 
 def find_clusters_once() -> None:
     """Cache the clustering of FedGCR: most lies lead to the same clusters, and it is slow."""
-    find, found = clusters.cluster, {}
+    find, found = centers.cluster, {}
 
     def cluster(*args: Any, **options: Any) -> Clusters:
         question = pickle.dumps((args, options))
@@ -201,7 +201,7 @@ def find_clusters_once() -> None:
             found[question] = find(*args, **options)
         return found[question]
 
-    clusters.cluster = cluster
+    centers.cluster = cluster
 
 
 class Worst(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairflower.exchanges.control import ControlVariates
+from fairflower.exchanges.stored import ControlVariates
 from fairflower.training.trainer import Trainer
 
 

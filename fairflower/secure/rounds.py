@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays
-from fairflower.aggregation.messages import add_client_config
+from fairflower.aggregation.messages import RoundRequest, add_client_config
 from fairflower.aggregation.participation import note_merged
 from fairflower.aggregation.records import (
     InvalidReply,
@@ -20,8 +20,7 @@ from fairflower.aggregation.records import (
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import ReplyParser
-from fairflower.aggregation.reply_filter import ReplyFilter
+from fairflower.aggregation.replies import Replies, ReplyCheck
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, logger
@@ -60,7 +59,7 @@ class _Round:
     server_round: int
     asked: dict[int, Message]  # the strategy's train messages, by client
     received: Arrays
-    parser: ReplyParser
+    check: ReplyCheck
     numbers: dict[int, MetricRecord] = field(default_factory=dict)  # metrics before training
     trained: dict[int, MetricRecord] = field(default_factory=dict)  # metrics after training
     dropped: dict[int, str] = field(default_factory=dict)
@@ -96,8 +95,8 @@ class SecureAggregation:
         strategy, before = self.strategy, self.strategy.state_dict()
         received = decode_record(arrays)
         asked = {strategy._enrolled.client_of(message): message for message in messages}
-        parser = ReplyParser(strategy, received, strategy._enrolled.sizes)
-        now = _Round(server_round, asked, received, parser)
+        check = ReplyCheck(strategy, arrays, strategy._enrolled.sizes)
+        now = _Round(server_round, asked, received, check)
         strategy.diagnostics, strategy.clusters = {}, None
         strategy.client_ids, strategy.client_metrics = (), {}
         try:
@@ -130,14 +129,14 @@ class SecureAggregation:
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             if content.array_records:
                 raise InvalidReply("it sent arrays, but the server requested only numbers")
-            now.parser.check_numbers(client, metrics, names)
+            now.check.check_numbers(client, metrics, names)
             return metrics
 
-        reply_filter = strategy.reply_filter(now.server_round, messages)
-        now.dropped = reply_filter.dropped
-        now.numbers = reply_filter.usable(self.send(messages), check)
-        reply_filter.check_enough(len(now.numbers))
-        reply_filter.check_cap(len(now.numbers), strategy.max_client_weight)
+        replies = strategy.new_replies(RoundRequest(now.server_round, messages=messages))
+        now.dropped = replies.dropped
+        now.numbers = replies.read(self.send(messages), check).usable
+        replies.check_enough()
+        replies.check_cap(strategy.max_client_weight)
         return self._cohort(now, sorted(now.numbers))
 
     def _cohort(
@@ -184,11 +183,11 @@ class SecureAggregation:
                 return self._masked(now, instructions)
             except LostClients as lost:
                 at = {m.metadata.dst_node_id: client for client, m in now.asked.items()}
-                reply_filter = self.strategy.reply_filter(now.server_round, [])
+                replies = self.strategy.new_replies(RoundRequest(now.server_round))
                 for node, reason in lost.reasons.items():
-                    reply_filter.drop(at[node], reason)
+                    replies.drop(at[node], reason)
                     del shares[at[node]]
-                now.dropped |= reply_filter.dropped
+                now.dropped |= replies.dropped
 
     def _instructions(
         self, now: _Round, shares: Mapping[int, float], factors: Mapping[int, float]
@@ -218,22 +217,22 @@ class SecureAggregation:
             )
             add_client_config(message, self.strategy.configrecord_key, values.to_config())
             contents[message.metadata.dst_node_id] = message.content
-        reply_filters: list[ReplyFilter] = []
+        read: list[Replies] = []
 
         def usable(messages: Sequence[Message], replies: list[Message]) -> list[Message]:
-            reply_filter = self.strategy.reply_filter(now.server_round, list(messages))
-            reply_filters.append(reply_filter)
-            now.trained = reply_filter.usable(
-                replies, lambda *reply: self._check(now, instructions, *reply)
+            request = RoundRequest(now.server_round, messages=messages)
+            read.append(self.strategy.new_replies(request))
+            now.trained = (
+                read[-1].read(replies, lambda *reply: self._check(now, instructions, *reply)).usable
             )
-            now.dropped |= reply_filter.dropped
+            now.dropped |= read[-1].dropped
             _check_enough_clients({client: instructions[client].ratio for client in now.trained})
             nodes = {now.asked[client].metadata.dst_node_id for client in now.trained}
             return [r for r in replies if r.metadata.src_node_id in nodes and not r.has_error()]
 
         try:
             mean = masked_mean(self.send, now.server_round, contents, usable)
-            reply_filters[0].check_enough(len(now.trained))
+            read[0].check_enough()
             clients = sorted(now.trained)
             return decode(mean, now.received, [instructions[client] for client in clients]), clients
         except WrongSum as error:
@@ -253,8 +252,8 @@ class SecureAggregation:
         used = metrics.pop("num_examples", None)  # the weight, in Flower's record
         if any(len(record) for record in content.array_records.values()):
             raise InvalidReply("it sent arrays that are not masked")
-        now.parser.check_numbers(client, metrics, self.strategy.learns)
-        now.parser.check_policy({**metrics, **now.numbers[client]})
+        now.check.check_numbers(client, metrics, self.strategy.learns)
+        now.check.check_policy({**metrics, **now.numbers[client]})
         for name, value in metrics.items():
             check_finite(name, value)
         if used != mine.weight:

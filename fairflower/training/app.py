@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,24 +189,20 @@ def make_client_app(
     """
     app = ClientApp(mods=list(around))
 
-    @app.train(mods=list(mods))
-    @_naming_failures
-    def train(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        return _train_reply(trainer, config, message, context)
+    def answer_with(reply: Callable[..., Message]) -> Callable[[Message, Context], Message]:
+        def answer(message: Message, context: Context) -> Message:
+            try:
+                return reply(*_prepare(trainer_fn, message, context), message, context)
+            except (UserError, ValueError, FloatingPointError, OSError, *STOPS):
+                raise  # the text of these errors is enough
+            except BaseException as error:  # a KeyError's text alone says little
+                raise RuntimeError(failure_text(error)) from error
 
-    @app.train("measure", mods=list(mods))
-    @_naming_failures
-    def measure(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        return _measure_reply(trainer, config, message, context)
+        return answer
 
-    @app.evaluate()
-    @_naming_failures
-    def evaluate(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        return _evaluate_reply(trainer, config, message, context)
-
+    app.train(mods=list(mods))(answer_with(_train_reply))
+    app.train("measure", mods=list(mods))(answer_with(_measure_reply))
+    app.evaluate()(answer_with(_evaluate_reply))
     return app
 
 
@@ -258,23 +253,6 @@ def _evaluate_reply(
     if counts:
         reply[GROUP_COUNTS] = MetricRecord({"counts": counts})
     return Message(reply, reply_to=message)
-
-
-def _naming_failures(
-    app: Callable[[Message, Context], Message],
-) -> Callable[[Message, Context], Message]:
-    """Add type and place to exceptions whose text alone says little, such as a ``KeyError``."""
-
-    @functools.wraps(app)
-    def call(message: Message, context: Context) -> Message:
-        try:
-            return app(message, context)
-        except (UserError, ValueError, FloatingPointError, OSError, *STOPS):
-            raise  # the text of these errors is enough
-        except BaseException as error:
-            raise RuntimeError(failure_text(error)) from error
-
-    return call
 
 
 def _prepare(

@@ -11,11 +11,10 @@ import torch
 from toy_trainers import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
 from fairflower import models
-from fairflower.aggregation import clusters
 from fairflower.arrays import arrays_of
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
-from fairflower.exchanges import ClusterCenters
+from fairflower.exchanges import ClusterCenters, centers
 from fairflower.numerics.clustering import cluster
 from fairflower.strategies import FedAvg, FedGCR, Uniform
 from fairflower.testing.rounds import Rounds
@@ -210,7 +209,7 @@ def test_the_exchange_uses_the_chosen_clustering(monkeypatch):
         asked.append(clustering)
         return cluster(*args, clustering=clustering, **options)
 
-    monkeypatch.setattr(clusters, "cluster", spy)
+    monkeypatch.setattr(centers, "cluster", spy)
     for arguments in ({}, {"clustering": "gmm"}, {"variant": "released"}):
         exchange = ClusterCenters(num_clusters=2, **arguments)
         rounds = Rounds(FedAvg(min_clients=1, exchanges=[exchange]), MODEL, range(4))
