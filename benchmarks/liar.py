@@ -93,7 +93,7 @@ Answer = Callable[[FairStrategy, Arrays, int, RecordDict], RecordDict]
 
 def values_read(strategy: FairStrategy) -> tuple[str, ...]:
     """Return the names of measurements that a strategy requests, and of metrics that it reads."""
-    return (*strategy.needs, *strategy.reads)
+    return (*strategy.measurements, *strategy.reported_metrics)
 
 
 def lies_to_try(strategy: FairStrategy) -> Iterator[Lie]:

@@ -44,14 +44,14 @@ def strategies() -> str:
     rows = []
     for name, strategy in STRATEGIES.items():
         instance = strategy()
-        reported = (f"metric `{metric}`" for metric in instance.reads)
-        needs = ", ".join([*(_need(strategy, need) for need in instance.needs), *reported])
+        reported = (f"metric `{metric}`" for metric in instance.reported_metrics)
+        needs = ", ".join([*(_need(strategy, need) for need in instance.measurements), *reported])
         server_needs = [
             f"`{argument}`, or `{'` and `'.join(keys)}` in the config that it sends"
-            for argument, keys in strategy.FROM_CONFIG.items()
+            for argument, keys in strategy.config_keys.items()
         ]
-        if strategy.tell is not FairStrategy.tell:
-            server_needs = ["a config for each client (`tell`)"]
+        if strategy.client_config is not FairStrategy.client_config:
+            server_needs = ["a config for each client (`client_config`)"]
         if strategy.extra:
             server_needs.append(f"`fairflower[{strategy.extra}]`")
         server = ", ".join(server_needs)
@@ -65,7 +65,7 @@ def secure() -> str:
     for name, strategy in STRATEGIES.items():
         instance = strategy(alpha=0) if name == "fedeba+" else strategy()
         if instance.sums_suffice:
-            numbers = ", ".join(f"`{need}`" for need in instance.needs) or "nothing more"
+            numbers = ", ".join(f"`{need}`" for need in instance.measurements) or "nothing more"
             works = "with `strategy.alpha = 0`" if name == "fedeba+" else "yes"
             rows.append((f"`{name}`", works, numbers))
         else:
@@ -108,7 +108,7 @@ def clients() -> str:
         kinds = [type(exchange) for exchange in method.make_exchanges(arguments)]
         to = ", ".join(f"`{kind.name}`" for kind in kinds)
         names = [kind.name for kind in kinds if kind.returned]
-        names += [need for kind in kinds for need in kind().needs]
+        names += [need for kind in kinds for need in kind().measurements]
         back = ", ".join(f"`{name}`" for name in names)
         if kinds:
             rows.append((f"`{name}`", f"`{kinds[0].__name__}`", to, back or "nothing"))

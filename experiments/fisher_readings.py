@@ -93,7 +93,7 @@ class Reading(FedEquilibria):
         super().__init__(t=t, **options)
         self.reading = reading
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
         """Send the reading to the client, whose measurement depends on it."""
         return {"reading": self.reading}
 

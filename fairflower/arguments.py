@@ -176,6 +176,7 @@ class ArgumentSpec:
 
 #: Class attributes that must be tuples; a common mistake is a single value without its comma.
 _TUPLES = ("STATE", "needs", "reads", "learns", "exchanges")
+_TUPLES += ("measurements", "reported_metrics", "used_next_round")
 
 
 class Configurable:

@@ -130,7 +130,7 @@ class Words(FedAvg):
         super().__init__(**options)
 
 class Misspells(FedAvg):
-    needs = ("received_los",)
+    measurements = ("received_los",)
 
 @measurement(low=0, high=1)
 def median(trainer):
@@ -144,19 +144,19 @@ def shape(trainer):
     return 0.0
 
 class Median(FairStrategy):
-    needs = ("mine:median", "mine:sizes")
+    measurements = ("mine:median", "mine:sizes")
     def weigh(self, cohort):
         self.diagnostics["sizes"] = np.array([a["h"][0] for a in cohort.measured["mine:sizes"]])
         return np.exp(cohort.metrics["mine:median"]) / np.exp(cohort.metrics["mine:median"]).sum()
 
 class ByEntryPoint(Median):
-    needs = ("half", "mine:sizes")
+    measurements = ("half", "mine:sizes")
     def weigh(self, cohort):
         cohort.metrics["mine:median"] = cohort.metrics["half"]
         return super().weigh(cohort)
 
 class Undeclared(FedAvg):
-    needs = ("mine:shape",)
+    measurements = ("mine:shape",)
 
 def helper(): ...
 """

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.earlier_names import EarlierNames
 from fairflower.aggregation.records import check_arrays
 from fairflower.arguments import Configurable
 
 
-class Exchange(Configurable):
+class Exchange(EarlierNames, Configurable):
     """Base class for the shared state of a training method, such as control variates."""
 
     #: Name of the ArrayRecord in train messages and, if ``returned``, in replies.
@@ -27,8 +28,8 @@ class Exchange(Configurable):
     mean_of: ClassVar[str] = ""
     #: Remedy in errors about settings that rule out the exchange; "" means: choose another client.
     remedy: ClassVar[str] = ""
-    #: Measurements that clients return for the exchange, as in ``FairStrategy.needs``.
-    needs: tuple[str, ...] = ()
+    #: Measurements that clients return for the exchange, as in ``FairStrategy.measurements``.
+    measurements: tuple[str, ...] = ()
     #: The run's seed, for random draws; see ``FairStrategy.enroll``.
     seed: int = 0
     _seed: int = 0
@@ -54,7 +55,7 @@ class Exchange(Configurable):
         """
         return {}
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
         """Return values for the config of this client's train message."""
         return {}
 

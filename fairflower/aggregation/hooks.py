@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.earlier_names import EarlierNames
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.participation import Participation
 from fairflower.aggregation.records import is_buffer
@@ -20,7 +21,7 @@ from fairflower.registry.measurements import MEASUREMENTS
 Diagnostic = NDArray[np.float64] | float
 
 
-class StrategyHooks:
+class StrategyHooks(EarlierNames):
     """Hooks of `FairStrategy`: a subclass defines ``weigh`` or ``merge``, and others if needed."""
 
     #: Paper of the strategy, for ``fairflower list`` and the report.
@@ -31,20 +32,20 @@ class StrategyHooks:
 
     #: Measurements that clients return with their model, by name in
     #: `fairflower.registry.measurements`. The train message's config lists them under ``measure``.
-    needs: tuple[str, ...] = ()
+    measurements: tuple[str, ...] = ()
     #: Metric or measurement -> a range of its values that is narrower than in the table
     #: (`fairflower.registry.measurements`).
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
     #: Selects the clients of every round.
     _participation: Participation
     #: Metrics that the strategy uses and that clients always report.
-    reads: tuple[str, ...] = ()
+    reported_metrics: tuple[str, ...] = ()
 
     #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
     #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
     sums_suffice: bool = False
     #: Measurements of the trained model that `weigh` uses from the next round on.
-    learns: tuple[str, ...] = ()
+    used_next_round: tuple[str, ...] = ()
 
     #: Attributes kept from round to round and in checkpoints: numbers, None, arrays, and dicts
     #: of these with text or whole numbers (client ids) as keys.
@@ -56,9 +57,9 @@ class StrategyHooks:
 
     #: Argument -> run config keys. `read_config` reads an argument that is None from the config of
     #: the train messages. A strategy whose argument has several keys overrides `read_config`.
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Attributes that the config sets; None before the first config.
-    _taken: tuple[str, ...] | None = None
+    _config_arguments: tuple[str, ...] | None = None
 
     #: Values that explain the last merge: numbers, arrays of shape (K,) per client, or (K, K)
     #: per pair of clients. A subclass that overrides `merge` must set ``weights``. If updates are
@@ -104,7 +105,7 @@ class StrategyHooks:
         return None
 
     def note_trained(self, cohort: Cohort) -> None:
-        """Store the measurements in `learns`; secure aggregation calls this after ``weigh``."""
+        """Store the measurements `used_next_round`; secure aggregation calls it after ``weigh``."""
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Read arguments from the config of the train messages.
@@ -112,31 +113,31 @@ class StrategyHooks:
         Called before every round, since the learning rate may change, and when a run config is
         validated. Raises ``ValueError`` if the strategy does not support the clients' training.
         """
-        if self._taken is None:
-            self._taken = tuple(a for a in self.FROM_CONFIG if getattr(self, a) is None)
-        for attribute in self._taken:
-            (key,) = self.FROM_CONFIG[attribute]
+        if self._config_arguments is None:
+            self._config_arguments = tuple(a for a in self.config_keys if getattr(self, a) is None)
+        for attribute in self._config_arguments:
+            (key,) = self.config_keys[attribute]
             setattr(self, attribute, config.get(key, getattr(self, attribute)))
 
-    def _check_taken(self) -> None:
+    def _check_config_arguments(self) -> None:
         """Raise ``ConfigError`` if an argument is neither given nor in the config."""
-        for attribute in self._taken or ():
+        for attribute in self._config_arguments or ():
             if getattr(self, attribute) is None:
-                name, (key,) = type(self).__name__, self.FROM_CONFIG[attribute]
+                name, (key,) = type(self).__name__, self.config_keys[attribute]
                 raise ConfigError(
                     f"{attribute} = None: {name} needs it. Set {name}({attribute}=...), or send "
                     f"{key!r} in the config of train messages, as {name}.start sends the rounds."
                 )
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
         """Return values for the config of this client's train message."""
         return {}
 
     @property
     def _measurements(self) -> tuple[str, ...]:
         """Measurements that the strategy and its exchanges need, without duplicates."""
-        others = (name for exchange in self.exchanges for name in exchange.needs)
-        return tuple(dict.fromkeys((*self.needs, *others)))
+        others = (name for exchange in self.exchanges for name in exchange.measurements)
+        return tuple(dict.fromkeys((*self.measurements, *others)))
 
     @property
     def _array_measurements(self) -> list[str]:
@@ -146,7 +147,8 @@ class StrategyHooks:
     @property
     def _beside_model(self) -> set[str]:
         """Names of the metrics and records that are read from replies beside the model."""
-        return {*self._measurements, *self.reads, *(exchange.name for exchange in self.exchanges)}
+        exchanges = (exchange.name for exchange in self.exchanges)
+        return {*self._measurements, *self.reported_metrics, *exchanges}
 
     def buffers_of(self, model: Arrays) -> frozenset[str]:
         """Return the names of the model's arrays that are not trained.

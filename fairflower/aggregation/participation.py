@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
+from fairflower.aggregation.earlier_names import EarlierNames
 from fairflower.arguments import Configurable
 from fairflower.errors import (
     ConfigError,
@@ -60,7 +61,7 @@ class Draw:
         return sorted([*chosen, *others[: max(0, self.size - len(chosen))]])
 
 
-class Participation(Configurable):
+class Participation(EarlierNames, Configurable):
     """Base class of participation policies, which select the clients of every round.
 
     Attributes that a policy needs from round to round are named in ``STATE``; checkpoints include
@@ -86,7 +87,7 @@ class Participation(Configurable):
         raise NotImplementedError(f"{type(self).__name__}: define the method choose.")
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reported_metrics(self) -> tuple[str, ...]:
         """The metrics of train replies that `merged` needs; replies without them are dropped."""
         return ()
 

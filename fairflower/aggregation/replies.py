@@ -310,7 +310,7 @@ class ReplyCheck:
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
         measured: dict[str, Arrays] = {}
         arrays_needed = self.strategy._array_measurements
-        for name in (*self.strategy._measurements, *self.strategy.reads):
+        for name in (*self.strategy._measurements, *self.strategy.reported_metrics):
             if name in arrays_needed:
                 measured[name] = self._vectors(name, content)
                 if name == "received_group_counts":
@@ -419,7 +419,7 @@ class ReplyCheck:
 
     def check_policy(self, metrics: Container[str]) -> None:
         """Raise ``InvalidReply`` if metrics are missing that the participation policy reads."""
-        for name in (policy := self.strategy._participation).reads:
+        for name in (policy := self.strategy._participation).reported_metrics:
             self._check_present(name, "metric", metrics, type(policy).__name__)
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:

@@ -160,7 +160,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         check_dp_compatible(self, arrays)
         self.read_config(config)
         if self._enrolled.nodes is None:  # fairflower's app sends all settings
-            self._check_taken()
+            self._check_config_arguments()
         if self._measurements:
             config["measure"] = ",".join(self._measurements)
         nodes = self._enrolled.connected(grid, self.min_available_nodes)
@@ -178,7 +178,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 record = record_of(shared)
                 for message in messages:
                     message.content[exchange.name] = record
-        tell = [self.tell, *(exchange.tell for exchange in self.exchanges)]
+        tell = [self.client_config, *(exchange.client_config for exchange in self.exchanges)]
         key, rounds = self.configrecord_key, self.merged_rounds
         self._enrolled.add_own(messages, rounds, key, self.exchanges, tell)
         self._requests[MessageType.TRAIN] = RoundRequest(server_round, arrays, messages, len(nodes))

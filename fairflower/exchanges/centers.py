@@ -29,7 +29,7 @@ class ClusteringMixin:
 
     STATE: ClassVar[tuple[str, ...]] = ("members", "centers")
 
-    needs: tuple[str, ...]
+    measurements: tuple[str, ...]
     _seed: int
     num_clusters: int | Literal["auto"]  # T'
     clustering: Clustering  # see `cluster`
@@ -40,7 +40,7 @@ class ClusteringMixin:
         self, cohort: Cohort
     ) -> tuple[Clusters, dict[str, NDArray[np.float64] | float]]:
         """Return the cohort's clusters, numbered as in earlier rounds, and their diagnostics."""
-        h = np.array([arrays["h"] for arrays in cohort.measured[self.needs[0]]], np.float64)
+        h = np.array([arrays["h"] for arrays in cohort.measured[self.measurements[0]]], np.float64)
         clusters = cluster(
             h,
             cohort.client_ids,
@@ -76,7 +76,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
     name = "centers"
     mean_of = "class"
     returned = False
-    needs = ("received_representation",)
+    measurements = ("received_representation",)
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
     ) -> None:
         self.num_clusters = num_clusters
         self.clustering, measured = resolve_variant(variant, num_clusters, clustering)
-        self.needs = (measured,)
+        self.measurements = (measured,)
         self.members, self.centers = {}, {}
 
     def broadcast(self, server_round: int) -> Arrays:
@@ -95,7 +95,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
             return {}
         return {"H": np.array([self.centers[t] for t in sorted(self.centers)], np.float32)}
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
         if client_id not in self.members:
             return {}
         return {"cluster": sorted(self.centers).index(self.members[client_id])}

@@ -58,7 +58,7 @@ class PowerOfChoice(Participation):
         self.train_losses: dict[int, float] = {}
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reported_metrics(self) -> tuple[str, ...]:
         """``train_loss`` with ``loss = "train"``, otherwise nothing."""
         return ("train_loss",) if self.loss == "train" else ()
 

@@ -124,7 +124,7 @@ class SecureAggregation:
         """Run the first exchange and return the clients' numbers as a cohort."""
         strategy = self.strategy
         messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
-        names = [n for n in strategy._measurements if n not in strategy.learns]
+        names = [n for n in strategy._measurements if n not in strategy.used_next_round]
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             if content.array_records:
@@ -252,7 +252,7 @@ class SecureAggregation:
         used = metrics.pop("num_examples", None)  # the weight, in Flower's record
         if any(len(record) for record in content.array_records.values()):
             raise InvalidReply("it sent arrays that are not masked")
-        now.check.check_numbers(client, metrics, self.strategy.learns)
+        now.check.check_numbers(client, metrics, self.strategy.used_next_round)
         now.check.check_policy({**metrics, **now.numbers[client]})
         for name, value in metrics.items():
             check_finite(name, value)

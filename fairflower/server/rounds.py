@@ -421,7 +421,9 @@ def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> Strategy
     """If a measurement or an array that stays on the clients is missing, add this to the error."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
     if missing and missing[0] in MEASUREMENTS:
-        return StrategyError(f"{error} Clients send {missing[0]!r} if the class has it in `needs`.")
+        return StrategyError(
+            f"{error} Clients send {missing[0]!r} if the class has it in `measurements`."
+        )
     if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
         return error
     return StrategyError(

@@ -91,7 +91,7 @@ class AAggFF(FairStrategy):
 
     paper: ClassVar[str] = "Hahn, Kim, Lee, ICML 2024"
     extra = "solvers"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("responses", "means", "gains", "p", "sums", "played")
 

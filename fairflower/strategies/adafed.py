@@ -73,7 +73,7 @@ class AdaFed(FairStrategy):
     paper: ClassVar[str] = "Mohajer Hamidi, Yang, TMLR 2024"
     extrapolates = True  # coefficients may be negative
     keeps_agreement = False  # equal updates with different losses give no step
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class AFL(FairStrategy):
     """
 
     paper: ClassVar[str] = "Mohri, Sivek, Suresh, ICML 2019"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("lambdas",)
 

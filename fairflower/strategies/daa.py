@@ -64,7 +64,7 @@ class DaA(FairStrategy):
     """
 
     paper: ClassVar[str] = "F2DC, CVPR 2026 (DaA)"
-    needs = ("class_counts",)
+    measurements = ("class_counts",)
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ class EAGLE(FairStrategy):
     """
 
     paper: ClassVar[str] = "after Erraji, Perrot, Bellet, 2026 (reconstructed)"
-    needs = ("received_loss", "local_loss")
+    measurements = ("received_loss", "local_loss")
     sums_suffice = True
 
     def __init__(

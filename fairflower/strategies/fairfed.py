@@ -101,7 +101,7 @@ class FairFed(FairStrategy):
         self.beta, self.metric = beta, metric
         #: Whether the metric is one of group fairness, which is computed from counts of people.
         self.of_groups = metric in {difference.name for difference in DIFFERENCES}
-        self.needs = ("received_group_counts",) if self.of_groups else (metric,)
+        self.measurements = ("received_group_counts",) if self.of_groups else (metric,)
         self.sums_suffice = not self.of_groups
         self.w: dict[int, float] = {}  # client -> multiple of its weight in FedAvg
 

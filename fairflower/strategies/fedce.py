@@ -28,9 +28,9 @@ class FedCE(FairStrategy):
         theta <- sum_k c_k theta_k
 
     Only client k can compute theta_-k, because it has both the received model and the model that it
-    trained last. The server sends each client its coefficient (``tell``). The client keeps its
-    trained model until the next round and reports ``minus_accuracy``. A client that was not merged
-    in the previous round gets no coefficient, and its theta_-k is the received model.
+    trained last. The server sends each client its coefficient (``client_config``). The client keeps
+    its trained model until the next round and reports ``minus_accuracy``. A client that was not
+    merged in the previous round gets no coefficient, and its theta_-k is the received model.
 
     The number of examples is not used, as in the authors' code. The initial coefficients are equal.
     BatchNorm statistics are averaged with c and do not affect the cosines.
@@ -96,14 +96,14 @@ class FedCE(FairStrategy):
             )
         super().__init__(**options)
         self.mode, self.metric = mode, metric
-        self.needs, self.ranges = (metric,), {metric: (0, 1)}
+        self.measurements, self.ranges = (metric,), {metric: (0, 1)}
         self.rounds: dict[int, int] = {}  # client -> rounds that it took part in
         self.cosine: dict[int, float] = {}  # client -> means over these rounds
         self.minus: dict[int, float] = {}
         self.c: dict[int, float] = {}
         self.part: dict[int, float] = {}  # client -> coefficient in the newest model
 
-    def tell(self, client_id: int) -> dict[str, float]:
+    def client_config(self, client_id: int) -> dict[str, float]:
         """Return the client's coefficient in the model that it receives; {} if it has none."""
         return {"coefficient": self.part[client_id]} if client_id in self.part else {}
 

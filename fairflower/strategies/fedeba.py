@@ -85,7 +85,7 @@ class FedEBAPlus(FairStrategy):
     paper: ClassVar[str] = "after Wang et al., ICML 2026 (reconstructed)"
     extrapolates = True  # the common step is not a step of any client
     keeps_agreement = False  # for the same reason
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class FedEBAPlus(FairStrategy):
         super().__init__(**options)
         self.tau, self.alpha, self.theta = tau, alpha, theta
         self.lr = lr if alpha > 0 else 0.0  # without a common step it is not used
-        self.needs = ("received_loss", "gradient") if alpha > 0 else ("received_loss",)
+        self.measurements = ("received_loss", "gradient") if alpha > 0 else ("received_loss",)
         self.sums_suffice = alpha == 0
 
     def read_config(self, config: Mapping[str, Any]) -> None:

@@ -84,7 +84,7 @@ class FedEquilibria(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.t, self.scale, self.space = t, scale or "none", space
-        self.needs = (space,) if t > 0 else ()
+        self.measurements = (space,) if t > 0 else ()
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         distance = np.sqrt(cohort.squared_norms())

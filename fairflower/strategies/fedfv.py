@@ -80,7 +80,7 @@ class FedFV(FairStrategy):
 
     paper: ClassVar[str] = "Wang et al., IJCAI 2021"
     extrapolates = True  # a projection, rescaled to the norm of the mean step
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
     def __init__(

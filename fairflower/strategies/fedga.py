@@ -65,10 +65,10 @@ class FedGA(FairStrategy):
     """
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2023 (FedDG-GA)"
-    needs = ("received_loss", "trained_loss")
+    measurements = ("received_loss", "trained_loss")
     sums_suffice = True
-    learns = ("trained_loss",)
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
+    used_next_round = ("trained_loss",)
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
     STATE: ClassVar[tuple[str, ...]] = ("w", "trained")
 
     def __init__(

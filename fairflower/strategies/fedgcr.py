@@ -151,9 +151,9 @@ class FedGCR(ClusteringMixin, FairStrategy):
             gamma = 0.9 if variant == "released" else 0.5
         self.gamma = gamma
         if variant == "released":
-            self.needs = (h, "received_loss")
+            self.measurements = (h, "received_loss")
         else:
-            self.needs, self.reads = (h,), ("train_loss",)
+            self.measurements, self.reported_metrics = (h,), ("train_loss",)
         self.members, self.centers = {}, {}
 
     def weigh(self, cohort: Cohort) -> Values:

@@ -71,7 +71,7 @@ class FedISM(FairStrategy):
     """
 
     paper: ClassVar[str] = "Wu et al., IJCAI 2024"
-    needs = ("sharpness",)
+    measurements = ("sharpness",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 
@@ -88,11 +88,11 @@ class FedISM(FairStrategy):
         self.w: dict[int, float] = {}  # client -> weight; they sum to 1
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        return self._average(cohort, np.maximum(cohort.metrics[self.needs[0]], FLOOR))
+        return self._average(cohort, np.maximum(cohort.metrics[self.measurements[0]], FLOOR))
 
     def _average(self, cohort: Cohort, S: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weights w of Eq. 14 for positive S, shape (K,)."""
-        self.diagnostics[self.needs[0]] = S
+        self.diagnostics[self.measurements[0]] = S
         wt = self._match(S)
         known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])

@@ -76,7 +76,7 @@ class FedISMPlus(FedISM):
     """
 
     paper: ClassVar[str] = "Wu et al., arXiv 2503.09587"
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class FedISMPlus(FedISM):
         super().__init__(q=q, beta=beta, variant=variant, **options)
         self.rho, self.p, self.state = rho, p, state
         self.rounds = rounds if p > 0 else 1  # the radius does not change
-        self.needs = (state,)
+        self.measurements = (state,)
 
     def radius(self, server_round: int) -> float:
         """Return the radius rho_t in round ``server_round``."""

@@ -79,7 +79,7 @@ class FedLF(FairStrategy):
     extra = "solvers"
     extrapolates = True  # scaled to the norm of the mean step
     keeps_agreement = False  # equal updates with different losses give no step
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
     def __init__(

@@ -71,9 +71,9 @@ class FedNova(FairStrategy):
     paper: ClassVar[str] = "Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020"
     extrapolates = True  # if clients take different numbers of steps
     keeps_agreement = False  # for the same reason
-    needs = ("steps",)
+    measurements = ("steps",)
     sums_suffice = True
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"momentum": ("train.momentum",)}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"momentum": ("train.momentum",)}
 
     def __init__(
         self, *, momentum: Annotated[float | None, Range(0, 1)] = None, **options: Unpack[Options]
@@ -94,7 +94,7 @@ class FedNova(FairStrategy):
                 "train.momentum in the clients' config, or FedNova(momentum=...)."
             )
 
-    def _check_taken(self) -> None:
+    def _check_config_arguments(self) -> None:
         """Accept a config without a momentum: the clients then train without."""
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:

@@ -107,7 +107,7 @@ class FedPW(FairStrategy):
     paper: ClassVar[str] = "Guan et al., NeurIPS 2025"
     extrapolates = True  # coordinates are scaled up
     keeps_agreement = False  # coordinates are dropped
-    reads = ("train_loss",)
+    reported_metrics = ("train_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("p", "dp", "q", "dq", "first_loss", "first_alignment")
 
     def __init__(

@@ -65,7 +65,7 @@ class PA3Fed(FairStrategy):
     """
 
     paper: ClassVar[str] = "after Huang & Liu, AAAI 2025 (reconstructed)"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("losses",)
 

@@ -58,7 +58,7 @@ class PropFair(FairStrategy):
     """
 
     paper: ClassVar[str] = "Zhang, Malekmohammadi, Chen, Yu, TMLR 2023 (objective)"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
 
     def __init__(

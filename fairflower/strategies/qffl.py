@@ -87,9 +87,9 @@ class QFFL(FairStrategy):
 
     paper: ClassVar[str] = "Li, Sanjabi, Beirami, Smith, ICLR 2020"
     keeps_agreement = False  # the step's norm differs from the updates'
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr", "train.momentum")}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr", "train.momentum")}
 
     def __init__(
         self,

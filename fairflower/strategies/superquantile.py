@@ -59,7 +59,7 @@ class Superquantile(FairStrategy):
     """
 
     paper: ClassVar[str] = "Pillutla, Laguel, Malick, Harchaoui, Machine Learning 2023 (Delta-FL)"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
 
     def __init__(

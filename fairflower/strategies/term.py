@@ -60,7 +60,7 @@ class TERM(FairStrategy):
     """
 
     paper: ClassVar[str] = "Li, Beirami, Sanjabi, Smith, ICLR 2021"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
 
     def __init__(

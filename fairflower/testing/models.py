@@ -153,7 +153,7 @@ def rehearse(
     trainer = make(0)
     trained = trainable(trainer.model).keys()
     strategy = Uniform(exchanges=exchanges, buffers=trainer.send().keys() - trained)
-    strategy.needs, strategy._trained = tuple(needs), trained
+    strategy.measurements, strategy._trained = tuple(needs), trained
     before = unsent_buffers(trainer.model)
     run_toy_rounds(strategy, make, clients=2, rounds=2)
     make(0).test()

@@ -165,7 +165,7 @@ class Rounds:
             if not is_buffer(name, array)
         }
         made_up: dict[str, Any] = {}
-        for need in (*self.strategy.needs, *self.strategy.reads):
+        for need in (*self.strategy.measurements, *self.strategy.reported_metrics):
             match MEASUREMENTS.assumed(need).shape:
                 case "vector":
                     h = random.normal(size=7).astype(np.float32)

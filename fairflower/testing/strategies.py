@@ -79,9 +79,9 @@ def check_arguments(make: Make) -> None:
 
 
 def check_measurements(make: Make) -> None:
-    """Check that the measurements in ``needs`` exist, and that no name in ``reads`` is misspelt."""
+    """Check that ``measurements`` exist, and that no name in ``reported_metrics`` is misspelt."""
     rule, known = make(), [*MEASUREMENTS, "train_loss", "num-examples"]
-    for name in rule.reads:
+    for name in rule.reported_metrics:
         assert name in known or not difflib.get_close_matches(name, known, cutoff=0.8), (
             f"{type(rule).__name__}: {unknown('metric', name, known)}"
         )
@@ -243,7 +243,7 @@ def check_sums(make: Make) -> None:
 def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Mapping[str, NDArray[Any]]:
     """Compute the next model as secure aggregation does, but without masks and rounding."""
     given = {f.name: getattr(cohort, f.name) for f in fields(cohort)} | {"returned": ()}
-    known = {k: v for k, v in cohort.metrics.items() if k not in strategy.learns}
+    known = {k: v for k, v in cohort.metrics.items() if k not in strategy.used_next_round}
     numbers = SumCohort(**given | {"metrics": known})
     weights = numbers.cap(np.asarray(strategy.weigh(numbers)))
     factors = strategy.square_factors(numbers)

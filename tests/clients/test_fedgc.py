@@ -181,7 +181,7 @@ def test_clients_receive_the_row_of_their_center():
     exchange.members = {5: 10, 6: 2}
     exchange.centers = {10: np.ones(3), 2: np.zeros(3)}
     for client, center in ((5, 1), (6, 0)):
-        row = exchange.tell(client)["cluster"]
+        row = exchange.client_config(client)["cluster"]
         np.testing.assert_array_equal(exchange.broadcast(2)["H"][row], center)
 
 
@@ -191,7 +191,7 @@ def test_the_exchange_variants_match_those_of_the_strategy():
         exchange, rule = (
             kind(num_clusters=2, variant=variant) for kind in (ClusterCenters, FedGCR)
         )
-        assert exchange.needs == rule.needs[:1]
+        assert exchange.measurements == rule.measurements[:1]
         assert exchange.clustering == rule.clustering
     assert ClusterCenters(clustering="gmm").clustering == "gmm"
     with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*Set the number"):

@@ -250,7 +250,7 @@ def test_finite_updates_whose_merged_model_overflows_fail_the_round():
 NUMBERS = [
     (name, need)
     for name, kind in STRATEGIES.items()
-    for need in kind().needs
+    for need in kind().measurements
     if need not in kind()._array_measurements
 ]
 

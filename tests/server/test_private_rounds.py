@@ -64,7 +64,7 @@ def test_strategies_have_a_privacy_proof_or_are_refused(name: str) -> None:
     strategy = RunConfig.from_flat(settings).strategy.make()
     assert name == "qffl" or type(strategy).merge is FairStrategy.merge
     assert not strategy._array_measurements
-    assert not strategy.reads  # train_loss, for example, has no noise
+    assert not strategy.reported_metrics  # train_loss, for example, has no noise
 
 
 @pytest.mark.parametrize("name", [name for name in PROVEN if name != "fedavg"])
