@@ -1,4 +1,4 @@
-"""Attributes and methods of strategies: how a strategy merges, and what it needs."""
+"""What a strategy is: how it merges, what it needs for this, and what it keeps."""
 
 from __future__ import annotations
 
@@ -24,28 +24,21 @@ Diagnostic = NDArray[np.float64] | float
 class StrategyHooks(EarlierNames):
     """Hooks of `FairStrategy`: a subclass defines ``weigh`` or ``merge``, and others if needed."""
 
+    # --- what a subclass may define ----------------------------------------------------------
+
     #: Paper of the strategy, for ``fairflower list`` and the report.
     paper: ClassVar[str] = ""
-
     #: Extra of fairflower that the strategy needs: ``"solvers"``, or "" if it needs none.
     extra: ClassVar[str] = ""
 
     #: Measurements that clients return with their model, by name in
     #: `fairflower.registry.measurements`. The train message's config lists them under ``measure``.
     measurements: tuple[str, ...] = ()
+    #: Metrics that the strategy uses and that clients always report.
+    reported_metrics: tuple[str, ...] = ()
     #: Metric or measurement -> a range of its values that is narrower than in the table
     #: (`fairflower.registry.measurements`).
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
-    #: Selects the clients of every round.
-    _participation: Participation
-    #: Metrics that the strategy uses and that clients always report.
-    reported_metrics: tuple[str, ...] = ()
-
-    #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
-    #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
-    sums_suffice: bool = False
-    #: Measurements of the trained model that `weigh` uses from the next round on.
-    used_next_round: tuple[str, ...] = ()
 
     #: Attributes kept from round to round and in checkpoints: numbers, None, arrays, and dicts
     #: of these with text or whole numbers (client ids) as keys.
@@ -55,29 +48,15 @@ class StrategyHooks(EarlierNames):
     #: Whether the merged model is the clients' model if all clients return the same model.
     keeps_agreement: ClassVar[bool] = True
 
+    #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
+    #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
+    sums_suffice: bool = False
+    #: Measurements of the trained model that `weigh` uses from the next round on.
+    used_next_round: tuple[str, ...] = ()
+
     #: Argument -> run config keys. `read_config` reads an argument that is None from the config of
     #: the train messages. A strategy whose argument has several keys overrides `read_config`.
     config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: Attributes that the config sets; None before the first config.
-    _config_arguments: tuple[str, ...] | None = None
-
-    #: Values that explain the last merge: numbers, arrays of shape (K,) per client, or (K, K)
-    #: per pair of clients. A subclass that overrides `merge` must set ``weights``. If updates are
-    #: bounded, ``clipped`` has the factors by which they were scaled down.
-    diagnostics: dict[str, Diagnostic]
-    #: Clusters of the last cohort; None if the strategy does not cluster.
-    clusters: Clusters | None
-    #: The run's seed, for a strategy's own random draws. fairflower's draws use ``_seed``.
-    seed: int = 0
-    _seed: int = 0
-    #: Shared state that is sent in addition to the model.
-    exchanges: tuple[Exchange, ...]
-    #: Names of arrays that are not trained; None derives them from names and dtypes.
-    _buffers: frozenset[str] | None
-    #: Names of arrays that are known to be trained, although they may be named like buffers.
-    _trained: Collection[str] = frozenset()
-    weighted_by_key: str
-    arrayrecord_key: str
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         """Return the clients' weights, shape (K,): non-negative, with sum 1."""
@@ -107,6 +86,10 @@ class StrategyHooks(EarlierNames):
     def note_trained(self, cohort: Cohort) -> None:
         """Store the measurements `used_next_round`; secure aggregation calls it after ``weigh``."""
 
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
+        """Return values for the config of this client's train message."""
+        return {}
+
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Read arguments from the config of the train messages.
 
@@ -119,6 +102,30 @@ class StrategyHooks(EarlierNames):
             (key,) = self.config_keys[attribute]
             setattr(self, attribute, config.get(key, getattr(self, attribute)))
 
+    # --- what the base class sets ------------------------------------------------------------
+
+    #: Values that explain the last merge: numbers, arrays of shape (K,) per client, or (K, K)
+    #: per pair of clients. A subclass that overrides `merge` must set ``weights``. If updates are
+    #: bounded, ``clipped`` has the factors by which they were scaled down.
+    diagnostics: dict[str, Diagnostic]
+    #: Clusters of the last cohort; None if the strategy does not cluster.
+    clusters: Clusters | None
+    #: The run's seed, for a strategy's own random draws. fairflower's draws use ``_seed``.
+    seed: int = 0
+    _seed: int = 0
+    #: Shared state that is sent in addition to the model.
+    exchanges: tuple[Exchange, ...]
+    weighted_by_key: str
+    arrayrecord_key: str
+    #: Selects the clients of every round.
+    _participation: Participation
+    #: Names of arrays that are not trained; None derives them from names and dtypes.
+    _buffers: frozenset[str] | None
+    #: Names of arrays that are known to be trained, although they may be named like buffers.
+    _trained: Collection[str] = frozenset()
+    #: Arguments that the config sets; None before the first config.
+    _config_arguments: tuple[str, ...] | None = None
+
     def _check_config_arguments(self) -> None:
         """Raise ``ConfigError`` if an argument is neither given nor in the config."""
         for attribute in self._config_arguments or ():
@@ -129,10 +136,6 @@ class StrategyHooks(EarlierNames):
                     f"{key!r} in the config of train messages, as {name}.start sends the rounds."
                 )
 
-    def client_config(self, client_id: int) -> Mapping[str, float | str]:
-        """Return values for the config of this client's train message."""
-        return {}
-
     @property
     def _measurements(self) -> tuple[str, ...]:
         """Measurements that the strategy and its exchanges need, without duplicates."""
@@ -142,7 +145,7 @@ class StrategyHooks(EarlierNames):
     @property
     def _array_measurements(self) -> list[str]:
         """Those of the measurements that are arrays."""
-        return [name for name in self._measurements if MEASUREMENTS.assumed(name).shape != "number"]
+        return [n for n in self._measurements if MEASUREMENTS.assumed(n).shape != "number"]
 
     @property
     def _beside_model(self) -> set[str]:

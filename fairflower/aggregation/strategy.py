@@ -269,8 +269,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 merged = self.merge(cohort)
                 _check_arrays(type(self).__name__, merged, check.received)
                 merged = self._corrected(check, cohort, merged)
-        self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
-        note_merged(self._participation, cohort)
+        self.note_merged(cohort)
         contents = [usable.usable[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
@@ -321,14 +320,23 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.dropped = replies.dropped
         return replies
 
+    def note_cohort(self, cohort: Cohort) -> None:
+        """Store which clients are merged, and what they reported."""
+        self.client_ids = cohort.client_ids
+        self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
+
+    def note_merged(self, cohort: Cohort) -> None:
+        """Store that the clients have been merged, for their state and for the policy."""
+        self.merged_rounds |= dict.fromkeys(cohort.client_ids, cohort.server_round)
+        note_merged(self._participation, cohort)
+
     def _gathered(self, check: ReplyCheck, replies: Replies) -> Cohort:
         """Return the usable replies as a cohort, with bounded updates."""
         if check.large_norms:
             before = f"round {replies.request.server_round}: "
             self._large_norms = [before + text for text in check.large_norms]
         cohort = check.gather(replies, self.max_client_weight)
-        self.client_ids = cohort.client_ids
-        self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
+        self.note_cohort(cohort)
         self.diagnostics, self.clusters = {}, None
         bounds = self.clip_update_norm, self.clip_update_median
         cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)

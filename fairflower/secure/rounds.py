@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays
 from fairflower.aggregation.messages import RoundRequest, add_client_config
-from fairflower.aggregation.participation import note_merged
 from fairflower.aggregation.records import (
     InvalidReply,
     check_finite,
@@ -278,8 +277,7 @@ class SecureAggregation:
         for name, value in strategy.diagnostics.items():  # remove clients that failed since
             if np.shape(value)[:1] == (len(measured),):
                 strategy.diagnostics[name] = np.asarray(value)[kept]
-        strategy.client_ids = cohort.client_ids
-        strategy.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
+        strategy.note_cohort(cohort)
         strategy.diagnostics["weights"] = cohort.total.weights
         merged = strategy.combine(cohort, cohort.total.weights)
         strategy.diagnostics["quantization_error"] = cohort.total.error
@@ -290,8 +288,7 @@ class SecureAggregation:
             )
         _warn_if_shown(now.server_round, cohort)
         strategy.note_trained(cohort)
-        strategy.merged_rounds |= dict.fromkeys(cohort.client_ids, now.server_round)
-        note_merged(strategy._participation, cohort)
+        strategy.note_merged(cohort)
         return merged
 
 
