@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
 from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, accuracy, signed_difference
 from fairflower.numerics.simplex import current_weights, store_weights
 from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class FairFed(FairStrategy):
@@ -105,7 +101,7 @@ class FairFed(FairStrategy):
         self.sums_suffice = not self.of_groups
         self.w: dict[int, float] = {}  # client -> multiple of its weight in FedAvg
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         clients, n = cohort.client_ids, cohort.num_examples
         if self.of_groups:
             gap = self._group_gap(cohort)
@@ -118,7 +114,7 @@ class FairFed(FairStrategy):
         self.diagnostics["gap"] = gap
         return w
 
-    def _group_gap(self, cohort: Cohort) -> NDArray[np.float64]:
+    def _group_gap(self, cohort: Cohort) -> Vector:
         """Return | F_k - F |, or | a_k - a | where the former is undefined, shape (K,)."""
         counts = [a["h"].reshape(-1, len(COUNTS)) for a in cohort.measured["received_group_counts"]]
         # Clients send float32, whose sums are exact only up to 2**24.

@@ -6,11 +6,8 @@ from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.numerics import Vector
 from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Vector
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6

@@ -7,13 +7,9 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import inequality_angle
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Degrees by which a computed angle may exceed theta, because it is rounded.
 _ROUNDING = 1e-9
@@ -110,12 +106,12 @@ class FedEBAPlus(FairStrategy):
                 "train.lr in the clients' config, FedEBAPlus(lr=...), or alpha = 0."
             )
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         F = cohort.metrics["received_loss"]
         tilt = np.exp((F - F.max()) / self.tau)
         return cohort.cap(tilt / tilt.sum())
 
-    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+    def combine(self, cohort: Cohort, weights: Vector) -> Arrays:
         unequal = inequality_angle(cohort.metrics["received_loss"])
         self.diagnostics["angle"] = unequal
         if self.alpha == 0 or unequal > self.theta + _ROUNDING:

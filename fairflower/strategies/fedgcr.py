@@ -8,15 +8,10 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
 from fairflower.exchanges.centers import ClusteringMixin
 from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
 from fairflower.registry.measurements import LARGEST
-
-Values = NDArray[np.float64]
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class FedGCR(ClusteringMixin, FairStrategy):
@@ -156,7 +151,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
             self.measurements, self.reported_metrics = (h,), ("train_loss",)
         self.members, self.centers = {}, {}
 
-    def weigh(self, cohort: Cohort) -> Values:
+    def weigh(self, cohort: Cohort) -> Vector:
         self.clusters, diagnostics = self.find_clusters(cohort)
         loss = self._losses(cohort)
         elapsed = cohort.server_round - (0 if self.variant == "released" else 1)
@@ -168,7 +163,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
         self.diagnostics |= diagnostics
         return reweigh(omega, loss, cluster_loss, beta, self.q)
 
-    def _losses(self, cohort: Cohort) -> Values:
+    def _losses(self, cohort: Cohort) -> Vector:
         """Return the clients' losses L_k, shape (K,)."""
         if self.variant == "released":
             if cohort.server_round == 1:
@@ -180,7 +175,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
         return mean * cohort.num_examples if self.variant == "paper" else mean
 
 
-def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -> Values:
+def cluster_means(values: Vector, clusters: NDArray[np.int64], shares: Vector) -> Vector:
     """Return the mean of the values in each client's cluster, weighted by shares, shape (K,).
 
     Examples
@@ -195,7 +190,7 @@ def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -
     return means
 
 
-def reweigh(omega: Values, loss: Values, cluster_loss: Values, beta: float, q: float) -> Values:
+def reweigh(omega: Vector, loss: Vector, cluster_loss: Vector, beta: float, q: float) -> Vector:
     """Return weights omega (L^(1-beta) L~^beta)^(q+1), normalized, shape (K,).
 
     A loss of zero gives weight zero; if all losses are zero, the weights are omega.

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Unpack
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, Options, Range, Search, Vector
 from fairflower.strategies.fedism import FedISM
 
 
@@ -108,6 +104,6 @@ class FedISMPlus(FedISM):
         config["rho"] = self.radius(server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         self.diagnostics["rho"] = self.radius(cohort.server_round)
         return super().weigh(cohort)

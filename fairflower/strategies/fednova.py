@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Vector
 
 
 class FedNova(FairStrategy):
@@ -97,18 +93,18 @@ class FedNova(FairStrategy):
     def _check_config_arguments(self) -> None:
         """Accept a config without a momentum: the clients then train without."""
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         p, a = cohort.sample_weights, self._effective_steps(cohort)
         return cohort.cap(p / a / (p / a).sum())
 
-    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+    def combine(self, cohort: Cohort, weights: Vector) -> Arrays:
         p, a = cohort.sample_weights, self._effective_steps(cohort)
         # sum_k p_k a_k, in which each client's share is capped as well.
         taken = float((p * a / cohort.cap(p * a / (p @ a))).min())
         self.diagnostics["steps"] = a
         return cohort.move(taken * (p / a).sum() * weights, weights)
 
-    def _effective_steps(self, cohort: Cohort) -> NDArray[np.float64]:
+    def _effective_steps(self, cohort: Cohort) -> Vector:
         """Return the clients' a_k, shape (K,)."""
         tau, m = np.maximum(cohort.metrics["steps"], 1), self.momentum or 0.0
         return np.asarray((tau - m * (1 - m**tau) / (1 - m)) / (1 - m))

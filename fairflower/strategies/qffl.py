@@ -8,11 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
-from fairflower.numerics import Vector
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Added to losses, as in the authors' code, so that F^(q-1) stays finite.
 TINY = 1e-10
