@@ -1,7 +1,7 @@
-"""Generate tables in documents, and the list of settings in ``pyproject.toml``, from the code.
+"""Generate tables in documents, settings in ``pyproject.toml`` and imports of strategies.
 
 ``python docs/tables.py`` updates every table between ``<!-- table: name -->`` and ``<!-- end -->``
-in ``docs``, and the settings in ``pyproject.toml``.
+in ``docs``, the settings in ``pyproject.toml``, and the names in ``fairflower/strategies``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -198,12 +199,31 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def with_strategies(text: str) -> str:
+    """Return the source of ``fairflower.strategies`` with all strategies of the registry."""
+    names: dict[str, set[str]] = {}
+    for strategy in STRATEGIES.values():
+        names.setdefault(strategy.__module__, set()).add(strategy.__name__)
+    old = re.findall(r"^from (fairflower\.strategies\..*) import (.*)\n", text, re.MULTILINE)
+    new = [f"from {module} import {', '.join(sorted(names[module]))}\n" for module in sorted(names)]
+    first = text.index(f"from {old[0][0]} ")
+    last = text.index("\n", text.index(f"from {old[-1][0]} ")) + 1
+    text = text[:first] + "".join(new) + text[last:]
+    start = text.index("__all__ = [")
+    gone = {name for _, line in old for name in line.split(", ")}
+    public = {*re.findall(r'"(\w+)"', text[start:])} - gone | {*chain(*names.values())}
+    ordered = sorted(public, key=lambda n: (not n.isupper(), not n[0].isupper(), n))  # as ruff does
+    return text[:start] + "__all__ = [\n" + "".join(f'    "{n}",\n' for n in ordered) + "]\n"
+
+
 def main() -> None:
-    """Update the documents and ``pyproject.toml``."""
+    """Update the documents, ``pyproject.toml`` and ``fairflower/strategies/__init__.py``."""
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     project = ROOT / "pyproject.toml"
     project.write_text(with_settings(project.read_text(encoding="utf-8")), encoding="utf-8")
+    package = ROOT / "fairflower" / "strategies" / "__init__.py"
+    package.write_text(with_strategies(package.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
