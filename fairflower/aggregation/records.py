@@ -139,10 +139,10 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 def check_values(arrays: Arrays, low: float, high: float) -> None:
     """Raise ``InvalidReply`` for a value outside a range."""
     for name, array in arrays.items():
-        if array.size and float(array.min()) < low:
+        if low > -LARGEST and array.size and float(array.min()) < low:
             below = "negative values" if low == 0 else f"values below {low:g}"
             raise InvalidReply(f"array {name!r} holds {below}")
-        if array.size and float(array.max()) > high:
+        if high < LARGEST and array.size and float(array.max()) > high:
             raise InvalidReply(f"array {name!r} holds values above {high:g}")
 
 
