@@ -42,7 +42,7 @@ from fairflower.aggregation.records import (
     stack_common_metrics,
 )
 from fairflower.aggregation.replies import Replies, ReplyCheck
-from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
+from fairflower.aggregation.state import collect_state, parts_of, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, RoundFailed, StrategyError, naming_failures, require
@@ -99,20 +99,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def state_dict(self) -> Arrays:
         """Return the state as named arrays, not copies: the next merge may change them."""
-        return collect_state(self._stateful_parts())
+        return collect_state(parts_of(self, self._participation, self._observers))
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore a saved state; raise ``ValueError`` if it has other parts or attributes."""
-        restore_state(self._stateful_parts(), state)
-
-    def _stateful_parts(self) -> list[StatefulPart]:
-        observers: list[Any] = [o for o in self._observers if hasattr(o, "STATE")]
-        return [
-            StatefulPart("rule", "own", self, (*self.STATE, "merged_rounds")),
-            StatefulPart("participation", "policy", self._participation, self._participation.STATE),
-            *(StatefulPart("exchanges", e.name, e, e.STATE) for e in self.exchanges),
-            *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(observers)),
-        ]
+        restore_state(parts_of(self, self._participation, self._observers), state)
 
     # --- called by Flower ------------------------------------------------------------
 
@@ -121,14 +112,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> None:
         """Select clients by id from now on, because Flower's node ids differ between runs.
 
-        Parameters
-        ----------
-        nodes : mapping of int -> int
-            Node id of every client of the federation, by client id.
-        seed : int
-            Seed for the selections and the exchanges' random draws.
-        sizes : mapping of int -> int, optional
-            Number of training examples by client id. A reply with a different number is dropped.
+        ``nodes`` has the node id of every client of the federation, and ``sizes`` the number of
+        training examples of clients of which it is known; a reply with a different number is
+        dropped. ``seed`` is for the selections and the exchanges' random draws.
         """
         clients = {node: client for client, node in nodes.items()}
         self._enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
@@ -301,8 +287,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
-        ``max_test_sizes`` has the largest number of test examples by client id, where known. With
-        groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` as in training.
+        For the other arguments see `check_test`. Raises ``RoundFailed`` as in training.
         """
         check = partial(check_test, self.weighted_by_key, max_test_sizes, num_groups)
         request = self._request(MessageType.EVALUATE, server_round)
