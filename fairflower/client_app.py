@@ -30,7 +30,7 @@ from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode
 from fairflower.models import Classifier, frozen_digest
-from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, secure_mod
 from fairflower.training.app import make_client_app
@@ -236,9 +236,10 @@ def _model(*settings: Any) -> tuple[Classifier, str]:
 
 
 def forget_code() -> None:
-    """Forget networks, metrics and images, which may have been changed in a notebook."""
+    """Forget networks, functions and images, which may have been changed in a notebook."""
     _model.cache_clear()
     load_function.cache_clear()
+    load_measurement.cache_clear()
     forget_stamps()
 
 

@@ -166,14 +166,16 @@ class Rounds:
         }
         made_up: dict[str, Any] = {}
         for need in (*self.strategy.measurements, *self.strategy.reported_metrics):
-            match MEASUREMENTS.assumed(need).shape:
+            measured = MEASUREMENTS.assumed(need)
+            match measured.shape:
                 case "vector":
                     h = random.normal(size=7).astype(np.float32)
-                    made_up[need] = {"h": h if MEASUREMENTS.assumed(need).low < 0 else np.abs(h)}
+                    made_up[need] = {"h": h if measured.low < 0 else np.abs(h)}
                 case "parameters":
                     made_up[need] = dict(trained)
-                case _:
-                    made_up[need] = float(random.random())
+                case _:  # between 0 and 1 if the range allows it
+                    low, high = max(measured.low, min(0, measured.high - 1)), measured.high
+                    made_up[need] = low + (min(high, low + 1) - low) * float(random.random())
         return made_up
 
     def finish(self, replies: Sequence[Message]) -> dict[str, NDArray[Any]]:
