@@ -198,6 +198,9 @@ class Cohort:
 
         Updates are averaged instead of models, so that zero updates leave the model unchanged.
 
+        Raises ``ConfigError`` if the number of weights is not K, or the weights are not on the
+        simplex.
+
         Parameters
         ----------
         weights : ndarray of shape (K,)
@@ -213,11 +216,6 @@ class Cohort:
         dict of name -> ndarray
             Same names, shapes and dtypes as ``received``. For integers, such as step counters,
             and booleans see `merge_whole`.
-
-        Raises
-        ------
-        ConfigError
-            If the number of weights is not K, or the weights are not on the simplex.
         """
         if isinstance(self.received, UnknownModel) and mask_of is None:
             # A mean of models does not depend on the model from which the updates are counted.
@@ -239,6 +237,9 @@ class Cohort:
         negative coefficients (FedFV) or larger sums (FedMGDA+) pass ``weights``, with which the
         statistics are averaged. Step counters are always averaged.
 
+        Raises ``ValueError`` if the weights are not on the simplex; without weights, if the
+        coefficients are negative or their sum is not in (0, 1].
+
         Parameters
         ----------
         coefficients : ndarray of shape (K,), or mapping of name -> ndarray of shape (K,)
@@ -247,12 +248,6 @@ class Cohort:
         weights : ndarray of shape (K,), optional
             Weights on the simplex, for BatchNorm statistics and step counters. By default
             c_k / sum_j c_j, for step counters only. Required with a mapping.
-
-        Raises
-        ------
-        ValueError
-            If the weights are not on the simplex; without weights, if the coefficients are
-            negative or their sum is not in (0, 1].
         """
         names = self.parameters if weights is not None else self.floats
         if weights is None:

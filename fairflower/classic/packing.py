@@ -64,10 +64,8 @@ def unpack(
 ) -> dict[str, dict[str, _Array]]:
     """Undo ``pack`` and return the named arrays by kind.
 
-    Raises
-    ------
-    ValueError
-        If ``note``, which is the value of the key ``name``, does not match the arrays.
+    Raises ``ValueError`` if ``note``, which is the value of the key ``name``, does not match the
+    arrays.
     """
     names = _names(note, name)
     if (named := count(note, name)) != len(extra):
@@ -88,16 +86,13 @@ def split(
 ) -> tuple[list[_Array], dict[str, dict[str, _Array]]]:
     """Split the parameters of ``NumPyClient.fit`` into arrays of the model and of exchanges.
 
+    Raises ``ValueError`` if the config does not match the arrays.
+
     Returns
     -------
     list of arrays, dict
         The model's arrays, and named arrays for each exchange; the dict is empty if the server sent
         only the model.
-
-    Raises
-    ------
-    ValueError
-        If the config does not match the arrays.
     """
     note = str(config.get(SHARED, "{}"))
     place = max(0, len(parameters) - count(note, SHARED))

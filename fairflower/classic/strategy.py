@@ -59,6 +59,8 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     (`fairflower.classic.packing.split`). `fairflower.classic.client.NumPyTrainer` is a client that
     does this.
 
+    Raises ``ValueError`` if the strategy has exchanges and ``initial_parameters`` is not a mapping.
+
     Parameters
     ----------
     strategy : FairStrategy
@@ -84,11 +86,6 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     ----------
     strategy : FairStrategy
         The strategy, with its attributes ``diagnostics``, ``client_ids`` and ``dropped``.
-
-    Raises
-    ------
-    ValueError
-        If the strategy has exchanges and ``initial_parameters`` is not a mapping.
 
     See Also
     --------

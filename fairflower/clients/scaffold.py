@@ -21,11 +21,8 @@ class SCAFFOLD(Trainer):
 
     With strategies that weigh clients, see the remark on weights in ``ControlVariates``.
 
-    Raises
-    ------
-    ConfigError
-        If ``train.optimizer`` is not ``sgd``, because other optimizers' steps are not sums of
-        gradients.
+    Raises ``ConfigError`` if ``train.optimizer`` is not ``sgd``, because other optimizers' steps
+    are not sums of gradients.
 
     See Also
     --------

@@ -56,6 +56,9 @@ def counts_by_group(
 ) -> NDArray[np.int64]:
     """Return the `COUNTS` of every group, shape (G, 6).
 
+    Raises ``ValueError`` if shapes differ, labels or predictions are not 0 or 1, or a group is out
+    of range.
+
     Parameters
     ----------
     labels, predicted : array of shape (N,)
@@ -64,11 +67,6 @@ def counts_by_group(
         Each person's group, in ``0 .. num_groups - 1``.
     num_groups : int
         G. The counts of a group without people are 0.
-
-    Raises
-    ------
-    ValueError
-        If shapes differ, labels or predictions are not 0 or 1, or a group is out of range.
     """
     y, p, g = (np.asarray(values) for values in (labels, predicted, groups))
     if y.ndim != 1 or not y.shape == p.shape == g.shape:

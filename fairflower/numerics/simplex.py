@@ -21,10 +21,7 @@ def project(point: ArrayLike) -> NDArray[np.float64]:
     The projection is ``max(v - theta, 0)``, where theta makes the sum 1. Sorting shows which
     coordinates stay positive (Duchi et al., ICML 2008, Fig. 1).
 
-    Raises
-    ------
-    ValueError
-        If ``point`` is empty, not a vector, or not finite.
+    Raises ``ValueError`` if ``point`` is empty, not a vector, or not finite.
 
     Examples
     --------

@@ -23,6 +23,8 @@ Availability = Callable[[int, Collection[int]], list[int]]
 def read_availability(text: str, seed: int) -> Availability:
     """Return the availability that the setting ``participation.availability`` describes.
 
+    Raises ``ConfigError`` if the text is none of these, or the file cannot be read.
+
     Parameters
     ----------
     text : str
@@ -33,11 +35,6 @@ def read_availability(text: str, seed: int) -> Availability:
         round in the file, its rounds are repeated.
     seed : int
         Seed for the Markov chains.
-
-    Raises
-    ------
-    ConfigError
-        If the text is none of these, or the file cannot be read.
     """
     if path := _trace_file(text):
         return _trace(path)

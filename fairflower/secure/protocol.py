@@ -90,6 +90,9 @@ def masked_mean(
 ) -> Vector:
     """Return the weighted mean of the clients' vectors, by Flower's protocol.
 
+    Raises ``Halted`` if too few clients are left to remove the masks; and ``LostClients`` if
+    clients fail before training.
+
     Parameters
     ----------
     send : callable
@@ -101,13 +104,6 @@ def masked_mean(
     usable : callable
         Gets the train messages and their replies; returns the replies that may be added to the
         sum. May raise `Halted`.
-
-    Raises
-    ------
-    Halted
-        If too few clients are left to remove the masks.
-    LostClients
-        If clients fail before training.
     """
     count = len(contents)
     shares, threshold = shares_of(count)

@@ -83,13 +83,9 @@ class SecureAggregation:
     ) -> ArrayRecord:
         """Send the strategy's train messages and return the next global model.
 
-        Raises
-        ------
-        Halted
-            If the masks cannot be removed, or if the sum is wrong. The strategy then has its state
-            from before the round.
-        RoundFailed
-            If fewer than ``min_clients`` replies are usable.
+        Raises ``Halted`` if the masks cannot be removed, or if the sum is wrong. The strategy then
+        has its state from before the round. Raises ``RoundFailed`` if fewer than ``min_clients``
+        replies are usable.
         """
         strategy, before = self.strategy, self.strategy.state_dict()
         received = decode_record(arrays)

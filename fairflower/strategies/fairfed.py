@@ -30,6 +30,8 @@ class FairFed(FairStrategy):
     The gap Delta_k has no sign: a client far below the global metric loses weight, as does a client
     far above it. BatchNorm statistics are averaged with w.
 
+    Raises ``ValueError`` if ``metric`` is empty or names a vector.
+
     Parameters
     ----------
     beta : float >= 0
@@ -40,11 +42,6 @@ class FairFed(FairStrategy):
         ``equal_opportunity_difference`` (both in the paper) or ``equalized_odds_difference``; or
         the name of a scalar m_k that every client reports. Default ``received_accuracy``. Clients
         of fairflower can also measure ``received_balanced_accuracy`` (as in FedISM's experiments).
-
-    Raises
-    ------
-    ValueError
-        If ``metric`` is empty or names a vector.
 
     See Also
     --------

@@ -32,6 +32,8 @@ class FedCE(FairStrategy):
     The number of examples is not used, as in the authors' code. The initial coefficients are equal.
     BatchNorm statistics are averaged with c and do not affect the cosines.
 
+    Raises ``ValueError`` if ``metric`` is empty or names a vector.
+
     Parameters
     ----------
     mode : {"times", "plus"}
@@ -41,11 +43,6 @@ class FedCE(FairStrategy):
         Metric of theta_-k, a scalar in [0, 1]; other replies are dropped. Default
         ``minus_accuracy``. Clients of fairflower can also measure ``minus_balanced_accuracy`` (as
         in FedISM's experiments).
-
-    Raises
-    ------
-    ValueError
-        If ``metric`` is empty or names a vector.
 
     See Also
     --------

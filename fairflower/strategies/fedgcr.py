@@ -55,6 +55,8 @@ class FedGCR(ClusteringMixin, FairStrategy):
     any model. A cluster keeps its number from round to round. BatchNorm statistics are averaged
     with w.
 
+    Raises ``ValueError`` if ``num_clusters`` is "auto" and the variant is not ``"adapted"``.
+
     Parameters
     ----------
     num_clusters : int, or "auto"
@@ -78,11 +80,6 @@ class FedGCR(ClusteringMixin, FairStrategy):
         Model that computes h_k. Default ``"variant"``, see the table.
     variant : {"adapted", "paper", "released"}
         Default ``"adapted"``, see the table.
-
-    Raises
-    ------
-    ValueError
-        If ``num_clusters`` is "auto" and the variant is not ``"adapted"``.
 
     See Also
     --------

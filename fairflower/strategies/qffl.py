@@ -28,6 +28,10 @@ class QFFL(FairStrategy):
     the model is the plain mean of the clients' models. BatchNorm statistics are updated with the
     same coefficients, which sum to at most 1.
 
+    Raises ``ValueError`` if q is infinite and the rule is ``"qfedavg"``. Before a round, if q > 0,
+    the rule is ``"qfedavg"``, and the config sent to the clients has a ``train.optimizer`` other
+    than ``sgd``, or does not determine L.
+
     Parameters
     ----------
     q : float >= 0
@@ -42,13 +46,6 @@ class QFFL(FairStrategy):
     rule : {"qfedavg", "weights"}
         ``"weights"`` averages the models with weights F^q, normalized, as in FedISM's experiments.
         It needs no L, so clients may use any optimizer.
-
-    Raises
-    ------
-    ValueError
-        If q is infinite and the rule is ``"qfedavg"``. Before a round, if q > 0, the rule is
-        ``"qfedavg"``, and the config sent to the clients has a ``train.optimizer`` other than
-        ``sgd``, or does not determine L.
 
     See Also
     --------

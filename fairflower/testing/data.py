@@ -19,6 +19,8 @@ def check_data(
 ) -> None:
     """Check that labels and examples of a data set match and are the same on every call.
 
+    Raises ``AssertionError`` if a property is violated; the message explains how to correct it.
+
     Parameters
     ----------
     made_by
@@ -27,11 +29,6 @@ def check_data(
     config
         The run config's table ``data``, with the folder of the data set's files. Default folder:
         $FAIRFLOWER_DATA, if files are needed.
-
-    Raises
-    ------
-    AssertionError
-        If a property is violated; the message explains how to correct it.
 
     Examples
     --------

@@ -42,6 +42,8 @@ def check_model(
 ) -> None:
     """Check a network's head, classes, exchanged arrays and trained parameters.
 
+    Raises ``AssertionError`` if a property is violated; the message explains how to correct it.
+
     Parameters
     ----------
     made_by
@@ -50,11 +52,6 @@ def check_model(
     shape
         Shape of an example: (channels, height, width) for images, (D,) for D features, or
         (vocabulary, length) for token ids.
-
-    Raises
-    ------
-    AssertionError
-        If a property is violated; the message explains how to correct it.
 
     Examples
     --------

@@ -89,6 +89,8 @@ def check_trainer(
 ) -> None:
     """Run all `CHECKS` on a trainer; this takes a few seconds.
 
+    Raises ``AssertionError`` if a property is violated; the message explains how to correct it.
+
     Parameters
     ----------
     kind
@@ -96,11 +98,6 @@ def check_trainer(
     model
         Function that returns the same network on every call, for 8x8 gray images in 4
         classes. Default: a small network with batch norm.
-
-    Raises
-    ------
-    AssertionError
-        If a property is violated; the message explains how to correct it.
 
     Examples
     --------

@@ -14,6 +14,8 @@ from fairflower.errors import ConfigError
 def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
     """Return the device that ``train.device`` or a command-line option names.
 
+    Raises ``ConfigError`` if the name is unknown, or the GPU does not exist.
+
     Parameters
     ----------
     name
@@ -23,11 +25,6 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
         kernels.
     option
         Name of the command-line option, for error messages. By default they name ``train.device``.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, or the GPU does not exist.
 
     Examples
     --------

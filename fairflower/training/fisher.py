@@ -47,6 +47,8 @@ def fisher_diagonal(
     model is in eval mode during the call (batch norm uses its running statistics, so that the loss
     of a sample does not depend on others), and is unchanged.
 
+    Raises ``ValueError`` if there are no samples.
+
     Parameters
     ----------
     model, data
@@ -60,11 +62,6 @@ def fisher_diagonal(
     -------
     dict
         See `mean_gradient`.
-
-    Raises
-    ------
-    ValueError
-        If there are no samples.
 
     Examples
     --------

@@ -33,6 +33,10 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     The model is in eval mode during the call; its parameters and their ``.grad`` are unchanged.
     Parameters that do not affect the output have gradient 0.
 
+    Raises ``ValueError`` if there are no samples, logits are not [B, classes] with at least two
+    classes, or labels are not integers [B]; and ``TypeError`` if a batch is neither a pair of
+    tensors nor a dict of this form.
+
     Parameters
     ----------
     model
@@ -46,14 +50,6 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     dict
         Name of each trainable parameter -> gradient with its type and shape, on its device. A
         parameter shared by several modules appears once, as in ``named_parameters``.
-
-    Raises
-    ------
-    ValueError
-        If there are no samples, logits are not [B, classes] with at least two classes, or labels
-        are not integers [B].
-    TypeError
-        If a batch is neither a pair of tensors nor a dict of this form.
 
     Examples
     --------
@@ -93,6 +89,8 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     eval mode during the call (batch norm uses its running statistics and does not update them), and
     is unchanged.
 
+    Raises ``ValueError`` if there are no samples.
+
     Parameters
     ----------
     model, data
@@ -104,11 +102,6 @@ def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
     -------
     float
         S, or 0 if S is negative.
-
-    Raises
-    ------
-    ValueError
-        If there are no samples.
     """
     loss, perturbed = losses_at(model, data, rho=rho)
     return max(perturbed - loss, 0.0)
