@@ -196,10 +196,9 @@ class Cohort:
     ) -> Arrays:
         """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
-        Updates are averaged instead of models, so that zero updates leave the model unchanged.
-
-        Raises ``ConfigError`` if the number of weights is not K, or the weights are not on the
-        simplex.
+        Updates are averaged instead of models, so that zero updates leave the model unchanged. For
+        integers, such as step counters, and booleans see `merge_whole`. Raises ``ConfigError`` if
+        the number of weights is not K, or the weights are not on the simplex.
 
         Parameters
         ----------
@@ -210,12 +209,6 @@ class Cohort:
             ``k`` contributes to, or None for all. It is called from several threads. A
             coordinate's weights are normalized over its contributors, as far as
             ``max_weight`` allows; a coordinate without contributors does not change.
-
-        Returns
-        -------
-        dict of name -> ndarray
-            Same names, shapes and dtypes as ``received``. For integers, such as step counters,
-            and booleans see `merge_whole`.
         """
         if isinstance(self.received, UnknownModel) and mask_of is None:
             # A mean of models does not depend on the model from which the updates are counted.

@@ -26,6 +26,9 @@ def with_absent_clients(
 ) -> tuple[Cohort, NDArray[np.int64]]:
     """Append absent clients to a cohort, each with the last update that it sent.
 
+    Returns the cohort with M models, the round's K clients first, then absent clients by id; and
+    the age of each update in rounds, shape (M,), 0 for the round's clients.
+
     Parameters
     ----------
     cohort : Cohort
@@ -34,12 +37,6 @@ def with_absent_clients(
         Client -> round of its last update, and the update of its parameters (`store_updates`).
     oldest : int
         Largest age of a stored update, in rounds.
-
-    Returns
-    -------
-    Cohort, ndarray of shape (M,)
-        The cohort with M models, the round's K clients first, then absent clients by id; and the
-        age of each update in rounds, 0 for the round's clients.
     """
     now, present = cohort.server_round, set(cohort.client_ids)
     absent = [k for k in sorted(memory) if k not in present and now - seen[k] <= oldest]

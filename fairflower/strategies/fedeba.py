@@ -31,6 +31,9 @@ class FedEBAPlus(FairStrategy):
     Every client reports ``received_loss`` and, unless alpha is 0, sends its ``gradient``.
     BatchNorm statistics are averaged with w.
 
+    Raises ``ValueError`` before a round if alpha > 0 and neither ``lr`` nor ``train.lr`` is above
+    0.
+
     Parameters
     ----------
     tau : float > 0
@@ -44,11 +47,6 @@ class FedEBAPlus(FairStrategy):
     lr : float > 0, optional
         Learning rate of the common step. Default: ``train.lr`` in the config sent to the clients in
         the same round, which fairflower's app sets.
-
-    Raises
-    ------
-    ValueError
-        Before a round, if alpha > 0 and neither ``lr`` nor ``train.lr`` is above 0.
 
     See Also
     --------

@@ -26,17 +26,14 @@ class FedNova(FairStrategy):
     Every client reports ``steps``; a value below 1 counts as 1. BatchNorm statistics are averaged
     with weights p_k / a_k, normalized.
 
+    Raises ``ValueError`` before a round if the config sent to the clients has a ``train.optimizer``
+    other than ``sgd``, or a momentum outside [0, 1).
+
     Parameters
     ----------
     momentum : float in [0, 1), optional
         m, the clients' momentum. Default: ``train.momentum`` in the config sent to the clients,
         which fairflower's app sets, or else 0.
-
-    Raises
-    ------
-    ValueError
-        Before a round, if the config sent to the clients has a ``train.optimizer`` other than
-        ``sgd``, or a momentum outside [0, 1).
 
     See Also
     --------

@@ -162,6 +162,18 @@ def make_client_app(
 ) -> ClientApp:
     """Make a ClientApp that answers Flower's train and evaluate messages with trainers.
 
+    The app expects an ArrayRecord named ``arrays`` (the global model, by name) and, for training, a
+    ConfigRecord named ``config`` with ``server-round``. It replies with a MetricRecord named
+    ``metrics`` (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and
+    ``accuracy``) and, after training, with ``arrays``. Measurements that the config requests under
+    ``measure`` are added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
+    `fairflower.training.measurements`. Other ArrayRecords of the message become the trainer's
+    ``shared``, and the trainer's ``returns`` are sent back as ArrayRecords. The trainer's state is
+    stored in ``Context.state`` and on disk (`fairflower.training.client_state`); a client with
+    state also reports ``state-round``, the round in which the state was written. The reply to a
+    message of type ``train.measure`` has the numbers that ``measure`` requests, for the received
+    model.
+
     Parameters
     ----------
     trainer_fn
@@ -171,21 +183,6 @@ def make_client_app(
         Flower's mods for train messages, for example ``flwr.clientapp.mod.fixedclipping_mod``.
     around
         Mods for all messages, before those for training.
-
-    Returns
-    -------
-    ClientApp
-        It expects an ArrayRecord named ``arrays`` (the global model, by name) and, for training, a
-        ConfigRecord named ``config`` with ``server-round``. It replies with a MetricRecord named
-        ``metrics`` (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and
-        ``accuracy``) and, after training, with ``arrays``. Measurements that the config requests
-        under ``measure`` are added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
-        `fairflower.training.measurements`. Other ArrayRecords of the message become the trainer's
-        ``shared``, and the trainer's ``returns`` are sent back as ArrayRecords. The trainer's state
-        is stored in ``Context.state`` and on disk (`fairflower.training.client_state`); a client
-        with state also reports ``state-round``, the round in which the state was written. The reply
-        to a message of type ``train.measure`` has the numbers that ``measure`` requests, for the
-        received model.
     """
     app = ClientApp(mods=list(around))
 
