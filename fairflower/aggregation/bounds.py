@@ -22,20 +22,11 @@ def clip_updates(
 ) -> tuple[Cohort, Vector]:
     """Scale down updates that exceed a bound; return the cohort and the factors, shape (K,).
 
-    Parameters
-    ----------
-    cohort : Cohort
-        The clients' models. The same object is returned if no update is too long.
-    max_norm : float, optional
-        Cap on an update's norm, in the units of the parameters.
-    median : float, optional
-        Cap on the norm as a multiple of the (lower) median norm of all non-zero updates.
-
-    Notes
-    -----
-    Parameters and BatchNorm statistics are bounded separately. The smaller of the two factors is
-    applied to both, so that a client's model stays between the received and the returned model.
-    Counters are unchanged.
+    ``max_norm`` caps an update's norm in the units of the parameters, and ``median`` as a multiple
+    of the (lower) median norm of all non-zero updates. The same cohort is returned if no update is
+    too long. Parameters and BatchNorm statistics are bounded separately. The smaller of the two
+    factors is applied to both, so that a client's model stays between the received and the returned
+    model. Counters are unchanged.
     """
     statistics = [name for name in cohort.floats if name in cohort.buffers]
     factors = np.ones(len(cohort))

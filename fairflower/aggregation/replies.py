@@ -240,16 +240,10 @@ class Reply(NamedTuple):
 
 
 class ReplyCheck:
-    """What the replies to a round's train messages must contain; parses them.
+    """What a strategy's replies to a round's train messages must contain; parses them.
 
-    Parameters
-    ----------
-    strategy : StrategyHooks
-        The strategy, which determines what replies must contain.
-    model : ArrayRecord, or None
-        The global model that the clients received; None if not known.
-    sizes : mapping of int -> int
-        Number of training examples by client id, where known.
+    ``model`` is the global model that the clients received, None if it is not known, and ``sizes``
+    has the number of training examples by client id, where known.
     """
 
     def __init__(

@@ -54,12 +54,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     """Base class of fairflower's strategies.
 
     A subclass defines the clients' weights (``weigh``) or the merged model (``merge``);
-    `StrategyHooks` lists all hooks. This class sends messages, and validates and orders replies.
-
-    Parameters
-    ----------
-    **options
-        Arguments of `Options`.
+    `StrategyHooks` lists all hooks, and `Options` the arguments of every strategy. This class sends
+    messages, and validates and orders replies.
 
     Attributes
     ----------

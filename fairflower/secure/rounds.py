@@ -67,12 +67,8 @@ class _Round:
 class SecureAggregation:
     """Training rounds under secure aggregation.
 
-    Parameters
-    ----------
-    strategy : FairStrategy
-        A strategy with ``sums_suffice = True``.
-    send : callable
-        Sends messages and returns the replies that arrive before the timeout.
+    The strategy has ``sums_suffice = True``, and ``send`` sends messages and returns the replies
+    that arrive before the timeout.
     """
 
     def __init__(self, strategy: FairStrategy, send: Send) -> None:

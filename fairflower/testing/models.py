@@ -42,16 +42,10 @@ def check_model(
 ) -> None:
     """Check a network's head, classes, exchanged arrays and trained parameters.
 
-    Raises ``AssertionError`` if a property is violated; the message explains how to correct it.
-
-    Parameters
-    ----------
-    made_by
-        A subclass of `Classifier`, or a function that returns a `Classifier`. It is called with the
-        number of classes, ``shape`` and ``arguments``.
-    shape
-        Shape of an example: (channels, height, width) for images, (D,) for D features, or
-        (vocabulary, length) for token ids.
+    The subclass of `Classifier`, or function that returns a `Classifier`, is called with the number
+    of classes, ``shape`` and ``arguments``. The shape of an example is (channels, height, width)
+    for images, (D,) for D features, or (vocabulary, length) for token ids. Raises
+    ``AssertionError`` if a property is violated; the message explains how to correct it.
 
     Examples
     --------

@@ -80,17 +80,8 @@ def make_cohort(
 class Rounds:
     """Runs rounds of a strategy with artificial replies, as a ServerApp does with real replies.
 
-    Parameters
-    ----------
-    model
-        The initial global model, as named arrays. The attribute ``model`` is the current model.
-    clients
-        Ids of all clients in the federation.
-
-    Attributes
-    ----------
-    config : dict of str -> Any
-        Config in the messages to clients.
+    It begins with a global model, as named arrays, and the ids of all clients in the federation.
+    The attribute ``model`` is the current model, and ``config`` that in the messages to clients.
 
     Examples
     --------
@@ -129,15 +120,9 @@ class Rounds:
     ) -> dict[str, NDArray[Any]]:
         """Run a round in which clients return the model plus ``updates``; return the next model.
 
-        Parameters
-        ----------
-        examples
-            Number of training examples of each client. Default: 100.
-        order
-            Order of the replies. Default: the order of ``updates``.
-        metrics, measured
-            Reported numbers and named arrays of each client. Missing measurements are replaced by
-            artificial values.
+        ``examples`` has the number of training examples of each client, by default 100; ``order``
+        is that of the replies, by default of ``updates``. ``metrics`` and ``measured`` have
+        reported numbers and named arrays; missing measurements are replaced by artificial values.
         """
         asked = {message.metadata.dst_node_id - _FIRST_NODE: message for message in self.ask()}
         replies = []

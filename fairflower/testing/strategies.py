@@ -28,12 +28,8 @@ Make = Callable[..., FairStrategy]
 def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     """Run all `CHECKS` on a strategy; this takes at most a second.
 
-    Raises ``AssertionError`` if a property is violated; the message explains how to correct it.
-
-    Parameters
-    ----------
-    rule
-        A subclass of `FairStrategy`, which is constructed many times with ``arguments``.
+    The subclass of `FairStrategy` is constructed many times with ``arguments``. Raises
+    ``AssertionError`` if a property is violated; the message explains how to correct it.
 
     Examples
     --------
