@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from fairflower.cli import app
+from fairflower.registry import STRATEGIES
 
 SMALL = ("data.clients-per-domain=2", "data.examples-per-client=24", "data.test-examples=20")
 PART = ("fraction-train=0.5", *SMALL)
@@ -69,6 +70,8 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("daa", "fedrep", SMALL),
     ("dq-ffl", "lg-fedavg", SMALL),
 )
+#: A plain run of each strategy that has none above.
+RUNS += tuple((s, "sgd", SMALL) for s in {*STRATEGIES} - {s.partition(":")[0] for s, *_ in RUNS})
 #: Strategies whose runs are repeated with an interruption after round `STOP`, and resumed.
 RESUMED = ("fedheal", "fedmgda+", "fedga", "aaggff", "fedlf", "eagle")
 ROUNDS, STOP = 4, 2

@@ -35,11 +35,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
-from fairflower.aggregation import clusters
 from fairflower.client_app import app
 from fairflower.config import RunConfig, read_toml
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
+from fairflower.exchanges import centers
 from fairflower.numerics.clustering import cluster, principal
 from fairflower.numerics.metrics import adjusted_rand, clustering_accuracy
 from fairflower.server.session import Session
@@ -63,7 +63,7 @@ class Round(NamedTuple):
 def record_rounds(dif: int, seed: int, data_dir: str, rounds: int) -> list[Round]:
     """Train once, and record the input of every clustering."""
     recorded: list[tuple[Vectors, list[int], Vectors]] = []
-    original = clusters.cluster
+    original = centers.cluster
 
     def record(h: Vectors, clients: Iterable[int], *args: Any, **options: Any) -> Any:
         recorded.append((h, list(clients), options["sizes"]))
@@ -85,11 +85,11 @@ def record_rounds(dif: int, seed: int, data_dir: str, rounds: int) -> list[Round
             }
         )
         domains = [client.domain for client in prepare(config.data).clients]
-        clusters.cluster = record
+        centers.cluster = record
         try:
             Session(InlineGrid(app, len(domains)), config, Console(quiet=True)).run()
         finally:
-            clusters.cluster = original
+            centers.cluster = original
     return [Round(h, n, [domains[k] for k in clients]) for h, clients, n in recorded]
 
 

@@ -41,7 +41,6 @@ import numpy as np
 from common import log_progress, markdown, version_facts
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Arrays
 from fairflower.aggregation.records import decode_record
 from fairflower.arrays import record_of
@@ -51,9 +50,11 @@ from fairflower.exchanges import (
     DynamicRegularizer,
     Exchange,
     Prototypes,
+    centers,
 )
 from fairflower.flower_compat import set_message_id, set_task_identity
 from fairflower.numerics.clustering import Clusters
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg
 
 CLIENTS, SHAPE = 10, (1, 400)
@@ -92,12 +93,12 @@ Answer = Callable[[FairStrategy, Arrays, int, RecordDict], RecordDict]
 
 def values_read(strategy: FairStrategy) -> tuple[str, ...]:
     """Return the names of measurements that a strategy requests, and of metrics that it reads."""
-    return (*strategy.needs, *strategy.reads)
+    return (*strategy.measurements, *strategy.reported_metrics)
 
 
 def lies_to_try(strategy: FairStrategy) -> Iterator[Lie]:
     """Yield the lies to try on a strategy: only about values that it reads and accepts."""
-    scalars = [name for name in values_read(strategy) if name not in strategy.ARRAY_MEASUREMENTS]
+    scalars = [name for name in values_read(strategy) if name not in strategy._array_measurements]
     choices = [ACCURACIES if s.endswith("accuracy") else NUMBERS for s in scalars]
     factors = FACTORS if len(scalars) < len(values_read(strategy)) else (1.0,)
     claims = {}  # a dict as an ordered set
@@ -153,9 +154,11 @@ def reply_with_liar(lie: Lie) -> Answer:
         )
         content = _content(client, model["w"] + update, claims.examples)
         for name in values_read(strategy):
-            if name in strategy.ARRAY_MEASUREMENTS:
+            if name in strategy._array_measurements:
                 # One array per parameter, or a single representation.
-                key, shape = ("h", 8) if name in strategy.SINGLE_ARRAYS else ("w", SHAPE)
+                key, shape = (
+                    ("h", 8) if MEASUREMENTS.assumed(name).shape == "vector" else ("w", SHAPE)
+                )
                 vector = random_measurement(client, server_round, shape) * claims.factors[even]
                 content[name] = record_of({key: vector.astype(np.float32)})
             else:
@@ -190,7 +193,7 @@ def simulate(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.nd
 
 def find_clusters_once() -> None:
     """Cache the clustering of FedGCR: most lies lead to the same clusters, and it is slow."""
-    find, found = clusters.cluster, {}
+    find, found = centers.cluster, {}
 
     def cluster(*args: Any, **options: Any) -> Clusters:
         question = pickle.dumps((args, options))
@@ -198,7 +201,7 @@ def find_clusters_once() -> None:
             found[question] = find(*args, **options)
         return found[question]
 
-    clusters.cluster = cluster
+    centers.cluster = cluster
 
 
 class Worst(NamedTuple):

@@ -155,9 +155,6 @@ def method_page(kind: str, names: list[str], method: Any) -> str:
             meanings |= argument_descriptions(section)
         elif section.kind is DocstringSectionKind.text:
             before.append(section.value)
-        elif section.kind is DocstringSectionKind.raises:
-            raised = (f"`{error.annotation}`: {error.description}" for error in section.value)
-            after += ["## Raises", *raised]
         elif section.kind is DocstringSectionKind.examples:
             after += ["## Examples", *(text for _, text in section.value)]
         else:

@@ -1,7 +1,7 @@
-"""Generate tables in documents, and the list of settings in ``pyproject.toml``, from the code.
+"""Generate tables in documents, settings in ``pyproject.toml`` and imports of strategies.
 
 ``python docs/tables.py`` updates every table between ``<!-- table: name -->`` and ``<!-- end -->``
-in ``docs``, and the settings in ``pyproject.toml``.
+in ``docs``, the settings in ``pyproject.toml``, and the names in ``fairflower/strategies``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -20,8 +21,8 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.secure import SINGLE_UPDATES
 from fairflower.plans.tuning import search_space
 from fairflower.registry import CLIENTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
-from fairflower.training.measurements import MEASUREMENTS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
@@ -44,14 +45,14 @@ def strategies() -> str:
     rows = []
     for name, strategy in STRATEGIES.items():
         instance = strategy()
-        reported = (f"metric `{metric}`" for metric in instance.reads)
-        needs = ", ".join([*(_need(strategy, need) for need in instance.needs), *reported])
+        reported = (f"metric `{metric}`" for metric in instance.reported_metrics)
+        needs = ", ".join([*(_need(strategy, need) for need in instance.measurements), *reported])
         server_needs = [
             f"`{argument}`, or `{'` and `'.join(keys)}` in the config that it sends"
-            for argument, keys in strategy.FROM_CONFIG.items()
+            for argument, keys in strategy.config_keys.items()
         ]
-        if strategy.tell is not FairStrategy.tell:
-            server_needs = ["a config for each client (`tell`)"]
+        if strategy.client_config is not FairStrategy.client_config:
+            server_needs = ["a config for each client (`client_config`)"]
         if strategy.extra:
             server_needs.append(f"`fairflower[{strategy.extra}]`")
         server = ", ".join(server_needs)
@@ -65,7 +66,7 @@ def secure() -> str:
     for name, strategy in STRATEGIES.items():
         instance = strategy(alpha=0) if name == "fedeba+" else strategy()
         if instance.sums_suffice:
-            numbers = ", ".join(f"`{need}`" for need in instance.needs) or "nothing more"
+            numbers = ", ".join(f"`{need}`" for need in instance.measurements) or "nothing more"
             works = "with `strategy.alpha = 0`" if name == "fedeba+" else "yes"
             rows.append((f"`{name}`", works, numbers))
         else:
@@ -108,7 +109,7 @@ def clients() -> str:
         kinds = [type(exchange) for exchange in method.make_exchanges(arguments)]
         to = ", ".join(f"`{kind.name}`" for kind in kinds)
         names = [kind.name for kind in kinds if kind.returned]
-        names += [need for kind in kinds for need in kind().needs]
+        names += [need for kind in kinds for need in kind().measurements]
         back = ", ".join(f"`{name}`" for name in names)
         if kinds:
             rows.append((f"`{name}`", f"`{kinds[0].__name__}`", to, back or "nothing"))
@@ -186,7 +187,7 @@ def _need(strategy: type[FairStrategy], need: str) -> str:
 
 
 def _kind(name: str) -> str:
-    return "ArrayRecord" if name in FairStrategy.ARRAY_MEASUREMENTS else "metric"
+    return "metric" if MEASUREMENTS.assumed(name).shape == "number" else "ArrayRecord"
 
 
 def _choices(strategy: type[FairStrategy], argument: str) -> tuple[Any, ...]:
@@ -199,12 +200,31 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def with_strategies(text: str) -> str:
+    """Return the source of ``fairflower.strategies`` with all strategies of the registry."""
+    names: dict[str, set[str]] = {}
+    for strategy in STRATEGIES.values():
+        names.setdefault(strategy.__module__, set()).add(strategy.__name__)
+    old = re.findall(r"^from (fairflower\.strategies\..*) import (.*)\n", text, re.MULTILINE)
+    new = [f"from {module} import {', '.join(sorted(names[module]))}\n" for module in sorted(names)]
+    first = text.index(f"from {old[0][0]} ")
+    last = text.index("\n", text.index(f"from {old[-1][0]} ")) + 1
+    text = text[:first] + "".join(new) + text[last:]
+    start = text.index("__all__ = [")
+    gone = {name for _, line in old for name in line.split(", ")}
+    public = {*re.findall(r'"(\w+)"', text[start:])} - gone | {*chain(*names.values())}
+    ordered = sorted(public, key=lambda n: (not n.isupper(), not n[0].isupper(), n))  # as ruff does
+    return text[:start] + "__all__ = [\n" + "".join(f'    "{n}",\n' for n in ordered) + "]\n"
+
+
 def main() -> None:
-    """Update the documents and ``pyproject.toml``."""
+    """Update the documents, ``pyproject.toml`` and ``fairflower/strategies/__init__.py``."""
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     project = ROOT / "pyproject.toml"
     project.write_text(with_settings(project.read_text(encoding="utf-8")), encoding="utf-8")
+    package = ROOT / "fairflower" / "strategies" / "__init__.py"
+    package.write_text(with_strategies(package.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ The results are in fisher-readings-office.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal, Unpack
 
 import numpy as np
@@ -24,7 +23,7 @@ from fairflower.models import trainable
 from fairflower.numerics.min_norm import cosines, min_norm_weights
 from fairflower.strategies import FedEquilibria
 from fairflower.training.fisher import fisher_diagonal
-from fairflower.training.measurements import MEASUREMENTS
+from fairflower.training.measurements import COMPUTE
 from fairflower.training.trainer import Trainer
 
 Name = Literal["printed", "unit", "sum-one", "summed", "layers", "by-layer", "batches", "drawn"]
@@ -63,8 +62,8 @@ def measure(trainer: Trainer) -> Mapping[str, Tensor]:
     return MEASURE.get(str(trainer.round_config.get("reading")), PACKAGE_FISHER)(trainer)
 
 
-PACKAGE_FISHER = MEASUREMENTS["fisher"].compute
-MEASUREMENTS["fisher"] = replace(MEASUREMENTS["fisher"], compute=measure)
+PACKAGE_FISHER = COMPUTE["fisher"]
+COMPUTE["fisher"] = measure
 
 
 class Reading(FedEquilibria):
@@ -94,7 +93,7 @@ class Reading(FedEquilibria):
         super().__init__(t=t, **options)
         self.reading = reading
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
         """Send the reading to the client, whose measurement depends on it."""
         return {"reading": self.reading}
 

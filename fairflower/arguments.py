@@ -175,7 +175,10 @@ class ArgumentSpec:
 
 
 #: Class attributes that must be tuples; a common mistake is a single value without its comma.
-_TUPLES = ("STATE", "needs", "reads", "learns", "exchanges")
+_TUPLES = (
+    *("STATE", "exchanges", "measurements", "reported_metrics", "used_next_round"),
+    *("needs", "reads", "learns"),  # earlier names of the last three
+)
 
 
 class Configurable:

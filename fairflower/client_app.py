@@ -31,12 +31,14 @@ from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode
 from fairflower.models import Classifier, frozen_digest
+from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
 from fairflower.training.device import choose_device, limit_threads
+from fairflower.training.measurements import requested
 from fairflower.training.trainer import Trainer
 
 #: Keys of a node config.
@@ -173,7 +175,7 @@ def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], le
     """Raise ``ConfigError`` if a site would send a mean of fewer than ``least`` examples."""
     trainer, counts = run.client.factory, np.bincount(data.train.y)
     means = {trainer.mean_of, *(exchange.mean_of for exchange in trainer.exchanges)}
-    if "representation" in str(config.get("measure")):
+    if any(MEASUREMENTS[name].class_means for name in requested(config)):
         means.add("class")
     if ("class" in means and counts[counts > 0].min(initial=least) < least) or (
         "batch" in means and run.train.batch_size < least
@@ -237,9 +239,10 @@ def _model(*settings: Any) -> tuple[Classifier, str]:
 
 
 def forget_code() -> None:
-    """Forget networks, metrics and images, which may have been changed in a notebook."""
+    """Forget networks, functions and images, which may have been changed in a notebook."""
     _model.cache_clear()
     load_function.cache_clear()
+    load_measurement.cache_clear()
     forget_stamps()
 
 

@@ -14,7 +14,7 @@ every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 #: One strategy per set of measurements: the merge does not depend on the network, the measurements
 #: do.
 STRATEGY_PER_NEEDS = [
-    *{kind().needs: name for name, kind in reversed([*STRATEGIES.items()])}.values()
+    *{kind().measurements: name for name, kind in reversed([*STRATEGIES.items()])}.values()
 ]
 
 

@@ -38,6 +38,15 @@ def test_pyproject_declares_every_key_with_its_default():
         assert type(declared[key]) is type(default), key
 
 
+def test_the_package_of_strategies_has_all_of_the_registry() -> None:
+    text = (ROOT / "fairflower" / "strategies" / "__init__.py").read_text()
+    assert tables.with_strategies(text) == text, "run python docs/tables.py"
+    fewer = text.replace("from fairflower.strategies.afl import AFL\n", "").replace(
+        '    "AFL",\n', ""
+    )
+    assert tables.with_strategies(fewer) == text
+
+
 def test_execution_settings_do_not_change_the_method():
     (more_rounds,) = CHANGEABLE - config.execution_keys()
     assert more_rounds == "num-server-rounds"

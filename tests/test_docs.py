@@ -29,7 +29,6 @@ from torch.nn import functional as F
 from experiments.leaderboard.design import Design
 from fairflower import registry
 from fairflower import strategies as shipped
-from fairflower.aggregation import clusters
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.participation import Draw, checked_choice
 from fairflower.clients import fisher_diagonal, mean_loss, mean_representation
@@ -37,6 +36,7 @@ from fairflower.config import DataConfig
 from fairflower.data import prepare
 from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
+from fairflower.exchanges import centers
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -311,13 +311,12 @@ def test_the_documented_measurement_reaches_its_strategy(
 ) -> None:
     (tmp_path / "entropy.py").write_text(programs.texts["entropy.py"])
     monkeypatch.syspath_prepend(tmp_path)
-    chosen = {"client.name": "entropy:WithEntropy", "strategy.name": "entropy:Unsure"}
-    folder = runs.run(runs.config(tmp_path, **chosen))
+    folder = runs.run(runs.config(tmp_path, **{"strategy.name": "entropy:Unsure"}))
     last = json.loads((folder / "diagnostics.jsonl").read_text().splitlines()[-1])
     entropy = [
         float(row["value"])
         for row in runs.history(folder)
-        if row["metric"] == "entropy" and int(row["round"]) == last["round"]
+        if row["metric"] == "entropy:entropy" and int(row["round"]) == last["round"]
     ]
     assert 0 < min(entropy) <= max(entropy) <= np.log(10)
     assert last["weights"] == pytest.approx(np.array(entropy) / sum(entropy))
@@ -478,7 +477,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
     import liar
 
-    monkeypatch.setattr(clusters, "cluster", clusters.cluster)  # it is restored at the end
+    monkeypatch.setattr(centers, "cluster", centers.cluster)  # it is restored at the end
     liar.set_task_identity()
     liar.find_clusters_once()
     return liar

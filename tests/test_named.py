@@ -100,8 +100,10 @@ def example(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
 
 MINE = """
 from typing import Annotated, Literal
+import numpy as np
+import torch
 from fairflower.arguments import Range
-from fairflower.strategies import FedAvg
+from fairflower.strategies import FairStrategy, FedAvg, measurement
 import fairflower.strategies
 
 class Mine(FedAvg):
@@ -128,7 +130,33 @@ class Words(FedAvg):
         super().__init__(**options)
 
 class Misspells(FedAvg):
-    needs = ("received_los",)
+    measurements = ("received_los",)
+
+@measurement(low=0, high=1)
+def median(trainer):
+    return trainer.loss_and_accuracy(trainer.train_examples)[1] / 2
+
+@measurement("trained", shape="vector")
+def sizes(trainer):
+    return torch.ones(3) * len(trainer.data.train.y)
+
+def shape(trainer):
+    return 0.0
+
+class Median(FairStrategy):
+    measurements = ("mine:median", "mine:sizes")
+    def weigh(self, cohort):
+        self.diagnostics["sizes"] = np.array([a["h"][0] for a in cohort.measured["mine:sizes"]])
+        return np.exp(cohort.metrics["mine:median"]) / np.exp(cohort.metrics["mine:median"]).sum()
+
+class ByEntryPoint(Median):
+    measurements = ("half", "mine:sizes")
+    def weigh(self, cohort):
+        cohort.metrics["mine:median"] = cohort.metrics["half"]
+        return super().weigh(cohort)
+
+class Undeclared(FedAvg):
+    measurements = ("mine:shape",)
 
 def helper(): ...
 """
@@ -199,6 +227,24 @@ def test_a_strategy_of_a_package_is_configured_like_a_built_in_one(name: str) ->
 def test_a_module_in_the_working_directory_is_found(mine: Packages) -> None:
     config = RunConfig.from_flat({"strategy.name": "mine:Mine:mode=slow"})
     assert config.strategy.factory().argument_specs().keys() == {"power", "mode"}
+
+
+@pytest.mark.parametrize("strategy", ["mine:Median", "mine:ByEntryPoint"])
+def test_a_strategy_runs_with_measurements_of_its_own(
+    strategy: str, mine: Packages, tmp_path: Path
+) -> None:
+    mine.install("half", {"fairflower.measurements": {"half": "mine:median"}})
+    output = call("run", f"--set=strategy.name={strategy}", *OPTIONS, "--output-dir=runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    last = json.loads((folder / "diagnostics.jsonl").read_text().splitlines()[-1])
+    assert last["sizes"] == [20.0] * len(last["weights"]), output
+    measured = {
+        float(row["value"])
+        for row in history(folder)
+        if row["metric"] in ("mine:median", "half") and row["level"] == "client"
+    }
+    assert measured
+    assert max(measured) <= 0.5
 
 
 def test_a_file_in_the_working_directory_shadows_no_library(mine: Packages) -> None:
@@ -407,6 +453,7 @@ def test_a_run_can_be_read_without_its_package(tmp_path: Path, packages: Package
         ("mine:Mine:mode=fats", r"strategy\.mode = 'fats': expected fast or slow"),
         ("mine:helper", r"'mine:helper': expected a subclass of fairflower"),
         ("mine:Misspells", r"Misspells: Unknown measurement 'received_los'\. Did you mean"),
+        ("mine:Undeclared", r"'mine:shape' is not declared as a measurement\. Decorate it"),
         ("mine:fairflower", "expected a subclass"),
         ("json:loads", "expected a subclass"),
         ("mine:Unreadable", r"annotations.*cannot be read.*Nowhere"),

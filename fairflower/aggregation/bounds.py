@@ -6,43 +6,15 @@ whose training diverged, could take over the model. These bounds work with every
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median_low
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fairflower.aggregation.cohort import Cohort
+from fairflower.aggregation.exchange import Exchange
 from fairflower.numerics import Vector
-
-if TYPE_CHECKING:
-    from fairflower.aggregation.cohort import Cohort
-
-
-def cap_weights(weights: Vector, cap: float) -> Vector:
-    """Cap weights; the other clients share the excess in proportion to their weights.
-
-    ``weights``, shape (K,), are non-negative with sum 1, as is the result; the same object is
-    returned if no weight is above the cap. Raises ``ValueError`` if the cap is below 1 / K.
-
-    >>> cap_weights(np.array([0.7, 0.2, 0.1]), 0.4).round(3).tolist()
-    [0.4, 0.4, 0.2]
-    """
-    if cap * len(weights) < 1 - 1e-9:
-        raise ValueError(f"{len(weights)} weights of at most {cap} cannot sum to 1.")
-    capped = weights > cap
-    if not capped.any():
-        return weights
-    shared = weights
-    while (over := shared > cap * (1 + 1e-12)).any():
-        capped |= over
-        if capped.all():
-            return np.full(len(weights), 1 / len(weights))
-        rest = np.where(capped, 0.0, weights)
-        if not rest.any():  # all others have weight 0: divide equally
-            rest = np.where(capped, 0.0, 1.0)
-        rest /= rest.max()
-        shared = np.where(capped, cap, (1 - cap * int(capped.sum())) * rest / rest.sum())
-    return shared.clip(0)
 
 
 def clip_updates(
@@ -50,20 +22,11 @@ def clip_updates(
 ) -> tuple[Cohort, Vector]:
     """Scale down updates that exceed a bound; return the cohort and the factors, shape (K,).
 
-    Parameters
-    ----------
-    cohort : Cohort
-        The clients' models. The same object is returned if no update is too long.
-    max_norm : float, optional
-        Cap on an update's norm, in the units of the parameters.
-    median : float, optional
-        Cap on the norm as a multiple of the (lower) median norm of all non-zero updates.
-
-    Notes
-    -----
-    Parameters and BatchNorm statistics are bounded separately. The smaller of the two factors is
-    applied to both, so that a client's model stays between the received and the returned model.
-    Counters are unchanged.
+    ``max_norm`` caps an update's norm in the units of the parameters, and ``median`` as a multiple
+    of the (lower) median norm of all non-zero updates. The same cohort is returned if no update is
+    too long. Parameters and BatchNorm statistics are bounded separately. The smaller of the two
+    factors is applied to both, so that a client's model stays between the received and the returned
+    model. Counters are unchanged.
     """
     statistics = [name for name in cohort.floats if name in cohort.buffers]
     factors = np.ones(len(cohort))
@@ -97,3 +60,21 @@ def clip_factors(
         bounds.append(median * median_low(norms[norms > 0].tolist()))
     bound = min(bounds, default=np.inf)
     return np.divide(bound, norms, out=np.ones(len(norms)), where=norms > bound)
+
+
+def clip_cohort(
+    cohort: Cohort, exchanges: Sequence[Exchange], max_norm: float | None, median: float | None
+) -> tuple[Cohort, Vector | None]:
+    """Clip a cohort's updates and, if ``median`` is given, its arrays for exchanges.
+
+    Returns the cohort and the updates' factors, shape (K,), or None if there are no bounds.
+    """
+    if max_norm is None and median is None:
+        return cohort, None
+    cohort, factors = clip_updates(cohort, max_norm, median)
+    if median is None:
+        return cohort, factors
+    bounded = {
+        e.name: tuple(e.bound(cohort.measured[e.name], median)) for e in exchanges if e.returned
+    }
+    return replace(cohort, measured={**cohort.measured, **bounded}), factors

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.bounds import cap_weights
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
+from fairflower.numerics.simplex import cap_weights, on_simplex
 from fairflower.numerics.threads import cpus
 
 #: Number of coordinates summed in the array's precision; these sums are added in double precision.
@@ -34,11 +34,6 @@ Arrays = dict[str, NDArray[Any]]
 Floats = NDArray[Any]  # real numbers, usually float32
 MaskOf = Callable[["Block", int], NDArray[np.bool_] | None]
 Result = TypeVar("Result")
-
-
-def on_simplex(weights: NDArray[np.float64]) -> bool:
-    """Return whether weights are non-negative with sum 1; False if any is NaN."""
-    return bool(weights.min() >= 0 and abs(weights.sum() - 1) < 1e-6)
 
 
 class UnknownModel(dict[str, NDArray[Any]]):
@@ -103,12 +98,12 @@ class Cohort:
     #: Names of arrays that are not trained (BatchNorm statistics and counters).
     buffers: frozenset[str] = frozenset()
     #: Measurements of the K clients by name: ``fisher`` and ``gradient`` have an array per
-    #: parameter, those in ``StrategyHooks.SINGLE_ARRAYS`` one array ``h``. Also arrays for
+    #: parameter, other arrays are a single array ``h``. Also arrays for
     #: exchanges, by exchange name.
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
     #: Number of clients in the federation; 0 means K.
     population: int = 0
-    #: Cap on a client's weight; see `fairflower.aggregation.bounds`. 1 means no cap.
+    #: Cap on a client's weight; see `fairflower.numerics.simplex.cap_weights`. 1 means no cap.
     max_weight: float = 1.0
     #: The clients' clusters, for exchanges; None if the strategy does not cluster.
     clusters: Clusters | None = None
@@ -201,7 +196,9 @@ class Cohort:
     ) -> Arrays:
         """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
-        Updates are averaged instead of models, so that zero updates leave the model unchanged.
+        Updates are averaged instead of models, so that zero updates leave the model unchanged. For
+        integers, such as step counters, and booleans see `merge_whole`. Raises ``ConfigError`` if
+        the number of weights is not K, or the weights are not on the simplex.
 
         Parameters
         ----------
@@ -212,17 +209,6 @@ class Cohort:
             ``k`` contributes to, or None for all. It is called from several threads. A
             coordinate's weights are normalized over its contributors, as far as
             ``max_weight`` allows; a coordinate without contributors does not change.
-
-        Returns
-        -------
-        dict of name -> ndarray
-            Same names, shapes and dtypes as ``received``. For integers, such as step counters,
-            and booleans see `merge_whole`.
-
-        Raises
-        ------
-        ConfigError
-            If the number of weights is not K, or the weights are not on the simplex.
         """
         if isinstance(self.received, UnknownModel) and mask_of is None:
             # A mean of models does not depend on the model from which the updates are counted.
@@ -244,6 +230,9 @@ class Cohort:
         negative coefficients (FedFV) or larger sums (FedMGDA+) pass ``weights``, with which the
         statistics are averaged. Step counters are always averaged.
 
+        Raises ``ValueError`` if the weights are not on the simplex; without weights, if the
+        coefficients are negative or their sum is not in (0, 1].
+
         Parameters
         ----------
         coefficients : ndarray of shape (K,), or mapping of name -> ndarray of shape (K,)
@@ -252,12 +241,6 @@ class Cohort:
         weights : ndarray of shape (K,), optional
             Weights on the simplex, for BatchNorm statistics and step counters. By default
             c_k / sum_j c_j, for step counters only. Required with a mapping.
-
-        Raises
-        ------
-        ValueError
-            If the weights are not on the simplex; without weights, if the coefficients are
-            negative or their sum is not in (0, 1].
         """
         names = self.parameters if weights is not None else self.floats
         if weights is None:

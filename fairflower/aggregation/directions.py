@@ -26,20 +26,10 @@ def with_absent_clients(
 ) -> tuple[Cohort, NDArray[np.int64]]:
     """Append absent clients to a cohort, each with the last update that it sent.
 
-    Parameters
-    ----------
-    cohort : Cohort
-        The K clients of the round.
-    seen, memory : mapping
-        Client -> round of its last update, and the update of its parameters (`store_updates`).
-    oldest : int
-        Largest age of a stored update, in rounds.
-
-    Returns
-    -------
-    Cohort, ndarray of shape (M,)
-        The cohort with M models, the round's K clients first, then absent clients by id; and the
-        age of each update in rounds, 0 for the round's clients.
+    Returns the cohort with M models, the round's K clients first, then absent clients by id; and
+    the age of each update in rounds, shape (M,), 0 for the round's clients and at most ``oldest``.
+    ``seen`` and ``memory`` have the round of each client's last update, and the update of its
+    parameters (`store_updates`).
     """
     now, present = cohort.server_round, set(cohort.client_ids)
     absent = [k for k in sorted(memory) if k not in present and now - seen[k] <= oldest]

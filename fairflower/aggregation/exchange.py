@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.bounds import clip_updates
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.earlier_names import EarlierNames
 from fairflower.aggregation.records import check_arrays
 from fairflower.arguments import Configurable
 
 
-class Exchange(Configurable):
+class Exchange(EarlierNames, Configurable):
     """Base class for the shared state of a training method, such as control variates."""
 
     #: Name of the ArrayRecord in train messages and, if ``returned``, in replies.
@@ -29,8 +28,8 @@ class Exchange(Configurable):
     mean_of: ClassVar[str] = ""
     #: Remedy in errors about settings that rule out the exchange; "" means: choose another client.
     remedy: ClassVar[str] = ""
-    #: Measurements that clients return for the exchange, as in ``FairStrategy.needs``.
-    needs: tuple[str, ...] = ()
+    #: Measurements that clients return for the exchange, as in ``FairStrategy.measurements``.
+    measurements: tuple[str, ...] = ()
     #: The run's seed, for random draws; see ``FairStrategy.enroll``.
     seed: int = 0
     _seed: int = 0
@@ -56,7 +55,7 @@ class Exchange(Configurable):
         """
         return {}
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
         """Return values for the config of this client's train message."""
         return {}
 
@@ -87,21 +86,3 @@ class Exchange(Configurable):
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
         """Return the merged model, corrected if the method requires it, after ``collect``."""
         return merged
-
-
-def clip_cohort(
-    cohort: Cohort, exchanges: Sequence[Exchange], max_norm: float | None, median: float | None
-) -> tuple[Cohort, NDArray[np.float64] | None]:
-    """Clip a cohort's updates and, if ``median`` is given, its arrays for exchanges.
-
-    Returns the cohort and the updates' factors, shape (K,), or None if there are no bounds.
-    """
-    if max_norm is None and median is None:
-        return cohort, None
-    cohort, factors = clip_updates(cohort, max_norm, median)
-    if median is None:
-        return cohort, factors
-    bounded = {
-        e.name: tuple(e.bound(cohort.measured[e.name], median)) for e in exchanges if e.returned
-    }
-    return replace(cohort, measured={**cohort.measured, **bounded}), factors

@@ -1,65 +1,44 @@
-"""Attributes and methods of strategies: how a strategy merges, and what it needs."""
+"""What a strategy is: how it merges, what it needs for this, and what it keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.earlier_names import EarlierNames
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.participation import Participation
 from fairflower.aggregation.records import is_buffer
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
+from fairflower.registry.measurements import MEASUREMENTS
 
 Diagnostic = NDArray[np.float64] | float
 
 
-class StrategyHooks:
+class StrategyHooks(EarlierNames):
     """Hooks of `FairStrategy`: a subclass defines ``weigh`` or ``merge``, and others if needed."""
+
+    # --- what a subclass may define ----------------------------------------------------------
 
     #: Paper of the strategy, for ``fairflower list`` and the report.
     paper: ClassVar[str] = ""
-
     #: Extra of fairflower that the strategy needs: ``"solvers"``, or "" if it needs none.
     extra: ClassVar[str] = ""
 
-    #: Measurements that clients return with their model: scalars in the reply's metrics, or
-    #: ArrayRecords. The train message's config lists them under ``measure``.
-    needs: tuple[str, ...] = ()
-    #: Measurements that are an array ``h``, of the same length for every client.
-    SINGLE_ARRAYS: ClassVar[tuple[str, ...]] = (
-        "representation",
-        "received_representation",
-        "class_counts",
-        "received_group_counts",
-    )
-    #: Measurements that are arrays: a single ``h``, or an array for each parameter.
-    ARRAY_MEASUREMENTS: ClassVar[tuple[str, ...]] = ("fisher", "gradient", *SINGLE_ARRAYS)
-    #: Measurements and metrics that must not be negative, for example means of squares.
-    NON_NEGATIVE: ClassVar[tuple[str, ...]] = (
-        "fisher",
-        "steps",
-        "class_counts",
-        "received_group_counts",
-    )
-    #: Measurements and metrics that are counts, at most 2**53.
-    COUNTS: ClassVar[tuple[str, ...]] = ("steps",)
-    #: Measurements and metrics that are numbers from 0 to 1, besides accuracies.
-    fractions: tuple[str, ...] = ()
-    #: Selects the clients of every round.
-    _participation: Participation
+    #: Measurements that clients return with their model, by name in
+    #: `fairflower.registry.measurements`. The train message's config lists them under ``measure``.
+    measurements: tuple[str, ...] = ()
     #: Metrics that the strategy uses and that clients always report.
-    reads: tuple[str, ...] = ()
-
-    #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
-    #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
-    sums_suffice: bool = False
-    #: Measurements of the trained model that `weigh` uses from the next round on.
-    learns: tuple[str, ...] = ()
+    reported_metrics: tuple[str, ...] = ()
+    #: Metric or measurement -> a range of its values that is narrower than in the table
+    #: (`fairflower.registry.measurements`).
+    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
     #: Attributes kept from round to round and in checkpoints: numbers, None, arrays, and dicts
     #: of these with text or whole numbers (client ids) as keys.
@@ -69,29 +48,15 @@ class StrategyHooks:
     #: Whether the merged model is the clients' model if all clients return the same model.
     keeps_agreement: ClassVar[bool] = True
 
+    #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
+    #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
+    sums_suffice: bool = False
+    #: Measurements of the trained model that `weigh` uses from the next round on.
+    used_next_round: tuple[str, ...] = ()
+
     #: Argument -> run config keys. `read_config` reads an argument that is None from the config of
     #: the train messages. A strategy whose argument has several keys overrides `read_config`.
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: Attributes that the config sets; None before the first config.
-    _taken: tuple[str, ...] | None = None
-
-    #: Values that explain the last merge: numbers, arrays of shape (K,) per client, or (K, K)
-    #: per pair of clients. A subclass that overrides `merge` must set ``weights``. If updates are
-    #: bounded, ``clipped`` has the factors by which they were scaled down.
-    diagnostics: dict[str, Diagnostic]
-    #: Clusters of the last cohort; None if the strategy does not cluster.
-    clusters: Clusters | None
-    #: The run's seed, for a strategy's own random draws. fairflower's draws use ``_seed``.
-    seed: int = 0
-    _seed: int = 0
-    #: Shared state that is sent in addition to the model.
-    exchanges: tuple[Exchange, ...]
-    #: Names of arrays that are not trained; None derives them from names and dtypes.
-    _buffers: frozenset[str] | None
-    #: Names of arrays that are known to be trained, although they may be named like buffers.
-    _trained: Collection[str] = frozenset()
-    weighted_by_key: str
-    arrayrecord_key: str
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         """Return the clients' weights, shape (K,): non-negative, with sum 1."""
@@ -119,7 +84,11 @@ class StrategyHooks:
         return None
 
     def note_trained(self, cohort: Cohort) -> None:
-        """Store the measurements in `learns`; secure aggregation calls this after ``weigh``."""
+        """Store the measurements `used_next_round`; secure aggregation calls it after ``weigh``."""
+
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
+        """Return values for the config of this client's train message."""
+        return {}
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Read arguments from the config of the train messages.
@@ -127,36 +96,62 @@ class StrategyHooks:
         Called before every round, since the learning rate may change, and when a run config is
         validated. Raises ``ValueError`` if the strategy does not support the clients' training.
         """
-        if self._taken is None:
-            self._taken = tuple(a for a in self.FROM_CONFIG if getattr(self, a) is None)
-        for attribute in self._taken:
-            (key,) = self.FROM_CONFIG[attribute]
+        if self._config_arguments is None:
+            self._config_arguments = tuple(a for a in self.config_keys if getattr(self, a) is None)
+        for attribute in self._config_arguments:
+            (key,) = self.config_keys[attribute]
             setattr(self, attribute, config.get(key, getattr(self, attribute)))
 
-    def _check_taken(self) -> None:
+    # --- what the base class sets ------------------------------------------------------------
+
+    #: Values that explain the last merge: numbers, arrays of shape (K,) per client, or (K, K)
+    #: per pair of clients. A subclass that overrides `merge` must set ``weights``. If updates are
+    #: bounded, ``clipped`` has the factors by which they were scaled down.
+    diagnostics: dict[str, Diagnostic]
+    #: Clusters of the last cohort; None if the strategy does not cluster.
+    clusters: Clusters | None
+    #: The run's seed, for a strategy's own random draws. fairflower's draws use ``_seed``.
+    seed: int = 0
+    _seed: int = 0
+    #: Shared state that is sent in addition to the model.
+    exchanges: tuple[Exchange, ...]
+    weighted_by_key: str
+    arrayrecord_key: str
+    #: Selects the clients of every round.
+    _participation: Participation
+    #: Names of arrays that are not trained; None derives them from names and dtypes.
+    _buffers: frozenset[str] | None
+    #: Names of arrays that are known to be trained, although they may be named like buffers.
+    _trained: Collection[str] = frozenset()
+    #: Arguments that the config sets; None before the first config.
+    _config_arguments: tuple[str, ...] | None = None
+
+    def _check_config_arguments(self) -> None:
         """Raise ``ConfigError`` if an argument is neither given nor in the config."""
-        for attribute in self._taken or ():
+        for attribute in self._config_arguments or ():
             if getattr(self, attribute) is None:
-                name, (key,) = type(self).__name__, self.FROM_CONFIG[attribute]
+                name, (key,) = type(self).__name__, self.config_keys[attribute]
                 raise ConfigError(
                     f"{attribute} = None: {name} needs it. Set {name}({attribute}=...), or send "
                     f"{key!r} in the config of train messages, as {name}.start sends the rounds."
                 )
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
-        """Return values for the config of this client's train message."""
-        return {}
-
     @property
     def _measurements(self) -> tuple[str, ...]:
         """Measurements that the strategy and its exchanges need, without duplicates."""
-        others = (name for exchange in self.exchanges for name in exchange.needs)
-        return tuple(dict.fromkeys((*self.needs, *others)))
+        others = (name for exchange in self.exchanges for name in exchange.measurements)
+        return tuple(dict.fromkeys((*self.measurements, *others)))
+
+    @property
+    def _array_measurements(self) -> list[str]:
+        """Those of the measurements that are arrays."""
+        return [n for n in self._measurements if MEASUREMENTS.assumed(n).shape != "number"]
 
     @property
     def _beside_model(self) -> set[str]:
         """Names of the metrics and records that are read from replies beside the model."""
-        return {*self._measurements, *self.reads, *(exchange.name for exchange in self.exchanges)}
+        exchanges = (exchange.name for exchange in self.exchanges)
+        return {*self._measurements, *self.reported_metrics, *exchanges}
 
     def buffers_of(self, model: Arrays) -> frozenset[str]:
         """Return the names of the model's arrays that are not trained.

@@ -127,8 +127,7 @@ def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
     check_mergeable(arrays, arrays.keys() - buffers)
     if not (wrapper := privacy_wrapper()):
         return
-    beside = [name for name in strategy._measurements if name in strategy.ARRAY_MEASUREMENTS]
-    beside += [exchange.name for exchange in strategy.exchanges]
+    beside = strategy._array_measurements + [exchange.name for exchange in strategy.exchanges]
     if beside:
         raise ValueError(
             f"{wrapper} clips all arrays that a client sends, but clients of "

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
+from fairflower.aggregation.earlier_names import EarlierNames
 from fairflower.arguments import Configurable
-from fairflower.errors import (
-    ConfigError,
-    StrategyError,
-    naming_failures,
-)
+from fairflower.errors import ConfigError, StrategyError, naming_failures
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Draw:
         return sorted([*chosen, *others[: max(0, self.size - len(chosen))]])
 
 
-class Participation(Configurable):
+class Participation(EarlierNames, Configurable):
     """Base class of participation policies, which select the clients of every round.
 
     Attributes that a policy needs from round to round are named in ``STATE``; checkpoints include
@@ -86,7 +83,7 @@ class Participation(Configurable):
         raise NotImplementedError(f"{type(self).__name__}: define the method choose.")
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reported_metrics(self) -> tuple[str, ...]:
         """The metrics of train replies that `merged` needs; replies without them are dropped."""
         return ()
 
@@ -115,10 +112,34 @@ def checked_candidates(policy: Participation, draw: Draw) -> list[int]:
 
     Raises ``StrategyError`` with the policy's name if the policy fails.
     """
+    return _selected(policy, draw, policy.candidates, draw)
+
+
+def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+    """Return a policy's selected clients, ascending; errors are as for `checked_candidates`."""
+    chosen = set(_selected(policy, draw, policy.choose, draw, losses))
+    if len(chosen) != draw.size:
+        raise ConfigError(
+            f"The participation policy {type(policy).__name__} selected {len(chosen)} clients in "
+            f"round {draw.server_round}; expected {draw.size}. Return draw.size different clients."
+        )
+    return sorted(chosen)
+
+
+def _selected(
+    policy: Participation, draw: Draw, select: Callable[..., Sequence[int]], *arguments: Any
+) -> list[int]:
     with _naming(policy, draw.server_round):
-        candidates = list(policy.candidates(draw))
-    _check_available(policy, draw, candidates)
-    return candidates
+        chosen = list(select(*arguments))
+        strangers = set(chosen).difference(draw.clients)  # an id may not be hashable
+    if strangers:
+        client = next(client for client in chosen if client in strangers)
+        raise ConfigError(
+            f"The participation policy {type(policy).__name__} selected client {client!r} in "
+            f"round {draw.server_round}, but this client does not exist or is not available. "
+            "Select from draw.clients."
+        )
+    return chosen
 
 
 def note_merged(policy: Participation, cohort: Cohort) -> None:
@@ -127,35 +148,6 @@ def note_merged(policy: Participation, cohort: Cohort) -> None:
     by_client = dict(zip(cohort.client_ids, losses, strict=False))
     with _naming(policy, cohort.server_round):
         policy.merged(cohort.server_round, by_client)
-
-
-def checked_choice(policy: Participation, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-    """Return a policy's selected clients, ascending; raise ``ConfigError`` if they are not valid.
-
-    Raises ``StrategyError`` with the policy's name if the policy fails.
-    """
-    name, round_ = type(policy).__name__, f"in round {draw.server_round}"
-    with _naming(policy, draw.server_round):
-        chosen = list(policy.choose(draw, losses))
-    _check_available(policy, draw, chosen)
-    if len(set(chosen)) != draw.size:
-        raise ConfigError(
-            f"The participation policy {name} selected {len(set(chosen))} clients {round_}; "
-            f"expected {draw.size}. Return draw.size different clients."
-        )
-    return sorted(set(chosen))
-
-
-def _check_available(policy: Participation, draw: Draw, chosen: Sequence[int]) -> None:
-    with _naming(policy, draw.server_round):  # an id may not be hashable
-        strangers = set(chosen).difference(draw.clients)
-    if strangers:
-        client = next(client for client in chosen if client in strangers)
-        raise ConfigError(
-            f"The participation policy {type(policy).__name__} selected client {client!r} in "
-            f"round {draw.server_round}, but this client does not exist or is not available. "
-            "Select from draw.clients."
-        )
 
 
 def _naming(policy: Participation, server_round: int) -> AbstractContextManager[None]:

@@ -15,12 +15,9 @@ from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
 from fairflower.errors import ConfigError
 from fairflower.numerics.group_fairness import COUNTS, GROUP_COUNTS, check_counts
-from fairflower.registry.user_metrics import LARGEST
+from fairflower.registry.measurements import LARGEST, range_of
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
-
-#: Largest count in a reply: doubles represent all whole numbers up to it.
-MAX_COUNT = 2**53
 
 
 class InvalidReply(ValueError):
@@ -139,11 +136,14 @@ def check_representation(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     return check_arrays(arrays, {"h": np.zeros_like(h)})
 
 
-def check_non_negative(arrays: Arrays) -> None:
-    """Raise ``InvalidReply`` for a negative value."""
+def check_values(arrays: Arrays, low: float, high: float) -> None:
+    """Raise ``InvalidReply`` for a value outside a range."""
     for name, array in arrays.items():
-        if array.size and array.min() < 0:
-            raise InvalidReply(f"array {name!r} holds negative values")
+        if low > -LARGEST and array.size and float(array.min()) < low:
+            below = "negative values" if low == 0 else f"values below {low:g}"
+            raise InvalidReply(f"array {name!r} holds {below}")
+        if high < LARGEST and array.size and float(array.max()) > high:
+            raise InvalidReply(f"array {name!r} holds values above {high:g}")
 
 
 def check_group_counts(values: Any, num_groups: int | None, total: float) -> None:
@@ -173,16 +173,16 @@ def check_finite(name: str, value: object) -> None:
         raise NotFinite(f"{name} = {value}: expected a finite number")
 
 
-def check_metric(name: str, value: object, least: float = -LARGEST, most: float = LARGEST) -> None:
-    """Raise ``InvalidReply`` for a metric outside a range, or an accuracy outside 0 to 1."""
+def check_metric(name: str, value: object, within: tuple[float, float] | None = None) -> None:
+    """Raise ``InvalidReply`` for a metric outside a range, by default that of `range_of`."""
     check_finite(name, value)
-    number = float(value)  # type: ignore[arg-type]
-    if number < least:
-        raise InvalidReply(f"{name} = {value}: expected a number >= {least:g}")
-    if number > most:
-        raise InvalidReply(f"{name} = {value}: expected at most {most:g}")
-    if name.endswith("accuracy") and not 0 <= number <= 1:
-        raise InvalidReply(f"{name} = {value}: expected a number from 0 to 1")
+    low, high = within or range_of(name)
+    if not low <= (number := float(value)) <= high:  # type: ignore[arg-type]
+        if -LARGEST < low <= high <= 1:
+            expected = f"a number from {low:g} to {high:g}"
+        else:
+            expected = f"a number >= {low:g}" if number < low else f"at most {high:g}"
+        raise InvalidReply(f"{name} = {value}: expected {expected}")
 
 
 def check_test(

@@ -1,9 +1,12 @@
-"""Validation and parsing of a round's replies; those that are not usable are dropped."""
+"""A round's replies: which are usable, and why the clients of the others are dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+import math
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from statistics import median_low, mode
 from typing import Any, NamedTuple
 
@@ -12,8 +15,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from fairflower.aggregation.cohort import Arrays, Cohort, UnknownModel
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
+from fairflower.aggregation.messages import EnrolledClients, RoundRequest
 from fairflower.aggregation.records import (
-    MAX_COUNT,
     InvalidReply,
     NotFinite,
     check_arrays,
@@ -21,20 +24,27 @@ from fairflower.aggregation.records import (
     check_group_counts,
     check_mergeable,
     check_metric,
-    check_non_negative,
     check_representation,
     check_round,
+    check_values,
+    client_id,
     decode_record,
     measured_arrays,
     norm,
     others_medians,
+    scalar_metrics,
     stack_common_metrics,
     usual_layout,
     with_zeros,
 )
-from fairflower.aggregation.reply_filter import ReplyFilter
-from fairflower.errors import ConfigError, logger
-from fairflower.registry.user_metrics import LARGEST
+from fairflower.errors import ConfigError, Diverged, RoundFailed, escaped, logger, shorten_error
+from fairflower.registry.measurements import MAX_COUNT, MEASUREMENTS
+
+#: Matches error messages of fairflower, PyTorch and NumPy that are caused by NaN or infinity.
+_NOT_FINITE = re.compile(r"\b(nan|infs?|infinity|infinite|non-finite)\b", re.IGNORECASE)
+
+#: Largest number of characters in a reason; a hostile client may send a text of any length.
+_LONGEST_REASON = 500
 
 #: Smallest ratio of norms at which a sum in single precision loses the shorter vectors.
 LOST_RATIO = 2.0**24
@@ -54,7 +64,173 @@ def _layout(arrays: Arrays) -> tuple[Any, ...]:
     return tuple(sorted((name, a.shape, a.dtype.str) for name, a in arrays.items()))
 
 
-class ParsedReply(NamedTuple):
+@dataclass
+class Replies:
+    """A round's replies: what is usable of each, and why the other clients are dropped.
+
+    fairflower's app judges all clients that it asked. In other apps, where subclasses and wrappers
+    choose messages and replies, the replies that arrive are judged.
+    """
+
+    request: RoundRequest
+    enrolled: EnrolledClients  # gets the ids that new clients report
+    examples_key: str  # name of the metric with the number of examples
+    min_clients: int | None  # smallest number of usable replies; None: half, rounded up
+    large_norms: Sequence[str] = ()  # very long vectors of earlier rounds, as text
+    usable: dict[int, Any] = field(default_factory=dict)  # client -> what its check returned
+    dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
+    diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
+    judged: int = 0  # number of clients, of which those in `empty` have no examples
+    empty: dict[int, str] = field(default_factory=dict)
+    remark: str = ""  # how the clients' arrays differ from the model that was sent
+
+    def read(
+        self, messages: Iterable[Message], check: Callable[[int, RecordDict, MetricRecord], Any]
+    ) -> Replies:
+        """Fill ``usable`` by ``check`` and ``dropped``; error replies are dropped, too."""
+        requested = self.request.messages
+        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in requested}
+        asked.pop("", None)  # messages that a grid has not sent have the id ""
+        waiting, replied = {m.metadata.dst_node_id for m in requested}, set[int]()
+        everyone = self.enrolled.nodes is not None
+        for reply in sorted(messages, key=lambda m: m.metadata.src_node_id):
+            # An error reply for a dead node comes from the SuperLink, not from the node.
+            request_id = reply.metadata.reply_to_message_id
+            node = asked.get(request_id, reply.metadata.src_node_id)
+            client = self.enrolled.clients.get(node, node)
+            strange = (asked and request_id not in asked) or node not in waiting
+            twice = node in replied and not reply.has_error()  # errors may come from the SuperLink
+            if twice or (everyone and strange):
+                logger.warning(
+                    "Round %d ignores a reply from client %d, because it is late or the client has "
+                    "already replied.",
+                    self.request.server_round,
+                    client,
+                )
+                continue
+            waiting.discard(node)
+            replied.add(node)
+            self.judged += 1
+            try:
+                client, metrics = self._read_claim(reply, node, client)
+                self.enrolled.clients[node] = client
+                if not everyone and metrics.get(self.examples_key) == 0:
+                    self._note_empty(client)
+                    continue
+                self._check_examples(metrics)
+                self.usable[client] = check(client, reply.content, metrics)
+            except InvalidReply as problem:
+                self._note(client, problem)
+        if everyone:
+            self.judged = len(requested)
+        self._drop_silent(waiting, set(asked.values()))
+        for client in sorted(self.dropped):
+            self._log(client)
+        return self
+
+    def drop(self, client: int, problem: str | InvalidReply) -> None:
+        """Drop a client, although its reply may be usable on its own, and log the reason."""
+        self._note(client, problem)
+        self.usable.pop(client, None)
+        self._log(client)
+
+    def _log(self, client: int) -> None:
+        """Log why a client is dropped, shortened and without unprintable characters."""
+        self.dropped[client] = reason = escaped(self.dropped[client][:_LONGEST_REASON])
+        text = "Round %d continues without client %d: %s"
+        logger.warning(text, self.request.server_round, client, _without_client(reason, client))
+
+    def _note(self, client: int, problem: str | InvalidReply) -> None:
+        self.dropped[client] = str(problem)
+        if isinstance(problem, NotFinite):
+            self.diverged.add(client)
+
+    def check_enough(self) -> None:
+        """Raise ``RoundFailed`` with all reasons if too few replies are usable.
+
+        The error is ``Diverged`` if NaN and infinite values are the only reasons.
+        """
+        half = math.ceil(self.judged / 2)
+        needed = max(1, half if self.min_clients is None else self.min_clients)
+        usable = len(self.usable)
+        if usable + len(self.empty) < needed or not usable:
+            diverged = self.dropped and self.dropped.keys() <= self.diverged
+            error = Diverged if diverged else RoundFailed
+            hint = ""
+            if diverged and self.large_norms:
+                hint = "\nUpdates with large norms, which clip-update-median would clip:"
+                hint += "".join(f"\n  {text}" for text in self.large_norms)
+            raise error(
+                f"Round {self.request.server_round}: {usable} of "
+                f"{self.judged or len(self.request.messages)} clients sent a usable reply, fewer "
+                f"than the {needed} that min-clients requires."
+                f"{self._reasons()}{hint}"
+            )
+
+    def check_cap(self, max_weight: float) -> None:
+        """Raise ``RoundFailed`` if the capped weights of the usable clients cannot sum to 1."""
+        if max_weight * len(self.usable) < 1 - 1e-9:
+            raise RoundFailed(
+                f"Round {self.request.server_round}: the weights of {len(self.usable)} usable "
+                f"replies cannot sum to 1 if each is at most {max_weight} (max_client_weight)."
+                f"{self._reasons()}"
+            )
+
+    def _reasons(self) -> str:
+        """Return one line per reason, with the clients that were dropped for it."""
+        sharing: dict[str, list[int]] = {}
+        for client, reason in sorted({**self.dropped, **self.empty}.items()):
+            sharing.setdefault(_without_client(reason, client), []).append(client)
+        lines = [
+            f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
+            for reason, clients in sharing.items()
+        ]
+        return "".join(f"\n  {line}" for line in (*lines, self.remark) if line)
+
+    def _read_claim(self, reply: Message, node: int, client: int) -> tuple[int, MetricRecord]:
+        """Return the client id that a reply claims, and its metrics; check the id."""
+        if reply.has_error():
+            reason = shorten_error(reply.error.reason or "it failed without a message")
+            raise (NotFinite if _NOT_FINITE.search(reason) else InvalidReply)(reason)
+        metrics = scalar_metrics(reply.content)
+        claimed = client_id(metrics, default=client)
+        if claimed != client and node in (self.enrolled.nodes or {}).values():
+            raise InvalidReply(f"it claims to be client {claimed}")
+        if claimed in self.usable:
+            raise InvalidReply(f"client id {claimed} has already replied in this round")
+        return claimed, metrics
+
+    def _drop_silent(self, waiting: Iterable[int], sent_to: set[int]) -> None:
+        """Drop the clients of nodes without a reply; ``sent_to`` are nodes that got a message."""
+        why = ["no reply before the timeout", "its SuperNode is not connected"]
+        if self.enrolled.nodes is None:
+            why = ["no reply was passed on", "no message was sent to it"]
+        for node in waiting:
+            unsent = (sent_to or self.enrolled.nodes) and node not in sent_to
+            self.dropped[self.enrolled.clients.get(node, node)] = why[bool(unsent)]
+
+    def _note_empty(self, client: int) -> None:
+        """Note that a client has no examples; the log says so once."""
+        self.empty[client] = f"it has no examples ({self.examples_key} = 0)"
+        if client not in self.enrolled.empty:
+            self.enrolled.empty.add(client)
+            logger.warning("Client %d takes no part: %s.", client, self.empty[client])
+
+    def _check_examples(self, metrics: MetricRecord) -> None:
+        key = self.examples_key
+        if key not in metrics:
+            raise InvalidReply(f"its metrics lack {key!r}; the client must report it")
+        value = float(metrics[key])  # type: ignore[arg-type]
+        if not 1 / MAX_COUNT <= value <= MAX_COUNT:
+            raise InvalidReply(f"{key} = {value}: expected at least 2**-53 and at most 2**53")
+
+
+def _without_client(reason: str, client: int) -> str:
+    """Return a reason without the client's id at its beginning."""
+    return reason.removeprefix(f"Client {client}: ")
+
+
+class Reply(NamedTuple):
     """A usable reply to a train message, with its decoded arrays."""
 
     content: RecordDict
@@ -63,29 +239,24 @@ class ParsedReply(NamedTuple):
     measured: dict[str, Arrays]
 
 
-class ReplyParser:
-    """Parses and validates replies to a round's train messages.
+class ReplyCheck:
+    """What a strategy's replies to a round's train messages must contain; parses them.
 
-    Parameters
-    ----------
-    strategy : StrategyHooks
-        The strategy, which determines what replies must contain.
-    received : dict of name -> ndarray, or None
-        The global model that the clients received; None if not known.
-    sizes : mapping of int -> int
-        Number of training examples by client id, where known.
+    ``model`` is the global model that the clients received, None if it is not known, and ``sizes``
+    has the number of training examples by client id, where known.
     """
 
     def __init__(
-        self, strategy: StrategyHooks, received: Arrays | None, sizes: Mapping[int, int]
+        self, strategy: StrategyHooks, model: ArrayRecord | None, sizes: Mapping[int, int]
     ) -> None:
+        received = {} if model is None else decode_record(model)
         self.strategy, self.sizes = strategy, sizes
         self.large_norms: list[str] = []  # very long vectors, with their clients, as text
-        self.received, self.trained, self.norm = received or {}, dict[str, Any](), 0.0
+        self.received, self.trained, self.norm = received, dict[str, Any](), 0.0
         self.buffers: frozenset[str] = frozenset()
         self.infinite: list[str] = []
         #: Why the model that the clients received is not known, and what to do; "" if it is known.
-        self.unknown = _NOT_CONFIGURED if received is None else ""
+        self.unknown = _NOT_CONFIGURED if model is None else ""
         if received:
             self._expect(received, measured_arrays(received, received)[1])
 
@@ -124,7 +295,7 @@ class ReplyParser:
                 norms.append(measured_arrays(arrays, layout)[1])
         self.norm = median_low(norms[1:] or norms)
 
-    def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> ParsedReply:
+    def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> Reply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
         self._check_size(client, metrics)
         if "state-round" in metrics:
@@ -132,8 +303,9 @@ class ReplyParser:
         arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
         measured: dict[str, Arrays] = {}
-        for name in (*self.strategy._measurements, *self.strategy.reads):
-            if name in self.strategy.ARRAY_MEASUREMENTS:
+        arrays_needed = self.strategy._array_measurements
+        for name in (*self.strategy._measurements, *self.strategy.reported_metrics):
+            if name in arrays_needed:
                 measured[name] = self._vectors(name, content)
                 if name == "received_group_counts":
                     examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
@@ -146,59 +318,53 @@ class ReplyParser:
         for exchange in self.strategy.exchanges:
             if exchange.returned:
                 measured[exchange.name] = self._returned(exchange, content, metrics)
-        return ParsedReply(content, metrics, arrays, measured)
+        return Reply(content, metrics, arrays, measured)
 
-    def parse_all(
-        self, replies: Iterable[Message], reply_filter: ReplyFilter
-    ) -> dict[int, ParsedReply]:
-        """Return the usable replies by client id; raise ``RoundFailed`` if there are too few."""
-        if reply_filter.enrolled.nodes is None:
-            replies = list(replies)
-            self._expect_theirs(replies)
+    def read(self, replies: Replies, messages: Iterable[Message]) -> Replies:
+        """Return the parsed usable replies; raise ``RoundFailed`` if there are too few."""
+        if replies.enrolled.nodes is None:
+            messages = list(messages)
+            self._expect_theirs(messages)
             if self.unknown and self.strategy.exchanges:
                 raise ConfigError(self._unknown_model({}).text)
-            if self.unknown and reply_filter.asked:
-                reply_filter.remark = f"{self.unknown}."
-                logger.warning("Round %d: %s", reply_filter.server_round, reply_filter.remark)
-        parsed = reply_filter.usable(replies, self.parse)
-        reply_filter.check_enough(len(parsed))
-        self._drop_odd_shapes(parsed, reply_filter)
-        self._drop_large_norms(parsed, reply_filter)
-        return parsed
+            if self.unknown and replies.request.messages:
+                replies.remark = f"{self.unknown}."
+                logger.warning("Round %d: %s", replies.request.server_round, replies.remark)
+        replies.read(messages, self.parse).check_enough()
+        self._drop_odd_shapes(replies)
+        self._drop_large_norms(replies)
+        return replies
 
-    def _drop_odd_shapes(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
+    def _drop_odd_shapes(self, replies: Replies) -> None:
         """Drop clients whose arrays differ in shape from those of most clients."""
         shape_functions: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
             exchange.name: exchange.shape_of
             for exchange in self.strategy.exchanges
             if exchange.returned
         }
-        for name in set(self.strategy.SINGLE_ARRAYS) & set(self.strategy._measurements):
-            shape_functions[name] = lambda arrays: arrays["h"].shape
+        for name in self.strategy._array_measurements:
+            if MEASUREMENTS[name].shape == "vector":
+                shape_functions[name] = lambda arrays: arrays["h"].shape
         for name, shape_of in sorted(shape_functions.items()):
-            shapes = {client: shape_of(reply.measured[name]) for client, reply in parsed.items()}
+            shapes = {k: shape_of(reply.measured[name]) for k, reply in replies.usable.items()}
             usual = mode(sorted(shapes.values()))  # the smallest of equally frequent shapes
             for client, shape in shapes.items():
                 if shape != usual:
-                    reply_filter.drop(
-                        client, f"its {name!r} has shape {shape}; most clients sent {usual}"
-                    )
-                    del parsed[client]
-            reply_filter.check_enough(len(parsed))
+                    text = f"its {name!r} has shape {shape}; most clients sent {usual}"
+                    replies.drop(client, text)
+            replies.check_enough()
 
-    def _drop_large_norms(self, parsed: dict[int, ParsedReply], reply_filter: ReplyFilter) -> None:
+    def _drop_large_norms(self, replies: Replies) -> None:
         """Drop clients whose additional arrays are so long that others would be lost in a sum."""
-        for name in sorted(next(iter(parsed.values())).measured):
-            norms = {client: norm(m.measured[name]) for client, m in parsed.items()}
+        for name in sorted(next(iter(replies.usable.values())).measured):
+            norms = {client: norm(m.measured[name]) for client, m in replies.usable.items()}
             for client, usual in sorted(others_medians(norms).items()):
                 own = norms[client]
                 try:
                     self._check_norm(client, repr(name), own, usual, "the others' median is")
                 except NotFinite as problem:
-                    reply_filter.drop(client, str(problem))
-                    reply_filter.diverged.add(client)
-                    del parsed[client]
-            reply_filter.check_enough(len(parsed))
+                    replies.drop(client, problem)
+            replies.check_enough()
 
     def _check_norm(self, client: int, what: str, own: float, usual: float, reference: str) -> None:
         """Raise ``NotFinite`` if a vector is over ``LOST_RATIO`` times the usual norm (or 1)."""
@@ -212,16 +378,11 @@ class ReplyParser:
         if ratio > LISTED_RATIO:
             self.large_norms.append(f"client {client}'s {text}")
 
-    def cohort(
-        self,
-        parsed: Mapping[int, ParsedReply],
-        server_round: int,
-        population: int,
-        max_weight: float,
-    ) -> Cohort:
-        """Return the replies as a cohort, in the order of client ids."""
-        ordered = [parsed[i] for i in sorted(parsed)]
-        if server_round == 1:
+    def gather(self, replies: Replies, max_weight: float) -> Cohort:
+        """Return the usable replies as a cohort, in the order of client ids."""
+        ordered: list[Reply] = [replies.usable[client] for client in sorted(replies.usable)]
+        request = replies.request
+        if request.server_round == 1:
             self._warn_of_unread(ordered[0].content)
         metrics = stack_common_metrics([reply.metrics for reply in ordered])
         models = [self.received, *(reply.arrays for reply in ordered)]
@@ -229,8 +390,8 @@ class ReplyParser:
         if self.unknown:
             received = self._unknown_model(returned[0])
         return Cohort(
-            server_round=server_round,
-            client_ids=tuple(sorted(parsed)),
+            server_round=request.server_round,
+            client_ids=tuple(sorted(replies.usable)),
             num_examples=metrics[self.strategy.weighted_by_key],
             received=received,
             returned=tuple(returned),
@@ -240,7 +401,7 @@ class ReplyParser:
                 name: tuple(reply.measured[name] for reply in ordered)
                 for name in ordered[0].measured
             },
-            population=population,
+            population=request.population,
             max_weight=max_weight,
         )
 
@@ -252,15 +413,16 @@ class ReplyParser:
 
     def check_policy(self, metrics: Container[str]) -> None:
         """Raise ``InvalidReply`` if metrics are missing that the participation policy reads."""
-        for name in (policy := self.strategy._participation).reads:
+        for name in (policy := self.strategy._participation).reported_metrics:
             self._check_present(name, "metric", metrics, type(policy).__name__)
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
         self._check_present(name, "metric", metrics)
-        strategy = self.strategy
-        least = 0 if name in {*strategy.NON_NEGATIVE, *strategy.fractions} else -LARGEST
-        most = MAX_COUNT if name in strategy.COUNTS else LARGEST
-        check_metric(name, metrics[name], least, 1 if name in strategy.fractions else most)
+        within = self.strategy.ranges.get(name)
+        if within is None and name in self.strategy._measurements:
+            measured = MEASUREMENTS.assumed(name)
+            within = measured.low, measured.high
+        check_metric(name, metrics[name], within)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:
         key, known = self.strategy.weighted_by_key, self.sizes.get(client)
@@ -309,12 +471,11 @@ class ReplyParser:
         self._check_present(name, "ArrayRecord", content.array_records)
         with _naming_record(name):
             arrays = decode_record(content.array_records[name])
-            if name in self.strategy.SINGLE_ARRAYS:
+            if MEASUREMENTS[name].shape == "vector":
                 arrays = check_representation(arrays)
             else:
                 arrays = self._checked_parameters(arrays)
-            if name in self.strategy.NON_NEGATIVE:
-                check_non_negative(arrays)
+            check_values(arrays, MEASUREMENTS[name].low, MEASUREMENTS[name].high)
         return arrays
 
     def _checked_parameters(self, arrays: Arrays) -> Arrays:

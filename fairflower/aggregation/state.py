@@ -39,6 +39,17 @@ class StatefulPart(NamedTuple):
     attributes: tuple[str, ...]
 
 
+def parts_of(strategy: Any, policy: Any, observers: Sequence[Any]) -> list[StatefulPart]:
+    """Return a strategy and the objects that it calls; ``STATE`` names what they keep."""
+    watching = [o for o in observers if hasattr(o, "STATE")]
+    return [
+        StatefulPart("rule", "own", strategy, (*strategy.STATE, "merged_rounds")),
+        StatefulPart("participation", "policy", policy, policy.STATE),
+        *(StatefulPart("exchanges", e.name, e, e.STATE) for e in strategy.exchanges),
+        *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(watching)),
+    ]
+
+
 def collect_state(parts: Sequence[StatefulPart]) -> Arrays:
     """Return the attributes of all parts as named arrays."""
     state: dict[str, dict[str, Any]] = {}

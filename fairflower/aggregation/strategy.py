@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
+from fairflower.aggregation.bounds import clip_cohort
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.exchange import Exchange, clip_cohort
 from fairflower.aggregation.hooks import StrategyHooks
 from fairflower.aggregation.messages import (
     EnrolledClients,
@@ -38,13 +38,11 @@ from fairflower.aggregation.records import (
     check_names,
     check_test,
     check_type,
-    decode_record,
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import ReplyParser
-from fairflower.aggregation.reply_filter import ReplyFilter
-from fairflower.aggregation.state import StatefulPart, collect_state, restore_state
+from fairflower.aggregation.replies import Replies, ReplyCheck
+from fairflower.aggregation.state import collect_state, parts_of, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, RoundFailed, StrategyError, naming_failures, require
@@ -56,12 +54,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     """Base class of fairflower's strategies.
 
     A subclass defines the clients' weights (``weigh``) or the merged model (``merge``);
-    `StrategyHooks` lists all hooks. This class sends messages, and validates and orders replies.
-
-    Parameters
-    ----------
-    **options
-        Arguments of `Options`.
+    `StrategyHooks` lists all hooks, and `Options` the arguments of every strategy. This class sends
+    messages, and validates and orders replies.
 
     Attributes
     ----------
@@ -82,11 +76,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self._buffers, self.exchanges = values.pop("buffers"), values.pop("exchanges")
         self._min_clients: int | None = values.pop("min_clients")
         self._observers: Sequence[Observer] = values.pop("observers")
+        self._participation: Participation = values.pop("participation")
+        self._availability = values.pop("availability")
         self.max_client_weight: float = values.pop("max_client_weight")
         self.clip_update_norm: float | None = values.pop("clip_update_norm")
         self.clip_update_median: float | None = values.pop("clip_update_median")
-        self._participation: Participation = values.pop("participation")
-        self._availability = values.pop("availability")
         super().__init__(**values)
         self.diagnostics = {}
         self.client_ids: tuple[int, ...] = ()
@@ -101,20 +95,11 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def state_dict(self) -> Arrays:
         """Return the state as named arrays, not copies: the next merge may change them."""
-        return collect_state(self._stateful_parts())
+        return collect_state(parts_of(self, self._participation, self._observers))
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore a saved state; raise ``ValueError`` if it has other parts or attributes."""
-        restore_state(self._stateful_parts(), state)
-
-    def _stateful_parts(self) -> list[StatefulPart]:
-        observers: list[Any] = [o for o in self._observers if hasattr(o, "STATE")]
-        return [
-            StatefulPart("rule", "own", self, (*self.STATE, "merged_rounds")),
-            StatefulPart("participation", "policy", self._participation, self._participation.STATE),
-            *(StatefulPart("exchanges", e.name, e, e.STATE) for e in self.exchanges),
-            *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(observers)),
-        ]
+        restore_state(parts_of(self, self._participation, self._observers), state)
 
     # --- called by Flower ------------------------------------------------------------
 
@@ -123,14 +108,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> None:
         """Select clients by id from now on, because Flower's node ids differ between runs.
 
-        Parameters
-        ----------
-        nodes : mapping of int -> int
-            Node id of every client of the federation, by client id.
-        seed : int
-            Seed for the selections and the exchanges' random draws.
-        sizes : mapping of int -> int, optional
-            Number of training examples by client id. A reply with a different number is dropped.
+        ``nodes`` has the node id of every client of the federation, and ``sizes`` the number of
+        training examples of clients of which it is known; a reply with a different number is
+        dropped. ``seed`` is for the selections and the exchanges' random draws.
         """
         clients = {node: client for client, node in nodes.items()}
         self._enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
@@ -162,7 +142,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         check_dp_compatible(self, arrays)
         self.read_config(config)
         if self._enrolled.nodes is None:  # fairflower's app sends all settings
-            self._check_taken()
+            self._check_config_arguments()
         if self._measurements:
             config["measure"] = ",".join(self._measurements)
         nodes = self._enrolled.connected(grid, self.min_available_nodes)
@@ -180,7 +160,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 record = record_of(shared)
                 for message in messages:
                     message.content[exchange.name] = record
-        tell = [self.tell, *(exchange.tell for exchange in self.exchanges)]
+        tell = [self.client_config, *(exchange.client_config for exchange in self.exchanges)]
         key, rounds = self.configrecord_key, self.merged_rounds
         self._enrolled.add_own(messages, rounds, key, self.exchanges, tell)
         self._requests[MessageType.TRAIN] = RoundRequest(server_round, arrays, messages, len(nodes))
@@ -259,44 +239,20 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         if the merged model has NaN or infinite values; ``StrategyError`` if `merge` returns wrong
         arrays; and ``ConfigError`` if it needs the received model, but this model is not known.
         """
-        request, replies = self._request(MessageType.TRAIN, server_round), list(replies)
-        if not (request.messages or replies):
+        request, messages = self._request(MessageType.TRAIN, server_round), list(replies)
+        if not (request.messages or messages):
             return None, None
         with _keeping(request.arrays):
-            return self._aggregate(request, replies)
-
-    def _aggregate(
-        self, request: RoundRequest, replies: Sequence[Message]
-    ) -> tuple[ArrayRecord, MetricRecord]:
-        server_round = request.server_round
-        reply_filter = self.reply_filter(server_round, request.messages)
-        received = None if request.arrays is None else decode_record(request.arrays)
-        parser = ReplyParser(self, received, self._enrolled.sizes)
-        parsed = parser.parse_all(replies, reply_filter)
-        if parser.large_norms:
-            self._large_norms = [f"round {server_round}: {text}" for text in parser.large_norms]
-        cohort = parser.cohort(parsed, server_round, request.population, self.max_client_weight)
-        self.client_ids = cohort.client_ids
-        self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
-        self.diagnostics, self.clusters = {}, None
-        reply_filter.check_cap(len(cohort), self.max_client_weight)
-        bounds = self.clip_update_norm, self.clip_update_median
-        cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
-        if factors is not None:
-            self.diagnostics["clipped"] = factors
-        with one_thread():  # the same bits on any number of cores
-            merged = self.merge(cohort)
-            _check_arrays(type(self).__name__, merged, parser.received)
-            cohort = replace(cohort, clusters=self.clusters)
-            if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
-                self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
-            merged = _corrected(cohort, merged, self.exchanges, self.diagnostics)
-            merged = _finished(type(self).__name__, merged, cohort, parser)
-            for observer in self._observers:
-                self.diagnostics.update(observer(cohort))
-        self.merged_rounds |= dict.fromkeys(cohort.client_ids, server_round)
-        note_merged(self._participation, cohort)
-        contents = [parsed[client].content for client in cohort.client_ids]
+            check = ReplyCheck(self, request.arrays, self._enrolled.sizes)
+            usable = check.read(self.new_replies(request), messages)
+            usable.check_cap(self.max_client_weight)
+            cohort = self._gathered(check, usable)
+            with one_thread():  # the same bits on any number of cores
+                merged = self.merge(cohort)
+                _check_arrays(type(self).__name__, merged, check.received)
+                merged = self._corrected(check, cohort, merged)
+        self.note_merged(cohort)
+        contents = [usable.usable[client].content for client in cohort.client_ids]
         key, function = self.weighted_by_key, self.train_metrics_aggr_fn
         return record_of(merged), aggregate_metrics(cohort.metrics, key, function, contents)
 
@@ -308,10 +264,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         Replies with errors, NaN, infinite values or impossible sizes are dropped and listed in
         ``dropped``. Only metrics that all clients sent are averaged. None if no reply is left.
         """
-        asked, replies = self._request(MessageType.EVALUATE, server_round).messages, list(replies)
-        if not (asked or replies):
+        request, messages = self._request(MessageType.EVALUATE, server_round), list(replies)
+        if not (request.messages or messages):
             return None
-        answers = self.reply_filter(server_round, asked).usable(replies, _finite)
+        answers = self.new_replies(request).read(messages, _finite).usable
         if not answers:
             return None
         contents, metrics = zip(*(answers[client] for client in sorted(answers)), strict=True)
@@ -327,27 +283,64 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
-        ``max_test_sizes`` has the largest number of test examples by client id, where known. With
-        groups of people, metrics include ``group-counts``. Raises ``RoundFailed`` as in training.
+        For the other arguments see `check_test`. Raises ``RoundFailed`` as in training.
         """
         check = partial(check_test, self.weighted_by_key, max_test_sizes, num_groups)
         request = self._request(MessageType.EVALUATE, server_round)
-        reply_filter = self.reply_filter(server_round, request.messages)
         with _keeping(request.arrays):
-            answers = reply_filter.usable(replies, check)
-            reply_filter.check_enough(len(answers))
-        return answers
-
-    def reply_filter(self, server_round: int, asked: Sequence[Message]) -> ReplyFilter:
-        """Return a filter for the replies to these messages, which fills ``self.dropped``."""
-        key, least = self.weighted_by_key, self._min_clients
-        reply_filter = ReplyFilter(
-            server_round, asked, self._enrolled, key, least, large_norms=self._large_norms
-        )
-        self.dropped = reply_filter.dropped
-        return reply_filter
+            answers = self.new_replies(request).read(replies, check)
+            answers.check_enough()
+        return answers.usable
 
     # --- internals -------------------------------------------------------------------
+
+    def new_replies(self, request: RoundRequest) -> Replies:
+        """Return an object for the replies to a request, which also fills ``self.dropped``."""
+        key, least = self.weighted_by_key, self._min_clients
+        replies = Replies(request, self._enrolled, key, least, self._large_norms)
+        self.dropped = replies.dropped
+        return replies
+
+    def note_cohort(self, cohort: Cohort) -> None:
+        """Store which clients are merged, and what they reported."""
+        self.client_ids = cohort.client_ids
+        self.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
+
+    def note_merged(self, cohort: Cohort) -> None:
+        """Store that the clients have been merged, for their state and for the policy."""
+        self.merged_rounds |= dict.fromkeys(cohort.client_ids, cohort.server_round)
+        note_merged(self._participation, cohort)
+
+    def _gathered(self, check: ReplyCheck, replies: Replies) -> Cohort:
+        """Return the usable replies as a cohort, with bounded updates."""
+        if check.large_norms:
+            before = f"round {replies.request.server_round}: "
+            self._large_norms = [before + text for text in check.large_norms]
+        cohort = check.gather(replies, self.max_client_weight)
+        self.note_cohort(cohort)
+        self.diagnostics, self.clusters = {}, None
+        bounds = self.clip_update_norm, self.clip_update_median
+        cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
+        if factors is not None:
+            self.diagnostics["clipped"] = factors
+        return cohort
+
+    def _corrected(self, check: ReplyCheck, cohort: Cohort, merged: Arrays) -> Arrays:
+        """Return the merged model as the exchanges correct it, and complete the diagnostics."""
+        cohort = replace(cohort, clusters=self.clusters)
+        if "weights" in self.diagnostics:  # capped, as in `Cohort.average`
+            self.diagnostics["weights"] = cohort.cap(np.asarray(self.diagnostics["weights"]))
+        for exchange in self.exchanges:
+            kind = type(exchange)
+            with naming_failures(StrategyError, f"The exchange {kind.__name__}", kind.__module__):
+                exchange.collect(cohort)
+                merged = exchange.correct(cohort, merged)
+            self.diagnostics.update(exchange.diagnostics)
+        _check_finite(type(self).__name__, merged, cohort, known=not check.unknown)
+        for observer in self._observers:
+            self.diagnostics.update(observer(cohort))
+        unset, received = check.unset, check.received
+        return merged | {n: np.where(unset[n], received[n], merged[n]) for n in unset}
 
     def _draw(self, server_round: int, nodes: Mapping[int, int]) -> Draw:
         size, online = (self.fraction_train, self.min_train_nodes), self._availability
@@ -387,39 +380,22 @@ def _check_arrays(name: str, merged: Any, received: Arrays) -> None:
         raise StrategyError(f"{name}.merge: {wrong}. {remedy}") from None
 
 
-def _corrected(
-    cohort: Cohort,
-    merged: Arrays,
-    exchanges: Sequence[Exchange],
-    diagnostics: dict[str, NDArray[np.float64] | float],
-) -> Arrays:
-    """Return the merged model as the exchanges correct it, and add their diagnostics."""
-    for exchange in exchanges:
-        kind = type(exchange)
-        with naming_failures(StrategyError, f"The exchange {kind.__name__}", kind.__module__):
-            exchange.collect(cohort)
-            merged = exchange.correct(cohort, merged)
-        diagnostics.update(exchange.diagnostics)
-    return merged
+def _check_finite(name: str, merged: Arrays, cohort: Cohort, known: bool) -> None:
+    """Raise ``Diverged`` if a merged model has NaN or infinite values.
 
-
-def _finished(name: str, merged: Arrays, cohort: Cohort, parser: ReplyParser) -> Arrays:
-    """Return the merged model with the infinite values of its buffers.
-
-    Raises ``Diverged`` if other values are NaN or infinite.
+    ``known`` says whether the model is known that the clients received.
     """
     lost = next((key for key, array in merged.items() if not is_finite(array)), None)
-    if lost is not None:
-        longest = ""
-        if not parser.unknown:
-            squares = cohort.squared_norms()
-            k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
-            longest = f"The largest update norm, {np.sqrt(squares[k]):.3g}, is that of client "
-            longest += f"{cohort.client_ids[k]}. Exclude this client, or bound"
-        raise Diverged(
-            f"Round {cohort.server_round}: the model that {name} merged holds NaN or infinite "
-            f"values in {lost!r}, and the clients' models do not. {longest or 'Bound'} updates "
-            "with clip-update-norm or clip-update-median, and resume."
-        )
-    unset, received = parser.unset, parser.received
-    return merged | {n: np.where(unset[n], received[n], merged[n]) for n in unset}
+    if lost is None:
+        return
+    longest = "Bound"
+    if known:
+        squares = cohort.squared_norms()
+        k = int(np.argmax(np.nan_to_num(squares, nan=np.inf)))
+        longest = f"The largest update norm, {np.sqrt(squares[k]):.3g}, is that of client "
+        longest += f"{cohort.client_ids[k]}. Exclude this client, or bound"
+    raise Diverged(
+        f"Round {cohort.server_round}: the model that {name} merged holds NaN or infinite "
+        f"values in {lost!r}, and the clients' models do not. {longest} updates "
+        "with clip-update-norm or clip-update-median, and resume."
+    )

@@ -41,18 +41,9 @@ def pack(
 ) -> tuple[list[NDArray[Any]], dict[str, str]]:
     """Append arrays to a model's arrays; return the list for ``fit`` and a metric that names them.
 
-    Parameters
-    ----------
-    model
-        Arrays of the model.
-    measured
-        Named arrays for each kind, such as ``fisher``, with a value for each trained parameter, in
-        the order of the model. Tensors are accepted, on any device; bfloat16 becomes float32.
-
-    Returns
-    -------
-    list of arrays, dict
-        All arrays, and the metric; the dict is empty if ``measured`` is empty.
+    ``measured`` has named arrays for each kind, such as ``fisher``, with a value for each trained
+    parameter, in the order of the model. Tensors are accepted, on any device; bfloat16 becomes
+    float32. Without arrays there is no metric.
     """
     extra = [_array(value) for arrays in measured.values() for value in arrays.values()]
     names = {name: list(arrays) for name, arrays in measured.items()}
@@ -64,10 +55,8 @@ def unpack(
 ) -> dict[str, dict[str, _Array]]:
     """Undo ``pack`` and return the named arrays by kind.
 
-    Raises
-    ------
-    ValueError
-        If ``note``, which is the value of the key ``name``, does not match the arrays.
+    Raises ``ValueError`` if ``note``, which is the value of the key ``name``, does not match the
+    arrays.
     """
     names = _names(note, name)
     if (named := count(note, name)) != len(extra):
@@ -88,16 +77,8 @@ def split(
 ) -> tuple[list[_Array], dict[str, dict[str, _Array]]]:
     """Split the parameters of ``NumPyClient.fit`` into arrays of the model and of exchanges.
 
-    Returns
-    -------
-    list of arrays, dict
-        The model's arrays, and named arrays for each exchange; the dict is empty if the server sent
-        only the model.
-
-    Raises
-    ------
-    ValueError
-        If the config does not match the arrays.
+    The latter are named arrays for each exchange; none if the server sent only the model. Raises
+    ``ValueError`` if the config does not match the arrays.
     """
     note = str(config.get(SHARED, "{}"))
     place = max(0, len(parameters) - count(note, SHARED))

@@ -34,6 +34,7 @@ from fairflower.flower_compat import (
     proxy_node_id,
     set_message_id,
 )
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies.fedavg import FedAvg
 
 NDArrays = list[NDArray[Any]]
@@ -57,6 +58,8 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     numbers in its metrics. In both directions, arrays of exchanges follow the model's arrays
     (`fairflower.classic.packing.split`). `fairflower.classic.client.NumPyTrainer` is a client that
     does this.
+
+    Raises ``ValueError`` if the strategy has exchanges and ``initial_parameters`` is not a mapping.
 
     Parameters
     ----------
@@ -83,11 +86,6 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     ----------
     strategy : FairStrategy
         The strategy, with its attributes ``diagnostics``, ``client_ids`` and ``dropped``.
-
-    Raises
-    ------
-    ValueError
-        If the strategy has exchanges and ``initial_parameters`` is not a mapping.
 
     See Also
     --------
@@ -230,10 +228,11 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         measured = unpack(note, tensors[size:])
         wanted = self.strategy._beside_model
         for kind, vectors in measured.items():
-            named = self._names or kind in self.strategy.SINGLE_ARRAYS
+            if kind not in wanted:
+                continue
+            named = self._names or MEASUREMENTS.assumed(kind).shape == "vector"
             names = list(vectors) if named else self._trained(sent, kind, len(vectors))
-            if kind in wanted:
-                content[kind] = _named(names, list(vectors.values()))
+            content[kind] = _named(names, list(vectors.values()))
         return content
 
     def _trained(self, sent: ArrayRecord, kind: str, count: int) -> list[str]:

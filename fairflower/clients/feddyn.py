@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fairflower.arguments import Range, Search
-from fairflower.exchanges.regularizer import DynamicRegularizer
+from fairflower.exchanges.stored import DynamicRegularizer
 from fairflower.training.trainer import Trainer
 
 

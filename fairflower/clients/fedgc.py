@@ -61,6 +61,8 @@ class FedGC(FeatureTrainer):
     The paper uses AdamW with learning rate 0.001: ``train.optimizer = "adamw"``,
     ``train.lr = 0.001``.
 
+    Raises ``ConfigError`` if the network is not a `PromptViT` with a GC-Net.
+
     Parameters
     ----------
     lambda1, lambda2
@@ -72,11 +74,6 @@ class FedGC(FeatureTrainer):
         the table.
     variant
         ``"adapted"`` (default), ``"paper"`` or ``"released"``, see the table.
-
-    Raises
-    ------
-    ConfigError
-        If the network is not a `PromptViT` with a GC-Net.
 
     See Also
     --------

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairflower.arguments import Range
-from fairflower.exchanges.averages import AveragedBatches
+from fairflower.exchanges.stored import AveragedBatches
 from fairflower.files import Arrays
 from fairflower.training.trainer import Trainer
 

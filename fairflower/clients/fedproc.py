@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflower.arguments import Range
-from fairflower.exchanges.prototypes import Prototypes
+from fairflower.exchanges.stored import Prototypes
 from fairflower.training.features import PrototypeTrainer
 
 

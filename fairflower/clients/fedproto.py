@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from fairflower.arguments import Range, Search
-from fairflower.exchanges.prototypes import Prototypes
+from fairflower.exchanges.stored import Prototypes
 from fairflower.training.features import PrototypeTrainer
 
 

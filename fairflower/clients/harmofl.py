@@ -28,7 +28,7 @@ class HarmoFL(Trainer):
     of the model (`AmplitudeNorm`): it is sent, averaged and saved with the model.
 
     **Weight perturbation.** A step uses the gradient at ``w + alpha g / ||g||``, like SAM with
-    radius alpha (`fairflower.training.optim.apply_sam_gradient`); ``train.rho`` is not used. The
+    radius alpha (`fairflower.training.trainer.apply_sam_gradient`); ``train.rho`` is not used. The
     paper trains with SGD, momentum 0.9 and weight decay 1e-4.
 
     Parameters

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fairflower.exchanges.personal import PersonalArrays
+from fairflower.exchanges.stored import PersonalArrays
 from fairflower.files import Arrays
 from fairflower.models import (
     copy_arrays,

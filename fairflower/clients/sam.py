@@ -12,9 +12,9 @@ from fairflower.training.trainer import Trainer
 class SAM(Trainer):
     """Local training with SAM's steps (Foret et al., ICLR 2021).
 
-    The radius is ``train.rho``; see `fairflower.training.optim.apply_sam_gradient`. This trainer is
-    equivalent to ``sgd`` with ``train.sharpness = "sam"``, a setting of every trainer. A step costs
-    as much as two plain steps.
+    The radius is ``train.rho``; see `fairflower.training.trainer.apply_sam_gradient`. This trainer
+    is equivalent to ``sgd`` with ``train.sharpness = "sam"``, a setting of every trainer. A step
+    costs as much as two plain steps.
 
     See Also
     --------
@@ -52,7 +52,7 @@ class FedSAM(SAM):
     Notes
     -----
     In the code of Caldarola et al., both passes update BatchNorm statistics, and the perturbation
-    is removed by subtraction; `fairflower.training.optim.apply_sam_gradient` avoids both.
+    is removed by subtraction; `fairflower.training.trainer.apply_sam_gradient` avoids both.
 
     Examples
     --------

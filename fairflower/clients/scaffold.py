@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairflower.exchanges.control import ControlVariates
+from fairflower.exchanges.stored import ControlVariates
 from fairflower.training.trainer import Trainer
 
 
@@ -21,11 +21,8 @@ class SCAFFOLD(Trainer):
 
     With strategies that weigh clients, see the remark on weights in ``ControlVariates``.
 
-    Raises
-    ------
-    ConfigError
-        If ``train.optimizer`` is not ``sgd``, because other optimizers' steps are not sums of
-        gradients.
+    Raises ``ConfigError`` if ``train.optimizer`` is not ``sgd``, because other optimizers' steps
+    are not sums of gradients.
 
     See Also
     --------

@@ -14,6 +14,7 @@ from fairflower.config.methods import ParticipationSpec
 from fairflower.config.settings import checked, setting
 from fairflower.config.text import argument_to_key
 from fairflower.errors import ConfigError
+from fairflower.registry.measurements import LARGEST, MEASUREMENTS
 
 if TYPE_CHECKING:
     from fairflower.config.run import RunConfig
@@ -97,9 +98,12 @@ def number_range(name: str, loss_range: float) -> tuple[float, float]:
     """Return the range to which a number sent by a client is clipped.
 
     >>> number_range("received_accuracy", 5.0), number_range("received_loss", 5.0)
-    ((0.0, 1.0), (0.0, 5.0))
+    ((0, 1), (0.0, 5.0))
     """
-    return (0.0, 1.0) if name.endswith("accuracy") else (0.0, loss_range)
+    measured = MEASUREMENTS[name]
+    if measured.count or not -LARGEST < measured.low <= measured.high < LARGEST:
+        return 0.0, loss_range
+    return measured.low, measured.high
 
 
 def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Sequence[Any]) -> None:

@@ -48,7 +48,8 @@ from fairflower.config.text import (
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import ADAPTABLE, MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED
+from fairflower.registry import ADAPTABLE, MODEL_OF, PLAIN_CLIENTS, PRETRAINED
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import load_metrics
 
 
@@ -350,11 +351,11 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"strategy.{error}") from error
     with config.strategy.naming_failures():
         measurements = strategy._measurements
-    for name in measurements:
-        if name not in MEASUREMENTS:
-            raise ConfigError(
-                f"{config.strategy.name}: {unknown('measurement', name, MEASUREMENTS)}"
-            )
+    known = {name: MEASUREMENTS[name] for name in measurements if name in MEASUREMENTS}
+    if wrong := [name for name in measurements if name not in known]:
+        raise ConfigError(
+            f"{config.strategy.name}: {unknown('measurement', wrong[0], MEASUREMENTS)}"
+        )
     with config.client.naming_failures():
         try:
             exchanges = client.make_exchanges(config.client.args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairflower.errors import ConfigError
+from fairflower.registry.measurements import MEASUREMENTS
 
 #: Run config key. In its node config, a site can set it to require secure aggregation.
 KEY = "secure-aggregation"
@@ -60,14 +61,15 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             f"strategy.name = {name!r} {reason}{hint}, but the server gets only a weighted sum "
             f"of the updates. Choose {nearest!r}, the most similar strategy that works"
         )
-    early = [m for m in strategy._measurements if m not in strategy.learns]
-    if late := [m for m in early if m in ("trained_loss", "fisher", "representation")]:
+    measured = {name: MEASUREMENTS[name] for name in strategy._measurements}
+    early = {name: m for name, m in measured.items() if name not in strategy.used_next_round}
+    if late := [name for name, m in early.items() if m.model == "trained" and not m.planned]:
         raise _refused(
             f"strategy.name = {name!r} computes weights from {late[0]!r}, which is measured "
             "after training, but clients must know their weights before training. Choose a "
             "measurement of the received model"
         )
-    if arrays := [m for m in strategy._measurements if m in strategy.ARRAY_MEASUREMENTS]:
+    if arrays := [name for name, m in measured.items() if m.shape != "number"]:
         raise _refused(
             f"strategy.name = {name!r} needs the array {arrays[0]!r} from each client, and this "
             "array is not masked. Choose a strategy that computes weights from numbers"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from fairflower.aggregation.exchange import Exchange
 from fairflower.exchanges.anchors import SemanticAnchors
-from fairflower.exchanges.averages import AveragedBatches
 from fairflower.exchanges.centers import ClusterCenters
-from fairflower.exchanges.control import ControlVariates
-from fairflower.exchanges.personal import PersonalArrays
-from fairflower.exchanges.prototypes import Prototypes
-from fairflower.exchanges.regularizer import DynamicRegularizer
+from fairflower.exchanges.stored import (
+    AveragedBatches,
+    ControlVariates,
+    DynamicRegularizer,
+    PersonalArrays,
+    Prototypes,
+)
 
 __all__ = [
     "AveragedBatches",

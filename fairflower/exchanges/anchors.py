@@ -34,6 +34,8 @@ class SemanticAnchors(Exchange):
     exponential, because in Eq. 4 as printed it would only add a constant. The paper does not give
     the hidden width or the learning rate.
 
+    Raises ``ValueError`` if epochs, lr or hidden are out of range.
+
     Parameters
     ----------
     alpha : float
@@ -48,11 +50,6 @@ class SemanticAnchors(Exchange):
         Width of Theta's hidden layer. Default 64 (this project's choice).
     head : str
         Name of the model's last linear layer. Default "head".
-
-    Raises
-    ------
-    ValueError
-        If epochs, lr or hidden are out of range.
     """
 
     name = "anchors"

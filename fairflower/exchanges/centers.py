@@ -1,17 +1,58 @@
-"""FedGCR's cluster centers (Cheng et al., AAAI 2024)."""
+"""FedGCR's clusters of clients and their centers (Cheng et al., AAAI 2024)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fairflower.aggregation.clusters import ClusteringMixin
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.exchange import Exchange
 from fairflower.arguments import Range
-from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
+from fairflower.numerics.clustering import (
+    Clustering,
+    Clusters,
+    Variant,
+    cluster,
+    cluster_diagnostics,
+    resolve_variant,
+)
+
+
+class ClusteringMixin:
+    """Base of strategies and exchanges that cluster clients by their first measurement.
+
+    The clusters are kept from round to round.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("members", "centers")
+
+    measurements: tuple[str, ...]
+    _seed: int
+    num_clusters: int | Literal["auto"]  # T'
+    clustering: Clustering  # see `cluster`
+    members: dict[int, int]  # client -> its cluster in the last round that it took part in
+    centers: dict[int, NDArray[np.float64]]  # cluster -> mean representation H, shape (d,)
+
+    def find_clusters(
+        self, cohort: Cohort
+    ) -> tuple[Clusters, dict[str, NDArray[np.float64] | float]]:
+        """Return the cohort's clusters, numbered as in earlier rounds, and their diagnostics."""
+        h = np.array([arrays["h"] for arrays in cohort.measured[self.measurements[0]]], np.float64)
+        clusters = cluster(
+            h,
+            cohort.client_ids,
+            None if self.num_clusters == "auto" else self.num_clusters,
+            clustering=self.clustering,
+            sizes=cohort.num_examples,
+            members=self.members,
+            centers=self.centers,
+            seed=self._seed,
+        )
+        self.members, self.centers = clusters.members, clusters.centers
+        return clusters, cluster_diagnostics(h, cohort.num_examples, clusters)
 
 
 class ClusterCenters(ClusteringMixin, Exchange):
@@ -35,7 +76,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
     name = "centers"
     mean_of = "class"
     returned = False
-    needs = ("received_representation",)
+    measurements = ("received_representation",)
 
     def __init__(
         self,
@@ -46,7 +87,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
     ) -> None:
         self.num_clusters = num_clusters
         self.clustering, measured = resolve_variant(variant, num_clusters, clustering)
-        self.needs = (measured,)
+        self.measurements = (measured,)
         self.members, self.centers = {}, {}
 
     def broadcast(self, server_round: int) -> Arrays:
@@ -54,7 +95,7 @@ class ClusterCenters(ClusteringMixin, Exchange):
             return {}
         return {"H": np.array([self.centers[t] for t in sorted(self.centers)], np.float32)}
 
-    def tell(self, client_id: int) -> Mapping[str, float | str]:
+    def client_config(self, client_id: int) -> Mapping[str, float | str]:
         if client_id not in self.members:
             return {}
         return {"cluster": sorted(self.centers).index(self.members[client_id])}

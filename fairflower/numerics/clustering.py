@@ -127,12 +127,8 @@ def resolve_variant(
 
     Arguments other than ``"variant"`` override those of the variant.
 
-    Raises
-    ------
-    ValueError
-        If ``num_clusters`` is "auto" and the variant needs a number.
-    NotInstalled
-        If the extra ``solvers`` is not installed.
+    Raises ``ValueError`` if ``num_clusters`` is "auto" and the variant needs a number; and
+    ``NotInstalled`` if the extra ``solvers`` is not installed.
 
     Examples
     --------

@@ -54,21 +54,11 @@ class Rates(NamedTuple):
 def counts_by_group(
     labels: ArrayLike, predicted: ArrayLike, groups: ArrayLike, num_groups: int
 ) -> NDArray[np.int64]:
-    """Return the `COUNTS` of every group, shape (G, 6).
+    """Return the `COUNTS` of every group, shape (G, 6); 0 for a group without people.
 
-    Parameters
-    ----------
-    labels, predicted : array of shape (N,)
-        0 or 1.
-    groups : array of shape (N,)
-        Each person's group, in ``0 .. num_groups - 1``.
-    num_groups : int
-        G. The counts of a group without people are 0.
-
-    Raises
-    ------
-    ValueError
-        If shapes differ, labels or predictions are not 0 or 1, or a group is out of range.
+    ``labels`` and ``predicted``, shape (N,), are 0 or 1, and ``groups``, shape (N,), each person's
+    group in ``0 .. num_groups - 1``. Raises ``ValueError`` if shapes differ, labels or predictions
+    are not 0 or 1, or a group is out of range.
     """
     y, p, g = (np.asarray(values) for values in (labels, predicted, groups))
     if y.ndim != 1 or not y.shape == p.shape == g.shape:

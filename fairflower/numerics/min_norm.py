@@ -54,24 +54,16 @@ def min_norm_weights(
 ) -> MinNorm:
     """Return the weights of the shortest combination of vectors with Gram matrix ``gram``.
 
+    If all solvers fail, they are the best initial mixture, and a warning is logged. Raises
+    ``ValueError`` if ``gram`` is not a finite square matrix, or no weights satisfy the bounds; and
+    ``NotInstalled`` without the extra ``solvers``.
+
     Parameters
     ----------
     gram : array of shape (K, K)
         Inner products <v_i, v_j>, in double precision.
     lower, upper : float or array of shape (K,)
         Bounds on each weight.
-
-    Returns
-    -------
-    MinNorm
-        The solution. If all solvers fail, it is the best initial mixture, and a warning is logged.
-
-    Raises
-    ------
-    ValueError
-        If ``gram`` is not a finite square matrix, or no weights satisfy the bounds.
-    NotInstalled
-        Without the extra ``solvers``.
 
     See Also
     --------
@@ -155,7 +147,8 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     """Return coefficients c, shape (K,), of the shortest d = sum_k c_k v_k with given descents.
 
     The descents are <d, v_k> = ||d||^2 share_k for all k. So d is the shortest vector in the affine
-    hull of the v_k / share_k, and c = G^-1 share / (share' G^-1 share).
+    hull of the v_k / share_k, and c = G^-1 share / (share' G^-1 share). If d does not exist because
+    the vectors are linearly dependent, c gives a d close to 0. Zero vectors have coefficient 0.
 
     Parameters
     ----------
@@ -163,12 +156,6 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
         G, the inner products <v_i, v_j>, in double precision.
     share : array of shape (K,)
         Share of each vector in the descent: non-negative, and positive for at least one vector.
-
-    Returns
-    -------
-    array of shape (K,)
-        The coefficients. If d does not exist because the vectors are linearly dependent, they give
-        a d close to 0. Zero vectors have coefficient 0.
 
     Examples
     --------

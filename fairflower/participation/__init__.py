@@ -7,8 +7,6 @@ optionally with arguments (``power-of-choice:d=10``), or a class in another pack
 """
 
 from fairflower.aggregation.participation import Draw, Participation, Uniform
-from fairflower.participation.by_examples import ByExamples
-from fairflower.participation.power_of_choice import PowerOfChoice
-from fairflower.participation.round_robin import RoundRobin
+from fairflower.participation.policies import ByExamples, PowerOfChoice, RoundRobin
 
 __all__ = ["ByExamples", "Draw", "Participation", "PowerOfChoice", "RoundRobin", "Uniform"]

@@ -23,21 +23,12 @@ Availability = Callable[[int, Collection[int]], list[int]]
 def read_availability(text: str, seed: int) -> Availability:
     """Return the availability that the setting ``participation.availability`` describes.
 
-    Parameters
-    ----------
-    text : str
-        ``"always"``; or ``"markov:leave=0.1:back=0.5"``, a Markov chain for each client: before the
-        next round, an available client leaves with probability ``leave``, and an absent client
-        comes back with probability ``back``; or the path of a CSV file with the columns ``round``
-        and ``client``, which has a row for each client that is available in a round. After the last
-        round in the file, its rounds are repeated.
-    seed : int
-        Seed for the Markov chains.
-
-    Raises
-    ------
-    ConfigError
-        If the text is none of these, or the file cannot be read.
+    The setting is ``"always"``; or ``"markov:leave=0.1:back=0.5"``, a Markov chain for each client,
+    drawn from ``seed``: before the next round, an available client leaves with probability
+    ``leave``, and an absent client comes back with probability ``back``; or the path of a CSV file
+    with the columns ``round`` and ``client``, which has a row for each client that is available in
+    a round. After the last round in the file, its rounds are repeated. Raises ``ConfigError`` if
+    the text is none of these, or the file cannot be read.
     """
     if path := _trace_file(text):
         return _trace(path)

@@ -83,14 +83,8 @@ CLIENTS = MethodRegistry(
 #: User-defined metrics, named ``module:function``; see `fairflower.registry.user_metrics`.
 METRICS = FunctionRegistry("fairflower.metrics", "metric")
 
-#: Measurements that a strategy can request; `fairflower.training.measurements` computes them.
-MEASUREMENTS = (
-    *("received_loss", "received_accuracy", "received_balanced_accuracy", "sharpness"),
-    *("minus_accuracy", "minus_balanced_accuracy", "gradient", "steps", "trained_loss"),
-    *("fisher", "representation", "received_representation", "local_loss", "perturbed_loss"),
-    "class_counts",
-    "received_group_counts",
-)
+#: Measurements of other packages; see `fairflower.registry.measurements`.
+OWN_MEASUREMENTS = FunctionRegistry("fairflower.measurements", "measurement")
 
 #: Number of dimensions of an example's shape -> kind of examples. The shapes are (features,),
 #: (vocabulary, length) for token ids, and (channels, height, width).
@@ -198,14 +192,14 @@ ADAPTABLE = frozenset({"timm", "hf"})
 PARTICIPATION = DescribedRegistry(
     "fairflower.participation",
     {
-        "uniform": ("uniform:Uniform", "uniform at random"),
+        "uniform": ("policies:Uniform", "uniform at random"),
         "by-examples": (
-            "by_examples:ByExamples",
+            "policies:ByExamples",
             "at random, in proportion to training examples, which fedavg then counts twice",
         ),
-        "round-robin": ("round_robin:RoundRobin", "in turn"),
+        "round-robin": ("policies:RoundRobin", "in turn"),
         "power-of-choice": (
-            "power_of_choice:PowerOfChoice",
+            "policies:PowerOfChoice",
             "the clients with the largest losses among d random candidates "
             "(power-of-choice:d=10; Cho, Wang & Joshi 2022)",
         ),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fairflower.errors import STOPS, ConfigError, failure_text, quoted
 from fairflower.registry import METRICS
+from fairflower.registry.measurements import LARGEST, range_of
 from fairflower.registry.named import add_cwd_to_path
 
 #: Metric names that ``history.csv`` and clients' replies already use.
@@ -23,9 +24,6 @@ _PREFIXES = ("validation_", "held_out_", "global_", "worst_client_")
 
 #: Name of the record in a client's reply that says why metrics failed.
 FAILED_METRICS = "failed-metrics"
-
-#: Largest absolute value of a metric, because sums of larger numbers may overflow.
-LARGEST = 1e300
 
 
 def metric_names(places: str) -> dict[str, str]:
@@ -131,7 +129,7 @@ def _number(name: str, returned: Any) -> float:
     value = float(array)
     if not abs(value) <= LARGEST:  # NaN, too
         raise _WrongValue(f"it returned {value}; expected a finite number")
-    if name.endswith("accuracy") and not 0 <= value <= 1:
+    if range_of(name) == (0, 1) and not 0 <= value <= 1:
         raise _WrongValue(
             f"it returned {value}; expected a number from 0 to 1, because the name ends in accuracy"
         )

@@ -90,24 +90,12 @@ def masked_mean(
 ) -> Vector:
     """Return the weighted mean of the clients' vectors, by Flower's protocol.
 
-    Parameters
-    ----------
-    send : callable
-        Sends messages and returns the replies that arrive before the timeout.
-    server_round : int
-        The round.
-    contents : mapping of int -> RecordDict
-        Content of the train message for each node.
-    usable : callable
-        Gets the train messages and their replies; returns the replies that may be added to the
-        sum. May raise `Halted`.
+    ``send`` sends messages and returns the replies that arrive before the timeout. ``contents`` has
+    the content of the train message for each node. ``usable`` gets the train messages and their
+    replies, and returns the replies that may be added to the sum, or raises `Halted`.
 
-    Raises
-    ------
-    Halted
-        If too few clients are left to remove the masks.
-    LostClients
-        If clients fail before training.
+    Raises ``Halted`` if too few clients are left to remove the masks; and ``LostClients`` if
+    clients fail before training.
     """
     count = len(contents)
     shares, threshold = shares_of(count)

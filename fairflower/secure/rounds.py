@@ -10,9 +10,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, on_simplex
-from fairflower.aggregation.messages import add_client_config
-from fairflower.aggregation.participation import note_merged
+from fairflower.aggregation.cohort import Arrays
+from fairflower.aggregation.messages import RoundRequest, add_client_config
 from fairflower.aggregation.records import (
     InvalidReply,
     check_finite,
@@ -20,11 +19,11 @@ from fairflower.aggregation.records import (
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import ReplyParser
-from fairflower.aggregation.reply_filter import ReplyFilter
+from fairflower.aggregation.replies import Replies, ReplyCheck
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, logger
+from fairflower.numerics.simplex import on_simplex
 from fairflower.numerics.threads import one_thread
 from fairflower.secure.client import MEASURE
 from fairflower.secure.protocol import (
@@ -59,7 +58,7 @@ class _Round:
     server_round: int
     asked: dict[int, Message]  # the strategy's train messages, by client
     received: Arrays
-    parser: ReplyParser
+    check: ReplyCheck
     numbers: dict[int, MetricRecord] = field(default_factory=dict)  # metrics before training
     trained: dict[int, MetricRecord] = field(default_factory=dict)  # metrics after training
     dropped: dict[int, str] = field(default_factory=dict)
@@ -68,12 +67,8 @@ class _Round:
 class SecureAggregation:
     """Training rounds under secure aggregation.
 
-    Parameters
-    ----------
-    strategy : FairStrategy
-        A strategy with ``sums_suffice = True``.
-    send : callable
-        Sends messages and returns the replies that arrive before the timeout.
+    The strategy has ``sums_suffice = True``, and ``send`` sends messages and returns the replies
+    that arrive before the timeout.
     """
 
     def __init__(self, strategy: FairStrategy, send: Send) -> None:
@@ -84,19 +79,15 @@ class SecureAggregation:
     ) -> ArrayRecord:
         """Send the strategy's train messages and return the next global model.
 
-        Raises
-        ------
-        Halted
-            If the masks cannot be removed, or if the sum is wrong. The strategy then has its state
-            from before the round.
-        RoundFailed
-            If fewer than ``min_clients`` replies are usable.
+        Raises ``Halted`` if the masks cannot be removed, or if the sum is wrong. The strategy then
+        has its state from before the round. Raises ``RoundFailed`` if fewer than ``min_clients``
+        replies are usable.
         """
         strategy, before = self.strategy, self.strategy.state_dict()
         received = decode_record(arrays)
         asked = {strategy._enrolled.client_of(message): message for message in messages}
-        parser = ReplyParser(strategy, received, strategy._enrolled.sizes)
-        now = _Round(server_round, asked, received, parser)
+        check = ReplyCheck(strategy, arrays, strategy._enrolled.sizes)
+        now = _Round(server_round, asked, received, check)
         strategy.diagnostics, strategy.clusters = {}, None
         strategy.client_ids, strategy.client_metrics = (), {}
         try:
@@ -124,19 +115,19 @@ class SecureAggregation:
         """Run the first exchange and return the clients' numbers as a cohort."""
         strategy = self.strategy
         messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
-        names = [n for n in strategy._measurements if n not in strategy.learns]
+        names = [n for n in strategy._measurements if n not in strategy.used_next_round]
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             if content.array_records:
                 raise InvalidReply("it sent arrays, but the server requested only numbers")
-            now.parser.check_numbers(client, metrics, names)
+            now.check.check_numbers(client, metrics, names)
             return metrics
 
-        reply_filter = strategy.reply_filter(now.server_round, messages)
-        now.dropped = reply_filter.dropped
-        now.numbers = reply_filter.usable(self.send(messages), check)
-        reply_filter.check_enough(len(now.numbers))
-        reply_filter.check_cap(len(now.numbers), strategy.max_client_weight)
+        replies = strategy.new_replies(RoundRequest(now.server_round, messages=messages))
+        now.dropped = replies.dropped
+        now.numbers = replies.read(self.send(messages), check).usable
+        replies.check_enough()
+        replies.check_cap(strategy.max_client_weight)
         return self._cohort(now, sorted(now.numbers))
 
     def _cohort(
@@ -183,11 +174,11 @@ class SecureAggregation:
                 return self._masked(now, instructions)
             except LostClients as lost:
                 at = {m.metadata.dst_node_id: client for client, m in now.asked.items()}
-                reply_filter = self.strategy.reply_filter(now.server_round, [])
+                replies = self.strategy.new_replies(RoundRequest(now.server_round))
                 for node, reason in lost.reasons.items():
-                    reply_filter.drop(at[node], reason)
+                    replies.drop(at[node], reason)
                     del shares[at[node]]
-                now.dropped |= reply_filter.dropped
+                now.dropped |= replies.dropped
 
     def _instructions(
         self, now: _Round, shares: Mapping[int, float], factors: Mapping[int, float]
@@ -217,22 +208,22 @@ class SecureAggregation:
             )
             add_client_config(message, self.strategy.configrecord_key, values.to_config())
             contents[message.metadata.dst_node_id] = message.content
-        reply_filters: list[ReplyFilter] = []
+        read: list[Replies] = []
 
         def usable(messages: Sequence[Message], replies: list[Message]) -> list[Message]:
-            reply_filter = self.strategy.reply_filter(now.server_round, list(messages))
-            reply_filters.append(reply_filter)
-            now.trained = reply_filter.usable(
-                replies, lambda *reply: self._check(now, instructions, *reply)
+            request = RoundRequest(now.server_round, messages=messages)
+            read.append(self.strategy.new_replies(request))
+            now.trained = (
+                read[-1].read(replies, lambda *reply: self._check(now, instructions, *reply)).usable
             )
-            now.dropped |= reply_filter.dropped
+            now.dropped |= read[-1].dropped
             _check_enough_clients({client: instructions[client].ratio for client in now.trained})
             nodes = {now.asked[client].metadata.dst_node_id for client in now.trained}
             return [r for r in replies if r.metadata.src_node_id in nodes and not r.has_error()]
 
         try:
             mean = masked_mean(self.send, now.server_round, contents, usable)
-            reply_filters[0].check_enough(len(now.trained))
+            read[0].check_enough()
             clients = sorted(now.trained)
             return decode(mean, now.received, [instructions[client] for client in clients]), clients
         except WrongSum as error:
@@ -252,8 +243,8 @@ class SecureAggregation:
         used = metrics.pop("num_examples", None)  # the weight, in Flower's record
         if any(len(record) for record in content.array_records.values()):
             raise InvalidReply("it sent arrays that are not masked")
-        now.parser.check_numbers(client, metrics, self.strategy.learns)
-        now.parser.check_policy({**metrics, **now.numbers[client]})
+        now.check.check_numbers(client, metrics, self.strategy.used_next_round)
+        now.check.check_policy({**metrics, **now.numbers[client]})
         for name, value in metrics.items():
             check_finite(name, value)
         if used != mine.weight:
@@ -278,8 +269,7 @@ class SecureAggregation:
         for name, value in strategy.diagnostics.items():  # remove clients that failed since
             if np.shape(value)[:1] == (len(measured),):
                 strategy.diagnostics[name] = np.asarray(value)[kept]
-        strategy.client_ids = cohort.client_ids
-        strategy.client_metrics = {k: v for k, v in cohort.metrics.items() if k != "client-id"}
+        strategy.note_cohort(cohort)
         strategy.diagnostics["weights"] = cohort.total.weights
         merged = strategy.combine(cohort, cohort.total.weights)
         strategy.diagnostics["quantization_error"] = cohort.total.error
@@ -290,8 +280,7 @@ class SecureAggregation:
             )
         _warn_if_shown(now.server_round, cohort)
         strategy.note_trained(cohort)
-        strategy.merged_rounds |= dict.fromkeys(cohort.client_ids, now.server_round)
-        note_merged(strategy._participation, cohort)
+        strategy.note_merged(cohort)
         return merged
 
 

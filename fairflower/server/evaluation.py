@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +23,24 @@ from fairflower.numerics.group_fairness import Counts, counts_by_group
 from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import compute_metrics
 from fairflower.server.history import ADAPTED
-from fairflower.training.adabn import layers_with_statistics, target_statistics
 from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on
 from fairflower.training.gpus import out_of_memory
+from fairflower.training.modes import layers_with_statistics, target_statistics
+
+
+class Tested(NamedTuple):
+    """Results of a test; a held-out domain comes last."""
+
+    #: Domain -> metric -> value.
+    scores: dict[str, dict[str, float]]
+    #: Domain -> user-defined metric that failed -> reason.
+    failed: dict[str, dict[str, str]]
+    #: Client -> counts of people, with ``data.groups``.
+    counts: dict[int, Counts]
+    #: Counts of people in the held-out domain.
+    held_out_counts: Counts | None = None
 
 
 class CentralizedEvaluator:
@@ -39,11 +55,6 @@ class CentralizedEvaluator:
         self.batch_size = config.evaluate.batch_size
         self.auc = config.evaluate.auc or federation.auc
         self.metrics = config.evaluate.metrics
-        #: Counts of people in the last test, for each client and for the held-out domain.
-        self.group_counts: dict[int, Counts] = {}
-        self.held_out_counts: Counts | None = None
-        #: User-defined metrics that failed in the last test, with the reasons, by domain.
-        self.failed: dict[str, dict[str, str]] = {}
         self.device = choose_device(config.train.device)
         self.model = build_model(config.model, config.client, federation, config.seed)
         self.model.to(self.device)
@@ -52,7 +63,7 @@ class CentralizedEvaluator:
         self.adabn = config.evaluate.adabn and bool(layers_with_statistics(self.model))
         self.threads = cpus() if self.device.type == "cpu" else 1
         self._tests: dict[tuple[str, str], list[Examples]] = {}
-        self._people: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
+        self._groups = cache(federation.test_groups)
         self._pool = ThreadPoolExecutor(
             self.threads, initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -72,22 +83,19 @@ class CentralizedEvaluator:
         """Return the model's exchanged arrays by name; initial values before the first test."""
         return copy_arrays(self.model)
 
-    def __call__(
-        self, arrays: Mapping[str, NDArray[np.generic]], split: str = "test"
-    ) -> dict[str, dict[str, float]]:
+    def __call__(self, arrays: Mapping[str, NDArray[np.generic]], split: str = "test") -> Tested:
         """Test a model on every domain's ``"test"`` or ``"validation"`` examples.
 
-        A held-out domain has only test examples and comes last.
+        A held-out domain has only test examples.
 
-        Returns for each domain ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss`` (mean
-        cross entropy), the user-defined metrics and, with ``evaluate.auc``, ``auc`` (one-vs-one).
-        Metrics that failed are stored in the attribute ``failed``. With ``evaluate.adabn`` a
-        held-out domain also has ``adabn_accuracy``, the accuracy with BatchNorm statistics of this
-        domain. With ``data.groups`` the attribute ``group_counts`` holds each client's counts of
-        people. Raises ``GpuMemoryError`` if the GPU's memory is too small.
+        The scores of each domain are ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss``
+        (mean cross entropy), the user-defined metrics and, with ``evaluate.auc``, ``auc``
+        (one-vs-one). With ``evaluate.adabn`` a held-out domain also has ``adabn_accuracy``, the
+        accuracy with BatchNorm statistics of this domain. Raises ``GpuMemoryError`` if the GPU's
+        memory is too small.
         """
         try:
-            return self._results(arrays, split)
+            return self._tested(arrays, split)
         except torch.OutOfMemoryError as error:
             raise GpuMemoryError(
                 f"The server's test ran out of GPU memory ({out_of_memory(str(error))}). Resume "
@@ -96,9 +104,7 @@ class CentralizedEvaluator:
                 "evaluate.batch-size."
             ) from error
 
-    def _results(
-        self, arrays: Mapping[str, NDArray[np.generic]], split: str
-    ) -> dict[str, dict[str, float]]:
+    def _tested(self, arrays: Mapping[str, NDArray[np.generic]], split: str) -> Tested:
         set_arrays(self.model, arrays, "The server")
         self.model.eval()
         pending = {
@@ -107,8 +113,9 @@ class CentralizedEvaluator:
             ]
             for domain in self._domains(split)
         }
-        self.group_counts = {}
-        results = {}
+        results: dict[str, dict[str, float]] = {}
+        failed: dict[str, dict[str, str]] = {}
+        people: dict[str, list[Counts]] = {}
         for domain, futures in pending.items():
             losses, *chunks = zip(*(future.result() for future in futures), strict=True)
             labels, predicted, logits = map(np.concatenate, chunks)
@@ -120,34 +127,28 @@ class CentralizedEvaluator:
             if self.auc:
                 probabilities = torch.from_numpy(logits).softmax(1).numpy()
                 results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
-            of_user, self.failed[domain] = compute_metrics(self.metrics, logits, labels)
+            of_user, failed[domain] = compute_metrics(self.metrics, logits, labels)
             results[domain] |= of_user
             if self.federation.groups:
-                self._count(domain, split, labels, predicted)
-        if self.adabn and (unseen := results.get(self.federation.held_out)):
-            chunks = self._chunks(self.federation.held_out, split)
+                people[domain] = self._counted(domain, split, labels, predicted)
+        held_out = self.federation.held_out
+        if self.adabn and (unseen := results.get(held_out)):
+            chunks = self._chunks(held_out, split)
             unseen[ADAPTED] = self._pool.submit(self._test_adapted, chunks).result()
-        return results
+        held_out_counts = next(iter(people.pop(held_out, [])), None)
+        clients = (k for domain in people for k in self.federation.clients_of(domain))
+        counts = dict(zip(clients, chain(*people.values()), strict=True))
+        return Tested(results, failed, counts, held_out_counts)
 
-    def _count(
+    def _counted(
         self, domain: str, split: str, labels: NDArray[np.int64], predicted: NDArray[np.int64]
-    ) -> None:
+    ) -> list[Counts]:
         """Count the people of each client in a domain; the clients' examples are concatenated."""
         groups = self._groups(domain, split)
         ends = np.cumsum([len(of_client) for of_client in groups])[:-1]
         parts = zip(np.split(labels, ends), np.split(predicted, ends), groups, strict=True)
         names = self.federation.group_names
-        counts = [counts_by_group(y, p, g, len(names)) for y, p, g in parts]
-        if domain == self.federation.held_out:
-            (self.held_out_counts,) = counts
-        else:
-            clients = self.federation.clients_of(domain)
-            self.group_counts |= dict(zip(clients, counts, strict=True))
-
-    def _groups(self, domain: str, split: str) -> list[NDArray[np.int64]]:
-        if (domain, split) not in self._people:
-            self._people[domain, split] = self.federation.test_groups(domain, split)
-        return self._people[domain, split]
+        return [counts_by_group(y, p, g, len(names)) for y, p, g in parts]
 
     def _domains(self, split: str) -> tuple[str, ...]:
         """Return the domains that have examples in a split."""

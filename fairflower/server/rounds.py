@@ -30,7 +30,7 @@ from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
 from fairflower.paths import client_states
-from fairflower.registry import MEASUREMENTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
@@ -254,16 +254,16 @@ class RoundLoop:
             results, counts = self._ask_clients(split, server_round, arrays)
         if by in ("server", "both"):
             # Metrics that only clients measure are not replaced.
-            evaluator, held_out = self.setup.evaluator, self.federation.held_out
-            tested = evaluator(arrays_of(arrays), split)
-            counts = evaluator.group_counts  # the call sets it, `held_out_counts` and `failed`
-            if unseen := tested.pop(held_out, None):
-                if evaluator.held_out_counts is not None:
-                    unseen |= self._groups.of(evaluator.held_out_counts, f"domain {held_out}")
+            tested = self.setup.evaluator(arrays_of(arrays), split)
+            held_out = self.federation.held_out
+            scores, counts = tested.scores, tested.counts
+            if unseen := scores.pop(held_out, None):
+                if tested.held_out_counts is not None:
+                    unseen |= self._groups.of(tested.held_out_counts, f"domain {held_out}")
                 self.folder.append_metrics(server_round, HELD_OUT, held_out, unseen)
-            for domain, wrong in evaluator.failed.items():
+            for domain, wrong in tested.failed.items():
                 self._report_failed(server_round, f"domain {domain}", wrong)
-            results = {domain: results.get(domain, {}) | tested[domain] for domain in tested}
+            results = {domain: results.get(domain, {}) | scores[domain] for domain in scores}
         for domain, values in self._groups.record(server_round, split, counts).items():
             results[domain] |= values
         for domain, values in results.items():
@@ -421,7 +421,9 @@ def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> Strategy
     """If a measurement or an array that stays on the clients is missing, add this to the error."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
     if missing and missing[0] in MEASUREMENTS:
-        return StrategyError(f"{error} Clients send {missing[0]!r} if the class has it in `needs`.")
+        return StrategyError(
+            f"{error} Clients send {missing[0]!r} if the class has it in `measurements`."
+        )
     if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
         return error
     return StrategyError(

@@ -195,7 +195,7 @@ def _check_network(
     settings = replace(config.train, local_epochs=1, batch_size=min(config.train.batch_size, 4))
     options: dict[str, Any] = {"seed": config.seed, "device": evaluator.device}
     # Groups of people are not made up; they ask nothing else of a network.
-    needs = [name for name in strategy.needs if name != "received_group_counts"]
+    needs = [name for name in strategy.measurements if name != "received_group_counts"]
     theirs = unsent_buffers(build_model(config.model.to_receive(), client, federation, 0))
     try:
         if not initial_local_arrays(model):  # clients that keep arrays build it from the run's seed

@@ -22,6 +22,7 @@ from fairflower.aggregation.strategy import FairStrategy
 from fairflower.errors import RoundFailed
 from fairflower.numerics.min_norm import MinNorm, min_norm_weights
 from fairflower.registry import STRATEGIES
+from fairflower.registry.measurements import measurement
 from fairflower.strategies.aaggff import AAggFF
 from fairflower.strategies.adafed import AdaFed
 from fairflower.strategies.afl import AFL
@@ -86,5 +87,6 @@ __all__ = [
     "RoundFailed",
     "Superquantile",
     "Uniform",
+    "measurement",
     "min_norm_weights",
 ]

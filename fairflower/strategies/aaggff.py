@@ -8,11 +8,8 @@ from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.numerics import Vector
 from fairflower.numerics.min_norm import quadratic_weights
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Vector
 
 #: Cumulative distribution functions by name; their argument is a loss divided by the mean loss.
 CDFS: dict[str, Callable[[Vector], Vector]] = {
@@ -91,7 +88,7 @@ class AAggFF(FairStrategy):
 
     paper: ClassVar[str] = "Hahn, Kim, Lee, ICML 2024"
     extra = "solvers"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("responses", "means", "gains", "p", "sums", "played")
 

@@ -6,11 +6,8 @@ from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
 from fairflower.numerics.min_norm import cosines, proportional_descent
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search
 
 
 class AdaFed(FairStrategy):
@@ -73,7 +70,7 @@ class AdaFed(FairStrategy):
     paper: ClassVar[str] = "Mohajer Hamidi, Yang, TMLR 2024"
     extrapolates = True  # coefficients may be negative
     keeps_agreement = False  # equal updates with different losses give no step
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
 
     def __init__(
         self,

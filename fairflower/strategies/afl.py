@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import current_weights, store_weights
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
-from fairflower.numerics.simplex import project
+from fairflower.numerics.simplex import current_weights, project, store_weights
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class AFL(FairStrategy):
@@ -60,7 +55,7 @@ class AFL(FairStrategy):
     """
 
     paper: ClassVar[str] = "Mohri, Sivek, Suresh, ICML 2019"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("lambdas",)
 
@@ -74,7 +69,7 @@ class AFL(FairStrategy):
         self.lr = lr
         self.lambdas: dict[int, float] = {}  # client -> multiple of 1/K
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         clients, equal = cohort.client_ids, np.ones(len(cohort))
         lambdas = current_weights(self.lambdas, clients, equal)
         F = cohort.metrics["received_loss"]

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class DaA(FairStrategy):
@@ -64,7 +60,7 @@ class DaA(FairStrategy):
     """
 
     paper: ClassVar[str] = "F2DC, CVPR 2026 (DaA)"
-    needs = ("class_counts",)
+    measurements = ("class_counts",)
 
     def __init__(
         self,
@@ -77,7 +73,7 @@ class DaA(FairStrategy):
         super().__init__(**options)
         self.alpha, self.beta, self.domains = alpha, beta, domains
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         N = cohort.num_examples.sum()
         counts = np.stack([arrays["h"] for arrays in cohort.measured["class_counts"]])
         d = np.sqrt(np.square(counts / N - 1 / self.domains, dtype=np.float64).sum(axis=1) / 2)

@@ -6,10 +6,7 @@ from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.arguments import Range, Search
-from fairflower.numerics import Vector
+from fairflower.strategies.base import Arrays, Cohort, Options, Range, Search, Vector
 from fairflower.strategies.fairrfl import add_median, recover
 from fairflower.strategies.qffl import QFFL, losses_of
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class EAGLE(FairStrategy):
@@ -64,7 +60,7 @@ class EAGLE(FairStrategy):
     """
 
     paper: ClassVar[str] = "after Erraji, Perrot, Bellet, 2026 (reconstructed)"
-    needs = ("received_loss", "local_loss")
+    measurements = ("received_loss", "local_loss")
     sums_suffice = True
 
     def __init__(
@@ -76,7 +72,7 @@ class EAGLE(FairStrategy):
         super().__init__(**options)
         self.lambda_ = lambda_
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         gap = cohort.metrics["received_loss"] - cohort.metrics["local_loss"]
         w = np.maximum(1 + 2 * self.lambda_ * (gap - gap.mean()), 0)
         self.diagnostics["gap"] = gap

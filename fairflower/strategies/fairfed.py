@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import current_weights, store_weights
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
 from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, accuracy, signed_difference
+from fairflower.numerics.simplex import current_weights, store_weights
+from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class FairFed(FairStrategy):
@@ -33,6 +30,8 @@ class FairFed(FairStrategy):
     The gap Delta_k has no sign: a client far below the global metric loses weight, as does a client
     far above it. BatchNorm statistics are averaged with w.
 
+    Raises ``ValueError`` if ``metric`` is empty or names a vector.
+
     Parameters
     ----------
     beta : float >= 0
@@ -43,11 +42,6 @@ class FairFed(FairStrategy):
         ``equal_opportunity_difference`` (both in the paper) or ``equalized_odds_difference``; or
         the name of a scalar m_k that every client reports. Default ``received_accuracy``. Clients
         of fairflower can also measure ``received_balanced_accuracy`` (as in FedISM's experiments).
-
-    Raises
-    ------
-    ValueError
-        If ``metric`` is empty or names a vector.
 
     See Also
     --------
@@ -91,7 +85,7 @@ class FairFed(FairStrategy):
         metric: str = "received_accuracy",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or metric in self.ARRAY_MEASUREMENTS:
+        if not metric or MEASUREMENTS.assumed(metric).shape != "number":
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
                 "'received_accuracy'."
@@ -100,11 +94,11 @@ class FairFed(FairStrategy):
         self.beta, self.metric = beta, metric
         #: Whether the metric is one of group fairness, which is computed from counts of people.
         self.of_groups = metric in {difference.name for difference in DIFFERENCES}
-        self.needs = ("received_group_counts",) if self.of_groups else (metric,)
+        self.measurements = ("received_group_counts",) if self.of_groups else (metric,)
         self.sums_suffice = not self.of_groups
         self.w: dict[int, float] = {}  # client -> multiple of its weight in FedAvg
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         clients, n = cohort.client_ids, cohort.num_examples
         if self.of_groups:
             gap = self._group_gap(cohort)
@@ -117,7 +111,7 @@ class FairFed(FairStrategy):
         self.diagnostics["gap"] = gap
         return w
 
-    def _group_gap(self, cohort: Cohort) -> NDArray[np.float64]:
+    def _group_gap(self, cohort: Cohort) -> Vector:
         """Return | F_k - F |, or | a_k - a | where the former is undefined, shape (K,)."""
         counts = [a["h"].reshape(-1, len(COUNTS)) for a in cohort.measured["received_group_counts"]]
         # Clients send float32, whose sums are exact only up to 2**24.

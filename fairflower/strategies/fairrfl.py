@@ -8,11 +8,17 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Block, Cohort, sum_in_order
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
-from fairflower.numerics import Vector
+from fairflower.aggregation.cohort import sum_in_order
+from fairflower.strategies.base import (
+    Arrays,
+    Block,
+    Cohort,
+    FairStrategy,
+    Options,
+    Range,
+    Search,
+    Vector,
+)
 
 #: Ratio of standard deviation to median absolute deviation in a normal distribution.
 MAD_TO_STD = 1.4826

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.strategy import FairStrategy
+from fairflower.strategies.base import Cohort, FairStrategy, Vector
 
 
 class FedAvg(FairStrategy):
@@ -34,7 +32,7 @@ class FedAvg(FairStrategy):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     sums_suffice = True
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         return cohort.sample_weights
 
 
@@ -59,5 +57,5 @@ class Uniform(FairStrategy):
     paper: ClassVar[str] = "the baseline"
     sums_suffice = True
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         return np.full(len(cohort), 1 / len(cohort))

@@ -6,10 +6,8 @@ from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.numerics import Vector
+from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Vector
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
@@ -27,12 +25,14 @@ class FedCE(FairStrategy):
         theta <- sum_k c_k theta_k
 
     Only client k can compute theta_-k, because it has both the received model and the model that it
-    trained last. The server sends each client its coefficient (``tell``). The client keeps its
-    trained model until the next round and reports ``minus_accuracy``. A client that was not merged
-    in the previous round gets no coefficient, and its theta_-k is the received model.
+    trained last. The server sends each client its coefficient (``client_config``). The client keeps
+    its trained model until the next round and reports ``minus_accuracy``. A client that was not
+    merged in the previous round gets no coefficient, and its theta_-k is the received model.
 
     The number of examples is not used, as in the authors' code. The initial coefficients are equal.
     BatchNorm statistics are averaged with c and do not affect the cosines.
+
+    Raises ``ValueError`` if ``metric`` is empty or names a vector.
 
     Parameters
     ----------
@@ -43,11 +43,6 @@ class FedCE(FairStrategy):
         Metric of theta_-k, a scalar in [0, 1]; other replies are dropped. Default
         ``minus_accuracy``. Clients of fairflower can also measure ``minus_balanced_accuracy`` (as
         in FedISM's experiments).
-
-    Raises
-    ------
-    ValueError
-        If ``metric`` is empty or names a vector.
 
     See Also
     --------
@@ -88,21 +83,21 @@ class FedCE(FairStrategy):
         metric: str = "minus_accuracy",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or metric in self.ARRAY_MEASUREMENTS:
+        if not metric or MEASUREMENTS.assumed(metric).shape != "number":
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
                 "'minus_accuracy'."
             )
         super().__init__(**options)
         self.mode, self.metric = mode, metric
-        self.needs = self.fractions = (metric,)
+        self.measurements, self.ranges = (metric,), {metric: (0, 1)}
         self.rounds: dict[int, int] = {}  # client -> rounds that it took part in
         self.cosine: dict[int, float] = {}  # client -> means over these rounds
         self.minus: dict[int, float] = {}
         self.c: dict[int, float] = {}
         self.part: dict[int, float] = {}  # client -> coefficient in the newest model
 
-    def tell(self, client_id: int) -> dict[str, float]:
+    def client_config(self, client_id: int) -> dict[str, float]:
         """Return the client's coefficient in the model that it receives; {} if it has none."""
         return {"coefficient": self.part[client_id]} if client_id in self.part else {}
 

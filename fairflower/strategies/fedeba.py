@@ -7,13 +7,9 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import inequality_angle
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Degrees by which a computed angle may exceed theta, because it is rounded.
 _ROUNDING = 1e-9
@@ -35,6 +31,9 @@ class FedEBAPlus(FairStrategy):
     Every client reports ``received_loss`` and, unless alpha is 0, sends its ``gradient``.
     BatchNorm statistics are averaged with w.
 
+    Raises ``ValueError`` before a round if alpha > 0 and neither ``lr`` nor ``train.lr`` is above
+    0.
+
     Parameters
     ----------
     tau : float > 0
@@ -48,11 +47,6 @@ class FedEBAPlus(FairStrategy):
     lr : float > 0, optional
         Learning rate of the common step. Default: ``train.lr`` in the config sent to the clients in
         the same round, which fairflower's app sets.
-
-    Raises
-    ------
-    ValueError
-        Before a round, if alpha > 0 and neither ``lr`` nor ``train.lr`` is above 0.
 
     See Also
     --------
@@ -85,7 +79,7 @@ class FedEBAPlus(FairStrategy):
     paper: ClassVar[str] = "after Wang et al., ICML 2026 (reconstructed)"
     extrapolates = True  # the common step is not a step of any client
     keeps_agreement = False  # for the same reason
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}
 
     def __init__(
         self,
@@ -99,7 +93,7 @@ class FedEBAPlus(FairStrategy):
         super().__init__(**options)
         self.tau, self.alpha, self.theta = tau, alpha, theta
         self.lr = lr if alpha > 0 else 0.0  # without a common step it is not used
-        self.needs = ("received_loss", "gradient") if alpha > 0 else ("received_loss",)
+        self.measurements = ("received_loss", "gradient") if alpha > 0 else ("received_loss",)
         self.sums_suffice = alpha == 0
 
     def read_config(self, config: Mapping[str, Any]) -> None:
@@ -110,12 +104,12 @@ class FedEBAPlus(FairStrategy):
                 "train.lr in the clients' config, FedEBAPlus(lr=...), or alpha = 0."
             )
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         F = cohort.metrics["received_loss"]
         tilt = np.exp((F - F.max()) / self.tau)
         return cohort.cap(tilt / tilt.sum())
 
-    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+    def combine(self, cohort: Cohort, weights: Vector) -> Arrays:
         unequal = inequality_angle(cohort.metrics["received_loss"])
         self.diagnostics["angle"] = unequal
         if self.alpha == 0 or unequal > self.theta + _ROUNDING:

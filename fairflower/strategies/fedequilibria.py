@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range
 from fairflower.numerics.min_norm import cosines, min_norm_weights
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Vector
 
 
 class FedEquilibria(FairStrategy):
@@ -84,9 +80,9 @@ class FedEquilibria(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.t, self.scale, self.space = t, scale or "none", space
-        self.needs = (space,) if t > 0 else ()
+        self.measurements = (space,) if t > 0 else ()
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         distance = np.sqrt(cohort.squared_norms())
         total = distance.sum()
         w_dist = distance / total if total > 0 else np.full(len(cohort), 1 / len(cohort))

@@ -9,13 +9,18 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import rescale_to_norm, store_updates, with_absent_clients
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
-from fairflower.numerics import Matrix, Vector
 from fairflower.numerics.min_norm import cosines
+from fairflower.strategies.base import (
+    Arrays,
+    Cohort,
+    FairStrategy,
+    Matrix,
+    Options,
+    Range,
+    Search,
+    Vector,
+)
 
 
 class FedFV(FairStrategy):
@@ -80,7 +85,7 @@ class FedFV(FairStrategy):
 
     paper: ClassVar[str] = "Wang et al., IJCAI 2021"
     extrapolates = True  # a projection, rescaled to the norm of the mean step
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
     def __init__(

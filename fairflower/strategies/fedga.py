@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import current_weights, store_weights
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.numerics.simplex import current_weights, store_weights
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class FedGA(FairStrategy):
@@ -65,10 +61,10 @@ class FedGA(FairStrategy):
     """
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2023 (FedDG-GA)"
-    needs = ("received_loss", "trained_loss")
+    measurements = ("received_loss", "trained_loss")
     sums_suffice = True
-    learns = ("trained_loss",)
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
+    used_next_round = ("trained_loss",)
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
     STATE: ClassVar[tuple[str, ...]] = ("w", "trained")
 
     def __init__(
@@ -83,7 +79,7 @@ class FedGA(FairStrategy):
         self.w: dict[int, float] = {}  # client -> multiple of 1/K
         self.trained: dict[int, float] = {}  # client -> loss of the model that it trained last
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         clients, equal = cohort.client_ids, np.ones(len(cohort))
         gap = self._gaps(cohort)
         w = current_weights(self.w, clients, equal)
@@ -100,7 +96,7 @@ class FedGA(FairStrategy):
         if losses is not None:  # under secure aggregation `weigh` does not know them yet
             self.trained.update(zip(cohort.client_ids, losses.tolist(), strict=True))
 
-    def _gaps(self, cohort: Cohort) -> NDArray[np.float64]:
+    def _gaps(self, cohort: Cohort) -> Vector:
         """Return G, shape (K,), with mean 0; 0 for a new client."""
         trained = np.array([self.trained.get(client, np.nan) for client in cohort.client_ids])
         gap = cohort.metrics["received_loss"] - trained

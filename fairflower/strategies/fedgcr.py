@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.clusters import ClusteringMixin
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.exchanges.centers import ClusteringMixin
 from fairflower.numerics.clustering import Clustering, Variant, resolve_variant
-
-Values = NDArray[np.float64]
+from fairflower.registry.measurements import LARGEST
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class FedGCR(ClusteringMixin, FairStrategy):
@@ -58,6 +55,8 @@ class FedGCR(ClusteringMixin, FairStrategy):
     any model. A cluster keeps its number from round to round. BatchNorm statistics are averaged
     with w.
 
+    Raises ``ValueError`` if ``num_clusters`` is "auto" and the variant is not ``"adapted"``.
+
     Parameters
     ----------
     num_clusters : int, or "auto"
@@ -81,11 +80,6 @@ class FedGCR(ClusteringMixin, FairStrategy):
         Model that computes h_k. Default ``"variant"``, see the table.
     variant : {"adapted", "paper", "released"}
         Default ``"adapted"``, see the table.
-
-    Raises
-    ------
-    ValueError
-        If ``num_clusters`` is "auto" and the variant is not ``"adapted"``.
 
     See Also
     --------
@@ -126,7 +120,9 @@ class FedGCR(ClusteringMixin, FairStrategy):
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
     extra = "solvers"
     #: A power of a negative loss could not be a weight.
-    NON_NEGATIVE: ClassVar[tuple[str, ...]] = ("train_loss", "received_loss")
+    ranges: Mapping[str, tuple[float, float]] = dict.fromkeys(
+        ("train_loss", "received_loss"), (0, LARGEST)
+    )
 
     def __init__(
         self,
@@ -147,12 +143,12 @@ class FedGCR(ClusteringMixin, FairStrategy):
             gamma = 0.9 if variant == "released" else 0.5
         self.gamma = gamma
         if variant == "released":
-            self.needs = (h, "received_loss")
+            self.measurements = (h, "received_loss")
         else:
-            self.needs, self.reads = (h,), ("train_loss",)
+            self.measurements, self.reported_metrics = (h,), ("train_loss",)
         self.members, self.centers = {}, {}
 
-    def weigh(self, cohort: Cohort) -> Values:
+    def weigh(self, cohort: Cohort) -> Vector:
         self.clusters, diagnostics = self.find_clusters(cohort)
         loss = self._losses(cohort)
         elapsed = cohort.server_round - (0 if self.variant == "released" else 1)
@@ -164,7 +160,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
         self.diagnostics |= diagnostics
         return reweigh(omega, loss, cluster_loss, beta, self.q)
 
-    def _losses(self, cohort: Cohort) -> Values:
+    def _losses(self, cohort: Cohort) -> Vector:
         """Return the clients' losses L_k, shape (K,)."""
         if self.variant == "released":
             if cohort.server_round == 1:
@@ -176,7 +172,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
         return mean * cohort.num_examples if self.variant == "paper" else mean
 
 
-def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -> Values:
+def cluster_means(values: Vector, clusters: NDArray[np.int64], shares: Vector) -> Vector:
     """Return the mean of the values in each client's cluster, weighted by shares, shape (K,).
 
     Examples
@@ -191,7 +187,7 @@ def cluster_means(values: Values, clusters: NDArray[np.int64], shares: Values) -
     return means
 
 
-def reweigh(omega: Values, loss: Values, cluster_loss: Values, beta: float, q: float) -> Values:
+def reweigh(omega: Vector, loss: Vector, cluster_loss: Vector, beta: float, q: float) -> Vector:
     """Return weights omega (L^(1-beta) L~^beta)^(q+1), normalized, shape (K,).
 
     A loss of zero gives weight zero; if all losses are zero, the weights are omega.

@@ -9,17 +9,8 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import (
-    Arrays,
-    Block,
-    Cohort,
-    Floats,
-    partial_squared_sums,
-    sum_in_order,
-)
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range
+from fairflower.aggregation.cohort import Floats, partial_squared_sums, sum_in_order
+from fairflower.strategies.base import Arrays, Block, Cohort, FairStrategy, Options, Range, Vector
 
 Mask = NDArray[np.bool_]
 Masks = dict[str, Mask]
@@ -123,7 +114,7 @@ class FedHEAL(FairStrategy):
             return cohort.average(weights)
         return cohort.average(weights, lambda block, k: _at(kept[k], block))
 
-    def _harmonize(self, cohort: Cohort) -> tuple[list[Masks], NDArray[np.float64]]:
+    def _harmonize(self, cohort: Cohort) -> tuple[list[Masks], Vector]:
         """FPHL: return the masks [c >= tau] of the K clients, and their distances d, shape (K,)."""
         names = cohort.floats if self.variant == "released" else cohort.parameters
         kept: list[Masks] = [{} for _ in cohort.client_ids]
@@ -134,7 +125,7 @@ class FedHEAL(FairStrategy):
                 self._grow_sign_counts(client, cohort, names)
                 kept[k] = {name: np.empty(cohort.received[name].size, bool) for name in names}
 
-        def harmonize(block: Block) -> tuple[str, NDArray[np.float64]]:
+        def harmonize(block: Block) -> tuple[str, Vector]:
             update, sums = np.empty(block.received.shape, block.precision), []
             for k, client in enumerate(cohort.client_ids):
                 block.update(k, out=update)
@@ -145,7 +136,7 @@ class FedHEAL(FairStrategy):
                 sums.append(partial_squared_sums(update))
             return block.name, np.array(sums)
 
-        parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
+        parts: dict[str, list[Vector]] = {name: [] for name in names}
         for name, sums in cohort.each(names, harmonize):
             parts[name].append(sums)
         counted = [name for name in names if name not in cohort.buffers]
@@ -192,9 +183,7 @@ class FedHEAL(FairStrategy):
             if counts.dtype.itemsize < smallest.itemsize:
                 self.rises[client][name] = counts.astype(smallest)
 
-    def _equalize(
-        self, cohort: Cohort, distances: NDArray[np.float64], beta: float
-    ) -> NDArray[np.float64]:
+    def _equalize(self, cohort: Cohort, distances: Vector, beta: float) -> Vector:
         """FAEL: return the clients' weights p, shape (K,) (Eq. 12)."""
         clients = cohort.client_ids
         self._init_new_weights(cohort)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Lower bound on the sharpness (released code); the sharpness is negative in rare cases.
 FLOOR = 1e-10
@@ -71,7 +67,7 @@ class FedISM(FairStrategy):
     """
 
     paper: ClassVar[str] = "Wu et al., IJCAI 2024"
-    needs = ("sharpness",)
+    measurements = ("sharpness",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 
@@ -87,12 +83,12 @@ class FedISM(FairStrategy):
         self.q, self.beta, self.variant = q, beta, variant
         self.w: dict[int, float] = {}  # client -> weight; they sum to 1
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
-        return self._average(cohort, np.maximum(cohort.metrics[self.needs[0]], FLOOR))
+    def weigh(self, cohort: Cohort) -> Vector:
+        return self._average(cohort, np.maximum(cohort.metrics[self.measurements[0]], FLOOR))
 
-    def _average(self, cohort: Cohort, S: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _average(self, cohort: Cohort, S: Vector) -> Vector:
         """Return the weights w of Eq. 14 for positive S, shape (K,)."""
-        self.diagnostics[self.needs[0]] = S
+        self.diagnostics[self.measurements[0]] = S
         wt = self._match(S)
         known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])
@@ -107,7 +103,7 @@ class FedISM(FairStrategy):
         self.w = {client: held / total for client, held in self.w.items()}
         return np.asarray(w / w.sum())
 
-    def _match(self, S: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _match(self, S: Vector) -> Vector:
         """Return wt of Eq. 13, shape (K,); S is divided by its maximum to avoid overflow."""
         if self.variant == "released":
             S = S / S.sum() + FLOOR

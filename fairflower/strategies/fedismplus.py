@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Unpack
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, Options, Range, Search, Vector
 from fairflower.strategies.fedism import FedISM
 
 
@@ -76,7 +72,7 @@ class FedISMPlus(FedISM):
     """
 
     paper: ClassVar[str] = "Wu et al., arXiv 2503.09587"
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
 
     def __init__(
         self,
@@ -93,7 +89,7 @@ class FedISMPlus(FedISM):
         super().__init__(q=q, beta=beta, variant=variant, **options)
         self.rho, self.p, self.state = rho, p, state
         self.rounds = rounds if p > 0 else 1  # the radius does not change
-        self.needs = (state,)
+        self.measurements = (state,)
 
     def radius(self, server_round: int) -> float:
         """Return the radius rho_t in round ``server_round``."""
@@ -108,6 +104,6 @@ class FedISMPlus(FedISM):
         config["rho"] = self.radius(server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         self.diagnostics["rho"] = self.radius(cohort.server_round)
         return super().weigh(cohort)

@@ -8,17 +8,14 @@ from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import (
     STATIONARY,
     inequality_gradient,
     store_updates,
     with_absent_clients,
 )
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.numerics import Matrix, Vector
 from fairflower.numerics.min_norm import cosines, min_norm_weights
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Matrix, Options, Vector
 
 Layer = tuple[str, ...]  # names of its parameters
 
@@ -79,7 +76,7 @@ class FedLF(FairStrategy):
     extra = "solvers"
     extrapolates = True  # scaled to the norm of the mean step
     keeps_agreement = False  # equal updates with different losses give no step
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
     def __init__(

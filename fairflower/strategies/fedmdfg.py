@@ -7,9 +7,7 @@ from math import sqrt
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.directions import (
     STATIONARY,
     inequality_angle,
@@ -18,10 +16,8 @@ from fairflower.aggregation.directions import (
     store_updates,
     with_absent_clients,
 )
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range
 from fairflower.numerics.min_norm import cosines, min_norm_weights
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Vector
 
 
 class FedMDFG(FairStrategy):
@@ -84,7 +80,7 @@ class FedMDFG(FairStrategy):
     extra = "solvers"
     extrapolates = True  # scaled to the norm of the mean step
     keeps_agreement = False  # equal updates with different losses give no step
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
     def __init__(
@@ -113,9 +109,7 @@ class FedMDFG(FairStrategy):
         )
         return everyone.move(c, equal)
 
-    def _descend(
-        self, gram: NDArray[np.float64], losses: NDArray[np.float64], before: float
-    ) -> NDArray[np.float64]:
+    def _descend(self, gram: Vector, losses: Vector, before: float) -> Vector:
         """Return the step d as coefficients of the updates, (M,), participating clients first.
 
         ``before`` is the mean norm of the last round's updates.

@@ -6,11 +6,8 @@ from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
 from fairflower.numerics.min_norm import cosines, min_norm_weights
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search
 
 
 class FedMGDAPlus(FairStrategy):

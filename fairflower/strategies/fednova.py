@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Vector
 
 
 class FedNova(FairStrategy):
@@ -30,17 +26,14 @@ class FedNova(FairStrategy):
     Every client reports ``steps``; a value below 1 counts as 1. BatchNorm statistics are averaged
     with weights p_k / a_k, normalized.
 
+    Raises ``ValueError`` before a round if the config sent to the clients has a ``train.optimizer``
+    other than ``sgd``, or a momentum outside [0, 1).
+
     Parameters
     ----------
     momentum : float in [0, 1), optional
         m, the clients' momentum. Default: ``train.momentum`` in the config sent to the clients,
         which fairflower's app sets, or else 0.
-
-    Raises
-    ------
-    ValueError
-        Before a round, if the config sent to the clients has a ``train.optimizer`` other than
-        ``sgd``, or a momentum outside [0, 1).
 
     See Also
     --------
@@ -71,9 +64,9 @@ class FedNova(FairStrategy):
     paper: ClassVar[str] = "Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020"
     extrapolates = True  # if clients take different numbers of steps
     keeps_agreement = False  # for the same reason
-    needs = ("steps",)
+    measurements = ("steps",)
     sums_suffice = True
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"momentum": ("train.momentum",)}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"momentum": ("train.momentum",)}
 
     def __init__(
         self, *, momentum: Annotated[float | None, Range(0, 1)] = None, **options: Unpack[Options]
@@ -94,21 +87,21 @@ class FedNova(FairStrategy):
                 "train.momentum in the clients' config, or FedNova(momentum=...)."
             )
 
-    def _check_taken(self) -> None:
+    def _check_config_arguments(self) -> None:
         """Accept a config without a momentum: the clients then train without."""
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         p, a = cohort.sample_weights, self._effective_steps(cohort)
         return cohort.cap(p / a / (p / a).sum())
 
-    def combine(self, cohort: Cohort, weights: NDArray[np.float64]) -> Arrays:
+    def combine(self, cohort: Cohort, weights: Vector) -> Arrays:
         p, a = cohort.sample_weights, self._effective_steps(cohort)
         # sum_k p_k a_k, in which each client's share is capped as well.
         taken = float((p * a / cohort.cap(p * a / (p @ a))).min())
         self.diagnostics["steps"] = a
         return cohort.move(taken * (p / a).sum() * weights, weights)
 
-    def _effective_steps(self, cohort: Cohort) -> NDArray[np.float64]:
+    def _effective_steps(self, cohort: Cohort) -> Vector:
         """Return the clients' a_k, shape (K,)."""
         tau, m = np.maximum(cohort.metrics["steps"], 1), self.momentum or 0.0
         return np.asarray((tau - m * (1 - m**tau) / (1 - m)) / (1 - m))

@@ -9,12 +9,18 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.carried_weights import current_weights, store_weights
-from fairflower.aggregation.cohort import BLOCK, THREADS, Arrays, Block, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
-from fairflower.numerics import Vector
+from fairflower.aggregation.cohort import BLOCK, THREADS
+from fairflower.numerics.simplex import current_weights, store_weights
+from fairflower.strategies.base import (
+    Arrays,
+    Block,
+    Cohort,
+    FairStrategy,
+    Options,
+    Range,
+    Search,
+    Vector,
+)
 
 Mask = NDArray[np.bool_]
 
@@ -107,7 +113,7 @@ class FedPW(FairStrategy):
     paper: ClassVar[str] = "Guan et al., NeurIPS 2025"
     extrapolates = True  # coordinates are scaled up
     keeps_agreement = False  # coordinates are dropped
-    reads = ("train_loss",)
+    reported_metrics = ("train_loss",)
     STATE: ClassVar[tuple[str, ...]] = ("p", "dp", "q", "dq", "first_loss", "first_alignment")
 
     def __init__(

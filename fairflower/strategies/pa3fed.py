@@ -6,12 +6,8 @@ from math import inf
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Upper bound on a relative change in the loss, so that sums do not overflow.
 LARGEST_CHANGE = 1e12
@@ -65,7 +61,7 @@ class PA3Fed(FairStrategy):
     """
 
     paper: ClassVar[str] = "after Huang & Liu, AAAI 2025 (reconstructed)"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
     STATE: ClassVar[tuple[str, ...]] = ("losses",)
 
@@ -80,7 +76,7 @@ class PA3Fed(FairStrategy):
         self.delta, self.beta = delta, beta
         self.losses: dict[int, float] = {}  # client -> L_k in its last round
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         p, losses = cohort.sample_weights, cohort.metrics["received_loss"]
         before = np.array([self.losses.get(k, np.nan) for k in cohort.client_ids])
         known = np.isfinite(before)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class PropFair(FairStrategy):
@@ -58,7 +54,7 @@ class PropFair(FairStrategy):
     """
 
     paper: ClassVar[str] = "Zhang, Malekmohammadi, Chen, Yu, TMLR 2023 (objective)"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
 
     def __init__(
@@ -71,7 +67,7 @@ class PropFair(FairStrategy):
         super().__init__(**options)
         self.M, self.epsilon = M, epsilon
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         room = np.maximum(self.M - cohort.metrics["received_loss"], self.epsilon)
         weights = cohort.num_examples / room
         return np.asarray(weights / weights.sum())

@@ -8,11 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
-from fairflower.numerics import Vector
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Added to losses, as in the authors' code, so that F^(q-1) stays finite.
 TINY = 1e-10
@@ -32,6 +28,10 @@ class QFFL(FairStrategy):
     the model is the plain mean of the clients' models. BatchNorm statistics are updated with the
     same coefficients, which sum to at most 1.
 
+    Raises ``ValueError`` if q is infinite and the rule is ``"qfedavg"``. Before a round, if q > 0,
+    the rule is ``"qfedavg"``, and the config sent to the clients has a ``train.optimizer`` other
+    than ``sgd``, or does not determine L.
+
     Parameters
     ----------
     q : float >= 0
@@ -46,13 +46,6 @@ class QFFL(FairStrategy):
     rule : {"qfedavg", "weights"}
         ``"weights"`` averages the models with weights F^q, normalized, as in FedISM's experiments.
         It needs no L, so clients may use any optimizer.
-
-    Raises
-    ------
-    ValueError
-        If q is infinite and the rule is ``"qfedavg"``. Before a round, if q > 0, the rule is
-        ``"qfedavg"``, and the config sent to the clients has a ``train.optimizer`` other than
-        ``sgd``, or does not determine L.
 
     See Also
     --------
@@ -87,9 +80,9 @@ class QFFL(FairStrategy):
 
     paper: ClassVar[str] = "Li, Sanjabi, Beirami, Smith, ICLR 2020"
     keeps_agreement = False  # the step's norm differs from the updates'
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
-    FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr", "train.momentum")}
+    config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr", "train.momentum")}
 
     def __init__(
         self,

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class Superquantile(FairStrategy):
@@ -59,7 +55,7 @@ class Superquantile(FairStrategy):
     """
 
     paper: ClassVar[str] = "Pillutla, Laguel, Malick, Harchaoui, Machine Learning 2023 (Delta-FL)"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
 
     def __init__(
@@ -71,7 +67,7 @@ class Superquantile(FairStrategy):
         super().__init__(**options)
         self.theta = theta
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         F, alpha = cohort.metrics["received_loss"], cohort.num_examples / cohort.num_examples.sum()
         weights, left = np.zeros(len(cohort)), self.theta
         for loss in np.unique(F)[::-1]:

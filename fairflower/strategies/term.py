@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.arguments import Range, Search
+from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class TERM(FairStrategy):
@@ -60,7 +56,7 @@ class TERM(FairStrategy):
     """
 
     paper: ClassVar[str] = "Li, Beirami, Sanjabi, Smith, ICLR 2021"
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
     sums_suffice = True
 
     def __init__(
@@ -72,7 +68,7 @@ class TERM(FairStrategy):
         super().__init__(**options)
         self.t = t
 
-    def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weigh(self, cohort: Cohort) -> Vector:
         F = cohort.metrics["received_loss"]
         favored = F.max() if self.t > 0 else F.min()
         with np.errstate(over="ignore"):  # minus infinity, and exp(-inf) = 0

@@ -19,19 +19,10 @@ def check_data(
 ) -> None:
     """Check that labels and examples of a data set match and are the same on every call.
 
-    Parameters
-    ----------
-    made_by
-        A subclass of `DataSet`, `FeatureSet` or `TokenSet`, called with ``config`` and
-        ``arguments``.
-    config
-        The run config's table ``data``, with the folder of the data set's files. Default folder:
-        $FAIRFLOWER_DATA, if files are needed.
-
-    Raises
-    ------
-    AssertionError
-        If a property is violated; the message explains how to correct it.
+    The subclass of `DataSet`, `FeatureSet` or `TokenSet` is called with ``config`` and
+    ``arguments``; ``config`` is the run config's table ``data``, with the folder of the data set's
+    files. Default folder: $FAIRFLOWER_DATA, if files are needed. Raises ``AssertionError`` if a
+    property is violated; the message explains how to correct it.
 
     Examples
     --------

@@ -42,19 +42,10 @@ def check_model(
 ) -> None:
     """Check a network's head, classes, exchanged arrays and trained parameters.
 
-    Parameters
-    ----------
-    made_by
-        A subclass of `Classifier`, or a function that returns a `Classifier`. It is called with the
-        number of classes, ``shape`` and ``arguments``.
-    shape
-        Shape of an example: (channels, height, width) for images, (D,) for D features, or
-        (vocabulary, length) for token ids.
-
-    Raises
-    ------
-    AssertionError
-        If a property is violated; the message explains how to correct it.
+    The subclass of `Classifier`, or function that returns a `Classifier`, is called with the number
+    of classes, ``shape`` and ``arguments``. The shape of an example is (channels, height, width)
+    for images, (D,) for D features, or (vocabulary, length) for token ids. Raises
+    ``AssertionError`` if a property is violated; the message explains how to correct it.
 
     Examples
     --------
@@ -153,7 +144,7 @@ def rehearse(
     trainer = make(0)
     trained = trainable(trainer.model).keys()
     strategy = Uniform(exchanges=exchanges, buffers=trainer.send().keys() - trained)
-    strategy.needs, strategy._trained = tuple(needs), trained
+    strategy.measurements, strategy._trained = tuple(needs), trained
     before = unsent_buffers(trainer.model)
     run_toy_rounds(strategy, make, clients=2, rounds=2)
     make(0).test()

@@ -13,6 +13,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.records import is_buffer
 from fairflower.arrays import arrays_of, record_of
 from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import FairStrategy
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -60,7 +61,7 @@ def make_cohort(
     K = len(returned)
     vectors = {
         name: tuple(
-            {"h" if name in FairStrategy.SINGLE_ARRAYS else "w": row}
+            {"h" if MEASUREMENTS.assumed(name).shape == "vector" else "w": row}
             for row in np.asarray(rows, np.float64)
         )
         for name, rows in (measured or {}).items()
@@ -79,17 +80,8 @@ def make_cohort(
 class Rounds:
     """Runs rounds of a strategy with artificial replies, as a ServerApp does with real replies.
 
-    Parameters
-    ----------
-    model
-        The initial global model, as named arrays. The attribute ``model`` is the current model.
-    clients
-        Ids of all clients in the federation.
-
-    Attributes
-    ----------
-    config : dict of str -> Any
-        Config in the messages to clients.
+    It begins with a global model, as named arrays, and the ids of all clients in the federation.
+    The attribute ``model`` is the current model, and ``config`` that in the messages to clients.
 
     Examples
     --------
@@ -128,15 +120,9 @@ class Rounds:
     ) -> dict[str, NDArray[Any]]:
         """Run a round in which clients return the model plus ``updates``; return the next model.
 
-        Parameters
-        ----------
-        examples
-            Number of training examples of each client. Default: 100.
-        order
-            Order of the replies. Default: the order of ``updates``.
-        metrics, measured
-            Reported numbers and named arrays of each client. Missing measurements are replaced by
-            artificial values.
+        ``examples`` has the number of training examples of each client, by default 100; ``order``
+        is that of the replies, by default of ``updates``. ``metrics`` and ``measured`` have
+        reported numbers and named arrays; missing measurements are replaced by artificial values.
         """
         asked = {message.metadata.dst_node_id - _FIRST_NODE: message for message in self.ask()}
         replies = []
@@ -164,14 +150,17 @@ class Rounds:
             if not is_buffer(name, array)
         }
         made_up: dict[str, Any] = {}
-        for need in (*self.strategy.needs, *self.strategy.reads):
-            if need in FairStrategy.SINGLE_ARRAYS:
-                h = random.normal(size=7).astype(np.float32)
-                made_up[need] = {"h": np.abs(h) if need in FairStrategy.NON_NEGATIVE else h}
-            elif need in FairStrategy.ARRAY_MEASUREMENTS:
-                made_up[need] = dict(trained)
-            else:
-                made_up[need] = float(random.random())
+        for need in (*self.strategy.measurements, *self.strategy.reported_metrics):
+            measured = MEASUREMENTS.assumed(need)
+            match measured.shape:
+                case "vector":
+                    h = random.normal(size=7).astype(np.float32)
+                    made_up[need] = {"h": h if measured.low < 0 else np.abs(h)}
+                case "parameters":
+                    made_up[need] = dict(trained)
+                case _:  # between 0 and 1 if the range allows it
+                    low, high = max(measured.low, min(0, measured.high - 1)), measured.high
+                    made_up[need] = low + (min(high, low + 1) - low) * float(random.random())
         return made_up
 
     def finish(self, replies: Sequence[Message]) -> dict[str, NDArray[Any]]:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Cohort, on_simplex
+from fairflower.aggregation.cohort import Cohort
 from fairflower.config import unknown
-from fairflower.registry import MEASUREMENTS
+from fairflower.numerics.simplex import on_simplex
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
 from fairflower.testing.failures import as_assertions, check_hooks
@@ -27,15 +28,8 @@ Make = Callable[..., FairStrategy]
 def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     """Run all `CHECKS` on a strategy; this takes at most a second.
 
-    Parameters
-    ----------
-    rule
-        A subclass of `FairStrategy`, which is constructed many times with ``arguments``.
-
-    Raises
-    ------
-    AssertionError
-        If a property is violated; the message explains how to correct it.
+    The subclass of `FairStrategy` is constructed many times with ``arguments``. Raises
+    ``AssertionError`` if a property is violated; the message explains how to correct it.
 
     Examples
     --------
@@ -78,9 +72,9 @@ def check_arguments(make: Make) -> None:
 
 
 def check_measurements(make: Make) -> None:
-    """Check that the measurements in ``needs`` exist, and that no name in ``reads`` is misspelt."""
+    """Check that ``measurements`` exist, and that no name in ``reported_metrics`` is misspelt."""
     rule, known = make(), [*MEASUREMENTS, "train_loss", "num-examples"]
-    for name in rule.reads:
+    for name in rule.reported_metrics:
         assert name in known or not difflib.get_close_matches(name, known, cutoff=0.8), (
             f"{type(rule).__name__}: {unknown('metric', name, known)}"
         )
@@ -242,7 +236,7 @@ def check_sums(make: Make) -> None:
 def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Mapping[str, NDArray[Any]]:
     """Compute the next model as secure aggregation does, but without masks and rounding."""
     given = {f.name: getattr(cohort, f.name) for f in fields(cohort)} | {"returned": ()}
-    known = {k: v for k, v in cohort.metrics.items() if k not in strategy.learns}
+    known = {k: v for k, v in cohort.metrics.items() if k not in strategy.used_next_round}
     numbers = SumCohort(**given | {"metrics": known})
     weights = numbers.cap(np.asarray(strategy.weigh(numbers)))
     factors = strategy.square_factors(numbers)

@@ -89,18 +89,10 @@ def check_trainer(
 ) -> None:
     """Run all `CHECKS` on a trainer; this takes a few seconds.
 
-    Parameters
-    ----------
-    kind
-        A subclass of `Trainer`, which is constructed many times with ``arguments``.
-    model
-        Function that returns the same network on every call, for 8x8 gray images in 4
-        classes. Default: a small network with batch norm.
-
-    Raises
-    ------
-    AssertionError
-        If a property is violated; the message explains how to correct it.
+    The subclass of `Trainer` is constructed many times with ``arguments``. ``model`` returns the
+    same network on every call, for 8x8 gray images in 4 classes; by default a small network with
+    batch norm. Raises ``AssertionError`` if a property is violated; the message explains how to
+    correct it.
 
     Examples
     --------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,18 +13,18 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config.privacy import PrivacyConfig
+from fairflower.config.privacy import PrivacyConfig, number_range
 from fairflower.config.secure import TRAINED, WEIGHT_KEY
 from fairflower.errors import STOPS, UserError, failure_text
 from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, local_tensors, trainable
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
+from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
 from fairflower.training.device import float64_on
-from fairflower.training.measurements import measure_received, train_and_measure
+from fairflower.training.measurements import measure_received, requested, train_and_measure
 from fairflower.training.modes import flushed_denormals
-from fairflower.training.privacy import clipped_update, privacy_of, protected
 from fairflower.training.trainer import Trainer, round_of
 
 if TYPE_CHECKING:
@@ -70,6 +69,7 @@ def private_round(
 ) -> tuple[dict[str, float], Arrays]:
     """Run `train_round`; return the metrics and the model that may leave the client.
 
+    The derivation is in docs/differential-privacy.md.
     The update is clipped, and the numbers are clipped and noised. If training diverges, the client
     returns the received model, and its numbers are the largest of their ranges before noise is
     added, so that the failure reveals nothing about its examples.
@@ -162,6 +162,18 @@ def make_client_app(
 ) -> ClientApp:
     """Make a ClientApp that answers Flower's train and evaluate messages with trainers.
 
+    The app expects an ArrayRecord named ``arrays`` (the global model, by name) and, for training, a
+    ConfigRecord named ``config`` with ``server-round``. It replies with a MetricRecord named
+    ``metrics`` (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and
+    ``accuracy``) and, after training, with ``arrays``. Measurements that the config requests under
+    ``measure`` are added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
+    `fairflower.training.measurements`. Other ArrayRecords of the message become the trainer's
+    ``shared``, and the trainer's ``returns`` are sent back as ArrayRecords. The trainer's state is
+    stored in ``Context.state`` and on disk (`fairflower.training.client_state`); a client with
+    state also reports ``state-round``, the round in which the state was written. The reply to a
+    message of type ``train.measure`` has the numbers that ``measure`` requests, for the received
+    model.
+
     Parameters
     ----------
     trainer_fn
@@ -171,42 +183,23 @@ def make_client_app(
         Flower's mods for train messages, for example ``flwr.clientapp.mod.fixedclipping_mod``.
     around
         Mods for all messages, before those for training.
-
-    Returns
-    -------
-    ClientApp
-        It expects an ArrayRecord named ``arrays`` (the global model, by name) and, for training, a
-        ConfigRecord named ``config`` with ``server-round``. It replies with a MetricRecord named
-        ``metrics`` (``num-examples``, ``client-id``, and ``train_loss`` or ``eval_loss`` and
-        ``accuracy``) and, after training, with ``arrays``. Measurements that the config requests
-        under ``measure`` are added, numbers to ``metrics`` and arrays as separate ArrayRecords; see
-        `fairflower.training.measurements`. Other ArrayRecords of the message become the trainer's
-        ``shared``, and the trainer's ``returns`` are sent back as ArrayRecords. The trainer's state
-        is stored in ``Context.state`` and on disk (`fairflower.training.client_state`); a client
-        with state also reports ``state-round``, the round in which the state was written. The reply
-        to a message of type ``train.measure`` has the numbers that ``measure`` requests, for the
-        received model.
     """
     app = ClientApp(mods=list(around))
 
-    @app.train(mods=list(mods))
-    @_naming_failures
-    def train(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        return _train_reply(trainer, config, message, context)
+    def answer_with(reply: Callable[..., Message]) -> Callable[[Message, Context], Message]:
+        def answer(message: Message, context: Context) -> Message:
+            try:
+                return reply(*_prepare(trainer_fn, message, context), message, context)
+            except (UserError, ValueError, FloatingPointError, OSError, *STOPS):
+                raise  # the text of these errors is enough
+            except BaseException as error:  # a KeyError's text alone says little
+                raise RuntimeError(failure_text(error)) from error
 
-    @app.train("measure", mods=list(mods))
-    @_naming_failures
-    def measure(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        return _measure_reply(trainer, config, message, context)
+        return answer
 
-    @app.evaluate()
-    @_naming_failures
-    def evaluate(message: Message, context: Context) -> Message:
-        trainer, config = _prepare(trainer_fn, message, context)
-        return _evaluate_reply(trainer, config, message, context)
-
+    app.train(mods=list(mods))(answer_with(_train_reply))
+    app.train("measure", mods=list(mods))(answer_with(_measure_reply))
+    app.evaluate()(answer_with(_evaluate_reply))
     return app
 
 
@@ -259,23 +252,6 @@ def _evaluate_reply(
     return Message(reply, reply_to=message)
 
 
-def _naming_failures(
-    app: Callable[[Message, Context], Message],
-) -> Callable[[Message, Context], Message]:
-    """Add type and place to exceptions whose text alone says little, such as a ``KeyError``."""
-
-    @functools.wraps(app)
-    def call(message: Message, context: Context) -> Message:
-        try:
-            return app(message, context)
-        except (UserError, ValueError, FloatingPointError, OSError, *STOPS):
-            raise  # the text of these errors is enough
-        except BaseException as error:
-            raise RuntimeError(failure_text(error)) from error
-
-    return call
-
-
 def _prepare(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer], message: Message, context: Context
 ) -> tuple[Trainer, ConfigRecord]:
@@ -292,3 +268,57 @@ def _prepare(
     trainer.receive(arrays.pop("arrays"))
     trainer.shared = arrays
     return trainer, config
+
+
+def privacy_of(config: Mapping[str, Any]) -> PrivacyConfig | None:
+    """Return the privacy settings in a server's message; None without differential privacy."""
+    settings = PrivacyConfig.from_flat(config)
+    return settings if settings.on else None
+
+
+def clipped_update(sent: Arrays, received: Arrays, clip: float) -> Arrays:
+    """Return the model with its update clipped to norm ``clip``.
+
+    If the update is not finite, the received model is returned. Integer arrays are returned as
+    received.
+    """
+    names = [name for name, array in received.items() if array.dtype.kind == "f"]
+    updates = {name: sent[name].astype(np.float64) - received[name] for name in names}
+    norm = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+    if not math.isfinite(norm):
+        return dict(received)
+    factor = min(1.0, clip / norm) if norm else 1.0
+    return dict(received) | {
+        name: (received[name] + factor * update).astype(received[name].dtype)
+        for name, update in updates.items()
+    }
+
+
+def noised_numbers(
+    numbers: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
+) -> dict[str, float]:
+    """Return the numbers that the server requests, clipped to their ranges, with noise.
+
+    A number that is missing or not finite counts as the upper end of its range. Noised numbers are
+    clipped again, so that the server accepts them.
+    """
+    noised = {}
+    for name in requested(config):
+        low, high = number_range(name, privacy.loss_range)
+        value = float(numbers.get(name, math.nan))
+        value = min(max(value, low), high) if math.isfinite(value) else high
+        purpose = (int(config.get("seed", 0)), client_id, round_of(config), name)
+        draw = float(gaussian(1, noise_source(privacy.noise_seed, *purpose))[0])
+        value += privacy.number_noise_multiplier * (high - low) * draw
+        noised[name] = min(max(value, low), high)
+    return noised
+
+
+def protected(
+    metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
+) -> dict[str, float]:
+    """Return the metrics that may leave the client: its id and noised numbers.
+
+    The round of its state would reveal in which rounds its training diverged.
+    """
+    return {"client-id": client_id, **noised_numbers(metrics, config, privacy, client_id)}

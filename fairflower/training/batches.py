@@ -163,6 +163,8 @@ class Examples(ABC):
 class Images(Examples):
     """Images, uint8 [N, C, H, W].
 
+    Raises ``ValueError`` if an array has the wrong type or shape.
+
     Parameters
     ----------
     split, device, model, first_stages
@@ -172,11 +174,6 @@ class Images(Examples):
     augment
         Augmentation, applied only by ``epoch_batches``. Crops are cut from the image padded with
         black, as torchvision pads a PIL image before normalization.
-
-    Raises
-    ------
-    ValueError
-        If an array has the wrong type or shape.
     """
 
     def __init__(

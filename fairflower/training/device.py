@@ -12,22 +12,12 @@ from fairflower.errors import ConfigError
 
 
 def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
-    """Return the device that ``train.device`` or a command-line option names.
+    """Return the device that ``train.device`` or a command-line ``option`` names.
 
-    Parameters
-    ----------
-    name
-        ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` (a Mac's GPU). ``auto`` means ``cuda`` if
-        there is a GPU (for a Ray worker: if Ray assigned a GPU to it), and otherwise ``cpu``. It
-        never means ``mps``, for which PyTorch has neither float64 (`float64_on`) nor deterministic
-        kernels.
-    option
-        Name of the command-line option, for error messages. By default they name ``train.device``.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, or the GPU does not exist.
+    The name is ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` (a Mac's GPU). ``auto`` means
+    ``cuda`` if there is a GPU (for a Ray worker: if Ray assigned a GPU to it), and otherwise
+    ``cpu``. It never means ``mps``, for which PyTorch has neither float64 (`float64_on`) nor
+    deterministic kernels. Raises ``ConfigError`` if the name is unknown, or the GPU does not exist.
 
     Examples
     --------

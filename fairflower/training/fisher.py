@@ -45,26 +45,10 @@ def fisher_diagonal(
 
     F_i = 1/n sum_s (dL(x_s, y_s)/dtheta_i)^2 with the cross entropy L and the true labels y. The
     model is in eval mode during the call (batch norm uses its running statistics, so that the loss
-    of a sample does not depend on others), and is unchanged.
-
-    Parameters
-    ----------
-    model, data
-        See `mean_gradient`.
-    memory_mb
-        Memory in MiB for gradients and activations of the samples that are processed together (at
-        least one). The result and, temporarily, five arrays of the model's size need additional
-        memory.
-
-    Returns
-    -------
-    dict
-        See `mean_gradient`.
-
-    Raises
-    ------
-    ValueError
-        If there are no samples.
+    of a sample does not depend on others), and is unchanged. ``memory_mb`` is the memory in MiB for
+    gradients and activations of the samples that are processed together (at least one). The result
+    and, temporarily, five arrays of the model's size need additional memory. Other arguments, the
+    result and errors are those of `mean_gradient`.
 
     Examples
     --------

@@ -54,10 +54,7 @@ def out_of_memory(text: str) -> str:
 def unused_gpu() -> str:
     """Return why PyTorch does not use this machine's GPU and what to do; "" if there is no GPU.
 
-    Raises
-    ------
-    ConfigError
-        If there is a GPU, but PyTorch does not support its driver.
+    Raises ``ConfigError`` if there is a GPU, but PyTorch does not support its driver.
     """
     if torch.cuda.is_available() or not _DEVICE.exists():
         return ""

@@ -28,10 +28,15 @@ _BATCH_SIZE = 64
 
 @torch.enable_grad()
 def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
-    """Return the gradient of the mean cross entropy over a data set.
+    """Return the gradient of the mean cross entropy over a data set, by trainable parameter.
 
-    The model is in eval mode during the call; its parameters and their ``.grad`` are unchanged.
-    Parameters that do not affect the output have gradient 0.
+    A gradient has its parameter's type, shape and device, and is 0 if the parameter does not affect
+    the output. A parameter shared by several modules appears once, as in ``named_parameters``. The
+    model is in eval mode during the call; its parameters and their ``.grad`` are unchanged.
+
+    Raises ``ValueError`` if there are no samples, logits are not [B, classes] with at least two
+    classes, or labels are not integers [B]; and ``TypeError`` if a batch is neither a pair of
+    tensors nor a dict of the form below.
 
     Parameters
     ----------
@@ -40,20 +45,6 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     data
         A client's examples, which are not augmented; or batches (x [B, ...], y int64 [B]), for
         example a DataLoader or a generator, also as dicts ``{"img": x, "label": y}``.
-
-    Returns
-    -------
-    dict
-        Name of each trainable parameter -> gradient with its type and shape, on its device. A
-        parameter shared by several modules appears once, as in ``named_parameters``.
-
-    Raises
-    ------
-    ValueError
-        If there are no samples, logits are not [B, classes] with at least two classes, or labels
-        are not integers [B].
-    TypeError
-        If a batch is neither a pair of tensors nor a dict of this form.
 
     Examples
     --------
@@ -85,30 +76,14 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
 
 @torch.enable_grad()
 def sharpness(model: nn.Module, data: Batches, *, rho: float = 0.05) -> float:
-    """Return the increase in the mean cross entropy at distance rho along the gradient.
+    """Return the increase in the mean cross entropy at distance rho along the gradient, at least 0.
 
     S = L(theta + rho g / ||g||) - L(theta), where L is the mean over the data set, g its gradient,
     and the norm is over all trainable parameters (Foret et al., ICLR 2021; Eq. 8 of Wu et al.,
     IJCAI 2024). To first order, this is the largest increase within distance rho. The model is in
     eval mode during the call (batch norm uses its running statistics and does not update them), and
-    is unchanged.
-
-    Parameters
-    ----------
-    model, data
-        See `mean_gradient`.
-    rho
-        Radius, in units of the parameters. Default 0.05 (FedISM).
-
-    Returns
-    -------
-    float
-        S, or 0 if S is negative.
-
-    Raises
-    ------
-    ValueError
-        If there are no samples.
+    is unchanged. ``rho`` is in units of the parameters; default 0.05 (FedISM). For other arguments
+    and errors see `mean_gradient`.
     """
     loss, perturbed = losses_at(model, data, rho=rho)
     return max(perturbed - loss, 0.0)

@@ -1,6 +1,7 @@
-"""Measurements that a client computes for a strategy, with any training method.
+"""How a client computes measurements for a strategy, with any training method.
 
-A strategy that needs more than the trained model sends names of `MEASUREMENTS` in the config, as
+A strategy that needs more than the trained model sends names of measurements in the config
+(`fairflower.registry.measurements` has what the server assumes of them), as
 one string: ``config["measure"] = "fisher,received_loss"``. Every trainer computes them in eval mode
 on its training examples, without augmentation. Measurements do not change the trained model.
 
@@ -16,8 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,31 +32,13 @@ from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, to_numpy, trainable
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
+from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.training.batches import batch_sizes
 from fairflower.training.features import mean_representation, require_classifier
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import losses_at, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible
 from fairflower.training.trainer import Trainer, round_of
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A measurement that a client computes for a strategy."""
-
-    #: Measured model: received (before training) or trained.
-    model: Literal["received", "trained"]
-    #: Function of the trainer. The trainer's model is in eval mode and must not be changed. A float
-    #: is added to the reply's metrics; named tensors become an ArrayRecord. Torch's global
-    #: generator is seeded.
-    compute: Callable[[Trainer], float | Mapping[str, Tensor]]
-    #: Description for tables.
-    description: str
-    #: Whether the next round needs the model that the client trains in this round.
-    needs_last_trained: bool = False
-    #: Whether the value is computed once and then kept in the client's state.
-    cached: bool = False
-
 
 #: Key of `Trainer.state` for the model that the client trained in its last round.
 LAST_TRAINED = "last-trained"
@@ -206,78 +189,25 @@ def class_counts(trainer: Trainer) -> dict[str, Tensor]:
     return {"h": torch.tensor(counts, dtype=torch.float32, device=trainer.device)}
 
 
-MEASUREMENTS: dict[str, Measurement] = {
-    "received_loss": Measurement(
-        "received", lambda t: t.loss_and_accuracy(t.train_examples)[0], "mean cross entropy"
-    ),
-    "received_accuracy": Measurement("received", accuracy, "accuracy, 0 to 1"),
-    "received_balanced_accuracy": Measurement(
-        "received", balanced_accuracy, "mean accuracy over the client's classes"
-    ),
-    "local_loss": Measurement(
-        "received",
-        standalone_loss,
-        "lowest loss that the client reaches by training alone, computed once",
-        cached=True,
-    ),
-    "sharpness": Measurement(
-        "received",
-        lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
-        "increase in the mean cross entropy at distance rho along the gradient",
-    ),
-    "perturbed_loss": Measurement(
-        "received",
-        lambda t: losses_at(t.model, t.train_examples, rho=t.measure_rho)[1],
-        "mean cross entropy at distance rho along the gradient",
-    ),
-    "minus_accuracy": Measurement(
-        "received",
-        without_own_part(accuracy),
-        "accuracy of the received model without the client's part",
-        needs_last_trained=True,
-    ),
-    "minus_balanced_accuracy": Measurement(
-        "received",
-        without_own_part(balanced_accuracy),
-        "like ``minus_accuracy``, but the mean over the client's classes",
-        needs_last_trained=True,
-    ),
-    "gradient": Measurement(
-        "received",
-        lambda t: mean_gradient(t.model, t.train_examples),
-        "gradient of the mean cross entropy",
-    ),
-    "steps": Measurement(
-        "trained", lambda t: float(t.steps), "number of optimizer steps in the round"
-    ),
-    "trained_loss": Measurement(
-        "trained", lambda t: t.loss_and_accuracy(t.train_examples)[0], "mean cross entropy"
-    ),
-    "fisher": Measurement(
-        "trained",
-        lambda t: fisher_diagonal(t.model, t.train_examples, memory_mb=t.measure_memory_mb),
-        "diagonal of the empirical Fisher information: mean of squared per-sample gradients",
-    ),
-    "representation": Measurement(
-        "trained",
-        representation,
-        "a single array named ``h``: mean over classes of each class's mean representation",
-    ),
-    "received_representation": Measurement(
-        "received", representation, "like ``representation``, but computed by the received model"
-    ),
-    "received_group_counts": Measurement(
-        "received",
-        group_counts,
-        "a single array named ``h``: for each group of people (``data.groups``) the numbers of "
-        "training examples, positive predictions, positive labels, both, negative labels, and "
-        "positive predictions with a negative label",
-    ),
-    "class_counts": Measurement(
-        "received",
-        class_counts,
-        "a single array named ``h``: number of training examples per class",
-    ),
+#: How a client computes the measurements in `MEASUREMENTS`: functions of the trainer, as
+#: `fairflower.registry.measurements.measurement` describes them.
+COMPUTE: dict[str, Callable[[Trainer], Any]] = {
+    "received_loss": lambda t: t.loss_and_accuracy(t.train_examples)[0],
+    "received_accuracy": accuracy,
+    "received_balanced_accuracy": balanced_accuracy,
+    "local_loss": standalone_loss,
+    "sharpness": lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
+    "perturbed_loss": lambda t: losses_at(t.model, t.train_examples, rho=t.measure_rho)[1],
+    "minus_accuracy": without_own_part(accuracy),
+    "minus_balanced_accuracy": without_own_part(balanced_accuracy),
+    "gradient": lambda t: mean_gradient(t.model, t.train_examples),
+    "steps": lambda t: t.steps,
+    "trained_loss": lambda t: t.loss_and_accuracy(t.train_examples)[0],
+    "fisher": lambda t: fisher_diagonal(t.model, t.train_examples, memory_mb=t.measure_memory_mb),
+    "representation": representation,
+    "received_representation": representation,
+    "received_group_counts": group_counts,
+    "class_counts": class_counts,
 }
 
 
@@ -288,7 +218,7 @@ def train_and_measure(
 
     Returns the metrics (those of training and the measured numbers), and the measured arrays by
     measurement and name. If the server's config has ``rho``, it is the radius of training steps and
-    measurements. Raises ``ConfigError`` before training if a name is not in `MEASUREMENTS` or rho
+    measurements. Raises ``ConfigError`` before training if a name is not in `MEASUREMENTS`, or rho
     is not a valid radius.
     """
     names = requested(config)
@@ -349,13 +279,15 @@ def _measure(
     for name in names:
         if MEASUREMENTS[name].model == model:
             seed = trainer.derive_seed(round_of(config), name)
+            compute = COMPUTE.get(name) or load_measurement(name)
             with reproducible(seed, trainer.device), eval_mode(trainer.model):
-                value = MEASUREMENTS[name].compute(trainer)
-            if isinstance(value, Mapping):
-                kept = value.keys() - initial_local_arrays(trainer.model).keys()
-                arrays[name] = {k: to_numpy(t) for k, t in value.items() if k in kept}
-            else:
-                numbers[name] = value
+                value = compute(trainer)
+            if MEASUREMENTS[name].shape == "number":
+                numbers[name] = float(value)
+                continue
+            named = {"h": value} if isinstance(value, Tensor) else value
+            kept = named.keys() - initial_local_arrays(trainer.model).keys()
+            arrays[name] = {k: to_numpy(t) for k, t in named.items() if k in kept}
     return numbers, arrays
 
 

@@ -14,10 +14,11 @@ from parametrize import every_strategy
 from replies import error_reply, valid_reply
 from resuming import config, session
 
-from fairflower.aggregation.bounds import cap_weights, clip_updates
+from fairflower.aggregation.bounds import clip_updates
 from fairflower.aggregation.records import InvalidReply, others_medians
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates, Prototypes
+from fairflower.numerics.simplex import cap_weights
 from fairflower.strategies import STRATEGIES, Cohort, FedAvg, FedHEAL, Uniform
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
@@ -128,11 +129,9 @@ def lie(name: str, claims: dict[str, float], norm: float = 1.0, **options) -> Ro
         moves = updates(random, range(5))
         moves[0] = {n: (norm * a).astype(a.dtype) for n, a in moves[0].items()}
         moves[0]["bn.num_batches_tracked"] = np.array(3)
-        honest = {"num-examples": 20, **dict.fromkeys(rounds.strategy.needs, 0.5)}
-        metrics = {
-            k: {m: v for m, v in honest.items() if m not in FedAvg.ARRAY_MEASUREMENTS}
-            for k in range(5)
-        }
+        honest = {"num-examples": 20, **dict.fromkeys(rounds.strategy.measurements, 0.5)}
+        arrays = rounds.strategy._array_measurements
+        metrics = {k: {m: v for m, v in honest.items() if m not in arrays} for k in range(5)}
         metrics[0] |= {key: value for key, value in claims.items() if key in metrics[0]}
         rounds.before = rounds.model
         rounds.moves = moves

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflower.aggregation.carried_weights import current_weights, store_weights
+from fairflower.numerics.simplex import current_weights, store_weights
 
 
 @given(st.integers(0, 10_000))

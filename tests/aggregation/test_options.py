@@ -17,8 +17,7 @@ from fairflower.clients.scaffold import SCAFFOLD
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates
-from fairflower.participation.power_of_choice import PowerOfChoice
-from fairflower.participation.round_robin import RoundRobin
+from fairflower.participation.policies import PowerOfChoice, RoundRobin
 from fairflower.strategies import FedAvg, FedEquilibria, FedGA, FedHEAL
 from fairflower.testing.federations import SETTINGS, data, run_toy_rounds, tiny_model
 

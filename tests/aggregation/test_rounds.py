@@ -74,10 +74,10 @@ def test_arrays_that_are_not_real_numbers_are_refused(array: np.ndarray) -> None
 def test_a_missing_measurement_fails_the_round_with_its_name(name):
     rounds = Rounds(STRATEGIES[name](), MODEL, range(2))
     replies = [valid_reply(message, k) for k, message in enumerate(rounds.ask())]
-    if not rounds.strategy.needs:
+    if not rounds.strategy.measurements:
         rounds.finish(replies)
         return
-    missing, strategy = rounds.strategy.needs[0], STRATEGIES[name].__name__
+    missing, strategy = rounds.strategy.measurements[0], STRATEGIES[name].__name__
     with pytest.raises(RoundFailed, match=f"clients 0, 1: it sent no .*'{missing}'.*{strategy}"):
         rounds.finish(replies)
 
@@ -216,7 +216,7 @@ def test_an_error_reply_from_the_superlink_is_assigned_to_the_asked_node():
 
 
 class SendsSecrets(FedAvg):
-    def tell(self, client_id):
+    def client_config(self, client_id):
         return {"secret": client_id * 0.5} if client_id != 1 else {}
 
 

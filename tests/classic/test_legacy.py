@@ -101,7 +101,7 @@ def test_a_classic_server_computes_identical_results(name: str, named: bool) -> 
         for k in present:
             proxy, ins = asked[k]
             assert ins.config["server-round"] == two.round
-            assert ins.config.get("measure", "") == ",".join(two.legacy.strategy.needs)
+            assert ins.config.get("measure", "") == ",".join(two.legacy.strategy.measurements)
             arrays = {n: (a + moves[k][n]).astype(a.dtype) for n, a in two.model.items()}
             # `Rounds.step` makes up measurements for the round that begins.
             one.round += 1

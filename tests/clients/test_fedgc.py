@@ -11,11 +11,10 @@ import torch
 from toy_trainers import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
 from fairflower import models
-from fairflower.aggregation import clusters
 from fairflower.arrays import arrays_of
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
-from fairflower.exchanges import ClusterCenters
+from fairflower.exchanges import ClusterCenters, centers
 from fairflower.numerics.clustering import cluster
 from fairflower.strategies import FedAvg, FedGCR, Uniform
 from fairflower.testing.rounds import Rounds
@@ -182,7 +181,7 @@ def test_clients_receive_the_row_of_their_center():
     exchange.members = {5: 10, 6: 2}
     exchange.centers = {10: np.ones(3), 2: np.zeros(3)}
     for client, center in ((5, 1), (6, 0)):
-        row = exchange.tell(client)["cluster"]
+        row = exchange.client_config(client)["cluster"]
         np.testing.assert_array_equal(exchange.broadcast(2)["H"][row], center)
 
 
@@ -192,7 +191,7 @@ def test_the_exchange_variants_match_those_of_the_strategy():
         exchange, rule = (
             kind(num_clusters=2, variant=variant) for kind in (ClusterCenters, FedGCR)
         )
-        assert exchange.needs == rule.needs[:1]
+        assert exchange.measurements == rule.measurements[:1]
         assert exchange.clustering == rule.clustering
     assert ClusterCenters(clustering="gmm").clustering == "gmm"
     with pytest.raises(ValueError, match=r"^num_clusters = 'auto'.*Set the number"):
@@ -210,7 +209,7 @@ def test_the_exchange_uses_the_chosen_clustering(monkeypatch):
         asked.append(clustering)
         return cluster(*args, clustering=clustering, **options)
 
-    monkeypatch.setattr(clusters, "cluster", spy)
+    monkeypatch.setattr(centers, "cluster", spy)
     for arguments in ({}, {"clustering": "gmm"}, {"variant": "released"}):
         exchange = ClusterCenters(num_clusters=2, **arguments)
         rounds = Rounds(FedAvg(min_clients=1, exchanges=[exchange]), MODEL, range(4))

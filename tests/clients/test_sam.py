@@ -17,7 +17,7 @@ from fairflower.clients import SGD, ClientData, Trainer
 from fairflower.config import ClientConfig, RunConfig, TrainConfig
 from fairflower.registry import CLIENTS
 from fairflower.training.build import build_trainer
-from fairflower.training.optim import apply_sam_gradient
+from fairflower.training.trainer import apply_sam_gradient
 
 RHO = 0.05
 #: FedISM's SALT, one full batch.

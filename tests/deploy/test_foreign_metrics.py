@@ -19,7 +19,7 @@ TARGETS = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, 3.0]])
 NUMERIC = [
     name
     for name, strategy in STRATEGIES.items()
-    if strategy().needs and not set(strategy().needs) & set(FairStrategy.ARRAY_MEASUREMENTS)
+    if strategy().measurements and not strategy()._array_measurements
 ]
 
 #: Strategies that also equalize the losses: for three gradients in a plane they take no step.

@@ -51,7 +51,7 @@ def test_the_held_out_domain_is_tested_in_every_round_but_is_not_among_the_domai
 def test_the_held_out_accuracy_equals_a_test_as_an_ordinary_domain(folder):
     whole = RunConfig.from_flat({**config(folder.parent).concise()})
     tests = CentralizedEvaluator(whole, prepare(whole.data))
-    accuracy = tests(load_file(folder / "model.safetensors"))[DOMAINS[0]]["accuracy"]
+    accuracy = tests(load_file(folder / "model.safetensors")).scores[DOMAINS[0]]["accuracy"]
     assert read_run(folder).held_out.accuracy[-1, 0] == accuracy
 
 

@@ -38,7 +38,7 @@ def evaluator(tmp_path: Path) -> Any:
 
 def test_metrics_equal_those_of_scikit_learn(evaluator: Any) -> None:
     server_evaluator = evaluator(**{"evaluate.auc": True})
-    results = server_evaluator(server_evaluator.arrays())
+    results = server_evaluator(server_evaluator.arrays()).scores
     for domain, values in results.items():
         x, y = server_evaluator.federation.test(domain)
         with torch.inference_mode():
@@ -58,14 +58,14 @@ def test_metrics_equal_those_of_scikit_learn(evaluator: Any) -> None:
 
 def test_the_batch_size_does_not_change_the_metrics(evaluator: Any) -> None:
     one, other = evaluator(), evaluator(**{"evaluate.batch-size": 7})
-    first, second = one(one.arrays()), other(one.arrays())
+    first, second = one(one.arrays()).scores, other(one.arrays()).scores
     for domain in first:
         assert first[domain] == pytest.approx(second[domain])
 
 
 def test_auc_is_computed_only_if_enabled(evaluator: Any) -> None:
     server_evaluator = evaluator()
-    assert set(server_evaluator(server_evaluator.arrays())["a"]) == {
+    assert set(server_evaluator(server_evaluator.arrays()).scores["a"]) == {
         "accuracy",
         "balanced_accuracy",
         "loss",
@@ -77,7 +77,7 @@ def test_the_auc_of_a_model_with_nan_is_nan(evaluator: Any) -> None:
     broken = {
         name: np.full_like(array, np.nan) for name, array in server_evaluator.arrays().items()
     }
-    values = server_evaluator(broken)["a"]
+    values = server_evaluator(broken).scores["a"]
     assert np.isnan(values["auc"])
     assert 0 <= values["balanced_accuracy"] <= 1
 

@@ -253,8 +253,8 @@ def test_finite_updates_whose_merged_model_overflows_fail_the_round():
 NUMBERS = [
     (name, need)
     for name, kind in STRATEGIES.items()
-    for need in kind().needs
-    if need not in kind.ARRAY_MEASUREMENTS
+    for need in kind().measurements
+    if need not in kind()._array_measurements
 ]
 
 

@@ -21,7 +21,7 @@ from fairflower.config.privacy import PrivacyConfig
 from fairflower.server.privacy import epsilon
 from fairflower.strategies import TERM
 from fairflower.testing import Rounds
-from fairflower.training.privacy import clipped_update, noised_numbers
+from fairflower.training.app import clipped_update, noised_numbers
 
 pytest.importorskip("dp_accounting")
 

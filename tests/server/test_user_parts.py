@@ -205,7 +205,7 @@ class KeepsTexts(FedAvg):
             r"Loses.merge: its arrays .*: missing \['head.bias'\], unexpected \[\]\. Return a dict",
         ),
         (ReturnsNothing, "ReturnsNothing.merge returned NoneType. Return a dict"),
-        (Forgets, "Clients send 'received_loss' if the class has it in `needs`"),
+        (Forgets, "Clients send 'received_loss' if the class has it in `measurements`"),
         (KeepsTexts, "cannot keep array.*Use numbers, None, arrays of numbers"),
     ],
 )
@@ -243,6 +243,32 @@ def test_a_class_attribute_that_should_be_a_tuple_is_refused(
 ) -> None:
     with pytest.raises(TypeError, match=message):
         type("X", (base,), {attribute: value})
+
+
+class Earlier(FedAvg):
+    """Uses the names that attributes had before."""
+
+    needs = ("received_loss",)
+    reads = ("train_loss",)
+    FROM_CONFIG: ClassVar[Any] = {"lr": ("train.lr",)}
+
+    def __init__(self, *, lr: Annotated[float | None, Range(0)] = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.lr = lr
+        self.learns = ("trained_loss",)
+        self.needs = (*self.needs, *self.learns)
+
+    def tell(self, client_id: int) -> dict[str, float]:
+        return {**super().tell(client_id), "rho": 0.1}
+
+
+def test_earlier_names_of_attributes_are_accepted() -> None:
+    strategy = Earlier()
+    assert strategy.measurements == strategy.needs == ("received_loss", "trained_loss")
+    assert strategy.used_next_round == ("trained_loss",)
+    assert strategy.reported_metrics == Earlier.reads == ("train_loss",)
+    strategy.read_config({"train.lr": 0.3})
+    assert (strategy.lr, strategy.client_config(1)) == (0.3, {"rho": 0.1})
 
 
 class Flagged(FedAvg):

@@ -41,7 +41,7 @@ class RaisesABareOneAtAClient(SGD):
 
 
 class TellsAnObject(FedAvg):
-    def tell(self, client_id):
+    def client_config(self, client_id):
         return {"hint": object()}
 
 

@@ -101,7 +101,7 @@ def test_a_client_with_weight_0_can_regain_weight_in_the_next_round():
 
 def test_any_reported_metric_can_be_used():
     strategy = FairFed(metric="calibration_error", min_clients=1)
-    assert strategy.needs == ("calibration_error",)
+    assert strategy.measurements == ("calibration_error",)
     rounds = Rounds(strategy, {"x": np.zeros(1)}, range(3))
     actual = weights_by("calibration_error", rounds, (0.0, 0.0, 0.3), EXAMPLES)
     assert actual[2] < 0.2
@@ -190,7 +190,7 @@ def test_equal_gaps_of_two_or_three_groups_give_equal_weights():
     two = [row[:12] for row in counts]
     actual = by_counts(two, "demographic_parity_difference", beta=1.0)
     np.testing.assert_allclose(actual, (0.5, 0.5))
-    assert FairFed(metric="equalized_odds_difference").needs == (NEED,)
+    assert FairFed(metric="equalized_odds_difference").measurements == (NEED,)
 
 
 def test_clients_send_group_counts_of_their_training_examples():

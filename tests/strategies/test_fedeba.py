@@ -65,7 +65,7 @@ def test_common_steps_are_clipped_to_the_client_updates():
 
 
 def test_alpha_0_uses_only_the_weights_and_needs_no_gradient():
-    assert FedEBAPlus(alpha=0).needs == ("received_loss",)
+    assert FedEBAPlus(alpha=0).measurements == ("received_loss",)
     after, weights = step(LOSSES, alpha=0)
     assert after == pytest.approx(weights @ MOVES)
 

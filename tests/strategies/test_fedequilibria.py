@@ -32,7 +32,7 @@ def arrays(values):
 def run(strategy):
     rounds = Rounds(strategy, MODEL, range(2))
     fishers = arrays(FISHERS)
-    measured = {k: dict.fromkeys(strategy.needs, fishers[k]) for k in fishers}
+    measured = {k: dict.fromkeys(strategy.measurements, fishers[k]) for k in fishers}
     return rounds.step(arrays(MOVES), measured=measured)
 
 

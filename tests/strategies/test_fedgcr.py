@@ -170,7 +170,10 @@ def test_huge_losses_do_not_overflow():
 def test_variants_have_the_documented_settings():
     strategies = {v: FedGCR(num_clusters=5, variant=v) for v in ("adapted", "paper", "released")}
     assert FedGCR().variant == "adapted"
-    assert {v: (m.gamma, m.clustering, *m.needs, *m.reads) for v, m in strategies.items()} == {
+    assert {
+        v: (m.gamma, m.clustering, *m.measurements, *m.reported_metrics)
+        for v, m in strategies.items()
+    } == {
         "adapted": (0.5, "kmeans", "received_representation", "train_loss"),
         "paper": (0.5, "gmm", "representation", "train_loss"),
         "released": (0.9, "gmm", "received_representation", "received_loss"),
@@ -183,7 +186,7 @@ def test_variants_have_the_documented_settings():
         representation="trained",
     )
     assert (other.gamma, other.clustering) == (0.7, "kmeans")
-    assert other.needs == ("representation", "received_loss")
+    assert other.measurements == ("representation", "received_loss")
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])

@@ -58,7 +58,7 @@ def test_weights_of_quadratic_losses_match_known_values(variant):
 
 def test_the_perturbed_loss_can_be_the_state():
     rounds = start(rounds=4, state="perturbed_loss", q=1.0, beta=1.0)
-    assert rounds.strategy.needs == ("perturbed_loss",)
+    assert rounds.strategy.measurements == ("perturbed_loss",)
     _, perturbed = losses(rounds.strategy.radius(1))
     actual = weights_by("perturbed_loss", rounds, perturbed)
     np.testing.assert_allclose(actual, perturbed / perturbed.sum())

@@ -28,6 +28,7 @@ from fairflower.exchanges import (
     Prototypes,
     SemanticAnchors,
 )
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairFed, FairStrategy
 from fairflower.testing.rounds import Rounds, reply
 
@@ -114,10 +115,10 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
         if name == "received_group_counts":  # of 100 + client people
             people = [60, 30, 30, 20, 30, 10, 40 + client, 20, 20, 10, 20 + client, 10]
             sent[name] = {"h": np.array(people, np.float32)}
-        elif name in rule.SINGLE_ARRAYS:
+        elif MEASUREMENTS.assumed(name).shape == "vector":
             h = random.normal(size=7).astype(np.float32)
-            sent[name] = {"h": abs(h) if name in rule.NON_NEGATIVE else h}
-        elif name in rule.ARRAY_MEASUREMENTS:
+            sent[name] = {"h": h if MEASUREMENTS.assumed(name).low < 0 else abs(h)}
+        elif MEASUREMENTS.assumed(name).shape == "parameters":
             sent[name] = {n: abs(array) for n, array in normal.items()}
         else:
             numbers[name] = float(random.random())

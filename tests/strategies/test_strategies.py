@@ -96,11 +96,11 @@ class Silent(FedAvg):
 
 
 class Misspells(FedAvg):
-    needs = ("received_los",)
+    measurements = ("received_los",)
 
 
 class Misreads(FedAvg):
-    reads = ("trian_loss",)
+    reported_metrics = ("trian_loss",)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toy_trainers import tiny_model
 
-from fairflower.training.adabn import layers_with_statistics, target_statistics
+from fairflower.training.modes import layers_with_statistics, target_statistics
 
 
 def test_batch_statistics_are_averaged():

@@ -19,7 +19,7 @@ from fairflower.clients import (
     mean_representation,
     sharpness,
 )
-from fairflower.training.measurements import MEASUREMENTS
+from fairflower.training.measurements import COMPUTE
 
 torch.manual_seed(0)
 X, Y = torch.randn(10, 6), torch.tensor([0, 1, 1, 3, 0, 1, 3, 3, 3, 1])
@@ -93,8 +93,8 @@ def test_helpers_match_the_trainers_measurements_and_leave_the_model_unchanged()
     assert model.training
     torch.testing.assert_close(dict(model.state_dict()), before)
     model.eval()
-    assert loss == pytest.approx(MEASUREMENTS["received_loss"].compute(client), rel=1e-6)
-    actual = MEASUREMENTS["received_representation"].compute(client)
+    assert loss == pytest.approx(COMPUTE["received_loss"](client), rel=1e-6)
+    actual = COMPUTE["received_representation"](client)
     assert isinstance(actual, dict)
     torch.testing.assert_close(h, actual["h"])
 

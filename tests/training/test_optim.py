@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fairflower.config import TrainConfig
-from fairflower.training.optim import build_optimizer
+from fairflower.training.trainer import build_optimizer
 
 KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -53,7 +53,7 @@ def test_training_does_not_import_torch_dynamo() -> None:
     program = """
 import sys, torch
 from fairflower.config import TrainConfig
-from fairflower.training.optim import build_optimizer
+from fairflower.training.trainer import build_optimizer
 for name in ("sgd", "adam", "adamw"):
     weights = torch.nn.Parameter(torch.ones(2))
     optimizer = build_optimizer([weights], TrainConfig(optimizer=name))

@@ -13,9 +13,10 @@ from toy_trainers import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny
 
 from fairflower import config, machine
 from fairflower.registry import CLIENTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import Uniform
 from fairflower.training.app import evaluate_round, train_round
-from fairflower.training.measurements import MEASUREMENTS, train_and_measure
+from fairflower.training.measurements import train_and_measure
 
 BF16 = replace(SETTINGS, precision="bf16", local_epochs=4)
 

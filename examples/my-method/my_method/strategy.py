@@ -7,7 +7,7 @@ from fairflower.strategies import FairStrategy
 class LossPower(FairStrategy):
     """Weigh clients by a power of the received model's loss on their data."""
 
-    needs = ("received_loss",)
+    measurements = ("received_loss",)
 
     def __init__(
         self, *, power: Annotated[float, Range(0), Search(0.1, 10, log=True)] = 1.0, **options

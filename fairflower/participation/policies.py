@@ -1,4 +1,4 @@
-"""Power-of-Choice: the candidates with the largest losses train."""
+"""The built-in participation policies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from fairflower.aggregation.participation import Draw, Participation
+from fairflower.aggregation.participation import Draw, Participation, Uniform
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError
+
+__all__ = ["ByExamples", "PowerOfChoice", "RoundRobin", "Uniform"]
 
 
 class PowerOfChoice(Participation):
@@ -56,7 +58,7 @@ class PowerOfChoice(Participation):
         self.train_losses: dict[int, float] = {}
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reported_metrics(self) -> tuple[str, ...]:
         """``train_loss`` with ``loss = "train"``, otherwise nothing."""
         return ("train_loss",) if self.loss == "train" else ()
 
@@ -93,3 +95,54 @@ class PowerOfChoice(Participation):
                 "round. Raise d, or lower fraction-train."
             )
         return draw.weighted(min(d, len(draw.clients)))
+
+
+class ByExamples(Participation):
+    """Clients drawn without replacement, in proportion to their numbers of training examples.
+
+    Clients with few examples take part less often, so combine it with equal weights (`Uniform`):
+    strategies that weigh by examples, such as `FedAvg`, would count examples twice. If no client's
+    number of examples is known, the draw is uniform. If some are known, clients with an unknown
+    number are drawn last.
+
+    See Also
+    --------
+    PowerOfChoice : Draws its candidates in this way.
+
+    Examples
+    --------
+    >>> draw = Draw(1, (0, 1, 2), 2, sizes={0: 1, 1: 500, 2: 500})
+    >>> ByExamples().choose(draw, {})
+    [1, 2]
+    """
+
+    def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+        """Return the ids of the drawn clients, ascending."""
+        return draw.weighted(draw.size)
+
+
+class RoundRobin(Participation):
+    """Clients in turn: those selected longest ago come first, and ties go to the lowest ids.
+
+    If all clients are always available, all clients are selected equally often, give or take one
+    round.
+
+    Examples
+    --------
+    >>> policy = RoundRobin()
+    >>> [policy.choose(Draw(r, (0, 1, 2), 2), {}) for r in (1, 2, 3)]
+    [[0, 1], [0, 2], [0, 1]]
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("last_chosen",)
+
+    def __init__(self) -> None:
+        #: Last round in which each client was selected, by client id.
+        self.last_chosen: dict[int, int] = {}
+
+    def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+        """Return the ids of the clients that were selected longest ago, ascending."""
+        order = sorted(draw.clients, key=lambda client: (self.last_chosen.get(client, 0), client))
+        chosen = order[: draw.size]
+        self.last_chosen |= dict.fromkeys(chosen, draw.server_round)
+        return sorted(chosen)

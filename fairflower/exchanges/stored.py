@@ -1,0 +1,267 @@
+"""Exchanges that store what clients return, or what is merged, and send it back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.aggregation.bounds import clip_factors
+from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.exchange import Exchange
+from fairflower.aggregation.records import InvalidReply, NotFinite, check_arrays, is_real, norm
+
+
+class ControlVariates(Exchange):
+    """SCAFFOLD's c: the mean of all clients' control variates c_k (Karimireddy et al., ICML 2020).
+
+    Clients return the changes c_k+ - c_k. The server adds them to c, independently of the weights
+    of the models: c <- c + (1/N) sum_{k in cohort} (c_k+ - c_k), where N is the number of all
+    clients (the paper's Eq. 5). The server's step size is 1.
+
+    As in the paper, c is a plain mean. Once the control variates have converged, every client
+    follows the mean gradient, so a run converges to the optimum of the clients' mean loss, whatever
+    weights the strategy gives. (FedDyn's authors weigh c in their code of SCAFFOLD.) Clients keep
+    whole changes, even if bounds clip what the server adds to c; then c is no longer the mean, and
+    a run does not converge to this optimum.
+    """
+
+    name = "control"
+    STATE = ("c",)
+
+    def __init__(self) -> None:
+        self.c: Arrays = {}
+
+    def broadcast(self, server_round: int) -> Arrays:
+        return self.c
+
+    def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
+        factors = clip_factors(np.array([norm(r) for r in returned]), median=median)
+        return [
+            {name: np.asarray(f * array, array.dtype) for name, array in changes.items()}
+            for f, changes in zip(factors, returned, strict=True)
+        ]
+
+    def collect(self, cohort: Cohort) -> None:
+        for name in cohort.parameters:
+            change = np.zeros(cohort.received[name].shape, np.float64)
+            for returned in cohort.measured[self.name]:
+                change += returned[name]
+            c = self.c.get(name, 0) + change / cohort.population
+            self.c[name] = np.asarray(c, cohort.received[name].dtype)
+
+
+class DynamicRegularizer(Exchange):
+    """FedDyn's h, which corrects every merged model (Acar et al., ICLR 2021, Algorithm 1)::
+
+        h <- h - alpha (1/N) sum_{k in cohort} (theta_k - theta)
+        theta <- mean_{k in cohort} theta_k - h / alpha
+
+    N is the number of all clients. The server stores H = -h / alpha, a sum of model updates, so
+    only clients need alpha. No arrays are sent or returned.
+
+    Here the strategy's merged model replaces the mean, in the model and in H: with K of N clients,
+    H <- H + (K/N) (merged - theta). With ``uniform`` this is Algorithm 1. With other fixed weights
+    w, the method converges to a point where sum_k w_k grad L_k = 0 (exactly so only if all
+    clients take part); so does the authors' code, whose weights are the numbers of examples. The
+    printed equations would converge to the optimum of the mean loss with any strategy. Buffers are
+    not corrected. Clients keep the sums of their whole updates, even if bounds clip what is merged;
+    then H differs from the clients' sums, and a run does not converge to this point.
+    """
+
+    name = "regularizer"
+    returned = False
+    STATE = ("H",)
+
+    def __init__(self) -> None:
+        self.H: Arrays = {}
+
+    def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
+        share = np.float32(len(cohort) / cohort.population)
+        corrected = dict(merged)
+        for name in cohort.parameters:
+            step = share * (merged[name] - cohort.received[name])
+            self.H[name] = self.H[name] + step if name in self.H else step
+            corrected[name] = (merged[name] + self.H[name]).astype(merged[name].dtype)
+        return corrected
+
+
+class PersonalArrays(Exchange):
+    """Each client's own arrays, which the server stores and sends back to that client alone.
+
+    Clients return these arrays with the model. The server does not merge them. It stores the newest
+    arrays of each client that has been in a cohort, and adds them to the client's next train or
+    test message. A client that has never been in a cohort gets none, and starts with the network's
+    initial values.
+
+    Notes
+    -----
+    The server has to know which client runs on a node, from ``FairStrategy.enroll`` or from a reply
+    since the server started.
+    """
+
+    name = "personal"
+    remedy = "Set client.keep = 'client', so that these arrays do not leave the client"
+    STATE = ("arrays",)
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Arrays] = {}  # client -> its arrays
+        self.initial: Arrays | None = None
+
+    def prepare(self, local: Arrays) -> None:
+        self.initial = local
+
+    def arrays_for(self, client_id: int) -> Arrays:
+        return self.arrays.get(client_id, {})
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
+        return check_arrays(arrays, zeros if self.initial is None else self.initial)
+
+    def collect(self, cohort: Cohort) -> None:
+        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
+            self.arrays[client] = {name: np.array(array) for name, array in arrays.items()}
+
+
+class AveragedBatches(Exchange):
+    """Averages of batches of every client's images and labels (FedMix, Yoon et al., ICLR 2021).
+
+    Clients return ``images`` [M, C, H, W] and ``labels`` [M, classes]. The server sends the latest
+    arrays of every client that has been in a cohort, concatenated in the order of client ids.
+    """
+
+    name = "averages"
+    mean_of = "batch"
+    STATE = ("images", "labels")
+
+    def __init__(self) -> None:
+        self.images: dict[int, NDArray[np.float32]] = {}  # client -> [M, C, H, W]
+        self.labels: dict[int, NDArray[np.float32]] = {}  # client -> [M, classes]
+
+    def broadcast(self, server_round: int) -> Arrays:
+        clients = sorted(self.images)
+        if not clients:
+            return {}
+        return {
+            "images": np.concatenate([self.images[k] for k in clients]),
+            "labels": np.concatenate([self.labels[k] for k in clients]),
+        }
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        if set(arrays) != {"images", "labels"}:
+            raise InvalidReply(f"expected the arrays 'images' and 'labels', got {sorted(arrays)}")
+        images, labels = arrays["images"], arrays["labels"]
+        if images.ndim != 4 or labels.ndim != 2 or len(images) != len(labels):
+            raise InvalidReply(
+                f"'images' has shape {images.shape} and 'labels' {labels.shape}, expected "
+                "[M, C, H, W] and [M, classes]"
+            )
+        if len(images) > num_examples:
+            raise InvalidReply(
+                f"it sent {len(images)} averages, more than its {num_examples:.0f} images"
+            )
+        for kept, got in ((self.images, images), (self.labels, labels)):
+            shape = next(iter(kept.values())).shape[1:] if kept else got.shape[1:]
+            if got.shape[1:] != shape:
+                raise InvalidReply(
+                    f"its averages have shape {got.shape[1:]}, but other clients sent {shape}"
+                )
+        for name, array in arrays.items():
+            if array.dtype != np.float32 or not np.isfinite(array).all():
+                raise InvalidReply(f"{name!r} holds values that are not finite 32-bit numbers")
+        if (labels < 0).any() or not np.allclose(labels.sum(1), 1, atol=1e-4):
+            raise InvalidReply("each row of 'labels' must hold non-negative numbers that sum to 1")
+        return arrays
+
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return (*arrays["images"].shape[1:], *arrays["labels"].shape[1:])
+
+    def collect(self, cohort: Cohort) -> None:
+        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
+            self.images[client] = np.array(arrays["images"])
+            self.labels[client] = np.array(arrays["labels"])
+
+
+#: Largest count of a class on a client; sums of larger counts would overflow.
+MAX_IMAGES = 2**40
+
+
+class Prototypes(Exchange):
+    """Mean feature vector of every class over all clients' images (FedProto, FedProc).
+
+    Clients return the class means of their images, ``mean`` [C, d], and the numbers of images,
+    ``count`` [C]. The server averages the means with these counts as weights (FedProto's Eq. 6; its
+    released code weights clients equally) and sends ``mean`` and ``count``. A class without images
+    in a round keeps its prototype. A class without a prototype has count 0.
+    """
+
+    name = "prototypes"
+    mean_of = "class"
+    STATE = ("mean", "count")
+
+    def __init__(self) -> None:
+        self.mean: NDArray[np.float32] | None = None
+        self.count: NDArray[np.int64] | None = None
+
+    def broadcast(self, server_round: int) -> Arrays:
+        if self.mean is None or self.count is None:
+            return {}
+        return {"mean": self.mean, "count": self.count}
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        if set(arrays) != {"mean", "count"}:
+            raise InvalidReply(f"expected the arrays 'mean' and 'count', got {sorted(arrays)}")
+        mean, count = arrays["mean"], arrays["count"]
+        # The linear head of a network has one row per class and one column per feature.
+        known = [a.shape for a in trained.values() if a.ndim == 2]
+        shapes = known if self.mean is None else [self.mean.shape]
+        if mean.shape not in shapes or count.shape != mean.shape[:1]:
+            raise InvalidReply(
+                f"'mean' has shape {mean.shape} and 'count' {count.shape}, expected one row per "
+                f"class and one column per feature, {' or '.join(map(str, shapes))}"
+            )
+        with np.errstate(over="ignore"):
+            finite = is_real(mean) and np.isfinite(mean.astype(np.float32)).all()
+        if not finite:
+            wrong = NotFinite if is_real(mean) else InvalidReply
+            raise wrong("'mean' holds values that are not finite 32-bit numbers")
+        if count.dtype.kind != "i" or (count < 0).any():
+            raise InvalidReply("'count' must hold non-negative integers")
+        if (count > MAX_IMAGES).any():
+            raise InvalidReply(
+                f"'count' has {count.max()} images for a class; expected at most 2**40"
+            )
+        if count.sum() > num_examples:
+            raise InvalidReply(f"'count' has {count.sum()} images in total, above num-examples")
+        return arrays
+
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return arrays["mean"].shape
+
+    def bound(self, returned: Sequence[Arrays], median: float) -> Sequence[Arrays]:
+        # The longest prototype of each client, so that each client counts once in the median.
+        norms = [
+            np.linalg.norm(r["mean"][r["count"] > 0].astype(np.float64), axis=1).max(initial=0)
+            for r in returned
+        ]
+        factors = clip_factors(np.array(norms), median=median)
+        return [
+            {**r, "mean": np.asarray(f * r["mean"], r["mean"].dtype)}
+            for f, r in zip(factors, returned, strict=True)
+        ]
+
+    def collect(self, cohort: Cohort) -> None:
+        returned = cohort.measured[self.name]
+        total = np.zeros(returned[0]["mean"].shape, np.float64)
+        count = np.zeros(len(total), np.int64)
+        for arrays in returned:
+            total += arrays["count"][:, None] * arrays["mean"].astype(np.float64)
+            count += arrays["count"]
+        if self.mean is None or self.count is None:
+            self.mean, self.count = np.zeros(total.shape, np.float32), np.zeros_like(count)
+        seen = count > 0
+        self.mean, self.count = self.mean.copy(), self.count.copy()
+        self.mean[seen] = total[seen] / count[seen, None]
+        self.count[seen] = count[seen]
