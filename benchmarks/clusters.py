@@ -36,7 +36,8 @@ from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
 from fairflower.client_app import app
-from fairflower.config import RunConfig, read_toml
+from fairflower.config import RunConfig
+from fairflower.config.text import read_toml
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.exchanges import centers

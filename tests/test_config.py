@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from parametrize import mark_others_nightly
 
 from fairflower import config
-from fairflower.config import (
-    RunConfig,
-    StrategyConfig,
-    argument_to_key,
-    check_tuned,
-    key_to_argument,
-)
+from fairflower.config import RunConfig, StrategyConfig
+from fairflower.config.run import check_tuned
+from fairflower.config.text import argument_to_key, key_to_argument
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan
 from fairflower.server.checkpoint import CHANGEABLE

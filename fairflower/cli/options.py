@@ -13,9 +13,9 @@ import typer
 
 from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
-from fairflower.config import check_key, check_values
 from fairflower.config.methods import Choice
-from fairflower.config.short_names import SHORT_NAMES
+from fairflower.config.run import check_key, check_values
+from fairflower.config.settings import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_float
 from fairflower.errors import ConfigError
 

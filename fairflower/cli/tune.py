@@ -12,7 +12,7 @@ from fairflower.cli.options import Clients, ConfigOverrides, InlineJobs, OutputD
 from fairflower.cli.report import print_report
 from fairflower.cli.run import parse_jobs, plan_of
 from fairflower.cli.terminal import console
-from fairflower.config import counted
+from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, for_parallel_clients, locked_folder

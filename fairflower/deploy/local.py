@@ -25,7 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import DataConfig, RunConfig, Scalar, toml_value
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.text import Scalar, toml_value
 from fairflower.data import Federation, prepare, with_absolute_dir
 from fairflower.data.cache import make_data_set
 from fairflower.data.sites import merge_sites, open_site

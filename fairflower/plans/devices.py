@@ -24,8 +24,10 @@ from flwr.app import ConfigRecord, Message
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
-from fairflower.config import RunConfig, counted, tested_split
+from fairflower.config import RunConfig
+from fairflower.config.run import tested_split
 from fairflower.config.settings import ParticipationConfig
+from fairflower.config.text import counted
 from fairflower.data import prepare
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.engines.ray_cluster import share_of, worker_capacity

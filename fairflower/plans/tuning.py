@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairflower.arguments import Search
-from fairflower.config import RunConfig, argument_to_key, shown, tuned_keys
+from fairflower.config import RunConfig
 from fairflower.config.methods import DEFAULT
+from fairflower.config.run import tuned_keys
+from fairflower.config.text import argument_to_key, shown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.participation.availability import check_availabilities, check_same_trace

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 from fairflower import paths
 from fairflower.arguments import Range
-from fairflower.config import RunConfig, check_values, execution_keys, read_toml
-from fairflower.config.identity import changed_settings
+from fairflower.config import RunConfig
+from fairflower.config.run import changed_settings, check_values, execution_keys
+from fairflower.config.text import read_toml
 from fairflower.errors import ConfigError, Diverged, RunFolderError, quoted
 from fairflower.files import text_of
 from fairflower.schema import Count, conform

@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fairflower.config import RunConfig, TrackerSpec
+from fairflower.config import RunConfig
+from fairflower.config.methods import TrackerSpec
 from fairflower.errors import StopRun, logger
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.config import unknown
+from fairflower.config.text import unknown
 from fairflower.numerics.simplex import on_simplex
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
