@@ -37,7 +37,8 @@ from threadpoolctl import threadpool_limits
 
 from fairflower.aggregation import clusters
 from fairflower.client_app import app
-from fairflower.config import RunConfig, read_toml
+from fairflower.config import RunConfig
+from fairflower.config.text import read_toml
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.numerics.clustering import cluster, principal

@@ -22,7 +22,8 @@ from safetensors.numpy import load_file
 
 from fairflower.client_app import app as client_app
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.config import RunConfig, read_toml
+from fairflower.config import RunConfig
+from fairflower.config.text import read_toml
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import UserError, installed

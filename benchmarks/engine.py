@@ -43,7 +43,8 @@ import numpy as np
 from common import described_parser, log_progress, machine_and_versions, markdown, times_and_ratios
 from safetensors.numpy import load_file
 
-from fairflower.config import RunConfig, TrainConfig, read_toml
+from fairflower.config import RunConfig, TrainConfig
+from fairflower.config.text import read_toml
 
 if TYPE_CHECKING:  # only the bare loop's process imports PyTorch
     import torch

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fairflower import config as run_config
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.run import default_values, key_help
 from fairflower.config.secure import SINGLE_UPDATES
 from fairflower.plans.search_space import search_space
 from fairflower.registry import CLIENTS
@@ -131,10 +131,10 @@ def ranges() -> str:
 
 def settings() -> str:
     """Return the table of run config keys, except arguments of methods, with their defaults."""
-    texts = run_config.key_help()
+    texts = key_help()
     rows = [
         (f"`{key}`", f"`{json.dumps(value)}`", texts[key])
-        for key, value in run_config.default_values().items()
+        for key, value in default_values().items()
         if value != "default"
     ]
     return _table(("key", "default", "what it is"), rows)
@@ -160,7 +160,7 @@ def filled(text: str) -> str:
 
 def with_settings(project: str) -> str:
     """Insert all run config keys with defaults into ``pyproject.toml``; Flower rejects others."""
-    settings = run_config.RunConfig().to_toml("tool.flwr.app.config")
+    settings = RunConfig().to_toml("tool.flwr.app.config")
     pattern = r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[tool\.(?!flwr))"
     return re.sub(pattern, lambda _: settings, project, flags=re.DOTALL)
 

@@ -22,7 +22,9 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from fairflower.config import RunConfig, method_key, read_toml
+from fairflower.config import RunConfig
+from fairflower.config.run import method_key
+from fairflower.config.text import read_toml
 from fairflower.errors import RunFolderError
 from fairflower.models import Classifier
 from fairflower.models.cnn import CNN

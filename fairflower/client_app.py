@@ -22,7 +22,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.config import DataConfig, RunConfig, is_setting, unknown
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.run import is_setting
+from fairflower.config.text import unknown
 from fairflower.data import Federation, prepare
 from fairflower.data.class_folders import forget_stamps
 from fairflower.data.federation import ClientInfo

@@ -9,7 +9,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from fairflower.config import RunConfig, check_tuned, default_values
+from fairflower.config import RunConfig
+from fairflower.config.run import check_tuned, default_values
 from fairflower.flower_compat import stopping_with_flower
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parametrize import mark_others_nightly
 
-from fairflower import config
-from fairflower.config import (
-    RunConfig,
-    StrategyConfig,
+from fairflower.config import RunConfig, StrategyConfig
+from fairflower.config.run import check_tuned, default_values, execution_keys, key_help, method_key
+from fairflower.config.text import (
     argument_to_key,
-    check_tuned,
+    flatten_tables,
     key_to_argument,
+    parse_assignments,
+    read_toml,
 )
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan
@@ -32,19 +33,19 @@ ROOT = Path(__file__).parents[1]
 def test_pyproject_declares_every_key_with_its_default():
     text = (ROOT / "pyproject.toml").read_text()
     assert tables.with_settings(text) == text, "run python docs/tables.py"
-    declared = config.flatten_tables(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
-    assert declared == config.default_values()
-    for key, default in config.default_values().items():
+    declared = flatten_tables(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+    assert declared == default_values()
+    for key, default in default_values().items():
         assert type(declared[key]) is type(default), key
 
 
 def test_execution_settings_do_not_change_the_method():
-    (more_rounds,) = CHANGEABLE - config.execution_keys()
+    (more_rounds,) = CHANGEABLE - execution_keys()
     assert more_rounds == "num-server-rounds"
-    own = config.default_values()
+    own = default_values()
     changed = own | {"round-timeout": 60.0, "client-gpus": 0.5, "workers": 2, "data.dir": "/x"}
-    assert config.method_key(changed) == config.method_key(own)
-    assert config.method_key(own | {"train.lr": 0.1}) != config.method_key(own)
+    assert method_key(changed) == method_key(own)
+    assert method_key(own | {"train.lr": 0.1}) != method_key(own)
 
 
 def test_the_page_on_faults_names_the_settings_that_may_be_given_again():
@@ -58,7 +59,7 @@ def test_config_and_constructor_refuse_the_same_arguments(name):
     for arg, allowed in STRATEGIES[name].argument_specs().items():
         assert allowed.bounded or allowed.text, arg
         STRATEGIES[name](**{arg: allowed.default})
-        key = f"strategy.{config.argument_to_key(arg)}"
+        key = f"strategy.{argument_to_key(arg)}"
         for bad in invalid_values.out_of_range(allowed):
             with pytest.raises(ConfigError) as by_hand:
                 STRATEGIES[name](**{arg: bad})
@@ -75,10 +76,7 @@ def test_pyproject_declares_no_federations():
 
 def test_the_default_config_survives_conversion_to_flat_and_toml():
     assert RunConfig.from_flat(RunConfig().to_flat()) == RunConfig()
-    assert (
-        RunConfig.from_flat(config.flatten_tables(tomllib.loads(RunConfig().to_toml())))
-        == RunConfig()
-    )
+    assert RunConfig.from_flat(flatten_tables(tomllib.loads(RunConfig().to_toml()))) == RunConfig()
 
 
 @given(
@@ -97,10 +95,7 @@ def test_the_default_config_survives_conversion_to_flat_and_toml():
 def test_any_config_survives_conversion_to_flat_and_toml(flat):
     run_config = RunConfig.from_flat(flat)
     assert RunConfig.from_flat(run_config.to_flat()) == run_config
-    assert (
-        RunConfig.from_flat(config.flatten_tables(tomllib.loads(run_config.to_toml())))
-        == run_config
-    )
+    assert RunConfig.from_flat(flatten_tables(tomllib.loads(run_config.to_toml()))) == run_config
 
 
 def test_the_values_none_and_default_disable_or_omit_an_argument():
@@ -159,7 +154,7 @@ KEYS = (
 
 
 @pytest.mark.parametrize(
-    "key", mark_others_nightly([(key,) for key in config.key_help()], [(key,) for key in KEYS])
+    "key", mark_others_nightly([(key,) for key in key_help()], [(key,) for key in KEYS])
 )
 def test_damaged_values_cause_at_most_a_config_error(key):
     messages = []
@@ -186,12 +181,12 @@ def test_damaged_values_cause_at_most_a_config_error(key):
 )
 def test_damaged_text_causes_a_config_error(text, message):
     with pytest.raises(ConfigError, match=message):
-        RunConfig.from_flat(config.parse_assignments([text]))
+        RunConfig.from_flat(parse_assignments([text]))
 
 
 @pytest.mark.parametrize("name", ["2026-01-02", "07:30:00", "2026-01-02T07:30:00Z"])
 def test_dates_are_parsed_as_text(name):
-    assert config.parse_assignments([f"run-name={name}"]) == {"run-name": name}
+    assert parse_assignments([f"run-name={name}"]) == {"run-name": name}
 
 
 @pytest.mark.parametrize(
@@ -206,10 +201,10 @@ def test_dates_are_parsed_as_text(name):
 def test_config_files_that_python_cannot_parse_or_open_are_refused(text, tmp_path):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
-        config.read_toml(tmp_path / "bad.toml")
+        read_toml(tmp_path / "bad.toml")
     for name in ("no\0file", "no\ud800file"):
         with pytest.raises(ConfigError, match="Cannot read the config file"):
-            config.read_toml(tmp_path / name)
+            read_toml(tmp_path / name)
 
 
 def test_integers_are_accepted_for_floats():
@@ -218,10 +213,10 @@ def test_integers_are_accepted_for_floats():
 
 def test_missing_and_invalid_config_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no-such"):
-        config.read_toml(tmp_path / "no-such.toml")
+        read_toml(tmp_path / "no-such.toml")
     (tmp_path / "bad.toml").write_text("seed = = 1")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        config.read_toml(tmp_path / "bad.toml")
+        read_toml(tmp_path / "bad.toml")
 
 
 @pytest.mark.parametrize(

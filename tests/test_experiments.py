@@ -16,7 +16,8 @@ from experiment_files import FOLDER, run_configs
 
 import fairflower.data
 from fairflower.cli import app, landscape, report, run, sharpness
-from fairflower.config import RunConfig, read_toml
+from fairflower.config import RunConfig
+from fairflower.config.text import read_toml
 from fairflower.plans import comparison
 
 CONFIGS = run_configs()

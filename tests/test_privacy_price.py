@@ -9,8 +9,8 @@ import pytest
 from experiment_files import FOLDER
 from run_folders import constant, make_run
 
-from fairflower.config import read_toml
 from fairflower.config.privacy import PrivacyConfig
+from fairflower.config.text import read_toml
 from fairflower.report import read_run
 from fairflower.server.privacy import epsilon
 

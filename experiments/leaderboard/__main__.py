@@ -17,7 +17,7 @@ from experiments.leaderboard.stages import Stages
 from fairflower.cli.compare import parse_jobs
 from fairflower.cli.options import DataDir, InlineJobs
 from fairflower.cli.terminal import console, friendly_errors, say_where
-from fairflower.config import names_in
+from fairflower.config.text import names_in
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fairflower.arguments import Range
-from fairflower.config import (
-    ClientConfig,
-    RunConfig,
-    StrategyConfig,
-    flatten_tables,
-    is_argument,
-    names_in,
-    read_tables,
-    unknown,
-)
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.text import flatten_tables, is_argument, names_in, read_tables, unknown
 from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import grid_configs, parse_seeds
 from fairflower.server.contents import Count, conform

@@ -15,7 +15,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from fairflower.config import RunConfig, default_values, method_key, shown
+from fairflower.config import RunConfig
+from fairflower.config.run import default_values, method_key
+from fairflower.config.text import shown
 from fairflower.errors import RunFolderError
 from fairflower.files import cell_of, text_of
 from fairflower.participation.availability import trace_digest

@@ -10,7 +10,7 @@ from itertools import chain
 from experiments.leaderboard.analysis import Findings
 from experiments.leaderboard.benchmarks import ranks
 from experiments.leaderboard.design import Benchmark, Sweep
-from fairflower.config import counted
+from fairflower.config.text import counted
 from fairflower.report.text import (
     FEW_PAIRS,
     format_interval,

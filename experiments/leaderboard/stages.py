@@ -19,7 +19,8 @@ from typing import Any
 from experiments.leaderboard.design import Benchmark, Design, Sweep
 from experiments.leaderboard.ledger import Ledger, Row, key_of
 from experiments.leaderboard.points import points, ranges
-from fairflower.config import RunConfig, shown
+from fairflower.config import RunConfig
+from fairflower.config.text import shown
 from fairflower.numerics.metrics import WORST_HALF
 from fairflower.plans.protocol import EXAMPLES
 

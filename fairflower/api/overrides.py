@@ -11,25 +11,26 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypedDict
 
-from fairflower.config import (
+from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config.methods import (
     AdapterSpec,
-    ClientConfig,
+    Choice,
     DataSpec,
+    MethodSpec,
     ModelSpec,
     ParticipationSpec,
-    StrategyConfig,
     TrackerSpec,
+)
+from fairflower.config.run import check_key, methods_of
+from fairflower.config.settings import SHORT_NAMES
+from fairflower.config.text import (
     argument_to_key,
-    check_key,
     flatten_tables,
     is_argument,
     key_to_argument,
-    methods_of,
     read_toml,
     unknown,
 )
-from fairflower.config.methods import Choice, MethodSpec
-from fairflower.config.short_names import SHORT_NAMES
 from fairflower.errors import ConfigError, quoted
 from fairflower.registry import METRICS
 from fairflower.registry.named import Registry

@@ -20,7 +20,9 @@ from fairflower.cli.options import (
 )
 from fairflower.cli.report import print_report, readable_runs
 from fairflower.cli.terminal import console, text_table
-from fairflower.config import ClientConfig, StrategyConfig, check_key, counted, methods_of
+from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config.run import check_key, methods_of
+from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
 from fairflower.plans.comparison import run_comparison

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fairflower.cli.terminal import console, friendly_errors, printable, say_where
-from fairflower.config import unknown
+from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, check_output_file, run_folders
 from fairflower.plans.protocol import check_no_studies

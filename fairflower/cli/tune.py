@@ -13,7 +13,7 @@ from fairflower.cli.compare import parse_jobs, plan_of
 from fairflower.cli.options import ConfigOverrides, InlineJobs, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console
-from fairflower.config import counted
+from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, locked_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -44,12 +44,16 @@ from fairflower.config.text import (
     Scalar,
     argument_to_key,
     names_in,
+    shown,
     toml_tables,
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.registry import ADAPTABLE, MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED
 from fairflower.registry.user_metrics import load_metrics
+
+#: Tables in which the methods of a comparison may differ; their value `default` means missing.
+COMPARED_TABLES = (*METHOD_TABLES, "bound.")
 
 
 @dataclass(frozen=True)
@@ -448,3 +452,56 @@ def _check_kind(config: RunConfig, kind: str) -> None:
                 f"data.{key} = {value}: this setting applies to images only, but data.name = "
                 f"{data.name!r} has {kind}. Remove it."
             )
+
+
+def tested_split(config: Mapping[str, Any]) -> str:
+    """Return the examples on which a run is judged: ``test`` or, without tests, ``validation``."""
+    return "test" if config.get("evaluate.test", True) else "validation"
+
+
+def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return the settings that identify a run's method: all but seed and execution settings.
+
+    Arguments that equal the method's defaults are left out.
+    """
+    left = {"seed", *execution_keys()}
+    for choice in methods_of(config):
+        defaults = choice.defaults() if choice.args else {}
+        given = choice.args.items()
+        left |= {
+            f"{choice.TABLE}.{argument_to_key(a)}"
+            for a, v in given
+            if v == defaults.get(a, DEFAULT)
+        }
+    return frozenset(
+        (key, shown(value))
+        for key, value in config.items()
+        if key not in left and not (key.startswith(COMPARED_TABLES) and value == DEFAULT)
+    )
+
+
+def data_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return the settings that determine the clients' data: ``data.*`` but execution settings."""
+    left = execution_keys()
+    return frozenset(
+        (key, shown(value))
+        for key, value in config.items()
+        if key.startswith("data.") and key not in left
+    )
+
+
+def tuned_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the settings and arguments that were tuned for a run's method (``tuned``)."""
+    return names_in(str(config.get("tuned", "")))
+
+
+def changed_settings(
+    begun: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str]
+) -> str:
+    """Return in words which settings differ, or ""; a setting that is missing has its default."""
+    begun, now = ({**RunConfig().concise(), **settings} for settings in (begun, now))
+    return "; ".join(
+        f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(now.get(key, DEFAULT))}"
+        for key in dict.fromkeys([*begun, *now])
+        if key not in may_change and now.get(key, DEFAULT) != begun.get(key, DEFAULT)
+    )

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from fairflower.config import DataConfig, DataSpec
+from fairflower.config import DataConfig
+from fairflower.config.methods import DataSpec
 from fairflower.data.client_groups import ClientGroup
 from fairflower.data.corruptions import corrupt, corruption_text
 from fairflower.data.data_set import DataSet, attributes_of, check_classes, mean_and_std, source_of

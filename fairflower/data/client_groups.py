@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.config import argument_to_key
+from fairflower.config.text import argument_to_key
 from fairflower.data.data_set import DataSet, labels_of, too_few_examples_error
 from fairflower.data.federation import Ints
 from fairflower.data.partition import apply_partitioner

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.config import DataConfig, unknown
+from fairflower.config import DataConfig
+from fairflower.config.text import unknown
 from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
 from fairflower.data.files import MAX_CLASSES, data_folder, logger
 from fairflower.errors import DataError

@@ -11,7 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fairflower.config import counted
+from fairflower.config.text import counted
 from fairflower.data.federation import Federation, Split
 
 if TYPE_CHECKING:

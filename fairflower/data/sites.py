@@ -13,7 +13,8 @@ from reprlib import repr as shortened
 
 import numpy as np
 
-from fairflower.config import DataConfig, names_in, unknown
+from fairflower.config import DataConfig
+from fairflower.config.text import names_in, unknown
 from fairflower.data.cache import make_data_set, prepare
 from fairflower.data.data_set import check_classes
 from fairflower.data.federation import ClientInfo, Federation, Ints, Split

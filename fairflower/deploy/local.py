@@ -25,7 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import RunConfig, Scalar, toml_value
+from fairflower.config import RunConfig
+from fairflower.config.text import Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair, make_secret
 from fairflower.deploy.nodes import too_many_starts, unanswered
 from fairflower.errors import ConfigError, TrialError

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fairflower.config import DataConfig, Scalar
+from fairflower.config import DataConfig
+from fairflower.config.text import Scalar
 from fairflower.data import Federation, prepare, with_absolute_dir
 from fairflower.data.cache import make_data_set
 from fairflower.data.sites import merge_sites, open_site

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fairflower.config import unknown
+from fairflower.config.text import unknown
 from fairflower.data import Federation
 from fairflower.errors import ConfigError, RunFolderError, require
 from fairflower.files import replacing

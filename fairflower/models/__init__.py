@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fairflower.config import AdapterSpec, ModelSpec
+from fairflower.config.methods import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
 from fairflower.models.first_stage import cache_first_stage as cache_first_stage
 from fairflower.models.first_stage import cached_first_stage as cached_first_stage

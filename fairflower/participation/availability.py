@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflower.config import RunConfig, parse_assignments
+from fairflower.config import RunConfig
+from fairflower.config.text import parse_assignments
 from fairflower.errors import ConfigError, logger, quoted
 from fairflower.paths import read_text
 from fairflower.seeds import derive_seed

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fairflower.config import RunConfig, counted
+from fairflower.config import RunConfig
+from fairflower.config.text import counted
 from fairflower.engines.ray_cluster import share_of, worker_capacity
 from fairflower.errors import ConfigError
 from fairflower.numerics.threads import cpus

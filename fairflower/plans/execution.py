@@ -17,7 +17,8 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.config import DataConfig, RunConfig, counted
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.text import counted
 from fairflower.engines.choice import chosen_engine, engine_line
 from fairflower.errors import USER_ERRORS, ConfigError, RunInterrupted
 from fairflower.participation.availability import check_availabilities

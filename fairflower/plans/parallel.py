@@ -24,7 +24,8 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from rich.markup import escape
 
-from fairflower.config import RunConfig, counted
+from fairflower.config import RunConfig
+from fairflower.config.text import counted
 from fairflower.data import prepare
 from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
 from fairflower.errors import (

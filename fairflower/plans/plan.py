@@ -13,20 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from fairflower.config import (
-    ClientConfig,
-    DataConfig,
-    RunConfig,
-    StrategyConfig,
-    argument_to_key,
-    check_tuned,
-    counted,
-    data_key,
-    is_argument,
-    key_to_argument,
-    method_key,
-)
+from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import Choice, MethodSpec
+from fairflower.config.run import check_tuned, data_key, method_key
+from fairflower.config.text import argument_to_key, counted, is_argument, key_to_argument
 from fairflower.errors import USER_ERRORS, ConfigError, error_text
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name

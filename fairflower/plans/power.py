@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflower.config import execution_keys
+from fairflower.config.run import execution_keys
 from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import Plan
 from fairflower.report import Run

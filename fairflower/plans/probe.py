@@ -20,7 +20,8 @@ from flwr.app import ConfigRecord, Message
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
-from fairflower.config import RunConfig, tested_split
+from fairflower.config import RunConfig
+from fairflower.config.run import tested_split
 from fairflower.config.settings import ParticipationConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import FIRST_NODE, InlineGrid

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairflower.config import DataConfig, DataSpec, RunConfig
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.methods import DataSpec
 from fairflower.errors import USER_ERRORS, ConfigError
 
 #: Key of the number of validation examples per domain, which replaces the fraction.

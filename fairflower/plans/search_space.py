@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fairflower.arguments import Search
-from fairflower.config import RunConfig, argument_to_key
+from fairflower.config import RunConfig
+from fairflower.config.text import argument_to_key
 
 
 class TunableArgument(NamedTuple):

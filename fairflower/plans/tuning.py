@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from fairflower.config import RunConfig, shown, tuned_keys
+from fairflower.config import RunConfig
 from fairflower.config.methods import DEFAULT
+from fairflower.config.run import tuned_keys
+from fairflower.config.text import shown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.participation.availability import check_availabilities, check_same_trace

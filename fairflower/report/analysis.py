@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fairflower.config import unknown
+from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.report.contrasts import Contrasts, contrasts_of
 from fairflower.report.methods import Comparison, group_runs

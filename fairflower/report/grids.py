@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflower.config import ClientConfig, StrategyConfig, is_argument, key_to_argument
+from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config.text import is_argument, key_to_argument
 from fairflower.numerics import Vector
 from fairflower.report.methods import Comparison, Method
 

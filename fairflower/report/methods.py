@@ -18,16 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import (
-    COMPARED_TABLES,
-    ClientConfig,
-    StrategyConfig,
-    data_key,
-    key_to_argument,
-    method_key,
-    tuned_keys,
-)
+from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.methods import MethodSpec
+from fairflower.config.run import COMPARED_TABLES, data_key, method_key, tuned_keys
+from fairflower.config.text import key_to_argument
 from fairflower.numerics import Vector
 from fairflower.report.reading import Run
 from fairflower.report.text import untested

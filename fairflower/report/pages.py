@@ -18,8 +18,9 @@ from rich.console import Group as RichGroup
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairflower.config import execution_keys, is_argument, is_setting, shown, toml_tables
 from fairflower.config.methods import DEFAULT
+from fairflower.config.run import execution_keys, is_setting
+from fairflower.config.text import is_argument, shown, toml_tables
 from fairflower.data import ClientInfo
 from fairflower.files import replacing
 from fairflower.report.analysis import Analysis, analyze

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import tested_split
+from fairflower.config.run import tested_split
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.numerics.group_fairness import METRICS

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.config import COMPARED_TABLES, RunConfig, execution_keys, parse_assignment, shown
+from fairflower.config import RunConfig
+from fairflower.config.run import COMPARED_TABLES, execution_keys
+from fairflower.config.text import parse_assignment, shown
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError
 from fairflower.files import cell_of, text_of

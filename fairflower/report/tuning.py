@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from fairflower.arguments import Search
-from fairflower.config import counted, shown
+from fairflower.config.text import counted, shown
 from fairflower.numerics.metrics import AVG, MIN, Summary
 from fairflower.report.measures import SIGMA
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell

@@ -16,7 +16,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
-from fairflower.config import is_setting
+from fairflower.config.run import is_setting
 from fairflower.config.secure import KEY
 from fairflower.flower_compat import (
     RECORD_KEY_CONFIGS,

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from fairflower.config import RunConfig, TrackerSpec
+from fairflower.config import RunConfig
+from fairflower.config.methods import TrackerSpec
 from fairflower.errors import StopRun, logger
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import Metrics

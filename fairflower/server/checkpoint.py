@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflower.config import (
-    ModelConfig,
-    RunConfig,
+from fairflower.config import ModelConfig, RunConfig
+from fairflower.config.run import (
+    changed_settings,
     check_key,
     check_values,
     execution_keys,
     methods_of,
 )
-from fairflower.config.identity import changed_settings
 from fairflower.errors import ConfigError, RunFolderError, logger
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.participation.availability import absolute_trace

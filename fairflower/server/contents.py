@@ -33,8 +33,9 @@ from typing import (
 
 from fairflower import paths
 from fairflower.arguments import Range
-from fairflower.config import RunConfig, check_values, execution_keys, read_toml
-from fairflower.config.identity import changed_settings
+from fairflower.config import RunConfig
+from fairflower.config.run import changed_settings, check_values, execution_keys
+from fairflower.config.text import read_toml
 from fairflower.errors import ConfigError, Diverged, RunFolderError, is_text, quoted
 from fairflower.files import text_of
 

@@ -22,7 +22,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from fairflower.config import RunConfig, toml_tables
+from fairflower.config import RunConfig
+from fairflower.config.text import toml_tables
 from fairflower.errors import ConfigError, logger
 from fairflower.files import cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions

@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
 from fairflower.aggregation.noise import NoisySum
-from fairflower.config import DataConfig, ModelSpec, ParticipationSpec, RunConfig
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.methods import ModelSpec, ParticipationSpec
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort, on_simplex
-from fairflower.config import unknown
+from fairflower.config.text import unknown
 from fairflower.registry import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
-from fairflower.config import Scalar, toml_value
+from fairflower.config.text import Scalar, toml_value
 from fairflower.paths import home
 from fairflower.trackers.tracker import Tracker, metrics_markdown
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from fairflower.config import Scalar, toml_value
+from fairflower.config.text import Scalar, toml_value
 from fairflower.trackers.tracker import Tracker, metrics_markdown
 
 

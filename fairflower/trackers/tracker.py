@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from fairflower.config import Scalar
+from fairflower.config.text import Scalar
 
 
 class Tracker(ABC):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import wandb
 
-from fairflower.config import Scalar
+from fairflower.config.text import Scalar
 from fairflower.errors import ConfigError
 from fairflower.trackers.tracker import Tracker
 

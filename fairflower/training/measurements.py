@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairflower.config import names_in, unknown
 from fairflower.config.secure import WEIGHT_KEY
+from fairflower.config.text import names_in, unknown
 from fairflower.errors import ConfigError
 from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, to_numpy, trainable

@@ -15,7 +15,8 @@ from toy_trainers import models_equal, prompted, trainer, trainer_case
 from fairflower import exchanges
 from fairflower.arguments import constructor_specs
 from fairflower.clients import SGD
-from fairflower.config import RunConfig, argument_to_key
+from fairflower.config import RunConfig
+from fairflower.config.text import argument_to_key
 from fairflower.errors import ConfigError
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES

@@ -12,7 +12,8 @@ from experiment_files import FOLDER, run_configs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflower.config import DataConfig, RunConfig, read_toml
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.text import read_toml
 from fairflower.data import prepare
 from fairflower.data.cache import make_data_set, shared_examples
 from fairflower.data.class_folders import ClassFolders, Domain

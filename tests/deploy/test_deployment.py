@@ -30,7 +30,8 @@ from processes import ROOT, TIMEOUT, belonging_to, wait_for
 from rich.console import Console
 
 from fairflower.client_app import app
-from fairflower.config import DataConfig, RunConfig, Scalar
+from fairflower.config import DataConfig, RunConfig
+from fairflower.config.text import Scalar
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.local import (
     HOST,

@@ -27,7 +27,7 @@ from processes import (
     still_running,
 )
 
-from fairflower.config import toml_value
+from fairflower.config.text import toml_value
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
 

@@ -25,7 +25,8 @@ from experiments.leaderboard.stages import (
     Planned,
     Stages,
 )
-from fairflower.config import RunConfig, argument_to_key
+from fairflower.config import RunConfig
+from fairflower.config.text import argument_to_key
 from fairflower.data import DataError, prepare
 from fairflower.errors import ConfigError, Diverged, RunFolderError
 from fairflower.numerics.metrics import WORST_HALF

@@ -13,7 +13,8 @@ from command import call
 from resuming import config, session, stopped
 from rich.console import Console
 
-from fairflower.config import ClientConfig, RunConfig, StrategyConfig, default_values
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.run import default_values
 from fairflower.errors import ConfigError, DataError, RunInterrupted
 from fairflower.plans import parallel
 from fairflower.plans.execution import execute, remaining_plan

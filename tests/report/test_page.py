@@ -31,7 +31,9 @@ from run_folders import (
     rising,
 )
 
-from fairflower.config import RunConfig, execution_keys, flatten_tables
+from fairflower.config import RunConfig
+from fairflower.config.run import execution_keys
+from fairflower.config.text import flatten_tables
 from fairflower.report import (
     read_run,
     read_summary,

@@ -601,7 +601,7 @@ def test_the_server_app_resumes_although_flower_sends_all_keys_with_defaults(tmp
 
     from fairflower import server_app
     from fairflower.client_app import app as client_app
-    from fairflower.config import default_values
+    from fairflower.config.run import default_values
     from fairflower.engines.inline import InlineGrid
 
     whole = session(config(tmp_path, **{"num-server-rounds": 4})).run()

@@ -17,7 +17,8 @@ from run_folders import printed_tables
 from runs import config, history, run
 
 from fairflower.client_app import app as client_app
-from fairflower.config import RunConfig, TrainConfig, method_key
+from fairflower.config import RunConfig, TrainConfig
+from fairflower.config.run import method_key
 from fairflower.errors import ConfigError, RunInterrupted, StopRun, StrategyError
 from fairflower.report import read_run, read_summary, reading, write_summary
 from fairflower.report.methods import group_runs

@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 
 from fairflower.client_app import app as client_app
 from fairflower.client_app import trainer_of
-from fairflower.config import RunConfig, flatten_tables, read_toml
+from fairflower.config import RunConfig
+from fairflower.config.text import flatten_tables, read_toml
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, StrategyError
 from fairflower.flower_compat import stopping_with_flower

@@ -16,7 +16,8 @@ from toy_trainers import data, run_toy_rounds, trainer
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config import RunConfig, StrategyConfig, TrainConfig, read_toml
+from fairflower.config import RunConfig, StrategyConfig, TrainConfig
+from fairflower.config.text import read_toml
 from fairflower.errors import ConfigError
 from fairflower.report import read_run
 from fairflower.strategies import QFFL

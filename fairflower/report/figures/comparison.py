@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fairflower.config import unknown
+from fairflower.config.text import unknown
 from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
 from fairflower.numerics.metrics import AVG, MIN, STD, Summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fairflower.config import counted
+from fairflower.config.text import counted
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, legend
 from fairflower.report.tuning import SHOWN, Tuned
