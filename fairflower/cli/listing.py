@@ -20,7 +20,7 @@ from fairflower.config.methods import (
     TrackerSpec,
 )
 from fairflower.config.run import default_values, key_help
-from fairflower.config.text import argument_to_key, unknown
+from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.errors import ConfigError, require
 from fairflower.registry.named import distribution_of
 
