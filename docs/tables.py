@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import default_values, key_help
-from fairflower.config.secure import SINGLE_UPDATES
 from fairflower.plans.search_space import search_space
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -69,7 +68,7 @@ def secure() -> str:
             works = "with `strategy.alpha = 0`" if name == "fedeba+" else "yes"
             rows.append((f"`{name}`", works, numbers))
         else:
-            reason, nearest = SINGLE_UPDATES[name]
+            reason, nearest = strategy.single_updates
             rows.append((f"`{name}`", f"no: it {reason}", f"use `{nearest}`"))
     return _table(("strategy", "works", "numbers in the clear, or the nearest that works"), rows)
 

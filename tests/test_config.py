@@ -124,9 +124,9 @@ def test_the_label_does_not_depend_on_the_order_of_arguments(order):
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
-        ({"train.lr": float("nan")}, "finite"),
+        ({"train.lr": float("nan")}, "nan: expected a number >= 0"),
         ({"data.augment": "False"}, "expected true or false"),
-        ({"engine": "spark"}, "expected one of auto, ray, flower, inline"),
+        ({"engine": "spark"}, "expected auto or ray or flower or inline"),
         (
             {"strategy.name": "fedheal", "strategy.tua": 0.3},
             "'strategy.tua'. Did you mean 'strategy.tau'[?] "
@@ -170,13 +170,13 @@ def test_damaged_values_cause_at_most_a_config_error(key):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"seed={'9' * 5000}", r"^seed = '999.*\.\.\..*999': expected a whole number, got str"),
+        (f"seed={'9' * 5000}", r"^seed = '999.*\.\.\..*999': expected a whole number >= 0"),
         (f"seed=0x{'f' * 5000}", "^seed = a whole number with 20000 bits: expected at most"),
-        (f"train.lr=1{'0' * 400}", "^train.lr = inf: expected a finite number"),
-        (f"train.lr={'[' * 2000}{']' * 2000}", "^train.lr = .*: expected a number, got str"),
+        (f"train.lr=1{'0' * 400}", "^train.lr = 10000.*: expected a finite number"),
+        (f"train.lr={'[' * 2000}{']' * 2000}", "^train.lr = .*: expected a number >= 0"),
         ('data.dir="a\\u0000b"', r"data.dir = 'a\\x00b': expected text that UTF-8 can encode"),
         ("data.dir=caf\udce9", r"data.dir = 'caf\\udce9': expected text that UTF-8 can encode"),
-        ("seed=1\nnum-server-rounds=9", "seed = .*: expected a whole number, got str"),
+        ("seed=1\nnum-server-rounds=9", "seed = .*: expected a whole number >= 0"),
     ],
 )
 def test_damaged_text_causes_a_config_error(text, message):
@@ -226,10 +226,10 @@ def test_missing_and_invalid_config_files_are_refused(tmp_path):
         ({"model.name": "vpt-vit-tiny"}, r"'vpt-vit-tiny': FedGC trains prompt-vit-tiny or"),
         ({"client.variant": "new"}, r"client\.variant = 'new': expected adapted or paper or"),
         ({"client.num-clusters": 2.5}, r"client\.num-clusters = 2\.5: expected a whole number"),
-        ({"client.num-clusters": 0}, r"client\.num-clusters = 0: expected a number >= 1"),
+        ({"client.num-clusters": 0}, r"client\.num-clusters = 0: expected a whole number >= 1"),
         (
             {"client.num-clusters": "some"},
-            r"client\.num-clusters = 'some': expected a number >= 1 or auto",
+            r"client\.num-clusters = 'some': expected a whole number >= 1 or auto",
         ),
     ],
 )

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from fairflower.arguments import EXECUTION, ArgumentSpec, Range
 from fairflower.config.methods import (
     DEFAULT,
     AdapterSpec,
@@ -28,16 +29,19 @@ from fairflower.config.settings import (
     MAX_INT,
     BoundConfig,
     CheckpointConfig,
+    Count,
     DataConfig,
+    Engine,
     EvaluateConfig,
     MeasureConfig,
     ModelConfig,
     ObserveConfig,
     ParticipationConfig,
+    PositiveCount,
     StopConfig,
     TrainConfig,
     checked,
-    setting,
+    setting_specs,
 )
 from fairflower.config.text import (
     METHOD_TABLES,
@@ -49,7 +53,7 @@ from fairflower.config.text import (
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import ADAPTABLE, MEASUREMENTS, MODEL_OF, PLAIN_CLIENTS, PRETRAINED
+from fairflower.registry import MEASUREMENTS, MODEL_OF, MODELS, PLAIN_CLIENTS
 from fairflower.registry.user_metrics import load_metrics
 
 #: Tables in which the methods of a comparison may differ; their value `default` means missing.
@@ -60,84 +64,83 @@ COMPARED_TABLES = (*METHOD_TABLES, "bound.")
 class RunConfig:
     """All settings of a run, typed and validated."""
 
-    seed: int = setting(0, "Random seed for the model, client selection and local training.")
-    num_server_rounds: int = setting(30, "Number of training rounds.")
-    fraction_train: float = setting(
-        1.0, "Fraction of the clients that train in each round.", above=0, max=1
-    )
-    min_clients: int = setting(
-        0, "Minimum number of valid replies per round. 0 means half of the selected clients."
-    )
-    sites: int = setting(
-        0,
+    seed: Annotated[Count, "Random seed for the model, client selection and local training."] = 0
+    num_server_rounds: Annotated[Count, "Number of training rounds."] = 30
+    fraction_train: Annotated[
+        float, Range(above=0, high=1), "Fraction of the clients that train in each round."
+    ] = 1.0
+    min_clients: Annotated[
+        Count,
+        "Minimum number of valid replies per round. 0 means half of the selected clients.",
+    ] = 0
+    sites: Annotated[
+        Count,
         "Minimum number of sites in the first round. 0 means that the run starts with the "
         "sites that are connected.",
-    )
-    secure_aggregation: bool = setting(
-        False,
+    ] = 0
+    secure_aggregation: Annotated[
+        bool,
         "Whether clients mask their models, so that the server learns only a weighted sum "
         "(Flower's SecAgg+). Strategies that need individual models are rejected.",
-    )
-    tuned: str = setting(
-        "",
+    ] = False
+    tuned: Annotated[
+        str,
+        EXECUTION,
         "Training settings, and arguments of the method, that were chosen for each method on "
         "validation examples, for example train.lr,client.mu. Reports compare methods that differ "
         "in these.",
-        execution=True,
-    )
-    round_timeout: float = setting(
-        3600.0,
+    ] = ""
+    round_timeout: Annotated[
+        float,
+        Range(above=0),
+        EXECUTION,
         "Time limit for the replies of a round, in seconds. The inline engine has none.",
-        above=0,
-        execution=True,
-    )
-    output_dir: str = setting(
-        "", "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs.", execution=True
-    )
-    run_name: str = setting(
-        "", "Name of the run folder; by default, time, method, data set and seed.", execution=True
-    )
-    resume: str = setting(
-        "", "Run folder to resume with its own settings. Empty starts a new run.", execution=True
-    )
-    engine: str = setting(
-        "auto",
+    ] = 3600.0
+    output_dir: Annotated[
+        str, EXECUTION, "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs."
+    ] = ""
+    run_name: Annotated[
+        str, EXECUTION, "Name of the run folder; by default, time, method, data set and seed."
+    ] = ""
+    resume: Annotated[
+        str, EXECUTION, "Run folder to resume with its own settings. Empty starts a new run."
+    ] = ""
+    engine: Annotated[
+        Engine,
+        EXECUTION,
         "Simulation engine: ray (fairflower's, on Ray), flower (Flower's, on Ray), inline (one "
         "client at a time, in this process), or auto (ray if it saves time, else inline).",
-        choices=("auto", "ray", "flower", "inline"),
-        execution=True,
-    )
-    ray_address: str = setting(
-        "",
+    ] = "auto"
+    ray_address: Annotated[
+        str,
+        EXECUTION,
         "Address of a Ray cluster: auto, host:port or ray://host:port. Empty means this machine.",
-        execution=True,
-    )
-    workers: int = setting(
-        0,
+    ] = ""
+    workers: Annotated[
+        Count,
+        EXECUTION,
         "Number of parallel clients on Ray; the inline engine ignores it. 0 means as many as fit.",
-        execution=True,
-    )
-    client_cpus: int = setting(1, "Number of CPUs and torch threads per client.", min=1)
-    client_gpus: float | str = setting(
-        "auto",
+    ] = 0
+    client_cpus: Annotated[PositiveCount, "Number of CPUs and torch threads per client."] = 1
+    client_gpus: Annotated[
+        float | Literal["auto"],
+        Range(0),
+        EXECUTION,
         "GPU fraction per client on Ray. auto measures how many clients fit on this machine, and "
         "means no GPU on a Ray cluster. 0 means no GPU.",
-        execution=True,
-        word="auto",
-    )
-    gpu_memory_errors: str = setting(
-        "retry",
+    ] = "auto"
+    gpu_memory_errors: Annotated[
+        Literal["retry", "stop"],
+        EXECUTION,
         "What to do if a client runs out of GPU memory. retry: try once more, with half as many "
         "clients or runs in parallel; stop: end the run.",
-        choices=("retry", "stop"),
-        execution=True,
-    )
-    track: str = setting(
-        "none",
+    ] = "retry"
+    track: Annotated[
+        str,
+        EXECUTION,
         "Experiment tracker that also logs the metrics: none, tensorboard, mlflow, wandb, or "
         "module:Class.",
-        execution=True,
-    )
+    ] = "none"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -247,7 +250,7 @@ def is_setting(key: str) -> bool:
 
 def key_help() -> dict[str, str]:
     """Return the help text of every key."""
-    texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
+    texts = {key: spec.help for key, spec in _schema().items()}
     for kind in _METHODS:
         texts[kind.KEY] = kind.HELP
         for arg, owners in kind.REGISTRY.arguments().items():
@@ -258,7 +261,7 @@ def key_help() -> dict[str, str]:
 @cache
 def execution_keys() -> frozenset[str]:
     """Return the keys that affect how a run is executed, but not its result."""
-    return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
+    return frozenset(key for key, spec in _schema().items() if spec.execution)
 
 
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
@@ -266,15 +269,13 @@ _NAMES = ("client.name", "strategy.name")
 
 
 @cache
-def _schema() -> dict[str, dataclasses.Field[Any]]:
-    """Return a mapping of dotted keys to dataclass fields, without methods and their arguments."""
-    schema: dict[str, dataclasses.Field[Any]] = {}
-    for top in dataclasses.fields(RunConfig):
-        if "help" in top.metadata:
-            schema[argument_to_key(top.name)] = top
-        elif top.name not in ("client", "strategy"):
-            for leaf in dataclasses.fields(top.default_factory):  # type: ignore[arg-type]
-                schema[f"{top.name}.{argument_to_key(leaf.name)}"] = leaf
+def _schema() -> dict[str, ArgumentSpec]:
+    """Return all settings by key, without methods and their arguments."""
+    schema = dict(setting_specs(RunConfig))
+    for table in dataclasses.fields(RunConfig):
+        if table.default is dataclasses.MISSING and table.name not in ("client", "strategy"):
+            settings = setting_specs(table.default_factory)  # type: ignore[arg-type]
+            schema |= {f"{table.name}.{key}": spec for key, spec in settings.items()}
     return schema
 
 
@@ -368,7 +369,7 @@ def _check(config: RunConfig) -> None:
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
             "not a fairflower.aggregation.exchange.Exchange. Correct the client's code."
         )
-    check_privacy(config, measurements, exchanges)
+    check_privacy(config.privacy, config.concise(), strategy, exchanges)
     with config.strategy.naming_failures():
         try:
             strategy.read_config(config.concise())
@@ -383,12 +384,13 @@ def _check_model(model: ModelConfig) -> None:
     """Raise ``ConfigError`` if a model does not support the configured weights or adapter."""
     chosen = ModelSpec.read(model.name)
     if model.weights and not chosen.pretrained:
+        others = ", ".join(sorted(name for name in MODELS if ModelSpec(name).pretrained))
         raise ConfigError(
             f"model.weights = {quoted(model.weights)}: {model.name} does not support pretrained "
-            f"weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
+            f"weights. Remove it, or choose {others}."
         )
     if model.adapter:
-        if chosen.family not in ADAPTABLE:
+        if not getattr(chosen.factory, "adaptable", False):
             raise ConfigError(
                 f"model.adapter = {quoted(model.adapter)}: {model.name} does not support "
                 "adapters. Remove it, or choose a pretrained network (timm:NAME or hf:NAME)."

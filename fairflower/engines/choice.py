@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fairflower.config import RunConfig
+from fairflower.config.settings import Engine
 from fairflower.errors import NotInstalled, installed, require
 from fairflower.numerics.threads import cpus
 from fairflower.registry import MODEL_OF
@@ -16,7 +17,7 @@ _REMEDY = 'pip install "fairflower[sim]"'
 _FEW_USES = 20_000
 
 
-def chosen_engine(config: RunConfig, examples: float = math.inf) -> str:
+def chosen_engine(config: RunConfig, examples: float = math.inf) -> Engine:
     """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
 
     ``engine = "auto"`` means Ray if it is installed and can save time, and otherwise this process,

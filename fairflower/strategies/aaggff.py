@@ -93,6 +93,7 @@ class AAggFF(FairStrategy):
     extra = "solvers"
     needs = ("received_loss",)
     sums_suffice = True
+    private = True
     STATE: ClassVar[tuple[str, ...]] = ("responses", "means", "gains", "p", "sums", "played")
 
     def __init__(

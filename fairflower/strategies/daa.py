@@ -65,6 +65,10 @@ class DaA(FairStrategy):
 
     paper: ClassVar[str] = "F2DC, CVPR 2026 (DaA)"
     needs = ("class_counts",)
+    single_updates = (
+        "computes weights from class counts, which each client would send unmasked",
+        "uniform",
+    )
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class FedAvg(FairStrategy):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     sums_suffice = True
+    private = True
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         return cohort.sample_weights
@@ -58,6 +59,7 @@ class Uniform(FairStrategy):
 
     paper: ClassVar[str] = "the baseline"
     sums_suffice = True
+    private = True
 
     def weigh(self, cohort: Cohort) -> NDArray[np.float64]:
         return np.full(len(cohort), 1 / len(cohort))

@@ -67,6 +67,7 @@ class FedGA(FairStrategy):
     paper: ClassVar[str] = "Zhang et al., CVPR 2023 (FedDG-GA)"
     needs = ("received_loss", "trained_loss")
     sums_suffice = True
+    private = True
     learns = ("trained_loss",)
     FROM_CONFIG: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
     STATE: ClassVar[tuple[str, ...]] = ("w", "trained")

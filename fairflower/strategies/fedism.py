@@ -73,6 +73,7 @@ class FedISM(FairStrategy):
     paper: ClassVar[str] = "Wu et al., IJCAI 2024"
     needs = ("sharpness",)
     sums_suffice = True
+    private = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 
     def __init__(

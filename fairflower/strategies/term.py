@@ -62,6 +62,7 @@ class TERM(FairStrategy):
     paper: ClassVar[str] = "Li, Beirami, Sanjabi, Smith, ICLR 2021"
     needs = ("received_loss",)
     sums_suffice = True
+    private = True
 
     def __init__(
         self,
