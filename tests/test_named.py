@@ -451,7 +451,7 @@ def test_a_misspelled_argument_suggests_the_strategys_own(mine: Packages) -> Non
         (
             "model.name",
             "shallow:hidden=0",
-            "model.name = 'shallow': hidden = 0: expected a number >= 1",
+            "model.name = 'shallow': hidden = 0: expected a whole number >= 1",
         ),
         ("model.name", "cnn:hidden=3", "Unknown argument of cnn 'hidden'. Valid: norm."),
         ("data.name", "stripes:noise=3", "noise: stripes has no arguments"),

@@ -20,13 +20,7 @@ from fairflower.config.text import (
     split_spec,
     unknown,
 )
-from fairflower.errors import (
-    ConfigError,
-    UserError,
-    is_text,
-    naming_failures,
-    quoted,
-)
+from fairflower.errors import ConfigError, UserError, is_text, naming_failures, quoted
 from fairflower.registry import (
     ADAPTERS,
     CLIENTS,
@@ -268,10 +262,7 @@ class MethodSpec(Spec):
 
     def to_flat(self) -> dict[str, Scalar]:
         """Return the method as run config keys."""
-        args = {
-            f"{self.TABLE}.{argument_to_key(a)}": "none" if v is None else v
-            for a, v in self.args.items()
-        }
+        args = {self._key(a): "none" if v is None else v for a, v in self.args.items()}
         return {self.KEY: self.name, **args}
 
     def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:

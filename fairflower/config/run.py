@@ -178,7 +178,9 @@ class RunConfig:
         methods = methods_of(flat)
         for method in methods:
             method.factory  # noqa: B018  # an unknown name is reported before its arguments
-        config = _build({key: _checked(key, value, methods) for key, value in flat.items()})
+        for key in flat:
+            check_key(key, methods)
+        config = _build({key: _converted(key, value) for key, value in flat.items()})
         _check(config)
         load_metrics(config.evaluate.metrics)
         return config
@@ -265,7 +267,7 @@ def execution_keys() -> frozenset[str]:
 
 
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
-_NAMES = ("client.name", "strategy.name")
+_NAMES = tuple(kind.KEY for kind in _METHODS)
 
 
 @cache
@@ -277,12 +279,6 @@ def _schema() -> dict[str, ArgumentSpec]:
             settings = setting_specs(table.default_factory)  # type: ignore[arg-type]
             schema |= {f"{table.name}.{key}": spec for key, spec in settings.items()}
     return schema
-
-
-def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
-    """Convert a value to its key's type; raise ``ConfigError`` if the key or value is invalid."""
-    check_key(key, methods)
-    return _converted(key, value)
 
 
 def check_values(flat: Mapping[str, Any]) -> None:
@@ -297,6 +293,7 @@ def check_values(flat: Mapping[str, Any]) -> None:
 
 
 def _converted(key: str, value: Any) -> Any:
+    """Convert a value to its key's type; raise ``ConfigError`` if it is not allowed."""
     if key in _NAMES:
         return value
     if key not in _schema():

@@ -225,9 +225,8 @@ class TrainConfig:
     lr: Annotated[Amount, "Learning rate."] = 0.05
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine", "step"],
-        "Learning rate schedule over rounds. constant: lr in every round; linear and cosine: "
-        "decay from lr to lr-final times lr; step: multiplication by lr-factor every lr-every "
-        "rounds.",
+        "Learning rate schedule over rounds. constant: lr in every round; linear and cosine: decay "
+        "from lr to lr-final times lr; step: multiplication by lr-factor every lr-every rounds.",
     ] = "constant"
     lr_final: Annotated[
         Fraction,
