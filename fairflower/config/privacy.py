@@ -75,13 +75,9 @@ class PrivacyConfig:
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> PrivacyConfig:
         """Read the privacy settings from run config keys, for example those of a message."""
-        given = {key: spec for key, spec in setting_specs(cls).items() if f"privacy.{key}" in flat}
-        return cls(
-            **{
-                key_to_argument(key): checked(f"privacy.{key}", flat[f"privacy.{key}"], spec)
-                for key, spec in given.items()
-            }
-        )
+        specs = {f"privacy.{key}": spec for key, spec in setting_specs(cls).items()}
+        values = {key: checked(key, flat[key], spec) for key, spec in specs.items() if key in flat}
+        return cls(**{key_to_argument(key.partition(".")[2]): v for key, v in values.items()})
 
 
 def number_range(name: str, loss_range: float) -> tuple[float, float]:
@@ -106,16 +102,8 @@ def check_privacy(
 ) -> None:
     """Raise ``ConfigError`` if a run uses differential privacy and no proof covers its settings.
 
-    Parameters
-    ----------
-    privacy : PrivacyConfig
-        The run's settings for differential privacy.
-    flat : mapping
-        All settings of the run (`RunConfig.concise`).
-    strategy : FairStrategy
-        An instance of the run's strategy.
-    exchanges : sequence of Exchange
-        The exchanges of the client's method.
+    ``flat`` are all settings of the run (`RunConfig.concise`), ``strategy`` is an instance of its
+    strategy, and ``exchanges`` are those of its clients.
     """
     if not privacy.on:
         if privacy.max_epsilon:
@@ -127,15 +115,13 @@ def check_privacy(
     name, measurements = flat["strategy.name"], strategy._measurements
     if not is_proven(type(strategy)):
         proven = ", ".join(n for n, kind in STRATEGIES.items() if is_proven(kind))
-        own = (
-            ""
-            if name in STRATEGIES.data
-            else (f", or set {type(strategy).__name__}.private = True if its model is such a mean")
-        )
+        if name not in STRATEGIES.data:
+            proven += (
+                f", or set {type(strategy).__name__}.private = True if its model is such a mean"
+            )
         raise _refused(
             f"strategy.name = {name!r}: no proof covers this strategy, because its model is not "
-            f"known to be a mean whose weights depend only on noisy numbers. Choose one of "
-            f"{proven}{own}"
+            f"known to be a mean whose weights depend only on noisy numbers. Choose one of {proven}"
         )
     if measurements and not privacy.number_noise_multiplier:
         raise ConfigError(
@@ -144,7 +130,7 @@ def check_privacy(
             "without noise. Set privacy.number-noise-multiplier, for example to 2, or choose "
             "strategy.name = 'uniform'."
         )
-    if "received_group_counts" in measurements:
+    if "received_group_counts" in measurements and "strategy.metric" in flat:
         raise _refused(
             f"strategy.metric = {flat['strategy.metric']!r} needs counts of people, which "
             "are sent without noise. Set strategy.metric = 'received_accuracy'"

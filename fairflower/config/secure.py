@@ -21,14 +21,8 @@ _OTHER_CLIENT = "Choose a client without an exchange, for example sgd, fedprox o
 def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
     """Raise ``ConfigError`` if a run does not support secure aggregation.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The run.
-    strategy : FairStrategy
-        An instance of the config's strategy.
-    exchanges : list of Exchange
-        The exchanges of the client's method.
+    ``config`` is its ``RunConfig``, ``strategy`` an instance of its strategy, and ``exchanges`` are
+    those of its clients.
     """
     name = config.strategy.name
     if not strategy.sums_suffice:
