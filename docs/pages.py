@@ -19,8 +19,8 @@ from griffe import Docstring, DocstringSection, DocstringSectionKind
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from fairflower import config as run_config
 from fairflower.arguments import ArgumentSpec, argument_specs
+from fairflower.config.text import argument_to_key
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES
 
@@ -165,9 +165,7 @@ def method_page(kind: str, names: list[str], method: Any) -> str:
     arguments = argument_specs(method)
     parts += ["## Arguments"] if arguments else []
     for name, argument in arguments.items():
-        heading = (
-            f"`{table}.{run_config.argument_to_key(name)} = {as_config_value(argument.default)}`"
-        )
+        heading = f"`{table}.{argument_to_key(name)} = {as_config_value(argument.default)}`"
         text = f"*{allowed_values(argument)}.* {meanings.get(name, '')}"
         parts.append(f"{heading}\n:   {indent(text, ' ' * 4).strip()}")
     parts += after

@@ -15,10 +15,9 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fairflower import config as run_config
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
-from fairflower.config.secure import SINGLE_UPDATES
+from fairflower.config.run import default_values, key_help
 from fairflower.plans.tuning import search_space
 from fairflower.registry import CLIENTS
 from fairflower.registry.measurements import MEASUREMENTS
@@ -70,7 +69,7 @@ def secure() -> str:
             works = "with `strategy.alpha = 0`" if name == "fedeba+" else "yes"
             rows.append((f"`{name}`", works, numbers))
         else:
-            reason, nearest = SINGLE_UPDATES[name]
+            reason, nearest = strategy.single_updates
             rows.append((f"`{name}`", f"no: it {reason}", f"use `{nearest}`"))
     return _table(("strategy", "works", "numbers in the clear, or the nearest that works"), rows)
 
@@ -132,10 +131,10 @@ def ranges() -> str:
 
 def settings() -> str:
     """Return the table of run config keys, except arguments of methods, with their defaults."""
-    texts = run_config.key_help()
+    texts = key_help()
     rows = [
         (f"`{key}`", f"`{json.dumps(value)}`", texts[key])
-        for key, value in run_config.default_values().items()
+        for key, value in default_values().items()
         if value != "default"
     ]
     return _table(("key", "default", "what it is"), rows)
@@ -161,8 +160,7 @@ def filled(text: str) -> str:
 
 def with_settings(project: str) -> str:
     """Insert all run config keys with defaults into ``pyproject.toml``; Flower rejects others."""
-    defaults = dict(run_config.default_values())
-    settings = run_config.toml_tables(defaults, "tool.flwr.app.config")
+    settings = RunConfig().to_toml("tool.flwr.app.config")
     pattern = r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[tool\.(?!flwr))"
     return re.sub(pattern, lambda _: settings, project, flags=re.DOTALL)
 

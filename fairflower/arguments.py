@@ -94,9 +94,13 @@ class Search:
         return f"{self.low:g} to {self.high:g}{', log scale' if self.log else ''}"
 
 
+#: Note on a setting of a run that affects how and where a run is executed, but not its result.
+EXECUTION = object()
+
+
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """An argument of a constructor: its default and the values that its annotation allows."""
+    """An argument of a constructor, or a setting of a run: its default and its allowed values."""
 
     default: Any
     number: bool = False  # whether numbers are allowed
@@ -107,14 +111,12 @@ class ArgumentSpec:
     text: bool = False  # whether any string is allowed
     truth: bool = False  # whether True and False are allowed
     optional: bool = False  # whether None is allowed
+    help: str = ""  # of a setting of a run
+    execution: bool = False  # whether a setting does not affect a run's result
 
     @classmethod
     def of(cls, default: Any, hint: Any) -> ArgumentSpec:
-        """Parse an annotation of numbers, words, bool and None; other types are not checked.
-
-        Raises ``ConfigError`` if the word "none", which run configs read as None, is allowed and
-        None is not.
-        """
+        """Parse an annotation of numbers, words, bool and None; other types are not checked."""
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         number = int in members or float in members
@@ -123,8 +125,6 @@ class ArgumentSpec:
         if search is None and number and range_ is not None and range_.closed:
             search = Search(range_.low, range_.high or 0)
         words = [word for m in members if get_origin(m) is Literal for word in get_args(m)]
-        if "none" in words and NoneType not in members:
-            raise ConfigError("Literal['none']: in a run config none is None. Allow None, too.")
         return cls(
             default,
             number=number,
@@ -135,6 +135,8 @@ class ArgumentSpec:
             text=str in members,
             truth=bool in members,
             optional=NoneType in members,
+            help=next((note for note in notes if isinstance(note, str)), ""),
+            execution=EXECUTION in notes,
         )
 
     @property
@@ -156,22 +158,21 @@ class ArgumentSpec:
         if isinstance(value, bool) and self.truth:
             return None
         words = " or ".join((*self.words, *["true", "false"] * self.truth))
-        range_ = "a number" if self.range is None else self.range
-        if isinstance(value, str):
-            if self.text or value in self.words:
-                return None
-            numbers = str(range_) if self.number or not words else ""
-            return " or ".join(filter(None, (numbers, words)))
+        if isinstance(value, str) and (self.text or value in self.words):
+            return None
         if not self.number:
-            return words or "a word"
+            return words or "text"
+        numbers = str(self.range or "a number")
+        if self.whole:
+            numbers = numbers.replace("a number", "a whole number")
         if isinstance(value, bool) or not isinstance(value, Real):
-            return " or ".join(filter(None, (str(range_), words)))
-        if self.range is not None:
-            if value not in self.range:
-                return str(range_)
-            if self.range.high is None and value not in _FINITE:
-                return "a finite number"
-        return "a whole number" if self.whole and not isinstance(value, Integral) else None
+            return " or ".join(filter(None, (numbers, words)))
+        if (self.range is not None and value not in self.range) or (
+            self.whole and not isinstance(value, Integral)
+        ):
+            return numbers
+        open_ended = self.range is not None and self.range.high is None
+        return "a finite number" if open_ended and value not in _FINITE else None
 
 
 #: Class attributes that must be tuples; a common mistake is a single value without its comma.
@@ -260,7 +261,10 @@ def _keyword_specs(init: Callable[..., None]) -> dict[str, ArgumentSpec]:
     raw = SimpleNamespace(__annotations__={p.name: p.annotation for p in keywords})
     names = getattr(inspect.unwrap(init), "__globals__", {})
     hints = get_type_hints(raw, names, include_extras=True)
-    return {p.name: ArgumentSpec.of(p.default, hints[p.name]) for p in keywords}
+    specs = {p.name: ArgumentSpec.of(p.default, hints[p.name]) for p in keywords}
+    if any("none" in spec.words and not spec.optional for spec in specs.values()):
+        raise ConfigError("Literal['none']: in a run config none is None. Allow None, too.")
+    return specs
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:

@@ -13,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parametrize import mark_others_nightly
 
-from fairflower import config
 from fairflower.config import RunConfig, StrategyConfig
-from fairflower.config.run import check_tuned
-from fairflower.config.text import argument_to_key, key_to_argument
+from fairflower.config.run import check_tuned, default_values, execution_keys, key_help, method_key
+from fairflower.config.text import (
+    argument_to_key,
+    flatten_tables,
+    key_to_argument,
+    parse_assignments,
+    read_toml,
+)
 from fairflower.errors import ConfigError
 from fairflower.plans.plan import Plan
 from fairflower.server.checkpoint import CHANGEABLE
@@ -28,9 +33,9 @@ ROOT = Path(__file__).parents[1]
 def test_pyproject_declares_every_key_with_its_default():
     text = (ROOT / "pyproject.toml").read_text()
     assert tables.with_settings(text) == text, "run python docs/tables.py"
-    declared = config.flatten_tables(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
-    assert declared == config.default_values()
-    for key, default in config.default_values().items():
+    declared = flatten_tables(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+    assert declared == default_values()
+    for key, default in default_values().items():
         assert type(declared[key]) is type(default), key
 
 
@@ -44,12 +49,12 @@ def test_the_package_of_strategies_has_all_of_the_registry() -> None:
 
 
 def test_execution_settings_do_not_change_the_method():
-    (more_rounds,) = CHANGEABLE - config.execution_keys()
+    (more_rounds,) = CHANGEABLE - execution_keys()
     assert more_rounds == "num-server-rounds"
-    own = config.default_values()
+    own = default_values()
     changed = own | {"round-timeout": 60.0, "client-gpus": 0.5, "workers": 2, "data.dir": "/x"}
-    assert config.method_key(changed) == config.method_key(own)
-    assert config.method_key(own | {"train.lr": 0.1}) != config.method_key(own)
+    assert method_key(changed) == method_key(own)
+    assert method_key(own | {"train.lr": 0.1}) != method_key(own)
 
 
 def test_the_page_on_faults_names_the_settings_that_may_be_given_again():
@@ -63,7 +68,7 @@ def test_config_and_constructor_refuse_the_same_arguments(name):
     for arg, allowed in STRATEGIES[name].argument_specs().items():
         assert allowed.bounded or allowed.text, arg
         STRATEGIES[name](**{arg: allowed.default})
-        key = f"strategy.{config.argument_to_key(arg)}"
+        key = f"strategy.{argument_to_key(arg)}"
         for bad in invalid_values.out_of_range(allowed):
             with pytest.raises(ConfigError) as by_hand:
                 STRATEGIES[name](**{arg: bad})
@@ -80,10 +85,7 @@ def test_pyproject_declares_no_federations():
 
 def test_the_default_config_survives_conversion_to_flat_and_toml():
     assert RunConfig.from_flat(RunConfig().to_flat()) == RunConfig()
-    assert (
-        RunConfig.from_flat(config.flatten_tables(tomllib.loads(RunConfig().to_toml())))
-        == RunConfig()
-    )
+    assert RunConfig.from_flat(flatten_tables(tomllib.loads(RunConfig().to_toml()))) == RunConfig()
 
 
 @given(
@@ -102,10 +104,7 @@ def test_the_default_config_survives_conversion_to_flat_and_toml():
 def test_any_config_survives_conversion_to_flat_and_toml(flat):
     run_config = RunConfig.from_flat(flat)
     assert RunConfig.from_flat(run_config.to_flat()) == run_config
-    assert (
-        RunConfig.from_flat(config.flatten_tables(tomllib.loads(run_config.to_toml())))
-        == run_config
-    )
+    assert RunConfig.from_flat(flatten_tables(tomllib.loads(run_config.to_toml()))) == run_config
 
 
 def test_the_values_none_and_default_disable_or_omit_an_argument():
@@ -134,9 +133,9 @@ def test_the_label_does_not_depend_on_the_order_of_arguments(order):
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
-        ({"train.lr": float("nan")}, "finite"),
+        ({"train.lr": float("nan")}, "nan: expected a number >= 0"),
         ({"data.augment": "False"}, "expected true or false"),
-        ({"engine": "spark"}, "expected one of auto, ray, flower, inline"),
+        ({"engine": "spark"}, "expected auto or ray or flower or inline"),
         (
             {"strategy.name": "fedheal", "strategy.tua": 0.3},
             "'strategy.tua'. Did you mean 'strategy.tau'[?] "
@@ -164,7 +163,7 @@ KEYS = (
 
 
 @pytest.mark.parametrize(
-    "key", mark_others_nightly([(key,) for key in config.key_help()], [(key,) for key in KEYS])
+    "key", mark_others_nightly([(key,) for key in key_help()], [(key,) for key in KEYS])
 )
 def test_damaged_values_cause_at_most_a_config_error(key):
     messages = []
@@ -180,23 +179,23 @@ def test_damaged_values_cause_at_most_a_config_error(key):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"seed={'9' * 5000}", r"^seed = '999.*\.\.\..*999': expected a whole number, got str"),
+        (f"seed={'9' * 5000}", r"^seed = '999.*\.\.\..*999': expected a whole number >= 0"),
         (f"seed=0x{'f' * 5000}", "^seed = a whole number with 20000 bits: expected at most"),
-        (f"train.lr=1{'0' * 400}", "^train.lr = inf: expected a finite number"),
-        (f"train.lr={'[' * 2000}{']' * 2000}", "^train.lr = .*: expected a number, got str"),
+        (f"train.lr=1{'0' * 400}", "^train.lr = 10000.*: expected a finite number"),
+        (f"train.lr={'[' * 2000}{']' * 2000}", "^train.lr = .*: expected a number >= 0"),
         ('data.dir="a\\u0000b"', r"data.dir = 'a\\x00b': expected text that UTF-8 can encode"),
         ("data.dir=caf\udce9", r"data.dir = 'caf\\udce9': expected text that UTF-8 can encode"),
-        ("seed=1\nnum-server-rounds=9", "seed = .*: expected a whole number, got str"),
+        ("seed=1\nnum-server-rounds=9", "seed = .*: expected a whole number >= 0"),
     ],
 )
 def test_damaged_text_causes_a_config_error(text, message):
     with pytest.raises(ConfigError, match=message):
-        RunConfig.from_flat(config.parse_assignments([text]))
+        RunConfig.from_flat(parse_assignments([text]))
 
 
 @pytest.mark.parametrize("name", ["2026-01-02", "07:30:00", "2026-01-02T07:30:00Z"])
 def test_dates_are_parsed_as_text(name):
-    assert config.parse_assignments([f"run-name={name}"]) == {"run-name": name}
+    assert parse_assignments([f"run-name={name}"]) == {"run-name": name}
 
 
 @pytest.mark.parametrize(
@@ -211,10 +210,10 @@ def test_dates_are_parsed_as_text(name):
 def test_config_files_that_python_cannot_parse_or_open_are_refused(text, tmp_path):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
-        config.read_toml(tmp_path / "bad.toml")
+        read_toml(tmp_path / "bad.toml")
     for name in ("no\0file", "no\ud800file"):
         with pytest.raises(ConfigError, match="Cannot read the config file"):
-            config.read_toml(tmp_path / name)
+            read_toml(tmp_path / name)
 
 
 def test_integers_are_accepted_for_floats():
@@ -223,10 +222,10 @@ def test_integers_are_accepted_for_floats():
 
 def test_missing_and_invalid_config_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no-such"):
-        config.read_toml(tmp_path / "no-such.toml")
+        read_toml(tmp_path / "no-such.toml")
     (tmp_path / "bad.toml").write_text("seed = = 1")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        config.read_toml(tmp_path / "bad.toml")
+        read_toml(tmp_path / "bad.toml")
 
 
 @pytest.mark.parametrize(
@@ -236,10 +235,10 @@ def test_missing_and_invalid_config_files_are_refused(tmp_path):
         ({"model.name": "vpt-vit-tiny"}, r"'vpt-vit-tiny': FedGC trains prompt-vit-tiny or"),
         ({"client.variant": "new"}, r"client\.variant = 'new': expected adapted or paper or"),
         ({"client.num-clusters": 2.5}, r"client\.num-clusters = 2\.5: expected a whole number"),
-        ({"client.num-clusters": 0}, r"client\.num-clusters = 0: expected a number >= 1"),
+        ({"client.num-clusters": 0}, r"client\.num-clusters = 0: expected a whole number >= 1"),
         (
             {"client.num-clusters": "some"},
-            r"client\.num-clusters = 'some': expected a number >= 1 or auto",
+            r"client\.num-clusters = 'some': expected a whole number >= 1 or auto",
         ),
     ],
 )

@@ -21,10 +21,11 @@ from resuming import resume, session, stopped
 from rich.console import Console
 from runs import history
 
-from fairflower import config
 from fairflower.cli.terminal import console
 from fairflower.client_app import app as client_app
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.run import method_key
+from fairflower.config.text import flatten_tables
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, UserError
 from fairflower.plans.plan import Plan
@@ -207,10 +208,7 @@ def test_a_strategy_of_a_package_is_configured_like_a_built_in_one(name: str) ->
     assert run_config.strategy.factory.__name__ == "LossPower"
     assert run_config.label == f"{name}:power=2.5"
     assert RunConfig.from_flat(run_config.to_flat()) == run_config
-    assert (
-        RunConfig.from_flat(config.flatten_tables(tomllib.loads(run_config.to_toml())))
-        == run_config
-    )
+    assert RunConfig.from_flat(flatten_tables(tomllib.loads(run_config.to_toml()))) == run_config
     assert StrategyConfig.parse(f"fedavg,{name}:power=2.5")[1] == run_config.strategy
     # `flwr run` accepts only declared keys, so arguments come with the name.
     assert RunConfig.from_flat({"strategy.name": f"{name}:power=2.5"}) == run_config
@@ -219,7 +217,7 @@ def test_a_strategy_of_a_package_is_configured_like_a_built_in_one(name: str) ->
     # An argument equal to its default does not change the method.
     given = RunConfig.from_flat({"strategy.name": name, "strategy.power": 1.0})
     assert given.label == name
-    assert config.method_key(given.to_flat()) == config.method_key({"strategy.name": name} | {
+    assert method_key(given.to_flat()) == method_key({"strategy.name": name} | {
         key: value for key, value in given.to_flat().items() if "strategy" not in key
     })  # fmt: skip
 
@@ -293,7 +291,7 @@ def test_reading_a_method_of_a_run_runs_no_local_module(mine: Packages) -> None:
     Path("mine.py").write_text("raise SystemExit('was run')")
     assert dict(StrategyConfig("mine:Mine", {"power": 2}).defaults()) == {}
     flat = {"strategy.name": "mine:Mine", "strategy.power": 2}
-    assert ("strategy.power", "2") in config.method_key(flat)
+    assert ("strategy.power", "2") in method_key(flat)
 
 
 @pytest.mark.parametrize("failure", ["KeyError('k')", "SystemExit(3)", "OverflowError('big')"])
@@ -500,7 +498,7 @@ def test_a_misspelled_argument_suggests_the_strategys_own(mine: Packages) -> Non
         (
             "model.name",
             "shallow:hidden=0",
-            "model.name = 'shallow': hidden = 0: expected a number >= 1",
+            "model.name = 'shallow': hidden = 0: expected a whole number >= 1",
         ),
         ("model.name", "cnn:hidden=3", "Unknown argument of cnn 'hidden'. Valid: norm."),
         ("data.name", "stripes:noise=3", "noise: stripes has no arguments"),

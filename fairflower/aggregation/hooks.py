@@ -51,6 +51,15 @@ class StrategyHooks(EarlierNames):
     #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
     #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
     sums_suffice: bool = False
+    #: Otherwise: why it needs individual updates ("it ..."), and the most similar strategy that
+    #: does not.
+    single_updates: ClassVar[tuple[str, str]] = (
+        "may use individual updates (its class does not set sums_suffice)",
+        "uniform",
+    )
+    #: Whether the model is a mean of the clients' models with weights that depend only on numbers
+    #: that clients send. Then the proof in docs/differential-privacy.md covers it (``privacy.*``).
+    private: ClassVar[bool] = False
     #: Measurements of the trained model that `weigh` uses from the next round on.
     used_next_round: tuple[str, ...] = ()
 

@@ -10,32 +10,35 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fairflower import config as run_config
 from fairflower.arguments import ArgumentSpec, argument_specs
 from fairflower.cli.options import ConfigOverrides, with_settings
 from fairflower.cli.terminal import console, friendly_errors, say_where, text_table
+from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config.methods import (
+    AdapterSpec,
+    DataSpec,
+    ModelSpec,
+    ParticipationSpec,
+    TrackerSpec,
+)
+from fairflower.config.run import default_values, key_help
+from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.errors import ConfigError, require
 from fairflower.registry.named import distribution_of
 
-_Methods = type[run_config.ClientConfig | run_config.StrategyConfig]
-_Described = type[
-    run_config.DataSpec
-    | run_config.ModelSpec
-    | run_config.AdapterSpec
-    | run_config.ParticipationSpec
-    | run_config.TrackerSpec
-]
+_Methods = type[ClientConfig | StrategyConfig]
+_Described = type[DataSpec | ModelSpec | AdapterSpec | ParticipationSpec | TrackerSpec]
 
 _METHODS: dict[str, tuple[str, _Methods]] = {
-    "strategies": ("Strategies", run_config.StrategyConfig),
-    "clients": ("Clients", run_config.ClientConfig),
+    "strategies": ("Strategies", StrategyConfig),
+    "clients": ("Clients", ClientConfig),
 }
 _PARTS: dict[str, tuple[str, _Described]] = {
-    "data": ("Data sets", run_config.DataSpec),
-    "models": ("Models", run_config.ModelSpec),
-    "adapters": ("Adapters", run_config.AdapterSpec),
-    "policies": ("Participation policies", run_config.ParticipationSpec),
-    "trackers": ("Experiment trackers", run_config.TrackerSpec),
+    "data": ("Data sets", DataSpec),
+    "models": ("Models", ModelSpec),
+    "adapters": ("Adapters", AdapterSpec),
+    "policies": ("Participation policies", ParticipationSpec),
+    "trackers": ("Experiment trackers", TrackerSpec),
 }
 
 
@@ -53,7 +56,7 @@ def list_(
     too) and other accepted words. `all` does not include the settings.
     """
     if what not in (words := {*_METHODS, *_PARTS, "settings", "all"}):
-        raise ConfigError(run_config.unknown("list", what, words))
+        raise ConfigError(unknown("list", what, words))
     if what in ("clients", "settings", "all"):
         require("train", f"`fairflower list {what}`")
     for name, (title, kind) in _METHODS.items():
@@ -98,15 +101,15 @@ def _summary(thing: Any) -> str:
 
 
 def _arguments(factory: Any) -> str:
-    shown = []
+    described = []
     for name, spec in argument_specs(factory).items():
         words = ", ".join(word for word in spec.words if word != spec.default)
         more = [_range(spec)] * bool(spec.search) + [f"or {words}"] * bool(words)
-        text = run_config.argument_to_key(name)
+        text = argument_to_key(name)
         if spec.default is not inspect.Parameter.empty:
-            text += "=none" if spec.default is None else f"={run_config.shown(spec.default)}"
-        shown.append(text + f" ({', '.join(more)})" * bool(more))
-    return ", ".join(shown) or "none"
+            text += "=none" if spec.default is None else f"={shown(spec.default)}"
+        described.append(text + f" ({', '.join(more)})" * bool(more))
+    return ", ".join(described) or "none"
 
 
 def _range(spec: ArgumentSpec) -> str:
@@ -116,10 +119,10 @@ def _range(spec: ArgumentSpec) -> str:
 
 
 def _settings() -> Table:
-    texts = run_config.key_help()
+    texts = key_help()
     rows = (
         (key, repr(default) if isinstance(default, str) else str(default).lower(), texts[key])
-        for key, default in run_config.default_values().items()
+        for key, default in default_values().items()
     )
     return text_table("Settings (run config keys)", ("key", "default", "meaning"), rows)
 
@@ -146,7 +149,7 @@ def show(
     if (other := overrides.assigned.get("data.name", name)) != name:
         raise ConfigError(f"--set data.name={other}: the command names {name}. Remove one of them.")
     settings = overrides.file | {"data.name": name} | overrides.options | overrides.assigned
-    config = run_config.RunConfig.from_flat(settings)
+    config = RunConfig.from_flat(settings)
     path = (out or Path(f"{name}.png")).absolute()
     if path.suffix != ".png":
         raise ConfigError(f"--out {out}: expected a file name that ends in .png.")

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fairflower import config as run_config
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config.methods import Choice
 from fairflower.config.run import check_key, check_values
 from fairflower.config.settings import SHORT_NAMES
-from fairflower.config.text import is_argument, parse_float
+from fairflower.config.text import is_argument, parse_assignments, parse_float, read_toml
 from fairflower.errors import ConfigError
 
 Client = Annotated[
@@ -75,7 +74,7 @@ class ConfigOverrides:
         """The keys in the config file; errors in its keys and values name the file."""
         if self.config is None:
             return {}
-        flat = run_config.read_toml(self.config)
+        flat = read_toml(self.config)
         try:
             check_values(flat)
             for key in flat:
@@ -110,7 +109,7 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
         def call(config: Path | None, set_: list[str] | None, **params: Any) -> None:
             values = {SHORT_NAMES[name][0]: params.pop(name) for name in names}
             options = {key: value for key, value in values.items() if value is not None}
-            assigned = run_config.parse_assignments(set_ or [], "--set")
+            assigned = parse_assignments(set_ or [], "--set")
             command(overrides=ConfigOverrides(config, options, assigned), **params)
 
         shared: dict[str, Any] = {}

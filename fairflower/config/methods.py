@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,13 +20,7 @@ from fairflower.config.text import (
     split_spec,
     unknown,
 )
-from fairflower.errors import (
-    ConfigError,
-    UserError,
-    is_text,
-    naming_failures,
-    quoted,
-)
+from fairflower.errors import ConfigError, UserError, is_text, naming_failures, quoted
 from fairflower.registry import (
     ADAPTERS,
     CLIENTS,
@@ -34,24 +29,17 @@ from fairflower.registry import (
     MODELS,
     OWN_FILES,
     PARTICIPATION,
-    PRETRAINED,
     STRATEGIES,
     TRACKERS,
 )
-from fairflower.registry.named import (
-    DescribedRegistry,
-    FamilyRegistry,
-    MethodRegistry,
-    Registry,
-    add_cwd_to_path,
-)
+from fairflower.registry.named import Registry, add_cwd_to_path
 
 #: Argument value that restores the method's default.
 DEFAULT = "default"
 
 
 @dataclass(frozen=True)
-class ComponentSpec:
+class Spec:
     """Name of a component of a run, with the arguments that are set."""
 
     name: str = ""
@@ -60,7 +48,7 @@ class ComponentSpec:
     #: Run config key of the component's name, and the registry of names.
     KEY: ClassVar[str]
     REGISTRY: ClassVar[Registry]
-    REMEDY: ClassVar[str] = "Correct its arguments or its code."
+    REMEDY = "Correct its arguments or its code."
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -127,11 +115,11 @@ class ComponentSpec:
         )
 
 
-class DataSpec(ComponentSpec):
+class DataSpec(Spec):
     """The data set that ``data.name`` selects."""
 
-    KEY: ClassVar[str] = "data.name"
-    REGISTRY: ClassVar[DescribedRegistry] = DATA_SETS
+    KEY = "data.name"
+    REGISTRY = DATA_SETS
 
     @property
     def kind(self) -> str:
@@ -144,33 +132,31 @@ class DataSpec(ComponentSpec):
         return self.name in OWN_FILES or self.name not in self.REGISTRY.data
 
 
-class ModelSpec(ComponentSpec):
+class ModelSpec(Spec):
     """The network that ``model.name`` selects."""
 
-    KEY: ClassVar[str] = "model.name"
-    REGISTRY: ClassVar[FamilyRegistry] = MODELS
+    KEY = "model.name"
+    REGISTRY = MODELS
 
     @property
     def family(self) -> str:
-        """Library that provides the network, such as ``timm``; empty for a built-in model."""
+        """Library that provides the network, such as ``timm``; empty for another model."""
         return self.REGISTRY.family(self.name)
 
     @property
     def pretrained(self) -> bool:
-        """Whether the network supports the setting ``model.weights``."""
-        return self.name in PRETRAINED or bool(self.family)
+        """Whether the network supports ``model.weights``: it has a parameter ``weights``."""
+        try:
+            weights = inspect.signature(self.factory).parameters.get("weights")
+        except ValueError:  # the function is not written in Python
+            return False
+        return weights is not None and weights.kind is not weights.KEYWORD_ONLY
 
     def check_kind(self, kind: str) -> None:
         """Raise ``ConfigError`` if the model does not accept this kind of examples."""
-        built_in = self.name in self.REGISTRY.data
-        if self.family:
-            kinds = self.REGISTRY.kinds[self.family]
-        elif built_in and self.name not in MODEL_OF.values():
-            kinds = ("images",)  # nothing to import
-        else:
-            kinds = getattr(self.factory, "kinds", ("images",))
+        kinds = getattr(self.factory, "kinds", ("images",))
         if kind not in kinds:
-            known = built_in or self.family
+            known = self.name in self.REGISTRY.data or self.family
             hint = "" if known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
             raise ConfigError(
                 f"model.name = {self.name!r}: this model accepts {' or '.join(kinds)}, but the "
@@ -178,34 +164,33 @@ class ModelSpec(ComponentSpec):
             )
 
 
-class AdapterSpec(ComponentSpec):
+class AdapterSpec(Spec):
     """The adapter that ``model.adapter`` selects."""
 
-    KEY: ClassVar[str] = "model.adapter"
-    REGISTRY: ClassVar[DescribedRegistry] = ADAPTERS
+    KEY = "model.adapter"
+    REGISTRY = ADAPTERS
 
 
-class ParticipationSpec(ComponentSpec):
+class ParticipationSpec(Spec):
     """The participation policy that ``participation.policy`` selects."""
 
-    KEY: ClassVar[str] = "participation.policy"
-    REGISTRY: ClassVar[DescribedRegistry] = PARTICIPATION
+    KEY = "participation.policy"
+    REGISTRY = PARTICIPATION
 
 
-class TrackerSpec(ComponentSpec):
+class TrackerSpec(Spec):
     """The experiment tracker that ``track`` selects."""
 
-    KEY: ClassVar[str] = "track"
-    REGISTRY: ClassVar[DescribedRegistry] = TRACKERS
+    KEY = "track"
+    REGISTRY = TRACKERS
 
 
 @dataclass(frozen=True)
-class MethodSpec(ComponentSpec):
+class MethodSpec(Spec):
     """A strategy or a client; its arguments are run config keys."""
 
     TABLE: ClassVar[str]
     HELP: ClassVar[str]
-    REGISTRY: ClassVar[MethodRegistry]
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Self:
@@ -277,10 +262,7 @@ class MethodSpec(ComponentSpec):
 
     def to_flat(self) -> dict[str, Scalar]:
         """Return the method as run config keys."""
-        args = {
-            f"{self.TABLE}.{argument_to_key(a)}": "none" if v is None else v
-            for a, v in self.args.items()
-        }
+        args = {self._key(a): "none" if v is None else v for a, v in self.args.items()}
         return {self.KEY: self.name, **args}
 
     def override(self, flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,11 +294,11 @@ class StrategyConfig(MethodSpec):
     """
 
     name: str = "fedheal"
-    TABLE: ClassVar[str] = "strategy"
-    KEY: ClassVar[str] = "strategy.name"
-    HELP: ClassVar[str] = "Strategy: a name from `fairflower list strategies`, or module:Class."
-    REGISTRY: ClassVar[MethodRegistry] = STRATEGIES
-    REMEDY: ClassVar[str] = (
+    TABLE = "strategy"
+    KEY = "strategy.name"
+    HELP = "Strategy: a name from `fairflower list strategies`, or module:Class."
+    REGISTRY = STRATEGIES
+    REMEDY = (
         "Correct its arguments or its code: a constructor accepts **options and calls "
         "super().__init__(**options)."
     )
@@ -331,13 +313,11 @@ class ClientConfig(MethodSpec):
     """
 
     name: str = "sgd"
-    TABLE: ClassVar[str] = "client"
-    KEY: ClassVar[str] = "client.name"
-    HELP: ClassVar[str] = (
-        "How clients train: a name from `fairflower list clients`, or module:Class."
-    )
-    REGISTRY: ClassVar[MethodRegistry] = CLIENTS
-    REMEDY: ClassVar[str] = (
+    TABLE = "client"
+    KEY = "client.name"
+    HELP = "How clients train: a name from `fairflower list clients`, or module:Class."
+    REGISTRY = CLIENTS
+    REMEDY = (
         "Correct its arguments or its code: a constructor accepts *args and **options and calls "
         "super().__init__(*args, **options)."
     )

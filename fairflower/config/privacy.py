@@ -5,26 +5,17 @@ The proof is in docs/differential-privacy.md.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+from fairflower.arguments import Range
 from fairflower.config.methods import ParticipationSpec
-from fairflower.config.settings import checked, setting
-from fairflower.config.text import argument_to_key
+from fairflower.config.settings import Amount, Count, checked, setting_specs
+from fairflower.config.text import key_to_argument
 from fairflower.errors import ConfigError
+from fairflower.registry import STRATEGIES
 from fairflower.registry.measurements import LARGEST, MEASUREMENTS
-
-if TYPE_CHECKING:
-    from fairflower.config.run import RunConfig
-
-#: Strategies that compute weights only from numbers sent by clients, and whose model is the mean
-#: with these weights. There is no proof for other strategies.
-PROVEN = (
-    *("fedavg", "uniform", "fedism", "afl", "qffl", "fairfed", "fedga", "term", "pa3fed"),
-    *("superquantile", "propfair", "aaggff", "eagle"),
-)
 
 #: Policies that select clients independently of their losses.
 POLICIES = ("uniform", "by-examples", "round-robin")
@@ -38,45 +29,44 @@ _LARGEST_NOISE = 1e30
 class PrivacyConfig:
     """Client-level differential privacy."""
 
-    noise_multiplier: float = setting(
-        0.0,
+    noise_multiplier: Annotated[
+        float,
+        Range(0, 1e9),
         "Standard deviation of the noise added to the model, as a multiple of privacy.clip "
         "times bound.max-client-weight. 0 disables differential privacy.",
-        max=1e9,
-    )
-    clip: float = setting(
-        1.0,
+    ] = 0.0
+    clip: Annotated[
+        float,
+        Range(above=0),
         "Cap on the norm of an update under differential privacy; larger updates are scaled down.",
-        above=0,
-    )
-    number_noise_multiplier: float = setting(
-        0.0,
+    ] = 1.0
+    number_noise_multiplier: Annotated[
+        float,
+        Range(0, 1e9),
         "Standard deviation of the noise added to each number that a client sends for the "
         "strategy, as a multiple of the number's range. 0 is allowed only if the strategy needs "
         "no numbers.",
-        max=1e9,
-    )
-    loss_range: float = setting(
-        5.0,
+    ] = 0.0
+    loss_range: Annotated[
+        float,
+        Range(above=0, high=1e9),
         "Upper bound to which losses and sharpness are clipped under differential privacy; the "
         "lower bound is 0. Accuracies always range from 0 to 1.",
-        above=0,
-        max=1e9,
-    )
-    delta: float = setting(
-        1e-5,
+    ] = 5.0
+    delta: Annotated[
+        float,
+        Range(above=0, high=0.1),
         "Delta of the privacy guarantee; must be below 1 / number of clients.",
-        above=0,
-        max=0.1,
-    )
-    max_epsilon: float = setting(
-        0.0, "Privacy budget: the run ends before epsilon exceeds this limit. 0 means no limit."
-    )
-    noise_seed: int = setting(
-        0,
+    ] = 1e-5
+    max_epsilon: Annotated[
+        Amount,
+        "Privacy budget: the run ends before epsilon exceeds this limit. 0 means no limit.",
+    ] = 0.0
+    noise_seed: Annotated[
+        Count,
         "Random seed for the noise, for experiments only: anyone who knows the seed can remove "
         "the noise. 0 means random numbers from the operating system.",
-    )
+    ] = 0
 
     @property
     def on(self) -> bool:
@@ -86,12 +76,9 @@ class PrivacyConfig:
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> PrivacyConfig:
         """Read the privacy settings from run config keys, for example those of a message."""
-        values = {}
-        for field in dataclasses.fields(cls):
-            key = f"privacy.{argument_to_key(field.name)}"
-            if key in flat:
-                values[field.name] = checked(key, flat[key], field)
-        return cls(**values)
+        specs = {f"privacy.{key}": spec for key, spec in setting_specs(cls).items()}
+        values = {key: checked(key, flat[key], spec) for key, spec in specs.items() if key in flat}
+        return cls(**{key_to_argument(key.partition(".")[2]): v for key, v in values.items()})
 
 
 def number_range(name: str, loss_range: float) -> tuple[float, float]:
@@ -106,9 +93,22 @@ def number_range(name: str, loss_range: float) -> tuple[float, float]:
     return measured.low, measured.high
 
 
-def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Sequence[Any]) -> None:
-    """Raise ``ConfigError`` if a run uses differential privacy and no proof covers its settings."""
-    privacy = config.privacy
+def is_proven(strategy: type) -> bool:
+    """Return whether the proof covers a strategy: it has ``private = True`` itself.
+
+    A base class's declaration does not count, because a subclass may merge in another way.
+    """
+    return bool(vars(strategy).get("private", False))
+
+
+def check_privacy(
+    privacy: PrivacyConfig, flat: Mapping[str, Any], strategy: Any, exchanges: Sequence[Any]
+) -> None:
+    """Raise ``ConfigError`` if a run uses differential privacy and no proof covers its settings.
+
+    ``flat`` are all settings of the run (`RunConfig.concise`), ``strategy`` is an instance of its
+    strategy, and ``exchanges`` are those of its clients.
+    """
     if not privacy.on:
         if privacy.max_epsilon:
             raise ConfigError(
@@ -116,18 +116,34 @@ def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Seq
                 "Set privacy.noise-multiplier, or max-epsilon = 0."
             )
         return
-    _check_strategy(config)
+    name, measurements = flat["strategy.name"], strategy._measurements
+    if not is_proven(type(strategy)):
+        proven = ", ".join(n for n, kind in STRATEGIES.items() if is_proven(kind))
+        if name not in STRATEGIES.data:
+            proven += (
+                f", or set {type(strategy).__name__}.private = True if its model is such a mean"
+            )
+        raise _refused(
+            f"strategy.name = {name!r}: no proof covers this strategy, because its model is not "
+            f"known to be a mean whose weights depend only on noisy numbers. Choose one of {proven}"
+        )
     if measurements and not privacy.number_noise_multiplier:
         raise ConfigError(
-            f"privacy.number-noise-multiplier = 0: {config.strategy.name} needs "
+            f"privacy.number-noise-multiplier = 0: {name} needs "
             f"{', '.join(measurements)} from every client, and these numbers would be sent "
             "without noise. Set privacy.number-noise-multiplier, for example to 2, or choose "
             "strategy.name = 'uniform'."
         )
-    if "received_group_counts" in measurements:
+    if "received_group_counts" in measurements and "strategy.metric" in flat:
         raise _refused(
-            f"strategy.metric = {config.strategy.args['metric']!r} needs counts of people, which "
+            f"strategy.metric = {flat['strategy.metric']!r} needs counts of people, which "
             "are sent without noise. Set strategy.metric = 'received_accuracy'"
+        )
+    arrays = [m for m in measurements if m in strategy.ARRAY_MEASUREMENTS]
+    if noiseless := (*arrays, *strategy.reads):
+        raise _refused(
+            f"strategy.name = {name!r} needs {noiseless[0]!r} from every client, which is sent "
+            "without noise. Choose another strategy"
         )
     if not privacy.noise_multiplier * privacy.clip <= _LARGEST_NOISE:
         raise ConfigError(
@@ -135,41 +151,25 @@ def check_privacy(config: RunConfig, measurements: Sequence[str], exchanges: Seq
             f"{privacy.clip:g} is above {_LARGEST_NOISE:g}, too large for single precision. Lower "
             "one of them."
         )
-    _check_what_else_leaves(config, exchanges)
+    _check_what_else_leaves(flat, exchanges)
 
 
-def _check_strategy(config: RunConfig) -> None:
-    name = config.strategy.name
-    if name not in PROVEN:
-        raise _refused(
-            f"strategy.name = {name!r}: no proof covers this strategy, because its model is not "
-            "known to be a mean whose weights depend only on noisy numbers. Choose one of "
-            f"{', '.join(PROVEN)}"
-        )
-    if name == "qffl" and config.strategy.args.get("rule", "qfedavg") != "weights":
-        raise _refused(
-            "strategy.name = 'qffl': its step size depends on the norms of individual updates. "
-            "Set strategy.rule = 'weights'"
-        )
-
-
-def _check_what_else_leaves(config: RunConfig, exchanges: Sequence[Any]) -> None:
+def _check_what_else_leaves(flat: Mapping[str, Any], exchanges: Sequence[Any]) -> None:
     """Raise ``ConfigError`` if a setting makes clients send other values without noise."""
     if exchanges:
         remedy = exchanges[0].remedy or "Choose a client without an exchange, for example sgd"
         raise _refused(
-            f"client.name = {config.client.name!r} exchanges {exchanges[0].name!r} in addition "
+            f"client.name = {flat['client.name']!r} exchanges {exchanges[0].name!r} in addition "
             f"to the model, without noise. {remedy}"
         )
-    policy = ParticipationSpec.read(config.participation.policy).name
+    policy = ParticipationSpec.read(flat["participation.policy"]).name
     if policy not in POLICIES:
         raise _refused(
             f"participation.policy = {policy!r} may depend on the clients' losses. Choose one of "
             f"{', '.join(POLICIES)}"
         )
-    flat = config.to_flat()
     allowed: dict[str, Any] = {"evaluate.by": "server"}
-    if config.data.validation_examples:
+    if flat["data.validation-examples"]:
         allowed["stop.patience"] = flat["stop.patience"]
     for key, remedy in (
         ("evaluate.by", "'server'"),
@@ -183,7 +183,7 @@ def _check_what_else_leaves(config: RunConfig, exchanges: Sequence[Any]) -> None
             raise _refused(
                 f"{key} = {flat[key]!r} uses the clients' values without noise. Set it to {remedy}"
             )
-    if config.secure_aggregation:
+    if flat["secure-aggregation"]:
         raise _refused(
             "secure-aggregation = true: noise on masked sums is not implemented. Set it to false"
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from fairflower.arguments import EXECUTION, ArgumentSpec, Range
 from fairflower.config.methods import (
     DEFAULT,
     AdapterSpec,
@@ -28,113 +29,119 @@ from fairflower.config.settings import (
     MAX_INT,
     BoundConfig,
     CheckpointConfig,
+    Count,
     DataConfig,
+    Engine,
     EvaluateConfig,
     MeasureConfig,
     ModelConfig,
     ObserveConfig,
     ParticipationConfig,
+    PositiveCount,
     StopConfig,
     TrainConfig,
     checked,
-    setting,
+    setting_specs,
 )
 from fairflower.config.text import (
     METHOD_TABLES,
     Scalar,
     argument_to_key,
     names_in,
+    shown,
     toml_tables,
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import ADAPTABLE, MODEL_OF, PLAIN_CLIENTS, PRETRAINED
+from fairflower.registry import MODEL_OF, MODELS, PLAIN_CLIENTS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import load_metrics
+
+#: Tables in which the methods of a comparison may differ; their value `default` means missing.
+COMPARED_TABLES = (*METHOD_TABLES, "bound.")
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """All settings of a run, typed and validated."""
 
-    seed: int = setting(0, "Random seed for the model, client selection and local training.")
-    num_server_rounds: int = setting(30, "Number of training rounds.")
-    fraction_train: float = setting(
-        1.0, "Fraction of the clients that train in each round.", above=0, max=1
-    )
-    min_clients: int = setting(
-        0, "Minimum number of valid replies per round. 0 means half of the selected clients."
-    )
-    sites: int = setting(
-        0,
+    seed: Annotated[Count, "Random seed for the model, client selection and local training."] = 0
+    num_server_rounds: Annotated[Count, "Number of training rounds."] = 30
+    fraction_train: Annotated[
+        float, Range(above=0, high=1), "Fraction of the clients that train in each round."
+    ] = 1.0
+    min_clients: Annotated[
+        Count,
+        "Minimum number of valid replies per round. 0 means half of the selected clients.",
+    ] = 0
+    sites: Annotated[
+        Count,
         "Minimum number of sites in the first round. 0 means that the run starts with the "
         "sites that are connected.",
-    )
-    secure_aggregation: bool = setting(
-        False,
+    ] = 0
+    secure_aggregation: Annotated[
+        bool,
         "Whether clients mask their models, so that the server learns only a weighted sum "
         "(Flower's SecAgg+). Strategies that need individual models are rejected.",
-    )
-    tuned: str = setting(
-        "",
+    ] = False
+    tuned: Annotated[
+        str,
+        EXECUTION,
         "Training settings, and arguments of the method, that were chosen for each method on "
         "validation examples, for example train.lr,client.mu. Reports compare methods that differ "
         "in these.",
-        execution=True,
-    )
-    round_timeout: float = setting(
-        3600.0,
+    ] = ""
+    round_timeout: Annotated[
+        float,
+        Range(above=0),
+        EXECUTION,
         "Time limit for the replies of a round, in seconds. The inline engine has none.",
-        above=0,
-        execution=True,
-    )
-    output_dir: str = setting(
-        "", "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs.", execution=True
-    )
-    run_name: str = setting(
-        "", "Name of the run folder; by default, time, method, data set and seed.", execution=True
-    )
-    resume: str = setting(
-        "", "Run folder to resume with its own settings. Empty starts a new run.", execution=True
-    )
-    engine: str = setting(
-        "auto",
+    ] = 3600.0
+    output_dir: Annotated[
+        str, EXECUTION, "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs."
+    ] = ""
+    run_name: Annotated[
+        str, EXECUTION, "Name of the run folder; by default, time, method, data set and seed."
+    ] = ""
+    resume: Annotated[
+        str, EXECUTION, "Run folder to resume with its own settings. Empty starts a new run."
+    ] = ""
+    engine: Annotated[
+        Engine,
+        EXECUTION,
         "Simulation engine: ray (fairflower's, on Ray), flower (Flower's, on Ray), inline (one "
         "client at a time, in this process), or auto (ray if it saves time, else inline).",
-        choices=("auto", "ray", "flower", "inline"),
-        execution=True,
-    )
-    ray_address: str = setting(
-        "",
+    ] = "auto"
+    ray_address: Annotated[
+        str,
+        EXECUTION,
         "Address of a Ray cluster: auto, host:port or ray://host:port. Empty means this machine.",
-        execution=True,
-    )
-    workers: int = setting(
-        0,
+    ] = ""
+    workers: Annotated[
+        Count,
+        EXECUTION,
         "Number of parallel clients on Ray; the inline engine ignores it. 0 means as many as fit.",
-        execution=True,
-    )
-    client_cpus: int = setting(1, "Number of CPUs and torch threads per client.", min=1)
-    client_gpus: float | str = setting(
-        "auto",
+    ] = 0
+    client_cpus: Annotated[PositiveCount, "Number of CPUs and torch threads per client."] = 1
+    client_gpus: Annotated[
+        float | Literal["auto"],
+        Range(0),
+        EXECUTION,
         "GPU fraction per client on Ray. auto measures how many clients fit on this machine, and "
         "means no GPU on a Ray cluster. 0 means no GPU.",
-        execution=True,
-        word="auto",
-    )
-    gpu_memory_errors: str = setting(
-        "retry",
+    ] = "auto"
+    gpu_memory_errors: Annotated[
+        Literal["retry", "stop"],
+        EXECUTION,
         "What to do if a client runs out of GPU memory. retry: try once more, with half as many "
         "clients or runs in parallel; stop: end the run.",
-        choices=("retry", "stop"),
-        execution=True,
-    )
-    track: str = setting(
-        "none",
+    ] = "retry"
+    track: Annotated[
+        str,
+        EXECUTION,
         "Experiment tracker that also logs the metrics: none, tensorboard, mlflow, wandb, or "
         "module:Class.",
-        execution=True,
-    )
+    ] = "none"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -172,7 +179,9 @@ class RunConfig:
         methods = methods_of(flat)
         for method in methods:
             method.factory  # noqa: B018  # an unknown name is reported before its arguments
-        config = _build({key: _checked(key, value, methods) for key, value in flat.items()})
+        for key in flat:
+            check_key(key, methods)
+        config = _build({key: _converted(key, value) for key, value in flat.items()})
         _check(config)
         load_metrics(config.evaluate.metrics)
         return config
@@ -247,7 +256,7 @@ def is_setting(key: str) -> bool:
 
 def key_help() -> dict[str, str]:
     """Return the help text of every key."""
-    texts = {key: spec.metadata["help"] for key, spec in _schema().items()}
+    texts = {key: spec.help for key, spec in _schema().items()}
     for kind in _METHODS:
         texts[kind.KEY] = kind.HELP
         for arg, owners in kind.REGISTRY.arguments().items():
@@ -258,30 +267,22 @@ def key_help() -> dict[str, str]:
 @cache
 def execution_keys() -> frozenset[str]:
     """Return the keys that affect how a run is executed, but not its result."""
-    return frozenset(key for key, spec in _schema().items() if spec.metadata["execution"])
+    return frozenset(key for key, spec in _schema().items() if spec.execution)
 
 
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
-_NAMES = ("client.name", "strategy.name")
+_NAMES = tuple(kind.KEY for kind in _METHODS)
 
 
 @cache
-def _schema() -> dict[str, dataclasses.Field[Any]]:
-    """Return a mapping of dotted keys to dataclass fields, without methods and their arguments."""
-    schema: dict[str, dataclasses.Field[Any]] = {}
-    for top in dataclasses.fields(RunConfig):
-        if "help" in top.metadata:
-            schema[argument_to_key(top.name)] = top
-        elif top.name not in ("client", "strategy"):
-            for leaf in dataclasses.fields(top.default_factory):  # type: ignore[arg-type]
-                schema[f"{top.name}.{argument_to_key(leaf.name)}"] = leaf
+def _schema() -> dict[str, ArgumentSpec]:
+    """Return all settings by key, without methods and their arguments."""
+    schema = dict(setting_specs(RunConfig))
+    for table in dataclasses.fields(RunConfig):
+        if table.default is dataclasses.MISSING and table.name not in ("client", "strategy"):
+            settings = setting_specs(table.default_factory)  # type: ignore[arg-type]
+            schema |= {f"{table.name}.{key}": spec for key, spec in settings.items()}
     return schema
-
-
-def _checked(key: str, value: Any, methods: Iterable[MethodSpec]) -> Any:
-    """Convert a value to its key's type; raise ``ConfigError`` if the key or value is invalid."""
-    check_key(key, methods)
-    return _converted(key, value)
 
 
 def check_values(flat: Mapping[str, Any]) -> None:
@@ -296,6 +297,7 @@ def check_values(flat: Mapping[str, Any]) -> None:
 
 
 def _converted(key: str, value: Any) -> Any:
+    """Convert a value to its key's type; raise ``ConfigError`` if it is not allowed."""
     if key in _NAMES:
         return value
     if key not in _schema():
@@ -366,7 +368,7 @@ def _check(config: RunConfig) -> None:
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
             "not a fairflower.aggregation.exchange.Exchange. Correct the client's code."
         )
-    check_privacy(config, measurements, exchanges)
+    check_privacy(config.privacy, config.concise(), strategy, exchanges)
     with config.strategy.naming_failures():
         try:
             strategy.read_config(config.concise())
@@ -381,12 +383,13 @@ def _check_model(model: ModelConfig) -> None:
     """Raise ``ConfigError`` if a model does not support the configured weights or adapter."""
     chosen = ModelSpec.read(model.name)
     if model.weights and not chosen.pretrained:
+        others = ", ".join(sorted(name for name in MODELS if ModelSpec(name).pretrained))
         raise ConfigError(
             f"model.weights = {quoted(model.weights)}: {model.name} does not support pretrained "
-            f"weights. Remove it, or choose {', '.join(sorted(PRETRAINED))}."
+            f"weights. Remove it, or choose {others}."
         )
     if model.adapter:
-        if chosen.family not in ADAPTABLE:
+        if not getattr(chosen.factory, "adaptable", False):
             raise ConfigError(
                 f"model.adapter = {quoted(model.adapter)}: {model.name} does not support "
                 "adapters. Remove it, or choose a pretrained network (timm:NAME or hf:NAME)."
@@ -450,3 +453,56 @@ def _check_kind(config: RunConfig, kind: str) -> None:
                 f"data.{key} = {value}: this setting applies to images only, but data.name = "
                 f"{data.name!r} has {kind}. Remove it."
             )
+
+
+def tested_split(config: Mapping[str, Any]) -> str:
+    """Return the examples on which a run is judged: ``test`` or, without tests, ``validation``."""
+    return "test" if config.get("evaluate.test", True) else "validation"
+
+
+def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return the settings that identify a run's method: all but seed and execution settings.
+
+    Arguments that equal the method's defaults are left out.
+    """
+    left = {"seed", *execution_keys()}
+    for choice in methods_of(config):
+        defaults = choice.defaults() if choice.args else {}
+        given = choice.args.items()
+        left |= {
+            f"{choice.TABLE}.{argument_to_key(a)}"
+            for a, v in given
+            if v == defaults.get(a, DEFAULT)
+        }
+    return frozenset(
+        (key, shown(value))
+        for key, value in config.items()
+        if key not in left and not (key.startswith(COMPARED_TABLES) and value == DEFAULT)
+    )
+
+
+def data_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return the settings that determine the clients' data: ``data.*`` but execution settings."""
+    left = execution_keys()
+    return frozenset(
+        (key, shown(value))
+        for key, value in config.items()
+        if key.startswith("data.") and key not in left
+    )
+
+
+def tuned_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the settings and arguments that were tuned for a run's method (``tuned``)."""
+    return names_in(str(config.get("tuned", "")))
+
+
+def changed_settings(
+    begun: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str]
+) -> str:
+    """Return in words which settings differ, or ""; a setting that is missing has its default."""
+    begun, now = ({**RunConfig().concise(), **settings} for settings in (begun, now))
+    return "; ".join(
+        f"{key} was {quoted(begun.get(key, DEFAULT))} and is {quoted(now.get(key, DEFAULT))}"
+        for key in dict.fromkeys([*begun, *now])
+        if key not in may_change and now.get(key, DEFAULT) != begun.get(key, DEFAULT)
+    )

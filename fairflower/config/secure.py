@@ -16,50 +16,21 @@ WEIGHT_KEY = "secure.weight"
 #: Record with the names of the trained arrays, inside a client.
 TRAINED = "secure.trained"
 
-#: Strategy -> why it needs individual updates, and the most similar strategy that does not.
-SINGLE_UPDATES = {
-    "fedheal": ("compares the signs of each client's update, and averages every coordinate over "
-                "different clients", "fedga"),
-    "fedequilibria": ("needs the norm of each client's update and its Fisher diagonal", "fedism"),
-    "fedmgda+": ("needs the inner products of the updates", "afl"),
-    "fedfv": ("projects each client's update onto the others'", "qffl"),
-    "fedgcr": ("groups clients by their representations", "term"),
-    "fedce": ("compares each client's update with the others'", "fairfed"),
-    "adafed": ("needs the inner products of the updates", "qffl"),
-    "fedmdfg": ("needs the inner products of the updates", "afl"),
-    "fedlf": ("needs the inner products of the updates, layer by layer", "afl"),
-    "fedpw": ("drops coordinates of each client's update", "pa3fed"),
-    "fairrfl": ("needs the norm of each client's update", "superquantile"),
-    "dq-ffl": ("needs the norm of each client's update", "qffl"),
-    "daa": ("computes weights from class counts, which each client would send unmasked", "uniform"),
-    "fairfed": ("needs each client's counts of people if strategy.metric is one of group fairness",
-                "uniform"),
-    "fedeba+": ("aligns the model with every client's gradient unless strategy.alpha = 0", "term"),
-}  # fmt: skip
-
-
 _OTHER_CLIENT = "Choose a client without an exchange, for example sgd, fedprox or moon"
 
 
 def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
     """Raise ``ConfigError`` if a run does not support secure aggregation.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The run.
-    strategy : FairStrategy
-        An instance of the config's strategy.
-    exchanges : list of Exchange
-        The exchanges of the client's method.
+    ``config`` is its ``RunConfig``, ``strategy`` an instance of its strategy, and ``exchanges`` are
+    those of its clients.
     """
     name = config.strategy.name
     if not strategy.sums_suffice:
-        reason, nearest = SINGLE_UPDATES.get(name, ("may use individual updates", "uniform"))
-        hint = "" if name in SINGLE_UPDATES else " (its class does not set sums_suffice)"
+        reason, nearest = strategy.single_updates
         raise _refused(
-            f"strategy.name = {name!r} {reason}{hint}, but the server gets only a weighted sum "
-            f"of the updates. Choose {nearest!r}, the most similar strategy that works"
+            f"strategy.name = {name!r} {reason}, but the server gets only a weighted sum of the "
+            f"updates. Choose {nearest!r}, the most similar strategy that works"
         )
     measured = {name: MEASUREMENTS[name] for name in strategy._measurements}
     early = {name: m for name, m in measured.items() if name not in strategy.used_next_round}

@@ -176,16 +176,8 @@ def unknown(
 ) -> str:
     """Return an error message for an unknown name, with the most similar name or all names.
 
-    Parameters
-    ----------
-    kind : str
-        Kind of the name, for example ``"strategy"``.
-    name : str
-        Unknown name.
-    valid : iterable of str
-        Valid names.
-    meanings : mapping, optional
-        Help texts of the names. They are searched, too: ``learning-rate`` matches ``train.lr``.
+    ``kind`` is the kind of the name, for example ``"strategy"``. ``meanings`` are help texts of
+    names. They are searched, too: ``learning-rate`` matches ``train.lr``.
 
     Examples
     --------
@@ -201,19 +193,23 @@ def unknown(
         named = component in within
         remedy = f"Did you mean {component!r}?" if named else f"Valid: {', '.join(within)}."
         return f"Unknown {kind} {quoted(name)}, which is a table. {remedy}"
-    if table and (beside := [key for key in valid if key.rpartition(".")[0] == table]):
+    if beside := [key for key in valid if table and key.rpartition(".")[0] == table]:
         # The common table would count as matching letters.
         valid, written = beside, {key.rpartition(".")[2]: key for key in beside}
     else:
         leaf, written = name, {key.lower(): key for key in valid}
+
+    def similar(cutoff: float) -> list[str]:
+        return [written[w] for w in difflib.get_close_matches(leaf.lower(), written, 1, cutoff)]
+
+    words = re.escape(name.rpartition(".")[2].replace("-", " ").replace("_", " ").lower())
+    spoken = re.compile(rf"(?<![\w.-]){words}(?![\w-])")
     same_leaf = [key for key in reversed(valid) if key.endswith(f".{name}")]
-    near = [key for key in same_leaf if not key.startswith(METHOD_TABLES)]
-    near += _nearest(leaf, written, 0.8)
-    words = name.rpartition(".")[2].replace("-", " ").replace("_", " ").lower()
-    spoken = re.compile(rf"(?<![\w.-]){re.escape(words)}(?![\w-])")
-    meant = [key for key, text in (meanings or {}).items() if spoken.search(text.lower())]
-    near += [key for key in meant if key in valid]
-    near += same_leaf + _nearest(leaf, written, 0.5)
+    near = [key for key in same_leaf if not key.startswith(METHOD_TABLES)] + similar(0.8)
+    near += [
+        k for k, text in (meanings or {}).items() if k in valid and spoken.search(text.lower())
+    ]
+    near += same_leaf + similar(0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listing = f" Valid: {', '.join(valid)}." if len(valid) <= 30 else ""
     if not listing and not near:
@@ -224,11 +220,6 @@ def unknown(
 def is_argument(key: str) -> bool:
     """Return whether a run config key is an argument of a strategy or client, by its table."""
     return key.startswith(METHOD_TABLES) and not key.endswith(".name")
-
-
-def _nearest(name: str, valid: Mapping[str, str], cutoff: float) -> list[str]:
-    """Return a list with the value of the most similar lower-case name, or an empty list."""
-    return [valid[near] for near in difflib.get_close_matches(name.lower(), valid, 1, cutoff)]
 
 
 def shown(value: Any) -> str:

@@ -29,7 +29,9 @@ class Classifier(nn.Module):
     Some clients, such as MOON and FedProto, use the features. A subclass sets
     ``head`` and defines ``features``. Its constructor gets the number of classes and the shape of
     an example: (channels, height, width) for an image, (D,) for D features, or (vocabulary, length)
-    for token ids from 0 to vocabulary - 1.
+    for token ids from 0 to vocabulary - 1. If it has a parameter ``weights``, it also gets the
+    setting ``model.weights``, unless this is empty. A function that builds a network may have the
+    same attributes.
 
     >>> class Linear(Classifier):
     ...     kinds = ("features",)
@@ -46,6 +48,14 @@ class Classifier(nn.Module):
 
     #: Kinds of examples that the model accepts: "images", "features" or "tokens".
     kinds: ClassVar[tuple[str, ...]] = ("images",)
+
+    #: Whether all arrays are exchanged (without an adapter), so that only the server has to read
+    #: ``model.weights``; other processes build the network without.
+    sent_whole: ClassVar[bool] = False
+
+    #: Whether ``model.adapter`` can be set: the network has a ``body`` and a method ``freeze``, and
+    #: is sent whole without an adapter.
+    adaptable: ClassVar[bool] = False
 
     #: Whether ``features`` begins with a frozen stage, ``first_stage``. The output of this stage
     #: for an image never changes, so it can be cached (`cache_first_stage`).
@@ -299,7 +309,7 @@ def build(
     chosen = ModelSpec.read(name)
     chosen.check()
     chosen.check_kind(KINDS[len(shape)])
-    pretrained = {"weights": weights} if chosen.pretrained else {}
+    pretrained = {"weights": weights} if weights and chosen.pretrained else {}
     if not isinstance(chosen.factory, type):
         _check_call(name, chosen.factory, num_classes, shape, **pretrained, **chosen.args)
     # devices=[], because weights are always drawn on the CPU, even if they are moved to a GPU

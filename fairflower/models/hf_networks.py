@@ -97,6 +97,9 @@ def hf(
     return HFClassifier(body.train(), num_classes, config)
 
 
+vars(hf).update(kinds=("images", "tokens"), sent_whole=True, adaptable=True)
+
+
 def is_folder(name: str) -> bool:
     """Return whether a network's name is a folder on this machine."""
     return Path(name).expanduser().is_dir()

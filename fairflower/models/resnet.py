@@ -69,6 +69,9 @@ def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -
     return model
 
 
+vars(resnet18).update(sent_whole=True)
+
+
 def _small_image_resnet(
     blocks: Sequence[int], num_classes: int, shape: tuple[int, int, int]
 ) -> ResNet:

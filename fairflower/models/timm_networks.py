@@ -83,6 +83,9 @@ def timm(
     return TimmClassifier(body, num_classes, _fixed_size(body, image_size))
 
 
+vars(timm).update(sent_whole=True, adaptable=True)
+
+
 def prompt_timm(
     name: str,
     num_classes: int,

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from fairflower.config import DataConfig, RunConfig
+from fairflower.config.settings import Engine
 from fairflower.config.text import counted
 from fairflower.errors import (
     USER_ERRORS,
@@ -428,7 +429,7 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
 _FEW_USES = 20_000
 
 
-def chosen_engine(config: RunConfig, examples: float = math.inf) -> str:
+def chosen_engine(config: RunConfig, examples: float = math.inf) -> Engine:
     """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
 
     ``engine = "auto"`` means Ray if it is installed and can save time, and otherwise this process,

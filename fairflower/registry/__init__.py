@@ -5,14 +5,9 @@ Modules are imported on first use, so that ``fairflower --help`` does not import
 
 from __future__ import annotations
 
-from fairflower.registry.named import (
-    DescribedRegistry,
-    FamilyRegistry,
-    FunctionRegistry,
-    MethodRegistry,
-)
+from fairflower.registry.named import Registry
 
-STRATEGIES = MethodRegistry(
+STRATEGIES = Registry(
     "fairflower.strategies",
     {
         "fedavg": "fedavg:FedAvg",
@@ -50,7 +45,7 @@ STRATEGIES = MethodRegistry(
     server_only=True,
 )
 
-CLIENTS = MethodRegistry(
+CLIENTS = Registry(
     "fairflower.clients",
     {
         "sgd": "sgd:SGD",
@@ -81,10 +76,10 @@ CLIENTS = MethodRegistry(
 )
 
 #: User-defined metrics, named ``module:function``; see `fairflower.registry.user_metrics`.
-METRICS = FunctionRegistry("fairflower.metrics", "metric")
+METRICS = Registry("fairflower.metrics", {}, kind="metric")
 
 #: Measurements of other packages; see `fairflower.registry.measurements`.
-OWN_MEASUREMENTS = FunctionRegistry("fairflower.measurements", "measurement")
+OWN_MEASUREMENTS = Registry("fairflower.measurements", {}, kind="measurement")
 
 #: Number of dimensions of an example's shape -> kind of examples. The shapes are (features,),
 #: (vocabulary, length) for token ids, and (channels, height, width).
@@ -96,7 +91,7 @@ MODEL_OF = {"images": "cnn", "features": "mlp", "tokens": "embedding-bag"}
 #: Names of plain local training; a method's label omits them.
 PLAIN_CLIENTS = ("sgd", "fedavg")
 
-MODELS = FamilyRegistry(
+MODELS = Registry(
     "fairflower.models",
     {
         "cnn": (
@@ -140,28 +135,22 @@ MODELS = FamilyRegistry(
             "prompt_vit:vpt_vit_b_16",
             "visual prompt tuning: prompt-vit-b-16 without GC-Net; 10.8 k parameters are trained",
         ),
-    },
-    families={
-        "timm": (
+        "timm:NAME": (
             "timm_networks:timm",
             "any image classifier from timm, trained as a whole or with an adapter",
-            ("images",),
         ),
-        "hf": (
+        "hf:NAME": (
             "hf_networks:hf",
             "an image or text classifier from transformers, in a folder or on the Hugging Face "
             "Hub, trained as a whole or with an adapter",
-            ("images", "tokens"),
         ),
-        "prompt-timm": (
+        "prompt-timm:NAME": (
             "timm_networks:prompt_timm",
             "FedGCR's prompts for a frozen ViT from timm",
-            ("images",),
         ),
-        "vpt-timm": (
+        "vpt-timm:NAME": (
             "timm_networks:vpt_timm",
             "visual prompt tuning of a frozen ViT from timm: prompt-timm without GC-Net",
-            ("images",),
         ),
     },
     kind="model",
@@ -170,7 +159,7 @@ MODELS = FamilyRegistry(
 )
 
 #: Adapters for a frozen network. Adapters of other packages are functions that modify a network.
-ADAPTERS = DescribedRegistry(
+ADAPTERS = Registry(
     "fairflower.models",
     {
         "lora": (
@@ -185,11 +174,8 @@ ADAPTERS = DescribedRegistry(
     group="fairflower.adapters",  # the package's name is the group of models
 )
 
-#: Families of models that can be trained as a whole or with ``model.adapter``.
-ADAPTABLE = frozenset({"timm", "hf"})
-
 #: Policies that select the clients of a round.
-PARTICIPATION = DescribedRegistry(
+PARTICIPATION = Registry(
     "fairflower.participation",
     {
         "uniform": ("policies:Uniform", "uniform at random"),
@@ -210,7 +196,7 @@ PARTICIPATION = DescribedRegistry(
 )
 
 #: Experiment trackers. A built-in name is also the name of a library and of the extra with it.
-TRACKERS = DescribedRegistry(
+TRACKERS = Registry(
     "fairflower.trackers",
     {
         "tensorboard": ("tensorboard:TensorBoard", "TensorBoard, in the run folder"),
@@ -222,21 +208,13 @@ TRACKERS = DescribedRegistry(
     server_only=True,
 )
 
-#: Built-in models that support ``model.weights``.
-PRETRAINED = frozenset(
-    {"prompt-vit-tiny", "prompt-vit-b-16", "vpt-vit-tiny", "vpt-vit-b-16", "resnet18"}
-)
-
 #: Value of ``model.weights`` for a library's network with random instead of pretrained weights.
 RANDOM_WEIGHTS = "random"
-
-#: Models that are sent as a whole, so that only the server reads the pretrained weights.
-INIT_ONLY_WEIGHTS = frozenset({"resnet18"})
 
 #: Data sets that read a user's own files.
 OWN_FILES = ("images", "npz", "texts")
 
-DATA_SETS = DescribedRegistry(
+DATA_SETS = Registry(
     "fairflower.data",
     {
         "uci-digits": (

@@ -28,18 +28,20 @@ _PLACE = re.compile(r"[\w.]+:[\w.]+")
 
 
 class Registry(UserDict[str, Any]):
-    """Classes and functions by name, imported on first use.
+    """Classes and functions by name, imported on first use. Iteration yields the built-in names.
 
     Parameters
     ----------
     package : str
         Package of the built-in entries.
-    places : mapping of str -> str
-        Built-in name -> ``"module:attribute"`` in ``package``. Iteration yields only these names.
+    entries : mapping
+        Built-in name -> ``"module:attribute"`` in ``package``, or this and a one-line description,
+        so that listing the entries imports nothing. A name ``FAMILY:NAME`` stands for every network
+        of a library: ``FAMILY:x`` is the entry's function with the first argument ``"x"``.
     kind : str
         Word for an entry in messages, for example "strategy".
-    base : str
-        ``module:Class`` of the base class of all entries.
+    base : str, default=""
+        ``module:Class`` of the base class of all entries; empty for functions.
     makers : bool, default=False
         Whether functions that return an instance are allowed as entries.
     server_only : bool, default=False
@@ -51,14 +53,17 @@ class Registry(UserDict[str, Any]):
     def __init__(
         self,
         package: str,
-        places: Mapping[str, str],
+        entries: Mapping[str, str | tuple[str, str]],
         kind: str,
-        base: str,
+        base: str = "",
         makers: bool = False,
         server_only: bool = False,
         group: str = "",
     ) -> None:
-        super().__init__(places)
+        places = {n: e if isinstance(e, str) else e[0] for n, e in entries.items()}
+        super().__init__({n: place for n, place in places.items() if ":" not in n})
+        self.families = {n.partition(":")[0]: place for n, place in places.items() if ":" in n}
+        self.lines = {name: e[1] for name, e in entries.items() if not isinstance(e, str)}
         self.package = package
         self.group = group or package
         self.kind = kind
@@ -68,7 +73,7 @@ class Registry(UserDict[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         known = name in self.data or any(o.name == name for o in _entry_points(self.group))
-        return known or bool(_PLACE.fullmatch(str(name)))
+        return known or bool(_PLACE.fullmatch(str(name)) or self.family(str(name)))
 
     def __getitem__(self, name: str) -> Any:
         """Return the registered object.
@@ -79,6 +84,12 @@ class Registry(UserDict[str, Any]):
         """
         if name in self.data:
             return _attribute(f"{self.package}.{self.data[name]}")
+        if family := self.family(name):
+            function = _attribute(f"{self.package}.{self.families[family]}")
+            member = functools.partial(function, name.partition(":")[2])
+            named = {"__module__": function.__module__, "__name__": name}
+            member.__dict__.update(vars(function) | named)
+            return member
         claims = [offer for offer in _entry_points(self.group) if name in (offer.name, offer.value)]
         if len({offer.value for offer in claims}) > 1:
             listed = " and ".join(f"{offer.value} ({distribution_of(offer)})" for offer in claims)
@@ -87,6 +98,11 @@ class Registry(UserDict[str, Any]):
                 f"{claims[0].value} instead, or uninstall one of the packages."
             )
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.group))
+
+    def family(self, name: str) -> str:
+        """Return the family of a name, or an empty string."""
+        family, _, member = name.partition(":")
+        return family if member and family in self.families else ""
 
     def module_of(self, name: str) -> str:
         """Return the module of a built-in entry, without importing it."""
@@ -98,7 +114,8 @@ class Registry(UserDict[str, Any]):
         The result is None for built-in entries, for those of installed packages, and without file.
         """
         offered = any(name in (o.name, o.value) for o in _entry_points(self.group))
-        if name in self.data or offered or not _PLACE.fullmatch(name):
+        built_in = name in self.data or self.family(name)
+        if built_in or offered or not _PLACE.fullmatch(name):
             return None
         add_cwd_to_path()
         try:
@@ -112,8 +129,8 @@ class Registry(UserDict[str, Any]):
         return None if installed else file
 
     def names(self) -> list[str]:
-        """Return all names: built-in names and entry points of installed packages."""
-        return [*self.data, *self.offers()]
+        """Return built-in names, entry points of installed packages, and families."""
+        return [*self.data, *self.offers(), *(f"{family}:NAME" for family in self.families)]
 
     def offers(self) -> dict[str, EntryPoint]:
         """Return other packages' entry points by name, or by ``module:Class`` if names collide."""
@@ -124,9 +141,7 @@ class Registry(UserDict[str, Any]):
     def _checked(self, name: str, offer: EntryPoint) -> Any:
         """Import an entry of another package; raise ``ConfigError`` with a remedy if this fails."""
         module, _, attribute = offer.value.partition(":")
-        start = f"The {self.kind} {name!r}" + (
-            f" of {distribution_of(offer)}" if offer.dist else ""
-        )
+        start = f"The {self.kind} {name!r}{f' of {distribution_of(offer)}' if offer.dist else ''}"
         remedy = f"Repair or reinstall {offer.dist.name}" if offer.dist else f"Repair {module}"
         try:
             imported: Any = importlib.import_module(module)
@@ -145,29 +160,35 @@ class Registry(UserDict[str, Any]):
             raise ConfigError(
                 f"{start} cannot be imported: {type(error).__name__}: {error}. {remedy}."
             ) from error
-        base = _attribute(self._base)
         try:
             entry = functools.reduce(getattr, attribute.split("."), imported)
         except AttributeError:
-            fit = [n for n, value in vars(imported).items() if self._fits(value, base)]
+            fit = [n for n, value in vars(imported).items() if self._fits(value)]
             near = difflib.get_close_matches(attribute, fit, n=1, cutoff=0.5) or fit
             file = getattr(imported, "__file__", None)
             hint = f"Did you mean {' or '.join(near)}?" if near else f"{remedy} ({file})."
             raise ConfigError(f"{start}: {module} has no {attribute!r}. {hint}") from None
-        self._check_entry(start, entry, base)
+        self._check_entry(start, entry)
         return entry
 
-    @staticmethod
-    def _fits(thing: Any, base: type) -> bool:
+    def _fits(self, thing: Any) -> bool:
+        """Return whether an attribute of a module may be meant by a misspelled name."""
+        if not self._base:
+            return inspect.isfunction(thing)
+        base = _attribute(self._base)
         return isinstance(thing, type) and issubclass(thing, base) and thing is not base
 
-    def _check_entry(self, start: str, entry: Any, base: type) -> None:
-        if not self._fits(entry, base) and not (self._makers and inspect.isroutine(entry)):
+    def _check_entry(self, start: str, entry: Any) -> None:
+        if not self._base:
+            if not callable(entry) or isinstance(entry, type):
+                raise ConfigError(f"{start}: expected a function, got {entry!r}.")
+            return
+        if not self._fits(entry) and not (self._makers and inspect.isroutine(entry)):
             base_name = self._base.replace(":", ".")
             maker = ", or a function that returns an instance" if self._makers else ""
             raise ConfigError(f"{start}: expected a subclass of {base_name}{maker}, got {entry!r}.")
         try:
-            argument_specs(entry)
+            arguments = {*argument_specs(entry)}
         except ConfigError as error:
             raise ConfigError(f"{start}: {error}") from error
         except Exception as error:
@@ -175,21 +196,21 @@ class Registry(UserDict[str, Any]):
                 f"{start}: the annotations of its arguments cannot be read ({error}). In its "
                 "module, import the names in these annotations outside `if TYPE_CHECKING`."
             ) from error
+        if self.lines:  # no method: its arguments are not settings beside those of its base
+            return
+        if taken := sorted({"name", *shared_arguments(_attribute(self._base))} & arguments):
+            raise ConfigError(
+                f"{start}: its constructor has the argument {taken[0]!r}, which every {self.kind} "
+                "has already. Rename the argument."
+            )
 
-
-class FunctionRegistry(Registry):
-    """Registry of functions without built-in entries."""
-
-    def __init__(self, package: str, kind: str) -> None:
-        super().__init__(package, {}, kind, "builtins:object")
-
-    @staticmethod
-    def _fits(thing: Any, base: type) -> bool:
-        return inspect.isfunction(thing)
-
-    def _check_entry(self, start: str, entry: Any, base: type) -> None:
-        if not callable(entry) or isinstance(entry, type):
-            raise ConfigError(f"{start}: expected a function, got {entry!r}.")
+    def arguments(self) -> dict[str, list[str]]:
+        """Return every argument of the built-in methods, with the methods that have it."""
+        owners: dict[str, list[str]] = {}
+        for name, method in self.items():
+            for argument in method.argument_specs():
+                owners.setdefault(argument, []).append(name)
+        return owners
 
 
 def add_cwd_to_path() -> None:
@@ -216,78 +237,3 @@ def _cached_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint,
 def _attribute(place: str) -> Any:
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-class MethodRegistry(Registry):
-    """Registry of strategies or clients; their docstrings and constructors describe them."""
-
-    def _check_entry(self, start: str, entry: Any, base: type) -> None:
-        super()._check_entry(start, entry, base)
-        if taken := sorted({"name", *shared_arguments(base)} & {*argument_specs(entry)}):
-            raise ConfigError(
-                f"{start}: its constructor has the argument {taken[0]!r}, which every {self.kind} "
-                "has already. Rename the argument."
-            )
-
-    def arguments(self) -> dict[str, list[str]]:
-        """Return every argument of the built-in methods, with the methods that have it."""
-        owners: dict[str, list[str]] = {}
-        for name, method in self.items():
-            for argument in method.argument_specs():
-                owners.setdefault(argument, []).append(name)
-        return owners
-
-
-class DescribedRegistry(Registry):
-    """Registry with a one-line description of each entry, so that listing it imports nothing."""
-
-    def __init__(
-        self, package: str, entries: Mapping[str, tuple[str, str]], **options: Any
-    ) -> None:
-        super().__init__(package, {name: place for name, (place, _) in entries.items()}, **options)
-        self.lines = {name: line for name, (_, line) in entries.items()}
-
-
-class FamilyRegistry(DescribedRegistry):
-    """Registry that also has families: ``FAMILY:NAME`` is the network NAME of a library.
-
-    A family has a function, a one-line description and the kinds of examples that its networks
-    accept. The function gets NAME as its first argument.
-    """
-
-    def __init__(
-        self,
-        package: str,
-        entries: Mapping[str, tuple[str, str]],
-        families: Mapping[str, tuple[str, str, tuple[str, ...]]],
-        **options: Any,
-    ) -> None:
-        super().__init__(package, entries, **options)
-        self.families = {family: place for family, (place, _, _) in families.items()}
-        self.kinds = {family: kinds for family, (_, _, kinds) in families.items()}
-        self.lines |= {f"{family}:NAME": line for family, (_, line, _) in families.items()}
-
-    def family(self, name: str) -> str:
-        """Return the family of a name, or an empty string."""
-        family, _, member = name.partition(":")
-        return family if member and family in self.families else ""
-
-    def __contains__(self, name: object) -> bool:
-        return bool(self.family(str(name))) or super().__contains__(name)
-
-    def own_file(self, name: str) -> Path | None:
-        """Return None for a network of a library; otherwise as `Registry.own_file`."""
-        return None if self.family(name) else super().own_file(name)
-
-    def __getitem__(self, name: str) -> Any:
-        family = self.family(name)
-        if not family:
-            return super().__getitem__(name)
-        function = _attribute(f"{self.package}.{self.families[family]}")
-        member = functools.partial(function, name.partition(":")[2])
-        member.__dict__.update({"__module__": function.__module__, "__name__": name})
-        return member
-
-    def names(self) -> list[str]:
-        """Return all names, including ``FAMILY:NAME`` for each family."""
-        return [*super().names(), *(f"{family}:NAME" for family in self.families)]

@@ -90,6 +90,7 @@ class AAggFF(FairStrategy):
     extra = "solvers"
     measurements = ("received_loss",)
     sums_suffice = True
+    private = True
     STATE: ClassVar[tuple[str, ...]] = ("responses", "means", "gains", "p", "sums", "played")
 
     def __init__(

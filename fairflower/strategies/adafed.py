@@ -71,6 +71,7 @@ class AdaFed(FairStrategy):
     extrapolates = True  # coefficients may be negative
     keeps_agreement = False  # equal updates with different losses give no step
     measurements = ("received_loss",)
+    single_updates = ("needs the inner products of the updates", "qffl")
 
     def __init__(
         self,

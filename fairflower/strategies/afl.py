@@ -57,6 +57,7 @@ class AFL(FairStrategy):
     paper: ClassVar[str] = "Mohri, Sivek, Suresh, ICML 2019"
     measurements = ("received_loss",)
     sums_suffice = True
+    private = True
     STATE: ClassVar[tuple[str, ...]] = ("lambdas",)
 
     def __init__(

@@ -61,6 +61,10 @@ class DaA(FairStrategy):
 
     paper: ClassVar[str] = "F2DC, CVPR 2026 (DaA)"
     measurements = ("class_counts",)
+    single_updates = (
+        "computes weights from class counts, which each client would send unmasked",
+        "uniform",
+    )
 
     def __init__(
         self,

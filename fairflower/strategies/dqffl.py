@@ -69,6 +69,7 @@ class DqFFL(QFFL):
 
     paper: ClassVar[str] = "FairRFL, IEEE TETC 2026 (Dq-FFL)"
     sums_suffice = False  # the defense looks at every update
+    single_updates = ("needs the norm of each client's update", "qffl")
     STATE: ClassVar[tuple[str, ...]] = ("last_loss",)
 
     def __init__(

@@ -62,6 +62,7 @@ class EAGLE(FairStrategy):
     paper: ClassVar[str] = "after Erraji, Perrot, Bellet, 2026 (reconstructed)"
     measurements = ("received_loss", "local_loss")
     sums_suffice = True
+    private = True
 
     def __init__(
         self,

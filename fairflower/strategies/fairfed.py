@@ -76,6 +76,11 @@ class FairFed(FairStrategy):
     """
 
     paper: ClassVar[str] = "Ezzeldin et al., AAAI 2023"
+    single_updates = (
+        "needs each client's counts of people if strategy.metric is one of group fairness",
+        "uniform",
+    )
+    private = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 
     def __init__(

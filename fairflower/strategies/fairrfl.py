@@ -84,6 +84,7 @@ class FairRFL(FairStrategy):
     """
 
     paper: ClassVar[str] = "FairRFL, IEEE TETC 2026"
+    single_updates = ("needs the norm of each client's update", "superquantile")
 
     def __init__(
         self,

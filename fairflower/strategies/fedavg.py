@@ -31,6 +31,7 @@ class FedAvg(FairStrategy):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     sums_suffice = True
+    private = True
 
     def weigh(self, cohort: Cohort) -> Vector:
         return cohort.sample_weights
@@ -56,6 +57,7 @@ class Uniform(FairStrategy):
 
     paper: ClassVar[str] = "the baseline"
     sums_suffice = True
+    private = True
 
     def weigh(self, cohort: Cohort) -> Vector:
         return np.full(len(cohort), 1 / len(cohort))

@@ -74,6 +74,7 @@ class FedCE(FairStrategy):
     """
 
     paper: ClassVar[str] = "Jiang et al., CVPR 2023"
+    single_updates = ("compares each client's update with the others'", "fairfed")
     STATE: ClassVar[tuple[str, ...]] = ("rounds", "cosine", "minus", "c", "part")
 
     def __init__(

@@ -77,6 +77,10 @@ class FedEBAPlus(FairStrategy):
     """
 
     paper: ClassVar[str] = "after Wang et al., ICML 2026 (reconstructed)"
+    single_updates = (
+        "aligns the model with every client's gradient unless strategy.alpha = 0",
+        "term",
+    )
     extrapolates = True  # the common step is not a step of any client
     keeps_agreement = False  # for the same reason
     config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}

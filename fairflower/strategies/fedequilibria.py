@@ -68,6 +68,10 @@ class FedEquilibria(FairStrategy):
     """
 
     paper: ClassVar[str] = "FedEquilibria, anonymous, 2025"
+    single_updates = (
+        "needs the norm of each client's update and its Fisher diagonal",
+        "fedism",
+    )
     extra = "solvers"
 
     def __init__(

@@ -86,6 +86,7 @@ class FedFV(FairStrategy):
     paper: ClassVar[str] = "Wang et al., IJCAI 2021"
     extrapolates = True  # a projection, rescaled to the norm of the mean step
     measurements = ("received_loss",)
+    single_updates = ("projects each client's update onto the others'", "qffl")
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
     def __init__(

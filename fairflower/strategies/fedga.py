@@ -63,6 +63,7 @@ class FedGA(FairStrategy):
     paper: ClassVar[str] = "Zhang et al., CVPR 2023 (FedDG-GA)"
     measurements = ("received_loss", "trained_loss")
     sums_suffice = True
+    private = True
     used_next_round = ("trained_loss",)
     config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"rounds": ("num-server-rounds",)}
     STATE: ClassVar[tuple[str, ...]] = ("w", "trained")

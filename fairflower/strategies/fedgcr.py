@@ -118,6 +118,7 @@ class FedGCR(ClusteringMixin, FairStrategy):
     """
 
     paper: ClassVar[str] = "Cheng et al., AAAI 2024"
+    single_updates = ("groups clients by their representations", "term")
     extra = "solvers"
     #: A power of a negative loss could not be a weight.
     ranges: Mapping[str, tuple[float, float]] = dict.fromkeys(

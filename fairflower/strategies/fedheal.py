@@ -84,6 +84,11 @@ class FedHEAL(FairStrategy):
     """
 
     paper: ClassVar[str] = "Chen, Huang, Ye, CVPR 2024"
+    single_updates = (
+        "compares the signs of each client's update, and averages every coordinate over "
+        "different clients",
+        "fedga",
+    )
     keeps_agreement = False  # a coordinate that changes its sign is not merged
     STATE: ClassVar[tuple[str, ...]] = ("rounds", "rises", "p", "dp", "examples", "distance")
 

@@ -69,6 +69,7 @@ class FedISM(FairStrategy):
     paper: ClassVar[str] = "Wu et al., IJCAI 2024"
     measurements = ("sharpness",)
     sums_suffice = True
+    private = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 
     def __init__(

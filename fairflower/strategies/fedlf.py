@@ -77,6 +77,7 @@ class FedLF(FairStrategy):
     extrapolates = True  # scaled to the norm of the mean step
     keeps_agreement = False  # equal updates with different losses give no step
     measurements = ("received_loss",)
+    single_updates = ("needs the inner products of the updates, layer by layer", "afl")
     STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
 
     def __init__(

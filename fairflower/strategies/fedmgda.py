@@ -58,6 +58,7 @@ class FedMGDAPlus(FairStrategy):
     """
 
     paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
+    single_updates = ("needs the inner products of the updates", "afl")
     extra = "solvers"
     extrapolates = True  # if updates are shorter than eta
     keeps_agreement = False  # the step's norm differs from the updates'

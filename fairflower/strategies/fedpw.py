@@ -111,6 +111,7 @@ class FedPW(FairStrategy):
     """
 
     paper: ClassVar[str] = "Guan et al., NeurIPS 2025"
+    single_updates = ("drops coordinates of each client's update", "pa3fed")
     extrapolates = True  # coordinates are scaled up
     keeps_agreement = False  # coordinates are dropped
     reported_metrics = ("train_loss",)

@@ -63,6 +63,7 @@ class PA3Fed(FairStrategy):
     paper: ClassVar[str] = "after Huang & Liu, AAAI 2025 (reconstructed)"
     measurements = ("received_loss",)
     sums_suffice = True
+    private = True
     STATE: ClassVar[tuple[str, ...]] = ("losses",)
 
     def __init__(

@@ -56,6 +56,7 @@ class PropFair(FairStrategy):
     paper: ClassVar[str] = "Zhang, Malekmohammadi, Chen, Yu, TMLR 2023 (objective)"
     measurements = ("received_loss",)
     sums_suffice = True
+    private = True
 
     def __init__(
         self,

@@ -82,6 +82,7 @@ class QFFL(FairStrategy):
     keeps_agreement = False  # the step's norm differs from the updates'
     measurements = ("received_loss",)
     sums_suffice = True
+    private = True
     config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr", "train.momentum")}
 
     def __init__(
@@ -102,6 +103,12 @@ class QFFL(FairStrategy):
         self.L = 0.0  # not known yet
 
     def read_config(self, config: Mapping[str, Any]) -> None:
+        if self.rule != "weights" and config.get("privacy.noise-multiplier"):
+            raise ValueError(
+                "privacy.noise-multiplier above 0: strategy.name = 'qffl': its step size depends "
+                "on the norms of individual updates. Set strategy.rule = 'weights', or set "
+                "privacy.noise-multiplier = 0."
+            )
         if self.rule == "weights" or self.q == 0:
             return
         if (optimizer := config.get("train.optimizer", "sgd")) != "sgd":

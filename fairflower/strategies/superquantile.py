@@ -57,6 +57,7 @@ class Superquantile(FairStrategy):
     paper: ClassVar[str] = "Pillutla, Laguel, Malick, Harchaoui, Machine Learning 2023 (Delta-FL)"
     measurements = ("received_loss",)
     sums_suffice = True
+    private = True
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class TERM(FairStrategy):
     paper: ClassVar[str] = "Li, Beirami, Sanjabi, Smith, ICLR 2021"
     measurements = ("received_loss",)
     sums_suffice = True
+    private = True
 
     def __init__(
         self,

@@ -21,9 +21,10 @@ from torchvision.models import ResNet18_Weights
 from fairflower import models
 from fairflower.clients.fedbn import FedBN
 from fairflower.config import ModelConfig
+from fairflower.config.methods import ModelSpec
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier, copy_arrays, keep_local, resnet, set_arrays
-from fairflower.registry import DATA_SETS, INIT_ONLY_WEIGHTS, MODELS, PRETRAINED
+from fairflower.registry import DATA_SETS, MODELS
 from fairflower.testing import check_model
 
 COLOR = (3, 32, 32)
@@ -325,10 +326,10 @@ def test_weights_imagenet_are_torchvisions(
 
 @pytest.mark.usefixtures("published")
 def test_receivers_of_all_arrays_load_no_weights() -> None:
-    for name in PRETRAINED.intersection(AT_HAND):
+    for name in (name for name in AT_HAND if ModelSpec(name).pretrained):
         model = models.build(name, 7, COLOR, seed=0)
         whole = model.exchanged_arrays().keys() == model.state_dict().keys()
-        assert whole == (name in INIT_ONLY_WEIGHTS)
+        assert whole == getattr(MODELS[name], "sent_whole", False)
         received = ModelConfig(name, "/nowhere.pth").to_receive()
         assert received.weights == ("" if whole else "/nowhere.pth")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflower import models
+from fairflower.config import ModelConfig, RunConfig
 from fairflower.errors import ConfigError
 from fairflower.models import _warn_once
 
@@ -80,3 +81,24 @@ def test_other_outputs_are_refused_with_the_line_that_divides_them(nets: None, n
 def test_a_network_that_fails_on_two_examples_is_the_users_error(nets: None) -> None:
     with pytest.raises(Exception, match="plain_nets:last"):
         models.build("plain_nets:last", 3, (3, 5, 5), seed=0)
+
+
+def test_a_users_network_with_a_parameter_weights_gets_the_setting(nets: None) -> None:
+    given = []
+
+    def weighted(classes: int, shape: tuple[int, ...], weights: str = "own") -> nn.Module:
+        given.append(weights)
+        return Usual(classes, shape)
+
+    sys.modules["plain_nets"].weighted = weighted  # type: ignore[attr-defined]
+    for weights in ("", "a.pth"):
+        models.build("plain_nets:weighted", 2, SHAPE, seed=0, weights=weights)
+    assert given == ["own", "a.pth"]
+    config = ModelConfig("plain_nets:weighted", "a.pth")
+    assert config.to_receive() == config
+    weighted.sent_whole = True  # type: ignore[attr-defined]
+    assert config.to_receive().weights == ""
+    flat = {"model.weights": "a.pth", "model.name": "plain_nets:weighted"}
+    assert RunConfig.from_flat(flat).model == config
+    with pytest.raises(ConfigError, match="Usual does not support pretrained weights"):
+        RunConfig.from_flat(flat | {"model.name": "plain_nets:Usual"})

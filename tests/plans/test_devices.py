@@ -188,7 +188,7 @@ def test_client_gpus_accepts_numbers_and_auto():
     assert config(client_gpus=0.0).client_gpus == 0.0
     assert config(client_gpus=1).client_gpus == 1.0
     assert config().client_gpus == "auto"
-    with pytest.raises(ConfigError, match="'all': expected a number or 'auto', got str"):
+    with pytest.raises(ConfigError, match="'all': expected a number >= 0 or auto"):
         config(client_gpus="all")
 
 

@@ -11,7 +11,8 @@ import torch
 from flwr.app import Context, RecordDict
 from toy_trainers import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
-from fairflower import config, machine
+from fairflower import machine
+from fairflower.config.run import default_values, execution_keys, method_key
 from fairflower.registry import CLIENTS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import Uniform
@@ -113,10 +114,10 @@ def test_denormal_numbers_are_flushed_to_0_while_a_client_works():
 
 
 def test_precision_is_part_of_the_method_and_float32_by_default():
-    flat = dict(config.default_values())
+    flat = dict(default_values())
     assert flat["train.precision"] == "float32"
-    assert config.method_key(flat) != config.method_key(flat | {"train.precision": "bf16"})
-    assert "train.precision" not in config.execution_keys()
+    assert method_key(flat) != method_key(flat | {"train.precision": "bf16"})
+    assert "train.precision" not in execution_keys()
 
 
 def test_missing_hardware_support_for_bf16_is_logged(monkeypatch, tmp_path):
