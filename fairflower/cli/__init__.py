@@ -20,11 +20,9 @@ from fairflower.cli import (
     data,
     deploy,
     export,
-    landscape,
     listing,
     report,
     run,
-    sharpness,
     tune,
 )
 from fairflower.cli.terminal import PLAIN, console
@@ -53,10 +51,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
     group.command(name, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(command)
 
 
-for command in (
-    *(run.run, compare.compare, tune.tune, report.report),
-    *(landscape.landscape, sharpness.sharpness, export.export),
-):
+for command in (run.run, compare.compare, tune.tune, report.report, export.export):
     add(app, command)
 add(app, listing.list_, "list")
 

@@ -24,8 +24,6 @@ Client = Annotated[
     typer.Option(help="How clients train (client.name), for example fedprox:mu=0.1."),
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
-Device = Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")]
-RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")]
 Jobs = Annotated[
     str,
     typer.Option(

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from command import call
+from command import call, invoke
 from PIL import Image
 from runs import config, history, run
 from safetensors import safe_open
@@ -20,16 +20,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairflower as ff
-from fairflower import errors
+from fairflower import errors, final_model
+from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, NotInstalled, RunFolderError
-from fairflower.final_model import exporting
-from fairflower.final_model.exporting import Network, export, network
-from fairflower.models import Classifier, build, prompt_vits
+from fairflower.final_model import Network, export, load_model, load_run_model, network
+from fairflower.models import Classifier, build, initial_local_arrays, prompt_vits
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
 from fairflower.report import read_run
 from fairflower.training.batches import examples_of
+from fairflower.training.build import build_model
 
 SCALES = {
     3: ((0.5, 0.4, 0.3), (0.2, 0.3, 0.25)),
@@ -96,8 +97,8 @@ def onnx_logits(path: Path, x: Tensor) -> np.ndarray:
 
 def check(network: Network, tmp_path: Path, atol: float = 1e-5) -> None:
     """Assert that files of both kinds give the same logits, for any number of examples."""
-    exporting._onnx(network, tmp_path / "a.onnx", network.facts())
-    exporting._torchscript(network, tmp_path / "a.pt", network.facts())
+    final_model._onnx(network, tmp_path / "a.onnx", network.facts())
+    final_model._torchscript(network, tmp_path / "a.pt", network.facts())
     script = torch.jit.load(tmp_path / "a.pt")
     for count in (1, 2, 7):
         x = network.examples(count)
@@ -277,7 +278,9 @@ def test_impossible_exports_are_refused(
         export(run, "onxx")
     for kind, format_ in ((Fixed, "torchscript"), (Undecided, "torchscript")):
         exported = wrapped(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
-        monkeypatch.setattr(exporting, "network", lambda run, data_dir, exported=exported: exported)
+        monkeypatch.setattr(
+            final_model, "network", lambda run, data_dir, exported=exported: exported
+        )
         with pytest.raises(
             RunFolderError, match=rf"cnn cannot be exported as {format_} .*state-dict"
         ):
@@ -297,7 +300,7 @@ def test_a_model_without_a_static_graph_is_not_exported_as_onnx(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported = wrapped(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
-    monkeypatch.setattr(exporting, "network", lambda run, data_dir: exported)
+    monkeypatch.setattr(final_model, "network", lambda run, data_dir: exported)
     with pytest.raises(RunFolderError, match=r"cnn cannot be exported as onnx .*state-dict"):
         export(read_run(plain), "onnx", tmp_path / "a")
     assert not list(tmp_path.iterdir())
@@ -311,11 +314,49 @@ def test_exporting_onnx_without_its_libraries_names_the_extra(
         export(read_run(plain), "onnx")
 
 
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(
+    plain: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.txt"
+    file.touch()
+    for out, reason in (
+        (tmp_path, "is a folder"),
+        (file, "expected a file name that ends in .onnx"),
+    ):
+        refused = invoke("export", plain, "--out", out)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"Error: --out {out}")
+        assert reason in refused.stderr
+        assert not refused.stdout
+
+
+@pytest.mark.parametrize("client", ["lg-fedavg", "fedper"])
+def test_a_loaded_model_has_the_initial_local_arrays(tmp_path: Path, client: str) -> None:
+    settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
+    folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))
+    result = read_run(folder)
+    run_config = RunConfig.from_flat(result.config)
+    model = load_model(result, run_config, prepare(run_config.data))
+    like = build_model(run_config.model, run_config.client, prepare(run_config.data), seed=3)
+    assert initial_local_arrays(like)
+    for name, array in initial_local_arrays(like).items():
+        assert torch.equal(model.state_dict()[name], array)
+
+
+def test_a_model_is_not_used_with_examples_that_changed(tmp_path: Path) -> None:
+    result = read_run(run(config(tmp_path)))
+    load_run_model(result, "", "cpu")
+    result.info["digest"] = "of other examples"
+    for use in (lambda: network(result), lambda: load_run_model(result, "", "cpu")):
+        with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
+            use()
+
+
 @pytest.mark.slow
 def test_the_programs_in_the_guide_give_the_predictions_of_the_run(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    text = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
     loading, running = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     federation = prepare(config(plain).data)
     x, _ = federation.test(federation.domains[0])
