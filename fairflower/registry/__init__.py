@@ -224,7 +224,7 @@ TRACKERS = DescribedRegistry(
         "wandb": ("wandb:WandB", "Weights & Biases"),
     },
     kind="tracker",
-    base="fairflower.trackers.tracker:Tracker",
+    base="fairflower.trackers:Tracker",
     server_only=True,
 )
 
