@@ -30,12 +30,12 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairflower.api.final_model import load_run_model
 from fairflower.cli.options import NUMBER, DataDir
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.data import Federation, Split
 from fairflower.errors import ConfigError
 from fairflower.files import cell_of
-from fairflower.final_model import load_run_model
 from fairflower.models import trainable
 from fairflower.numerics import Vector
 from fairflower.numerics.threads import cpus

@@ -16,12 +16,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fairflower.api.final_model import load_run_model
 from fairflower.cli.options import NUMBER, DataDir
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.clients import sharpness
 from fairflower.errors import ConfigError
 from fairflower.files import cell_of
-from fairflower.final_model import load_run_model
 from fairflower.numerics import Vector
 from fairflower.paths import check_output_file, run_folders
 from fairflower.report import Run, read_run

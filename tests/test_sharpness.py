@@ -13,12 +13,12 @@ from command import LANDSCAPE, SHARPNESS, call, invoke
 from rich.console import Console
 
 from experiments.sharpness import ClientSharpness, by_method, client_sharpness
+from fairflower.api.final_model import load_model
 from fairflower.cli.terminal import console
 from fairflower.clients import Images, sharpness
 from fairflower.config import RunConfig
 from fairflower.data import Augment, prepare
 from fairflower.engines.launch import launch
-from fairflower.final_model import load_model
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 

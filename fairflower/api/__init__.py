@@ -6,7 +6,7 @@
     results.plot("worst")
 
 The module ``runs`` starts and reads runs, ``overrides`` converts arguments to run config keys, and
-``results`` provides DataFrames, figures and tables.
+``results`` provides DataFrames, figures and tables, and ``final_model`` exports a run's final model.
 """
 
 from fairflower.api.results import Result, Results

@@ -15,8 +15,8 @@ from rich.console import Console
 from run_folders import edit, make_run, rising
 
 import fairflower as ff
+from fairflower.api.final_model import export, load_run_model
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.final_model import export, load_run_model
 from fairflower.plans.execution import remaining_plan
 from fairflower.plans.plan import Plan
 from fairflower.report import find_readable_runs, read_run

@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairflower as ff
-from fairflower import errors, final_model
+from fairflower import errors
+from fairflower.api import final_model
+from fairflower.api.final_model import Network, export, load_model, load_run_model, network
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, NotInstalled, RunFolderError
-from fairflower.final_model import Network, export, load_model, load_run_model, network
 from fairflower.models import Classifier, build, initial_local_arrays, prompt_vits
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
@@ -258,7 +259,7 @@ def test_exporting_a_run_of_sites_needs_no_data(
     text = (plain / "run.json").read_text()
     sites = {"federation": json.loads(whole.federation.to_json()), "numbered": True}
     (plain / "run.json").write_text(json.dumps(json.loads(text) | {"sites": sites}))
-    monkeypatch.setattr("fairflower.final_model.landscape.prepare", None)
+    monkeypatch.setattr("fairflower.api.final_model.landscape.prepare", None)
     try:
         again = network(read_run(plain))
         damaged = json.loads(text) | {"sites": {**sites, "federation": {}}}
@@ -356,7 +357,7 @@ def test_a_model_is_not_used_with_examples_that_changed(tmp_path: Path) -> None:
 def test_the_programs_in_the_guide_give_the_predictions_of_the_run(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
     loading, running = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     federation = prepare(config(plain).data)
     x, _ = federation.test(federation.domains[0])
