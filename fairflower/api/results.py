@@ -146,7 +146,7 @@ class Results(Sequence["Result"]):
 
     def latex(self) -> str:
         """Return all tables as LaTeX for the booktabs package."""
-        from fairflower.report.latex import latex
+        from fairflower.report.pages import latex
 
         return latex(self._analysis)
 
