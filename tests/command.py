@@ -9,11 +9,13 @@ from click import Command
 from click.testing import CliRunner, Result
 from typer.main import get_command
 
+from experiments import landscape, sharpness
 from experiments.leaderboard.__main__ import app as leaderboard
 from fairflower.cli import app
 
 # Built once: building takes longer than most calls.
 COMMAND, BOARD = get_command(app), get_command(leaderboard)
+LANDSCAPE, SHARPNESS = get_command(landscape.app), get_command(sharpness.app)
 
 
 def invoke(*arguments: str | Path, command: Command = COMMAND, **options: Any) -> Result:

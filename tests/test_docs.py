@@ -18,7 +18,7 @@ import pytest
 import runs
 import tables as needs
 import torch
-from command import call
+from command import SHARPNESS, call
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from processes import environment
@@ -376,7 +376,7 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
         assert run.config["model.name"] == "embedding-bag"
         # Praise or complaint is in the first word: what is learned in one shop helps the others.
         assert min(run.accuracy[-1]) > 0.9
-    assert "reviews:Focal" in call("sharpness", "out/runs")
+    assert "reviews:Focal" in call("out/runs", command=SHARPNESS)
 
 
 def test_the_documented_tables_can_be_read_and_trained_on(

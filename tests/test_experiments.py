@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from command import BOARD, COMMAND, LANDSCAPE, SHARPNESS
 from experiment_files import FOLDER, run_configs
 
 import fairflower.data
-from fairflower.cli import app, landscape, report, run, sharpness
+from experiments import landscape, sharpness
+from fairflower.cli import report, run
 from fairflower.config import RunConfig
 from fairflower.config.text import read_toml
 from fairflower.plans import execution
@@ -40,10 +41,16 @@ def header(path: Path) -> str:
 
 def commands(text: str) -> list[str]:
     lines = text.replace("\\\n", " ").splitlines()
-    return [" ".join(line.split()) for line in lines if line.strip().startswith("fairflower ")]
+    begins = ("fairflower ", "python -m experiments.")
+    return [" ".join(line.split()) for line in lines if line.strip().startswith(begins)]
 
 
-COMMAND = typer.main.get_command(app)
+PROGRAMS = {
+    "fairflower": COMMAND,
+    "python -m experiments.landscape": LANDSCAPE,
+    "python -m experiments.leaderboard": BOARD,
+    "python -m experiments.sharpness": SHARPNESS,
+}
 COMMANDS = list(dict.fromkeys(c for text in (INDEX, *map(header, CONFIGS)) for c in commands(text)))
 
 
@@ -73,9 +80,10 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
     def call(command: str) -> Any:
         if command not in BEGUN:
-            words = shlex.split(re.sub(r"[][]", "", command).replace("<folder>", "data"))
+            text = re.sub(r"[][]", "", command).replace("<folder>", "data")
+            name = next(name for name in PROGRAMS if text.startswith(name))
             with pytest.raises(Begun) as begun:
-                COMMAND.main(words[1:], standalone_mode=False)
+                PROGRAMS[name].main(shlex.split(text.removeprefix(name)), standalone_mode=False)
             BEGUN[command] = begun.value.args[0]
         return BEGUN[command]
 
@@ -96,7 +104,7 @@ def test_analyzed_folders_are_made_by_documented_comparisons(begin: Callable[[st
         for run in begin(command).runs
     ]
     for command in COMMANDS:
-        if command.split()[1] in ("sharpness", "landscape"):
+        if "sharpness" in command or "landscape" in command:
             for path in (word for word in command.split() if "/" in word):
                 assert any(run.startswith(f"{path}/") for run in run_folders), path
 

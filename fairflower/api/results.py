@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # both are slow to import
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from fairflower.final_model.exporting import Network
+    from fairflower.api.final_model import Network
 
 _STYLE = """<style>
 .fairflower table {border-collapse: collapse; margin: 0.5em 0}
@@ -134,7 +134,7 @@ class Results(Sequence["Result"]):
 
     def latex(self) -> str:
         """Return all tables as LaTeX for the booktabs package."""
-        from fairflower.report.latex import latex
+        from fairflower.report.pages import latex
 
         return latex(self._analysis)
 
@@ -217,9 +217,9 @@ class Result(Results):
 
         The module normalizes examples itself. Class names and the scale of the examples come from
         the run's data set, which is read from ``data_dir`` if given. See
-        `fairflower.final_model.exporting.Network`.
+        `fairflower.api.final_model.Network`.
         """
-        from fairflower.final_model.exporting import network
+        from fairflower.api.final_model import network
 
         return network(self.run, str(data_dir))
 

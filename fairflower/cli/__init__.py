@@ -15,7 +15,14 @@ from typing import Annotated
 import typer
 
 import fairflower
-from fairflower.cli import deploy, export, landscape, listing, report, run, sharpness, tune
+from fairflower.cli import (
+    deploy,
+    export,
+    listing,
+    report,
+    run,
+    tune,
+)
 from fairflower.cli.terminal import PLAIN, console
 
 app = typer.Typer(
@@ -42,10 +49,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
     group.command(name, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(command)
 
 
-for command in (
-    *(run.run, run.compare, tune.tune, report.report),
-    *(landscape.landscape, sharpness.sharpness, export.export),
-):
+for command in (run.run, run.compare, tune.tune, report.report, export.export):
     add(app, command)
 add(app, listing.list_, "list")
 

@@ -32,8 +32,8 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Export a run's final model for use in other programs."""
-    from fairflower.final_model.exporting import FORMATS
-    from fairflower.final_model.exporting import export as write
+    from fairflower.api.final_model import FORMATS
+    from fairflower.api.final_model import export as write
     from fairflower.report import read_run
 
     if out:

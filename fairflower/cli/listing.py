@@ -13,7 +13,7 @@ from rich.table import Table
 from fairflower.arguments import ArgumentSpec, argument_specs
 from fairflower.cli.options import ConfigOverrides, with_settings
 from fairflower.cli.terminal import console, friendly_errors, say_where, text_table
-from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import (
     AdapterSpec,
     DataSpec,

@@ -176,8 +176,7 @@ def write_text(format_: str, paths: list[Path], out: Path | None, table: str = "
     """Write the tables of runs as text to the file ``out``, or print them."""
     from fairflower.report.analysis import Analysis
     from fairflower.report.frames import csv_table
-    from fairflower.report.latex import latex
-    from fairflower.report.pages import markdown_tables
+    from fairflower.report.pages import latex, markdown_tables
 
     messages = Console(stderr=True)
     runs = readable_runs(paths, messages)

@@ -153,7 +153,7 @@ def _overlap(plan: Plan) -> str:
     """Return a line about the examples that two federations of a plan share, or "" for one."""
     from fairflower.data import prepare
     from fairflower.data.cache import shared_examples
-    from fairflower.report.tables.draws import SAME
+    from fairflower.report.tables.notes import SAME
 
     first = plan.runs[0].data
     others = (run.data for run in plan.runs if replace(run.data, seed=first.seed) == first)

@@ -204,7 +204,7 @@ TRACKERS = Registry(
         "wandb": ("wandb:WandB", "Weights & Biases"),
     },
     kind="tracker",
-    base="fairflower.trackers.tracker:Tracker",
+    base="fairflower.trackers:Tracker",
     server_only=True,
 )
 

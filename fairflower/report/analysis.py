@@ -16,15 +16,19 @@ from functools import cached_property
 
 from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.report.contrasts import Contrasts, contrasts_of
+from fairflower.report.contrasts import (
+    Contrasts,
+    Section,
+    contrasts_of,
+    verdict_legend,
+    verdicts,
+)
 from fairflower.report.methods import Comparison, group_runs
 from fairflower.report.reading import Run
-from fairflower.report.tables import accuracy_tables, fairness_tables
+from fairflower.report.tables.accuracy import accuracy_tables, fairness_tables, held_out_tables
 from fairflower.report.tables.cells import Table
-from fairflower.report.tables.held_out import held_out_tables
 from fairflower.report.tables.notes import notes
 from fairflower.report.tuning import Tuned, tuning_tables
-from fairflower.report.verdicts import Section, verdict_legend, verdicts
 
 
 @dataclass(frozen=True)

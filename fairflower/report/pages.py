@@ -1,4 +1,4 @@
-"""Reports in the terminal, in Markdown and as an HTML page."""
+"""Reports in the terminal, in Markdown, in LaTeX and as an HTML page."""
 
 from __future__ import annotations
 
@@ -99,45 +99,27 @@ class _WholeTable:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         rows = [row for group in self.table.groups for row in group.rows]
-        names = [len(text) for row in rows for text in (row.name, row.remark)]
-        headings = [len(group.heading) for group in self.table.groups]
         columns = [
             _rich_column(title, [row.cells[place] for row in rows])
             for place, title in enumerate(self.table.columns)
         ]
         widths = [1 + max(console.measure(text).maximum for text in texts) for texts in columns]
-        least = min(max(names, default=0), _NAME, options.max_width - max(widths, default=0))
-        parts = _parted(widths, options.max_width - max(least, 1))
-        room = options.max_width - max(sum(widths[place] for place in part) for part in parts)
-        name_width = max(1, min(max([*names, *headings], default=1), room))
-        for number, part in enumerate(parts):
-            if number:
-                yield Text()
-            yield _rich_table(self.table.groups, [columns[place] for place in part], name_width)
+        names = max((len(text) for row in rows for text in (row.name, row.remark)), default=0)
+        names = max(1, min(names, _NAME, options.max_width - max(widths, default=0)))
+        part: list[list[Text]] = []
+        room = options.max_width - names
+        for column, width in zip(columns, widths, strict=True):
+            if part and width > room:
+                yield from (_rich_table(self.table.groups, part), Text())
+                part, room = [], options.max_width - names
+            part.append(column)
+            room -= width
+        yield _rich_table(self.table.groups, part)
 
 
-def _parted(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Return the columns of the fewest parts that fit into the room, of about the same width."""
-
-    def filled(room: int) -> list[list[int]]:
-        parts: list[list[int]] = [[]]
-        for place, width in enumerate(widths):
-            if parts[-1] and sum(widths[other] for other in parts[-1]) + width > room:
-                parts.append([])
-            parts[-1].append(place)
-        return parts
-
-    count, width = len(filled(room)), 0
-    while len(filled(width)) > count:
-        width += 1
-    return filled(width)
-
-
-def _rich_table(
-    groups: Sequence[Group], columns: Sequence[Sequence[Text]], name_width: int
-) -> RichTable:
+def _rich_table(groups: Sequence[Group], columns: Sequence[Sequence[Text]]) -> RichTable:
     rich = RichTable(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    rich.add_column("", overflow="fold", width=name_width)
+    rich.add_column("", overflow="fold")
     for heading, *_ in columns:
         rich.add_column(heading, justify="right", no_wrap=True)
     lines = zip(*(cells for _, *cells in columns), strict=True)
@@ -261,6 +243,110 @@ def _escaped(text: str) -> str:
     """Return text as one line of Markdown; errors in notes may have several lines and marks."""
     # Only a tag begins with < and one of these characters; "p < 0.001" stays as it is.
     return re.sub(r"[\\`*|]|<(?=[A-Za-z/!?])", r"\\\g<0>", " ".join(text.split()))
+
+
+# --- LaTeX ----------------------------------------------------------------------------
+
+_PREAMBLE = "% In the preamble: \\usepackage{booktabs}\n"
+
+#: Character -> LaTeX, for special characters and for characters missing from pdfLaTeX's fonts.
+_CHARACTERS = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "\N{PLUS-MINUS SIGN}": r"$\pm$",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{EN DASH}": "--",
+    "\N{DAGGER}": r"$^\dagger$",
+    "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
+    "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
+    "\N{BLACK UP-POINTING TRIANGLE}": r"$\bigtriangleup$",
+    "\N{BLACK DOWN-POINTING TRIANGLE}": r"$\bigtriangledown$",
+}
+
+
+def latex(runs: Sequence[Run] | Analysis) -> str:
+    """Return all tables of the runs in LaTeX, for the booktabs package.
+
+    In each column, the best value among comparable methods is bold, and the second best is
+    underlined. The standard deviation over federations or seeds is in small print. Raises
+    `RunFolderError` if there are no runs.
+    """
+    analysis = analyze(runs)
+    chapters, tables = analysis.chapters, analysis.named_tables
+    notes = [_comment(f"Note: {note}") + "\n" for chapter in chapters for note in chapter.notes]
+    written = (_latex_table(table, i) for i, table in enumerate(tables, start=1))
+    return "\n".join([_PREAMBLE, *written, *notes])
+
+
+def latex_escaped(text: str) -> str:
+    r"""Return text with LaTeX's special characters escaped.
+
+    >>> print(latex_escaped("fedmgda+ & fed_x: 5 %"))
+    fedmgda+ \& fed\_x: 5 \%
+    """
+    return "".join(_CHARACTERS.get(character, character) for character in text)
+
+
+def _latex_table(table: Table, number: int) -> str:
+    width = len(table.columns)
+    rows = []
+    for place, group in enumerate(table.groups):
+        rows += [r"\midrule"] * (place > 0)
+        if group.heading:
+            rows.append(
+                rf"\multicolumn{{{width + 1}}}{{l}}{{\emph{{{latex_escaped(group.heading)}}}}} \\"
+            )
+        rows += [
+            " & ".join([latex_escaped(row.name), *map(_latex_cell, row.cells)]) + r" \\"
+            for row in group.rows
+        ]
+    caption = " ".join(filter(None, (f"{table.title}.", table.caption)))
+    caption += " Underlined: second best." * any(
+        cell.second for group in table.groups for row in group.rows for cell in row.cells
+    )
+    label = re.sub(r"[^a-z]+", "-", table.title.split(",")[0].lower()).strip("-")
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex_escaped(caption)}}}",
+        rf"\label{{tab:{label}-{number}}}",
+        rf"\begin{{tabular}}{{l{'r' * width}}}",
+        r"\toprule",
+        " & ".join(["Method", *map(latex_escaped, table.columns)]) + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+        *(
+            _comment(f"{row.name}: {row.remark}")
+            for group in table.groups
+            for row in group.rows
+            if row.remark
+        ),
+        *map(_comment, table.footers),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    line = " ".join(text.split())
+    return "% " + "".join(c if c.isascii() else _CHARACTERS.get(c, "?") for c in line)
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = latex_escaped(cell.text)
+    if cell.tone:
+        text = rf"\textbf{{{text}}}"
+    elif cell.second:
+        text = rf"\underline{{{text}}}"
+    if not cell.spread:
+        return text
+    return rf"{text} {{\scriptsize {latex_escaped(cell.spread).replace('$ ', '$')}}}"
 
 
 # --- HTML -----------------------------------------------------------------------------

@@ -30,9 +30,14 @@ from fairflower.registry.user_metrics import metric_names
 from fairflower.report.clusters import IDS
 from fairflower.report.measures import rated
 from fairflower.report.reading import SCORES, AccuracyHistory, Run, read_run
-from fairflower.report.tables.draws import draw_cells, draw_facts
-from fairflower.report.tables.notes import data_digest, process_infos, run_notes
-from fairflower.report.tables.participation import participation
+from fairflower.report.tables.accuracy import participation
+from fairflower.report.tables.notes import (
+    data_digest,
+    draw_cells,
+    draw_facts,
+    process_infos,
+    run_notes,
+)
 from fairflower.report.text import UNDEFINED
 from fairflower.server.history import WINDOW
 

@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 
 from fairflower.config.text import Scalar, toml_value
 from fairflower.paths import home
-from fairflower.trackers.tracker import Tracker, metrics_markdown
+from fairflower.trackers import Tracker, metrics_markdown
 
 _STATUS = {"completed": "FINISHED", "stopped": "KILLED"}
 

@@ -9,7 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from fairflower.config.text import Scalar, toml_value
-from fairflower.trackers.tracker import Tracker, metrics_markdown
+from fairflower.trackers import Tracker, metrics_markdown
 
 
 class TensorBoard(Tracker):

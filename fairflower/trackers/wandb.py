@@ -12,7 +12,7 @@ import wandb
 
 from fairflower.config.text import Scalar
 from fairflower.errors import ConfigError
-from fairflower.trackers.tracker import Tracker
+from fairflower.trackers import Tracker
 
 
 class WandB(Tracker):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import invalid_files
 import pytest
-from command import invoke
+from command import COMMAND, LANDSCAPE, SHARPNESS, invoke
 from invalid_inputs import WRONG
 
 from fairflower.cli.terminal import console
@@ -42,7 +42,10 @@ def test_wrong_inputs_give_a_short_error(
     monkeypatch.delenv("FAIRFLOWER_DATA", raising=False)
     monkeypatch.chdir(places)
     command = re.sub(r"\{([\w.-]+)\}", lambda name: str(places / name[1]), command)
-    result = invoke(*shlex.split(command))
+    name, *options = shlex.split(command)
+    scripts = {"landscape": LANDSCAPE, "sharpness": SHARPNESS}
+    words = options if name in scripts else [name, *options]
+    result = invoke(*words, command=scripts.get(name, COMMAND))
     output = result.output.replace(f"{places}/", "")
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in (1, 2), output

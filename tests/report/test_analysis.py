@@ -21,8 +21,7 @@ from fairflower.report import (
     write_report,
 )
 from fairflower.report.frames import csv_table, differences_frame
-from fairflower.report.latex import latex
-from fairflower.report.pages import markdown_tables
+from fairflower.report.pages import latex, markdown_tables
 
 
 def grid(root: Path) -> list[Run]:

@@ -459,21 +459,23 @@ def test_every_report_names_the_processor_and_versions_under_its_first_table(
     assert line not in rest
     assert line in printed_tables(*folders)
     assert line in tables_of(*folders).text
-    assert "several kinds of processor" not in text
+    assert "the same kind of processor" not in text
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_runs_on_several_kinds_of_processor_are_warned_of(tmp_path: Path, resumed: bool) -> None:
+def test_runs_on_several_kinds_of_processor_are_named(tmp_path: Path, resumed: bool) -> None:
     fedavg = make_run(tmp_path / "f", ALL, label="fedavg", machine=AMD)
     later = {"after_round": 3, "machine": INTEL, "versions": {"flwr": "1.41.0"}}
     options = {"machine": AMD, "resumed": [later]} if resumed else {"machine": INTEL}
     fedheal = make_run(tmp_path / "h", ALL, **options)
     both = "fedavg, fedheal" if resumed else "fedavg"
+    text = printed_tables(fedavg, fedheal)
     assert (
-        "The runs used several kinds of processor: AMD EPYC family 25 model 1 (kernels AVX2; "
-        f"instruction sets avx2) ({both}); Xeon (kernels AVX512; instruction sets avx2 avx512f; "
-        "GPU H100) (fedheal). Results are reproducible only on the same kind of processor."
-    ) in printed_tables(fedavg, fedheal)
+        "Run on AMD EPYC family 25 model 1 (kernels AVX2; "
+        f"instruction sets avx2) ({both}) and Xeon (kernels AVX512; instruction sets avx2 avx512f; "
+        "GPU H100) (fedheal); "
+    ) in text
+    assert " Results are reproducible only on the same kind of processor." in text
 
 
 def test_a_restarted_run_counts_as_run_on_its_last_machine(tmp_path: Path) -> None:
@@ -482,7 +484,7 @@ def test_a_restarted_run_counts_as_run_on_its_last_machine(tmp_path: Path) -> No
         make_run(tmp_path / "f", ALL, label="fedavg", machine=AMD),
         make_run(tmp_path / "h", ALL, machine=INTEL, resumed=[again]),
     ]
-    assert "several kinds" not in printed_tables(*folders)
+    assert "the same kind of processor" not in printed_tables(*folders)
     old = make_run(tmp_path / "o", ALL, label="uniform")
     assert "a processor that was not recorded (uniform)" in printed_tables(*folders, old)
 

@@ -22,7 +22,6 @@ from run_folders import (
 
 from fairflower.report import clusters, read_run, write_report
 from fairflower.report.figures import canvas, diagnostics
-from fairflower.report.figures import clusters as cluster_figures
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
 
@@ -147,7 +146,7 @@ def test_the_axis_of_the_adjusted_rand_index_includes_0_and_1(
 ) -> None:
     (comparison,) = group_runs([read_run(clustered(tmp_path / "r", rows))])
     styles = {method.name: canvas.LineStyle("black", "-", "o") for method in comparison.methods}
-    over_rounds, _ = cluster_figures.sketches(comparison, styles)
+    over_rounds, _ = diagnostics._cluster_sketches(comparison, styles)
     *_, panel = over_rounds.figure.axes
     low, high = panel.get_ylim()
     assert low == pytest.approx(lowest)
@@ -163,7 +162,7 @@ def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> Non
     places[rng.random(shape) < 0.2] = np.nan
     places[data.draw(st.integers(0, shape[0] - 1))] = np.nan  # a round without a map
     signs = rng.choice([-1, 1], size=(shape[0], 1, 2))
-    turned = cluster_figures.aligned(places)
+    turned = diagnostics.aligned(places)
     np.testing.assert_array_equal(abs(turned), abs(places))
     there = [row for row in turned if np.isfinite(row).any()]
     for before, now in pairwise(there):
@@ -172,6 +171,6 @@ def test_maps_do_not_depend_on_the_signs_of_the_axes(data: st.DataObject) -> Non
     # A map that shares no client with the previous map keeps its signs, as the first map does.
     shared = [np.isfinite(before * now).any() for before, now in pairwise(there)]
     if there and all(shared):
-        other = cluster_figures.aligned(places * signs)
+        other = diagnostics.aligned(places * signs)
         first = np.flatnonzero(np.isfinite(places).any(axis=(1, 2)))[0]
         np.testing.assert_array_equal(other, turned * signs[first])

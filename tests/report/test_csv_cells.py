@@ -12,12 +12,13 @@ import pytest
 from flwr.app import RecordDict
 from rich.console import Console
 
+from experiments.landscape import Landscape, Surface
 from experiments.leaderboard.ledger import Ledger, Row
+from experiments.sharpness import ClientSharpness, write_csv
 from fairflower.client_app import app
 from fairflower.config import RunConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.files import cell_of, text_of
-from fairflower.final_model.landscape import ClientSharpness, Landscape, Surface, write_csv
 from fairflower.report import read_run
 from fairflower.report.frames import csv_table
 from fairflower.report.summary import read_summary, write_summary

@@ -14,8 +14,7 @@ from scipy import stats
 
 from fairflower.report import analyze, read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import Analysis
-from fairflower.report.latex import latex
-from fairflower.report.pages import markdown_tables
+from fairflower.report.pages import latex, markdown_tables
 from fairflower.report.text import GUIDE
 
 GAINS = (0.03, 0.05, 0.04, 0.06, 0.035, 0.045)

@@ -15,7 +15,7 @@ from run_folders import clustered, constant, make_run, rising, with_scores, with
 
 from fairflower.report import Run, read_run
 from fairflower.report.analysis import analyze
-from fairflower.report.latex import escaped, latex
+from fairflower.report.pages import latex, latex_escaped
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_pdflatex_compiles_the_tables(runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_special_characters_of_latex_are_escaped() -> None:
-    assert escaped("a_b & 50 % {x} #1 $ ~^\\") == (
+    assert latex_escaped("a_b & 50 % {x} #1 $ ~^\\") == (
         r"a\_b \& 50 \% \{x\} \#1 \$ \textasciitilde{}\textasciicircum{}\textbackslash{}"
     )
 

@@ -18,7 +18,7 @@ from run_folders import (
 
 from fairflower.report import grids, read_run, write_report
 from fairflower.report.figures import canvas
-from fairflower.report.figures.grids import sketches_of_products, sketches_of_sweeps
+from fairflower.report.figures.comparison import sketches_of_products, sketches_of_sweeps
 from fairflower.report.methods import group_runs
 from fairflower.report.tables.accuracy import (
     product_table,

@@ -43,9 +43,8 @@ from fairflower.report import (
 )
 from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import draw, plot
-from fairflower.report.latex import latex
 from fairflower.report.methods import group_runs
-from fairflower.report.pages import markdown_tables
+from fairflower.report.pages import latex, markdown_tables
 from fairflower.report.text import DASH
 
 HOSTILE = '<script>alert("$x_1$")</script>'

@@ -21,9 +21,10 @@ from fairflower.data import prepare
 from fairflower.numerics.group_fairness import DIFFERENCES, GROUP_COUNTS, METRICS
 from fairflower.report import read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
-from fairflower.report.figures import canvas, groups
+from fairflower.report.figures import canvas
+from fairflower.report.figures.comparison import sketches_of_groups
 from fairflower.report.methods import group_runs
-from fairflower.report.tables.groups import group_tables
+from fairflower.report.tables.accuracy import group_tables
 from fairflower.report.text import UNDEFINED
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.evaluation import CentralizedEvaluator
@@ -291,7 +292,7 @@ def test_a_report_page_plots_the_differences_between_groups_over_rounds(
 def test_plots_of_differences_between_groups_start_at_0(compared: list[Path]) -> None:
     (comparison,) = group_runs([read_run(folder) for folder in compared])
     styles = {method.name: canvas.LineStyle("black", "-", "o") for method in comparison.methods}
-    (sketch,) = groups.sketches(comparison, styles)
+    (sketch,) = sketches_of_groups(comparison, styles)
     assert [panel.get_ylim()[0] for panel in sketch.figure.axes] == [0.0] * len(DIFFERENCES)
 
 

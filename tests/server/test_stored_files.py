@@ -15,9 +15,8 @@ from rich.console import Console
 from run_folders import edit, make_run, rising
 
 import fairflower as ff
+from fairflower.api.final_model import export, load_run_model
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.final_model.exporting import export
-from fairflower.final_model.landscape import client_sharpness
 from fairflower.plans.execution import remaining_plan
 from fairflower.plans.plan import Plan
 from fairflower.report import find_readable_runs, read_run
@@ -126,7 +125,7 @@ def test_an_unknown_key_of_an_earlier_run_is_reported_with_its_file(folder: Path
     for read in (
         lambda: resumed_config(folder, {}),
         lambda: export(read_run(folder), "state-dict"),
-        lambda: client_sharpness(read_run(folder)),
+        lambda: load_run_model(read_run(folder), "", "cpu"),
     ):
         with pytest.raises(ConfigError, match=rf"{folder}/config\.toml: .*sead"):
             read()

@@ -1,4 +1,4 @@
-"""Lines below the tables: the size of the model, the machines and versions, and notes.
+"""Lines below the tables (model, machines, versions), and notes on how to read a method's row.
 
 Run folders record the processor and the library versions. Another kind of processor rounds sums
 differently, and during training these differences grow to whole points of accuracy. Therefore,
@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from fairflower.data.federation import by_field
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
-from fairflower.report.tables.draws import draw_notes
-from fairflower.report.text import DASH, MARK, join_words, listed_rounds, thousands, untested
+from fairflower.report.text import DASH, MARK, join_words, thousands, untested
+from fairflower.schema import conform
 from fairflower.server.privacy import together
-
-#: Note about methods in which a part of the network stays with the clients.
-_LOCAL = (
-    "{part} stays with the clients{kept}, so the global model is tested with the initial values of "
-    "this part. If clients tested, the table of personal models shows their models."
-)
 
 
 def tests_line(comparison: Comparison) -> str:
@@ -49,10 +41,9 @@ def tests_line(comparison: Comparison) -> str:
 
 def model_line(comparison: Comparison) -> str:
     """State the size of the model; empty if it differs between methods or is unknown."""
-    sizes = set(_sizes(comparison).values())
-    if len(sizes) != 1 or not all(pair := sizes.pop()):
+    size, parameters = next(iter(_sizes(comparison).values()))
+    if len(set(_sizes(comparison).values())) > 1 or not (size and parameters):
         return ""
-    size, parameters = pair
     return (
         f"Model: {size} bytes in each direction per client and round ({parameters} trained "
         "parameters)."
@@ -89,9 +80,6 @@ def _sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
     }
 
 
-#: Names without repetitions, in order.
-_Named = dict[str, dict[str, None]]
-
 UNKNOWN = "a processor that was not recorded"
 
 
@@ -104,19 +92,15 @@ class ProcessInfo(NamedTuple):
 
 def process_infos(run: Run) -> list[ProcessInfo]:
     """Return the processes that executed a run's rounds, in order, without repetitions."""
-    infos = [
-        ProcessInfo(machine_text(part.get("machine")), _versions(part))
-        for part in process_records(run)
-    ]
-    return [info for i, info in enumerate(infos) if info not in infos[:i]]
-
-
-def process_records(run: Run) -> list[Mapping[str, Any]]:
-    """Return the records in ``run.json`` of the processes that executed a run's rounds."""
     records: list[Mapping[str, Any]] = [run.info]
     for resumed in run.info.get("resumed") or ():
         records = [*records, resumed] if resumed.get("after_round") else [resumed]  # started again
-    return records
+    infos = []
+    for record in records:
+        versions = {name: str(v) for name, v in (record.get("versions") or {}).items()}
+        installed = {name: v for name, v in versions.items() if v != "not installed"}
+        infos.append(ProcessInfo(machine_text(record.get("machine")), installed))
+    return [info for i, info in enumerate(infos) if info not in infos[:i]]
 
 
 def machine_text(machine: Any) -> str:
@@ -135,92 +119,60 @@ def machine_text(machine: Any) -> str:
 
 def machine_line(comparison: Comparison) -> str:
     """Return a line with the processors and versions of all runs; empty if unknown."""
-    processors, versions = _used(comparison)
+    processors: dict[str, dict[str, None]] = {}  # -> the names of the methods that ran on it
+    versions: dict[str, dict[str, None]] = {}
+    for method in comparison.methods:
+        for info in chain.from_iterable(map(process_infos, method.runs)):
+            processors.setdefault(info.processor, {})[method.name] = None
+            for package, version in info.versions.items():
+                versions.setdefault(package, {})[version] = None
     if list(processors) == [UNKNOWN] and not versions:
         return ""
-    packages = ", ".join(f"{name} {' and '.join(values)}" for name, values in versions.items())
-    return f"Run on {' and '.join(processors)}{'; ' if packages else ''}{packages}."
+    several = len(processors) > 1
+    used = [f"{name} ({', '.join(by)})" if several else name for name, by in processors.items()]
+    packages = [f"{name} {' and '.join(values)}" for name, values in versions.items()]
+    return (
+        f"Run on {' and '.join(used)}{'; ' * bool(packages)}{', '.join(packages)}."
+        f"{' Results are reproducible only on the same kind of processor.' * several}"
+    )
 
 
-def machine_notes(comparison: Comparison) -> list[str]:
-    """Return warnings if runs used several kinds of processor, or several versions of a package."""
-    processors, versions = _used(comparison)
-    notes = []
-    if len(processors) > 1:
-        owners = [f"{name} ({', '.join(methods)})" for name, methods in processors.items()]
-        notes.append(
-            f"The runs used several kinds of processor: {'; '.join(owners)}. Results are "
-            "reproducible only on the same kind of processor."
-        )
-    return notes + [
-        f"The runs used several versions of {package}: {', '.join(used)}."
-        for package, used in sorted(versions.items())
-        if len(used) > 1
-    ]
+# --- notes ----------------------------------------------------------------------------
 
-
-def _used(comparison: Comparison) -> tuple[_Named, _Named]:
-    """Return the methods that ran on each processor, and the versions of each package."""
-    processors: _Named = {}
-    versions: _Named = {}
-    for method in comparison.methods:
-        for session in chain.from_iterable(map(process_infos, method.runs)):
-            processors.setdefault(session.processor, {})[method.name] = None
-            for package, version in session.versions.items():
-                versions.setdefault(package, {})[version] = None
-    return processors, versions
-
-
-def _versions(part: Mapping[str, Any]) -> dict[str, str]:
-    versions = dict(part.get("versions") or {})
-    return {name: str(version) for name, version in versions.items() if version != "not installed"}
+#: Beginning of notes on group fairness, which depend only on the data and not on the method.
+_UNDEFINED = "undefined for"
 
 
 def notes(comparison: Comparison) -> list[str]:
     """Return facts that readers should know before they compare rows of the tables."""
+    methods = comparison.methods
     lines = [
         f"The runs differ in {key}: {_values(values)}. "
         "Only methods with the same settings are compared."
         for key, values in comparison.differing.items()
     ]
     tuned = [
-        f"{key} {_values(values)}"
-        for key in dict.fromkeys(key for method in comparison.methods for key in method.tuned)
-        for values in [
-            {m.name: dict(m.identity)[key] for m in comparison.methods if key in m.tuned}
-        ]
+        f"{key} {_values({m.name: dict(m.identity)[key] for m in methods if key in m.tuned})}"
+        for key in dict.fromkeys(key for method in methods for key in method.tuned)
     ]
     if tuned:
         lines.append(f"Tuned for each method, and no difference in settings: {'; '.join(tuned)}.")
-    if len({m.runs[0].reach for m in comparison.methods}) > 1:
-        reached = {m.name: str(m.runs[0].reach) for m in comparison.methods}
+    reached = {m.name: str(m.runs[0].reach) for m in methods}
+    if len(set(reached.values())) > 1:
         lines.append(
             f"The runs reached different rounds: {_values(reached)}. "
             "Only methods that reached the same round are compared."
         )
-    if all(method.strategy != "uniform" for method in comparison.methods):
+    if all(method.strategy != "uniform" for method in methods):
         lines.append(
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
         )
-    lines += [*draw_notes(comparison), *_run_notes(comparison)]
-    lines += [*_undefined(comparison), *_unshared(comparison)]
-    runs = [r for m in comparison.methods for r in (*m.runs, *(run for run, _ in m.left_out))]
-    spent = [run.info["privacy"] for run in runs if run.info.get("privacy")]
+    lines += [*_draw_notes(comparison), *_run_notes(comparison), *_unshared(comparison)]
+    spent = [run.info["privacy"] for _, run in comparison.runs if run.info.get("privacy")]
     lines += filter(None, [together((p["epsilon"], p["delta"]) for p in spent)])
-    if comparison.examples != "test":
-        lines.append(
-            "With evaluate.test = false, accuracies are measured on validation examples that are "
-            "kept out of training, not on test examples."
-        )
-    if any(m.config.get("evaluate.by") == "clients" for m in comparison.methods):
-        lines.append(
-            "With evaluate.by = clients, a domain's accuracy is the mean of its clients' "
-            f"accuracies on their own {comparison.examples} data, weighted by "
-            f"{comparison.examples} examples."
-        )
     by_data: dict[object, set[str]] = {}
-    for method in comparison.methods:
+    for method in methods:
         for run in method.runs:
             there = by_data.setdefault((method.settings("data."), run.federation), set())
             there.add(data_digest(run))
@@ -229,16 +181,64 @@ def notes(comparison: Comparison) -> list[str]:
             "Runs with the same data settings had different data or clients. Means over them may "
             "not be comparable."
         )
-    return [*lines, *machine_notes(comparison)]
+    return lines
+
+
+#: What federations are that have the same division; the argument are their numbers.
+SAME = (
+    "Federations {} are the same division of the data: their runs are seeds on one federation, and "
+    "verdicts hold for these data only. For other draws, set data.redraw (to rows or, for example, "
+    "patient) or data.clients-per-domain."
+)
+
+
+def draw_cells(run: Run) -> dict[str, str]:
+    """Return the cells of a summary for ``division`` and ``redraw`` in ``run.json``, if known."""
+    if not run.info.get("division"):
+        return {}
+    return {"division": run.division, "redraw": json.dumps(run.info.get("redraw"))}
+
+
+def draw_facts(row: Mapping[str, str]) -> dict[str, Any]:
+    """Read the cells of `draw_cells`. Raises ``ValueError`` if they are malformed."""
+    redraw = json.loads(row.get("redraw") or "{}")
+    conform(redraw, dict[str, float], "redraw")
+    return {"division": row.get("division") or "", "redraw": redraw}
+
+
+def _draw_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield notes on federations that are the same division, and on examples that they share."""
+    by_division: dict[str, set[int]] = {}
+    for run in comparison.kept_runs:
+        if run.info.get("division"):
+            by_division.setdefault(run.division, set()).add(run.federation)
+    for numbers in by_division.values():
+        if len(numbers) > 1:
+            yield SAME.format(join_words(list(map(str, sorted(numbers)))))
+    facts = (m.runs[0].info.get("redraw") or {} for m in comparison.methods if m.divisions > 1)
+    for redraw in [known for known in facts if {"train", "test"} <= known.keys()][:1]:
+        ratio = redraw.get("tests per training example")
+        yield (
+            f"Two federations share on average {100 * redraw['train']:.0f} % of their training "
+            f"examples and {100 * redraw['test']:.0f} % of their test examples. "
+        ) + (
+            "Test examples are drawn anew, so variances use Nadeau and Bengio's factor, "
+            f"1/n + {ratio:.2g} instead of 1/n."
+            if ratio
+            else "Intervals do not cover what other examples would change."
+        )
 
 
 def _run_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield notes on single runs, and the runs that are left out."""
+    """Yield notes on single runs, the runs that are left out, and undefined group fairness."""
+    undefined: dict[str, set[Any]] = {}  # note -> federations
     for method in comparison.methods:
         seeds: dict[str, list[int]] = {}
         for run in method.runs:
             for note in run_notes(run):
-                if not note.startswith(_UNDEFINED):
+                if note.startswith(_UNDEFINED):
+                    undefined.setdefault(note, set()).add(run.federation)
+                else:
                     seeds.setdefault(note, []).append(run.seed)
         for note, those in seeds.items():
             of_all = 1 < len(those) == len(method.runs)
@@ -249,27 +249,11 @@ def _run_notes(comparison: Comparison) -> Iterator[str]:
                 f"{method.name}, seed {run.seed} ({run.progress}), is left out of tables and "
                 f"figures: {reason} ({run.path})."
             )
-
-
-#: Beginning of notes on group fairness, which depend only on the data and not on the method.
-_UNDEFINED = "undefined for"
-
-
-def _undefined(comparison: Comparison) -> list[str]:
-    """State once per federation which metrics of group fairness are undefined, and why."""
     federations = {run.federation for run in comparison.kept_runs}
-    there: dict[str, set[Any]] = {}
-    for run in comparison.kept_runs:
-        for note in run_notes(run):
-            if note.startswith(_UNDEFINED):
-                there.setdefault(note, set()).add(run.federation)
-    return [
-        f"Group fairness is {note}"
-        if found == federations
-        else f"Federation{'s' if len(found) > 1 else ''} {join_words(sorted(map(str, found)))}: "
-        f"group fairness is {note}"
-        for note, found in there.items()
-    ]
+    for note, found in undefined.items():
+        numbers = join_words(sorted(map(str, found)))
+        where = f"Federation{'s' if len(found) > 1 else ''} {numbers}: group"
+        yield f"{'Group' if found == federations else where} fairness is {note}"
 
 
 def _unshared(comparison: Comparison) -> list[str]:
@@ -317,61 +301,40 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
     return f"{text})."
 
 
-def _local_note(run: Run) -> str:
-    """Return the note on a run in which a part of the network stays with the clients."""
-    at_server = run.config.get("client.keep") == "server"
-    return _LOCAL.format(
-        part=run.info.get("local_part") or "normalization",
-        kept=" (the server keeps it for them)" if at_server else "",
-    )
-
-
-def _dropped(replies: Sequence[Any], kind: str = "") -> str:
-    return f"{len(replies)} {kind}{'reply was' if len(replies) == 1 else 'replies were'} dropped"
-
-
 def run_notes(run: Run) -> list[str]:
-    """Return notes on a run's progress, its tracker, dropped replies and missing tests."""
+    """Return notes on a run: failures, privacy, state that stays with clients, missing replies."""
     if "remarks" in run.info:
         return list(run.info["remarks"])
-    return [
-        *_progress_notes(run),
-        *_training_notes(run),
-        *_tracking_notes(run),
-        *_metric_notes(run),
-        *_dropped_notes(run),
-        *_untested_notes(run),
-    ]
-
-
-def _progress_notes(run: Run) -> Iterator[str]:
-    if run.status != "completed":
-        error = f" ({run.info['error']})" if run.info.get("error") else ""
-        yield f"{run.progress}{error}."
-    elif run.info.get("ended_early"):
-        yield f"{run.progress}: {run.info['ended_early']}."
+    return [*_training_notes(run), *_metric_notes(run), *_dropped_notes(run), *_untested_notes(run)]
 
 
 def _training_notes(run: Run) -> Iterator[str]:
-    """Yield notes on privacy, divergence, local arrays, changed code and halted rounds."""
-    for part in run.info.get("resumed") or ():
+    """Yield notes on errors, privacy, divergence, local arrays, changed code and halted rounds."""
+    info = run.info
+    if run.status != "completed":
+        error = f" ({info['error']})" if info.get("error") else ""
+        yield f"{run.progress}{error}."
+    elif info.get("ended_early"):
+        yield f"{run.progress}: {info['ended_early']}."
+    for part in info.get("resumed") or ():
         if part.get("changed") and part.get("after_round"):
             keys = join_words(part["changed"])
             yield f"from round {part['after_round'] + 1} on with another file of {keys}."
-    if privacy := run.info.get("privacy"):
+    if privacy := info.get("privacy"):
         yield privacy_note(privacy)
-    if loss := run.info.get("diverged"):
+    if loss := info.get("diverged"):
         lower = "train.lr, or the noise (privacy.clip)" if privacy else "train.lr"
         yield f"training diverged: the last model's loss is {loss:.3g}. Lower {lower}."
-    if run.info.get("local_arrays"):
-        yield _local_note(run)
-    for number, reason in run.info.get("halted_rounds", {}).items():
+    if info.get("local_arrays"):
+        at_server = run.config.get("client.keep") == "server"
+        kept = " (the server keeps it for them)" if at_server else ""
+        yield (
+            f"{info.get('local_part') or 'normalization'} stays with the clients{kept}, so the "
+            "global model is tested with the initial values of this part. If clients tested, the "
+            "table of personal models shows their models."
+        )
+    for number, reason in info.get("halted_rounds", {}).items():
         yield f"round {number} did not change the model: {reason}."
-
-
-def _tracking_notes(run: Run) -> Iterator[str]:
-    for number, reason in run.info.get("untracked", {}).items():
-        yield f"track = {run.config.get('track')} logged no more from round {number} on: {reason}"
 
 
 def _metric_notes(run: Run) -> Iterator[str]:
@@ -387,49 +350,29 @@ def _metric_notes(run: Run) -> Iterator[str]:
 
 def _dropped_notes(run: Run) -> Iterator[str]:
     """Yield notes on dropped replies from training and from tests."""
-    dropped = [client for record in run.diagnostics for client in record.get("dropped", ())]
-    if dropped:
-        yield f"{_dropped(dropped)}, from {_clients(dropped)}."
-    silent = [
-        answer
-        for record in run.diagnostics
-        for answer in dict(record.get("dropped_in_test", {})).items()
-    ]
-    if silent:
-        clients, reasons = zip(*silent, strict=True)
-        why = f" ({reasons[0]})" if len(set(reasons)) == 1 else ""
-        yield (
-            f"{_dropped(silent, 'test ')}, from {_clients(clients)}{why}. A "
-            "domain's accuracy then covers only its other clients, if any."
-        )
+    affected = " A domain's accuracy then covers only its other clients, if any."
+    for key, kind, effect in (("dropped", "", ""), ("dropped_in_test", "test ", affected)):
+        answers = [pair for record in run.diagnostics for pair in record.get(key, {}).items()]
+        if answers:
+            names = sorted({client for client, _ in answers}, key=int)
+            reasons = {reason for _, reason in answers}
+            yield (
+                f"{len(answers)} {kind}{'reply was' if len(answers) == 1 else 'replies were'} "
+                f"dropped, from client{'s' if len(names) > 1 else ''} {', '.join(names)}"
+                f"{f' ({reasons.pop()})' if len(reasons) == 1 else ''}.{effect}"
+            )
 
 
 def _untested_notes(run: Run) -> Iterator[str]:
-    """Yield notes on domains without a test in some of the last rounds."""
-    lacks = untested(run.domains, run.rounds, run.accuracy)
-    if lacks:
-        last = np.isin(run.rounds, run.final_rounds())
-        tested = np.isfinite(run.accuracy)
-        means = [
-            f" The mean of {domain} covers only {listed_rounds(run.rounds, last & there)}."
-            for domain, there in zip(run.domains, tested.T, strict=True)
-            if (last & there).any() and (last & ~there).any()
-        ]
+    """Yield a note on domains without a test in some rounds."""
+    if lacks := untested(run.domains, run.rounds, run.accuracy):
         compared = (
             ""
             if run.fully_tested()
             else f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"
             " not compared with other runs."
         )
-        yield f"{lacks}.{''.join(means)}{compared}"
-    personal = untested(run.domains, run.personal.rounds, run.personal.accuracy)
-    if personal and personal != lacks:
-        yield f"personal models: {personal}."
-
-
-def _clients(dropped: Sequence[str]) -> str:
-    names = sorted(set(dropped), key=lambda client: (len(client), client))
-    return f"client{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        yield f"{lacks}.{compared}"
 
 
 def _values(values: Mapping[str, str]) -> str:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import call, invoke
+from command import LANDSCAPE, SHARPNESS, call, invoke
 from rich.console import Console
 
-from fairflower import cli
+from experiments.sharpness import ClientSharpness, by_method, client_sharpness
+from fairflower.api.final_model import load_model
+from fairflower.cli.terminal import console
 from fairflower.clients import Images, sharpness
 from fairflower.config import RunConfig
 from fairflower.data import Augment, prepare
 from fairflower.engines.launch import launch
-from fairflower.final_model.landscape import ClientSharpness, client_sharpness, load_model
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 
@@ -36,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = TINY | {"output-dir": str(tmp_path_factory.mktemp("runs")), "run-name": "one"}
     config = RunConfig.from_flat(settings)
     folders: list[Path] = []
-    plan, console = Plan([config]), Console(quiet=True)
-    launch(lambda grid: plan.execute(grid, console, threading.Event(), folders), config, 8)
+    plan, quiet = Plan([config]), Console(quiet=True)
+    launch(lambda grid: plan.execute(grid, quiet, threading.Event(), folders), config, 8)
     return folders[0]
 
 
@@ -62,9 +63,9 @@ def test_every_client_is_measured_on_its_own_images(folder: Path) -> None:
 def test_the_sharpness_command_prints_domains_and_writes_every_client(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.console, "width", 160)
+    monkeypatch.setattr(console, "width", 160)
     out = tmp_path / "sharpness.csv"
-    output = call("sharpness", folder, "--out", out)
+    output = call(folder, "--out", out, command=SHARPNESS)
     rows = list(csv.DictReader(out.open()))
     assert len(rows) == 8
     for domain in read_run(folder).domains:
@@ -72,7 +73,7 @@ def test_the_sharpness_command_prints_domains_and_writes_every_client(
         assert f"{mean:.4f}" in output
     (folder / "model.safetensors").rename(folder / "aside")
     try:
-        missing = call("sharpness", folder, expect=1)
+        missing = call(folder, command=SHARPNESS, expect=1)
     finally:
         (folder / "aside").rename(folder / "model.safetensors")
     assert "model.safetensors is missing" in missing
@@ -84,13 +85,11 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_work(
     file = tmp_path / "a.txt"
     file.touch()
     for command, out, reason in (
-        ("sharpness", tmp_path, "is a folder"),
-        ("sharpness", file, "expected a file name that ends in .csv"),
-        ("export", tmp_path, "is a folder"),
-        ("export", file, "expected a file name that ends in .onnx"),
-        ("landscape", file, "is a file. Name a folder"),
+        (SHARPNESS, tmp_path, "is a folder"),
+        (SHARPNESS, file, "expected a file name that ends in .csv"),
+        (LANDSCAPE, file, "is a file. Name a folder"),
     ):
-        refused = invoke(command, folder, "--out", out)
+        refused = invoke(folder, "--out", out, command=command)
         assert refused.exit_code == 2
         assert refused.stderr.startswith(f"Error: --out {out}")
         assert reason in refused.stderr
@@ -99,17 +98,17 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_work(
 
 def test_no_number_is_cropped_on_a_narrow_terminal() -> None:
     values = {f"domain {k}": np.full(2, k + 0.5) for k in range(8)}
-    console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(cli.sharpness.by_method([ClientSharpness("fedism", 0, values)]))
-    shown = console.export_text()
+    narrow = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    narrow.print(by_method([ClientSharpness("fedism", 0, values)]))
+    shown = narrow.export_text()
     assert all(f"{k}.5000" in shown for k in range(8))
 
 
 def test_a_long_name_is_not_truncated_on_a_narrow_terminal() -> None:
     name = "fairfed:metric=received_balanced_accuracy"
-    console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(cli.sharpness.by_method([ClientSharpness(name, 0, {"clean": np.ones(2)})]))
+    narrow = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    narrow.print(by_method([ClientSharpness(name, 0, {"clean": np.ones(2)})]))
     cells = [
-        line.split("\N{BOX DRAWINGS LIGHT VERTICAL}") for line in console.export_text().splitlines()
+        line.split("\N{BOX DRAWINGS LIGHT VERTICAL}") for line in narrow.export_text().splitlines()
     ]
     assert "".join(row[1].strip() for row in cells if len(row) > 1) == name

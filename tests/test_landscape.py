@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import call
+from command import LANDSCAPE, call
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
@@ -18,25 +18,19 @@ from runs import config, history, run
 from sgd_clients import NumPySoftmaxRegression, linear, random_images
 from torch import nn
 
-from fairflower.clients import Images
-from fairflower.config import RunConfig
-from fairflower.data import prepare
-from fairflower.errors import ConfigError, RunFolderError
-from fairflower.final_model.contours import draw, levels_of
-from fairflower.final_model.exporting import network
-from fairflower.final_model.landscape import (
+from experiments import landscape as script
+from experiments.landscape import (
     Landscape,
     Surface,
-    client_sharpness,
+    draw,
     filter_normalized,
     landscape,
-    load_model,
-    load_run_model,
+    levels_of,
     surfaces,
 )
-from fairflower.models import initial_local_arrays
+from fairflower.clients import Images
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.report import read_run
-from fairflower.training.build import build_model
 
 # --- directions --------------------------------------------------------------------------
 
@@ -132,7 +126,7 @@ def test_the_number_of_cores_changes_neither_the_surface_nor_the_model(
     directions = [filter_normalized(model, seed) for seed in (0, 1)]
     results = []
     for cores in (1, 3):
-        monkeypatch.setattr("fairflower.final_model.landscape.cpus", lambda cores=cores: cores)
+        monkeypatch.setattr(script, "cpus", lambda cores=cores: cores)
         results.append(surfaces(model, directions, STEPS, [images(20, 0)], batch_size=8))
     assert np.array_equal(*results)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -173,19 +167,6 @@ def test_the_center_is_the_loss_that_the_run_measured(tmp_path: Path, client: st
         assert surface.center == pytest.approx(losses[surface.domain], rel=1e-6)
         assert surface.loss[1, 1] == surface.center
     assert len({surface.center for surface in actual.surfaces}) == 8
-
-
-@pytest.mark.parametrize("client", ["lg-fedavg", "fedper"])
-def test_a_loaded_model_has_the_initial_local_arrays(tmp_path: Path, client: str) -> None:
-    settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
-    folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))
-    result = read_run(folder)
-    run_config = RunConfig.from_flat(result.config)
-    model = load_model(result, run_config, prepare(run_config.data))
-    like = build_model(run_config.model, run_config.client, prepare(run_config.data), seed=3)
-    assert initial_local_arrays(like)
-    for name, array in initial_local_arrays(like).items():
-        assert torch.equal(model.state_dict()[name], array)
 
 
 def test_the_seed_determines_directions_and_images(tmp_path: Path) -> None:
@@ -262,7 +243,7 @@ def test_the_landscape_command_draws_all_runs_with_the_same_contours(
     folders = [
         run(config(tmp_path, **{"run-name": name, "client.name": name})) for name in ("sgd", "sam")
     ]
-    output = call("landscape", str(tmp_path), "--grid=5", "--images=10", "--span=0.5")
+    output = call(tmp_path, "--grid=5", "--images=10", "--span=0.5", command=LANDSCAPE)
     assert re.search(r"domain +┃ +examples ", output)
     for folder in folders:
         assert str(folder / "landscape.png") in output
@@ -283,17 +264,10 @@ def test_the_landscape_command_draws_all_runs_with_the_same_contours(
 
     request.getfixturevalue("undrawn")
     out = tmp_path / "figures"
-    call("landscape", str(folders[0]), "--grid=3", "--images=5", "--out", str(out))
+    call(folders[0], "--grid=3", "--images=5", "--out", out, command=LANDSCAPE)
     assert sorted(path.name for path in out.iterdir()) == [
         f"sgd-landscape.{kind}" for kind in ("csv", "png", "svg")
     ]
-
-
-def test_the_landscape_command_refuses_folders_without_runs(tmp_path: Path) -> None:
-    assert "does not exist" in call("landscape", str(tmp_path / "nowhere"), expect=1)
-    assert "is not a run folder and contains no run folders" in call(
-        "landscape", str(tmp_path), expect=2
-    )
 
 
 @pytest.mark.slow
@@ -302,12 +276,3 @@ def test_zero_infinite_and_nan_losses_can_be_drawn(tmp_path: Path) -> None:
     draw(odd, levels_of([odd]), tmp_path)
     colors = np.unique(imread(tmp_path / "landscape.png").reshape(-1, 4), axis=0)
     assert len(colors) > 20
-
-
-def test_a_model_is_not_measured_on_examples_that_changed(tmp_path: Path) -> None:
-    result = read_run(run(config(tmp_path)))
-    load_run_model(result, "", "cpu")
-    result.info["digest"] = "of other examples"
-    for use in (landscape, client_sharpness, network):
-        with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
-            use(result)

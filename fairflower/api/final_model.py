@@ -1,4 +1,4 @@
-"""Export of a run's final model, including the normalization of its data."""
+"""A run's final model: loading it, and export including the normalization of its data."""
 
 from __future__ import annotations
 
@@ -8,20 +8,69 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from fairflower.clients.local_arrays import LocalArraysTrainer
+from fairflower.config import RunConfig
 from fairflower.config.text import unknown
-from fairflower.data import Federation
+from fairflower.data import Federation, prepare
 from fairflower.errors import ConfigError, RunFolderError, require
 from fairflower.files import replacing
-from fairflower.final_model.landscape import load_model, load_run_model
+from fairflower.models import set_arrays
 from fairflower.registry import KINDS
-from fairflower.report.reading import Run
-from fairflower.server.checkpoint import run_config
+from fairflower.report.reading import Run, model_file
+from fairflower.server.checkpoint import check_same_examples, run_config
 from fairflower.server.registration import recorded_sites
+from fairflower.training.build import build_model
+from fairflower.training.device import choose_device
 
 #: Export format -> name of the file in the run folder.
 FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state-dict.safetensors"}
+
+
+def load_run_model(
+    run: Run, data_dir: str, device: str
+) -> tuple[RunConfig, Federation, nn.Module, torch.device]:
+    """Return a run's config, data, final model (see `load_model`) and device.
+
+    ``data_dir`` is the data folder if it differs from the folder used in training.
+
+    Raises
+    ------
+    ConfigError
+        If the data are not those of the run, or the device is invalid.
+    RunFolderError
+        If the run has no model, or its model does not fit the config.
+    DataError
+        If the run's data are not on this machine.
+    """
+    place = {"data.dir": data_dir} if data_dir else {}
+    config = run_config(run.path, {**run.config, **place})
+    chosen = choose_device(device, option="--device")
+    federation = prepare(config.data)
+    check_same_examples(run.path, run.info, federation)
+    return config, federation, load_model(run, config, federation).to(chosen), chosen
+
+
+def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
+    """Load a run's final model, in eval mode.
+
+    Raises `RunFolderError` if the run has no model or the model does not match the config.
+    """
+    path = model_file(run)
+    # As the clients build it: arrays that stay with them have their initial values.
+    keeps = issubclass(config.client.factory, LocalArraysTrainer) and run.info.get("local_arrays")
+    spec, seed = (config.model, config.seed) if keeps else (config.model.to_receive(), 0)
+    model = build_model(spec, config.client, federation, seed=seed)
+    try:
+        set_arrays(model, load_file(path), config.model.name)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} does not contain a {config.model.name} for these data: {error}"
+        ) from error
+    return model.eval()
 
 
 class Network(nn.Module):

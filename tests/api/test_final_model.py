@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from command import call
+from command import call, invoke
 from PIL import Image
 from runs import config, history, run
 from safetensors import safe_open
@@ -22,15 +22,17 @@ from torchvision.models import vit_b_16
 
 import fairflower as ff
 from fairflower import errors
+from fairflower.api import final_model
+from fairflower.api.final_model import Network, export, load_model, load_run_model, network
+from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, NotInstalled, RunFolderError
-from fairflower.final_model import exporting
-from fairflower.final_model.exporting import Network, export, network
-from fairflower.models import Classifier, build
+from fairflower.models import Classifier, build, initial_local_arrays
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
 from fairflower.report import read_run
 from fairflower.training.batches import examples_of
+from fairflower.training.build import build_model
 
 SCALES = {
     3: ((0.5, 0.4, 0.3), (0.2, 0.3, 0.25)),
@@ -97,8 +99,8 @@ def onnx_logits(path: Path, x: Tensor) -> np.ndarray:
 
 def check(network: Network, tmp_path: Path, atol: float = 1e-5) -> None:
     """Assert that files of both kinds give the same logits, for any number of examples."""
-    exporting._onnx(network, tmp_path / "a.onnx", network.facts())
-    exporting._torchscript(network, tmp_path / "a.pt", network.facts())
+    final_model._onnx(network, tmp_path / "a.onnx", network.facts())
+    final_model._torchscript(network, tmp_path / "a.pt", network.facts())
     script = torch.jit.load(tmp_path / "a.pt")
     for count in (1, 2, 7):
         x = network.examples(count)
@@ -258,7 +260,7 @@ def test_exporting_a_run_of_sites_needs_no_data(
     text = (plain / "run.json").read_text()
     sites = {"federation": json.loads(whole.federation.to_json()), "numbered": True}
     (plain / "run.json").write_text(json.dumps(json.loads(text) | {"sites": sites}))
-    monkeypatch.setattr("fairflower.final_model.landscape.prepare", None)
+    monkeypatch.setattr("fairflower.api.final_model.prepare", None)
     try:
         again = network(read_run(plain))
         damaged = json.loads(text) | {"sites": {**sites, "federation": {}}}
@@ -278,7 +280,9 @@ def test_impossible_exports_are_refused(
         export(run, "onxx")
     for kind, format_ in ((Fixed, "torchscript"), (Undecided, "torchscript")):
         exported = wrapped(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
-        monkeypatch.setattr(exporting, "network", lambda run, data_dir, exported=exported: exported)
+        monkeypatch.setattr(
+            final_model, "network", lambda run, data_dir, exported=exported: exported
+        )
         with pytest.raises(
             RunFolderError, match=rf"cnn cannot be exported as {format_} .*state-dict"
         ):
@@ -298,7 +302,7 @@ def test_a_model_without_a_static_graph_is_not_exported_as_onnx(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported = wrapped(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
-    monkeypatch.setattr(exporting, "network", lambda run, data_dir: exported)
+    monkeypatch.setattr(final_model, "network", lambda run, data_dir: exported)
     with pytest.raises(RunFolderError, match=r"cnn cannot be exported as onnx .*state-dict"):
         export(read_run(plain), "onnx", tmp_path / "a")
     assert not list(tmp_path.iterdir())
@@ -310,6 +314,44 @@ def test_exporting_onnx_without_its_libraries_names_the_extra(
     monkeypatch.setattr(errors, "installed", lambda library: library != "onnx")
     with pytest.raises(NotInstalled, match=r'onnx needs onnx\. Run: pip install "fairflower\[exp'):
         export(read_run(plain), "onnx")
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(
+    plain: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.txt"
+    file.touch()
+    for out, reason in (
+        (tmp_path, "is a folder"),
+        (file, "expected a file name that ends in .onnx"),
+    ):
+        refused = invoke("export", plain, "--out", out)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"Error: --out {out}")
+        assert reason in refused.stderr
+        assert not refused.stdout
+
+
+@pytest.mark.parametrize("client", ["lg-fedavg", "fedper"])
+def test_a_loaded_model_has_the_initial_local_arrays(tmp_path: Path, client: str) -> None:
+    settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
+    folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))
+    result = read_run(folder)
+    run_config = RunConfig.from_flat(result.config)
+    model = load_model(result, run_config, prepare(run_config.data))
+    like = build_model(run_config.model, run_config.client, prepare(run_config.data), seed=3)
+    assert initial_local_arrays(like)
+    for name, array in initial_local_arrays(like).items():
+        assert torch.equal(model.state_dict()[name], array)
+
+
+def test_a_model_is_not_used_with_examples_that_changed(tmp_path: Path) -> None:
+    result = read_run(run(config(tmp_path)))
+    load_run_model(result, "", "cpu")
+    result.info["digest"] = "of other examples"
+    for use in (lambda: network(result), lambda: load_run_model(result, "", "cpu")):
+        with pytest.raises(ConfigError, match=r"had other examples than data\.dir has now"):
+            use()
 
 
 @pytest.mark.slow
