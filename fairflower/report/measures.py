@@ -21,8 +21,7 @@ from fairflower.numerics.metrics import (
     Summary,
     average_and_worst,
 )
-from fairflower.report.clusters import methods_with_clusters
-from fairflower.report.methods import Comparison, Method
+from fairflower.report.methods import Comparison, Method, methods_with_clusters
 from fairflower.report.reading import SCORES, Run
 from fairflower.statistics.differences import example_worth
 

@@ -19,11 +19,16 @@ from fairflower.report.clusters import (
     MAP,
     ClusterHistory,
     ClusterMetric,
-    methods_with_clusters,
 )
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, panels
-from fairflower.report.methods import Comparison, Curve, Method, several_runs
+from fairflower.report.methods import (
+    Comparison,
+    Curve,
+    Method,
+    methods_with_clusters,
+    several_runs,
+)
 
 #: Diagnostics that this module draws for runs with clusters.
 DRAWN = frozenset({IDS, *MAP, "num_clusters"})

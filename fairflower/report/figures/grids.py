@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fairflower.numerics.metrics import AVG, MIN, STD
-from fairflower.report.clusters import final_cluster_metric, methods_with_clusters
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import (
     FigureDraft,
@@ -22,7 +21,13 @@ from fairflower.report.figures.canvas import (
 )
 from fairflower.report.grids import Sweep, largest_grid, sweeps
 from fairflower.report.measures import fairness
-from fairflower.report.methods import BASELINES, Comparison, Method, several_runs
+from fairflower.report.methods import (
+    BASELINES,
+    Comparison,
+    Method,
+    methods_with_clusters,
+    several_runs,
+)
 from fairflower.report.reading import Run
 
 Grid = Mapping[str, Mapping[str, Method]]
@@ -111,7 +116,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
         methods = [*sweep.methods, *sweep.others.values()]
         if methods_with_clusters(methods) == methods:
             figures.append(
-                ("clustering accuracy, %", lambda run: 100 * final_cluster_metric(run, "accuracy"))
+                ("clustering accuracy, %", lambda run: 100 * run.final_clusters("accuracy"))
             )
         sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
         for panel, (label, figure) in zip(axes[0], figures, strict=True):

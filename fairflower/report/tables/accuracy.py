@@ -19,7 +19,7 @@ from fairflower.numerics.metrics import (
     Summary,
     average_and_worst,
 )
-from fairflower.report import clusters
+from fairflower.report.clusters import ClusterMetric
 from fairflower.report.grids import largest_grid
 from fairflower.report.measures import (
     SIGMA,
@@ -30,7 +30,7 @@ from fairflower.report.measures import (
     summarized,
     typed_methods,
 )
-from fairflower.report.methods import Comparison, Method
+from fairflower.report.methods import Comparison, Method, methods_with_clusters
 from fairflower.report.reading import SCORES, AccuracyHistory, Run
 from fairflower.report.tables.cells import (
     Column,
@@ -302,10 +302,8 @@ def types_table(comparison: Comparison) -> Table:
 def clusters_table(comparison: Comparison, window: int) -> Table:
     """Return FedGCR's Table 3, which compares clusters with domains, for methods with clusters."""
 
-    def of(name: clusters.ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(
-            lambda run: unit * clusters.final_cluster_metric(run, name, window)
-        )
+    def of(name: ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
+        return lambda method: method.over_seeds(lambda run: unit * run.final_clusters(name, window))
 
     return metric_table(
         f"Clusters, {comparison.span(window)}",
@@ -317,5 +315,5 @@ def clusters_table(comparison: Comparison, window: int) -> Table:
             Column("clustering accuracy", of("accuracy", 100), 1),
             Column("adjusted Rand index", of("rand", 1), 1, 4),
         ],
-        group_comparable(comparison, clusters.methods_with_clusters(comparison.methods)),
+        group_comparable(comparison, methods_with_clusters(comparison.methods)),
     )
