@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from fairflower.config import tested_split
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.numerics.group_fairness import METRICS
+from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
 from fairflower.report.clusters import ClusterHistory, ClusterMetric, read_cluster_history
 from fairflower.server.contents import (
     ChangedFile,
@@ -41,8 +42,13 @@ from fairflower.server.history import (
     History,
 )
 
-#: Scores of domains other than accuracy, as fractions -> (title in tables, name in sentences).
-SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
+#: Scores of domains other than accuracy that reports show.
+SCORES = {score.name: score for score in (BALANCED_ACCURACY, AUC)}
+
+
+def user_score(name: str, better: int) -> Score:
+    """Return a user's metric, which may have any value; ``better`` is 1 or -1."""
+    return Score(name, better, low=-math.inf, high=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,28 +404,33 @@ def _checked_history(
     rows: Iterable[tuple[int, Value]],
     source: Path,
     domains: Sequence[str],
-    user_metrics: Collection[str],
+    user_metrics: Mapping[str, int],
     split: str,
 ) -> History:
-    """Return the history of the metrics that reports read."""
-    of_groups = {metric.name for metric in METRICS}
+    """Return the history of the scores that reports read."""
     of_domains, of_clients = LEVELS[split]
-    wanted: dict[str, Collection[str]] = {
-        of_domains: {"accuracy", "personal_accuracy", *SCORES, *user_metrics, *of_groups},
-        of_clients: {"accuracy", "personal_accuracy"},
-        HELD_OUT: {"accuracy", ADAPTED},
-        OVERALL[split]: of_groups,
+    users = (user_score(*metric) for metric in user_metrics.items())
+    accuracies = (ACCURACY, Score("personal_accuracy"))
+    wanted = {
+        (level, score.name): score
+        for level, scores in (
+            (of_domains, (*accuracies, *SCORES.values(), *users, *METRICS)),
+            (of_clients, accuracies),
+            (HELD_OUT, (ACCURACY, Score(ADAPTED))),
+            (OVERALL[split], METRICS),
+        )
+        for score in scores
     }
     history = History(domains)
     for line, row in rows:
-        if row.metric not in wanted.get(row.level, ()):
+        if (score := wanted.get((row.level, row.metric))) is None:
             continue
-        _, level, name, metric, value = row
-        unmeasured = np.isnan(value) and (metric != "accuracy" or "client" in level)
-        if not (unmeasured or 0 <= value <= 1 or (metric in user_metrics and np.isfinite(value))):
+        unmeasured = math.isnan(row.value) and (score is not ACCURACY or row.level == of_clients)
+        within = math.isfinite(row.value) and score.low <= row.value <= score.high
+        if not (unmeasured or within):
             raise RunFolderError(
-                f"{source}, line {line}: {metric} {value} of {level} {quoted(name)[1:-1]}; "
-                "expected a fraction between 0 and 1."
+                f"{source}, line {line}: {row.metric} {row.value} of {row.level} "
+                f"{quoted(row.name)[1:-1]}; expected a fraction between 0 and 1."
             )
         history.put(row)
     return history

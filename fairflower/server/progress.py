@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD
+from fairflower.numerics.scores import ACCURACY
 from fairflower.server.history import ALL, HELD_OUT_PREFIX
 
 RECENT = 6  # number of rounds in the live table
@@ -207,4 +208,4 @@ def _tested(accuracies: Mapping[str, float]) -> list[float]:
 
 
 def _percent(value: float) -> str:
-    return _DASH if math.isnan(value) else f"{100 * value:.1f}"
+    return _DASH if math.isnan(value) else f"{ACCURACY.shown(value):.1f}"

@@ -81,9 +81,9 @@ def quality_table(comparison: Comparison) -> Table:
         f"In %. ACC: class-balanced accuracy.{' AUC: one-vs-one.' if auc else ''} ±: standard "
         f"deviation over rounds and {comparison.replicates} (ddof 0). {bold(comparison)}",
         [
-            Column(f"{name} {title}", of(score, d), 1)
+            Column(f"{name} {shown.title}", of(score, d), 1)
             for name, d in places.items()
-            for score, (title, _) in SCORES.items()
+            for score, shown in SCORES.items()
             if auc or score != "auc"
         ],
         group_comparable(comparison, methods),
@@ -253,10 +253,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         f"Fairness over {counted} {level}, {comparison.span()}",
         "In %, except Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
         f"(ln K = {highest}: all equal). {how_to_read(comparison)}",
-        [
-            Column(row.heading, of(row), row.better, 4 if row.relative else 2, whole)
-            for row in SUMMARIES
-        ],
+        [Column(row.heading, of(row), row.better, row.digits, whole) for row in SUMMARIES],
         group_comparable(comparison, methods),
     )
 

@@ -96,9 +96,9 @@ def _cell(one: MetricDifference) -> Cell:
     cell = judged_cell(difference, sign, signed=True)
     if math.isnan(difference.low):
         return cell
-    parts = [format_interval(difference.low, difference.high, metric.most)]
+    parts = [format_interval(difference.low, difference.high, metric.largest)]
     if least := difference.detectable:
-        parts.append(within_range(least, format_number(least), metric.most))
+        parts.append(within_range(least, format_number(least), metric.largest))
     return replace(cell, spread="; ".join(dict.fromkeys(parts)))
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from fairflower.report.methods import Comparison
-from fairflower.report.reading import Run
 from fairflower.report.text import join_words
-from fairflower.server.contents import conform
 
 #: What federations are that have the same division; the argument are their numbers.
 SAME = (
@@ -17,20 +13,6 @@ SAME = (
     "verdicts hold for these data only. For other draws, set data.redraw (to rows or, for example, "
     "patient) or data.clients-per-domain."
 )
-
-
-def draw_cells(run: Run) -> dict[str, str]:
-    """Return the cells of a summary for ``division`` and ``redraw`` in ``run.json``, if known."""
-    if not run.info.get("division"):
-        return {}
-    return {"division": run.division, "redraw": json.dumps(run.info.get("redraw"))}
-
-
-def draw_facts(row: Mapping[str, str]) -> dict[str, Any]:
-    """Read the cells of `draw_cells`. Raises ``ValueError`` if they are malformed."""
-    redraw = json.loads(row.get("redraw") or "{}")
-    conform(redraw, dict[str, float], "redraw")
-    return {"division": row.get("division") or "", "redraw": redraw}
 
 
 def draw_notes(comparison: Comparison) -> Iterator[str]:
