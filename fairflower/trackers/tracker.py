@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fairflower.config import Scalar
-from fairflower.numerics.scores import ACCURACY
 
 
 class Tracker(ABC):
@@ -52,8 +51,5 @@ def metrics_markdown(final: Mapping[str, float]) -> str:
     | --- | ---: |
     | mnist | 91.20 |
     """
-    rows = [
-        f"| {name.partition('/')[2]} | {ACCURACY.shown(value):.2f} |"
-        for name, value in final.items()
-    ]
+    rows = [f"| {name.partition('/')[2]} | {100 * value:.2f} |" for name, value in final.items()]
     return "\n".join(["| | accuracy, % |", "| --- | ---: |", *rows])
