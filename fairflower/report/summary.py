@@ -62,10 +62,13 @@ class _Summary(TypedDict):
     runs: dict[str, dict[str, Any]]
 
 
-class _Facts(TypedDict):
+class _Settings(TypedDict):
+    config: dict[str, Any]
+
+
+class _Facts(_Settings):
     """A run in ``x.runs.json``, beside facts of ``run.json``."""
 
-    config: dict[str, Any]
     clients: list[str]  # their domains
     remarks: list[str]
     participation: list[float]
@@ -143,10 +146,12 @@ def read_summary(path: str | Path) -> list[Run]:
     known = {key: v for key, v in RunConfig().concise().items() if key not in _UNRECORDED}
     runs = []
     for name, own in facts["runs"].items():
-        info = facts["usual"] | own
-        config = {**facts["usual"].get("config", {}), **own.get("config", {})}
+        place, info = f"{file}, {name}", facts["usual"] | own
+        for part in (facts["usual"], own):
+            held_to(part, _Settings, place)
+        config = facts["usual"]["config"] | own["config"]
         info |= {"config": config, "error": None}
-        held_to(info, _Facts, f"{file}, {name}")
+        held_to(info, _Facts, place)
         info["clients"] = [
             {"client_id": k, "domain": domain, "num_examples": 0, "class_counts": []}
             for k, domain in enumerate(info["clients"])
@@ -154,10 +159,12 @@ def read_summary(path: str | Path) -> list[Run]:
         try:
             check_values(config)
         except ConfigError as error:
-            raise RunFolderError(f"{file}, {name}: {error}") from error
-        info |= checked_facts(dict(info), file)
+            raise RunFolderError(f"{place}: {error}") from error
+        info |= checked_facts(dict(info), Path(place))
         diagnostics = info.pop("diagnostics", [])
-        run = run_of(Path(name), info, known | config, rows.get(name, []), diagnostics, path)
+        run = run_of(
+            Path(Path(name).name), info, known | config, rows.get(name, []), diagnostics, path
+        )
         if not run.rounds.size:
             raise RunFolderError(f"{path} has no tested round of {name}.")
         runs.append(run)
