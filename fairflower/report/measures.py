@@ -109,8 +109,12 @@ def _over_domains(
     ours = score is ACCURACY  # a mean over examples
     metrics = [
         Metric(
-            *(row.phrase if ours else f"{row.phrase} of {score.phrase}", row.better),
-            *(score.unit, score.low, score.high, row.margin * score.margin),
+            row.phrase if ours else f"{row.phrase} of {score.phrase}",
+            row.better,
+            score.unit,
+            score.low,
+            score.high,
+            row.margin * score.margin,
             title=row.title if ours else f"{row.title} {score.title}",
             of=over(row),
             judged=row is not average,
