@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from fairflower.numerics.metrics import (
 )
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.methods import Comparison, Method, methods_with_clusters
-from fairflower.report.reading import SCORES, AccuracyHistory, Run, user_score
+from fairflower.report.reading import SCORES, Run, user_score
 from fairflower.statistics.differences import example_worth
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
@@ -76,7 +76,7 @@ def measures(comparison: Comparison) -> list[Measure]:
         if scored:
             groups.append(_scored(comparison, score, scored))
     groups += [
-        _over_domains(user_score(name, better), methodcaller("tests_by", name), methods)
+        _over_domains(user_score(name, better), methods)
         for name, better, methods in by_user_metric(comparison)
     ]
     for attribute, with_groups in by_attribute(comparison):
@@ -91,17 +91,16 @@ def measures(comparison: Comparison) -> list[Measure]:
 
 def fairness(comparison: Comparison) -> Measure:
     """Return the fairness measure: worst domain, STD and the average, which is not judged."""
-    return _over_domains(ACCURACY, lambda run: run, comparison.methods)
+    return _over_domains(ACCURACY, comparison.methods)
 
 
-def _over_domains(
-    score: Score, tests: Callable[[Run], AccuracyHistory], methods: Sequence[Method]
-) -> Measure:
+def _over_domains(score: Score, methods: Sequence[Method]) -> Measure:
     """Return the measure for a score over domains: worst value, STD and average."""
 
     def over(row: Summary) -> Callable[[Run], float]:
         def value(run: Run) -> float:
-            return row(tests(run).final()) if tests(run).fully_tested() else math.nan
+            tests = run.tests_by(score.name)
+            return row(tests.final()) if tests.fully_tested() else math.nan
 
         return value
 

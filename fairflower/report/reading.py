@@ -123,9 +123,14 @@ class Run(AccuracyHistory):
         return AccuracyHistory(rounds=tests.rounds[there], accuracy=tests.accuracy[there])
 
     def tests_by(self, metric: str) -> AccuracyHistory:
-        """Return a metric's values by domain, in the rounds of `accuracy`; NaN if not measured."""
+        """Return the run itself for accuracy, or a history of one of the ``scores``."""
+        if metric == ACCURACY.name:
+            return self
+        return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
+
+    def _by_domain(self, metric: str) -> NDArray[np.float64]:
         found = self.history[LEVELS[self.split][0], metric]
-        return _tests(found, self.domains, self.rounds.tolist())
+        return _tests(found, self.domains, self.rounds.tolist()).accuracy
 
     def _by_client(self, metric: str) -> AccuracyHistory:
         names = (str(client.client_id) for client in self.clients)
@@ -172,7 +177,7 @@ class Run(AccuracyHistory):
     def scores(self) -> Mapping[str, NDArray[np.float64]]:
         """Other scores (`SCORES`, the user's metrics) by name, [R, D] like ``accuracy``, or NaN."""
         level, names = LEVELS[self.split][0], (*SCORES, *self.info.get("metrics", {}))
-        return {name: self.tests_by(name).accuracy for name in names if self.history[level, name]}
+        return {name: self._by_domain(name) for name in names if self.history[level, name]}
 
     @property
     def user_metrics(self) -> Mapping[str, int]:
@@ -189,7 +194,7 @@ class Run(AccuracyHistory):
         rounds, found = self.rounds.tolist(), {}
         for name in (m.name for m in METRICS if "groups" in self.info):
             over = _tests(self.history[OVERALL[self.split], name], (ALL, WORST_CLIENT), rounds)
-            values = np.hstack([over.accuracy, self.tests_by(name).accuracy])
+            values = np.hstack([over.accuracy, self._by_domain(name)])
             found[name] = AccuracyHistory(rounds=self.rounds, accuracy=values)
         return found
 
