@@ -182,19 +182,11 @@ def complete(runs: Sequence[Run], data: str) -> list[Run]:
 # --- the page --------------------------------------------------------------------------------
 
 
-def _average(run: Run) -> float:
-    return 100 * AVG(run.final())
-
-
-def _worst(run: Run) -> float:
-    return 100 * MIN(run.final())
-
-
 #: Metrics to compare. The last shows whether the worst domain loses more than the average.
 METRICS = (
-    Metric("AVG", _average, 1, "average"),
-    Metric("MIN", _worst, 1, "worst domain"),
-    Metric("MIN minus AVG", lambda run: _worst(run) - _average(run), 1),
+    Metric("average", title="AVG", of=lambda run: AVG(run.final())),
+    Metric("worst domain", title="MIN", of=lambda run: MIN(run.final())),
+    Metric("MIN minus AVG", of=lambda run: MIN(run.final()) - AVG(run.final())),
 )
 
 

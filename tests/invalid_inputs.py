@@ -236,7 +236,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('report {text}', 'Skipped: text is a file, not a run folder or a summary (.csv).'),
             ('report {run} --summary x.txt', '--summary x.txt: expected a file name that ends in .csv.'),
             ('report {run} --into x.md', '--into needs a summary. Add --summary FILE.csv.'),
-            ('report {bad.csv}', "Skipped: bad.csv is not a summary of runs: it has no column 'bytes'. Create one with `fairflower report RUNS --summary FILE`."),
+            ('report {bad.csv}', "Skipped: bad.csv is not a summary of runs, or an earlier version wrote it: its columns are not run,round,level,name,metric,value. Create one with `fairflower report RUNS --summary FILE`."),
             ('tune --set seed=3', 'This command does not support --set seed. Use --seed instead.'),
             ('tune --seeds 0-2', '--seeds: the trials have seed 0, but tests need different seeds. Choose different seeds, or move the trials with --seed N.'),
             ('tune --set evaluate.test=true --seeds 0', '--seeds: the trials have seed 0'),

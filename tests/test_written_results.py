@@ -131,9 +131,9 @@ def test_no_verdict_is_written_by_hand(path: Path) -> None:
 FAIRNESS = Measure(
     "",
     (
-        Metric("MIN", lambda run: 0.0, 1, "worst domain"),
-        Metric("STD", lambda run: 0.0, -1),
-        Metric("AVG", lambda run: 0.0, 1, "average", judged=False),
+        Metric("worst domain", title="MIN", of=lambda run: 0.0),
+        Metric("STD", -1, of=lambda run: 0.0),
+        Metric("average", title="AVG", of=lambda run: 0.0, judged=False),
     ),
     ("fairer", "less fair"),
     (),
@@ -603,7 +603,7 @@ def test_how_fedisms_halves_help_each_other_matches_the_summaries() -> None:
 
 def test_fedheals_spread_in_what_holds_matches_the_leaderboard(findings: Findings) -> None:
     page = (EXPERIMENTS.parent / "docs/what-holds.md").read_text(encoding="utf-8")
-    std = next(m for m in secondary(findings.design, ()) if m.summary is STD0)
+    std = next(m for m in secondary(findings.design, ()) if m.title == STD0.heading)
     pairs = {b.name: findings.against(b, "fedheal", "fedavg", std) for b in findings.benchmarks}
     tests = {name: one for name, one in pairs.items() if one}
     assert {name: one.sign for name, one in tests.items() if one.sign} == {
@@ -661,7 +661,7 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
     one += uncorrected.values()
     one.append(contrast("fisher-readings-digits", AT_UNIT_NORM, MIN))
     for benchmark in findings.benchmarks:  # of the methods in docs/what-holds.md
-        std = next(m for m in secondary(findings.design, ()) if m.summary is STD0)
+        std = next(m for m in secondary(findings.design, ()) if m.title == STD0.heading)
         for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):
             pairs = (findings.against(benchmark, method, "fedavg", of) for of in (None, std))
             one += filter(None, pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import chain
 from statistics import fmean
@@ -17,6 +17,7 @@ from experiments.leaderboard.ledger import Row
 from experiments.leaderboard.points import LR
 from experiments.leaderboard.stages import Stages
 from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
+from fairflower.numerics.scores import ACCURACY
 from fairflower.server.history import WINDOW
 from fairflower.statistics.differences import (
     MIN_PAIRS,
@@ -34,38 +35,31 @@ Accuracies = Mapping[str, Mapping[int, Sequence[float]]]
 _MOST_EXAMPLES = 4000
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A summary of the domains' accuracies, in points, with its title and equivalence margin."""
-
-    title: str
-    summary: Summary
-    margin: float
-
-
-def primary(design: Design) -> Metric:
+def primary(design: Design) -> Summary:
     """Return the primary metric, from which conclusions are drawn."""
-    return Metric(WORST_HALF.title, WORST_HALF, design.margins.worst)
+    return replace(WORST_HALF, margin=design.margins.worst)
 
 
-def secondary(design: Design, domains: Sequence[str]) -> list[Metric]:
+def secondary(design: Design, domains: Sequence[str]) -> list[Summary]:
     """Return the other metrics: worst domain, average, STD (ddof 0), and each domain's accuracy."""
     margins = design.margins
     return [
-        Metric(MIN.phrase, MIN, margins.worst),
-        Metric(AVG.phrase, AVG, margins.average),
-        Metric(STD0.heading, STD0, margins.std),
-        *(
-            Metric(name, _domain(name, place, len(domains)), margins.worst)
-            for place, name in enumerate(domains)
-        ),
+        replace(MIN, title=MIN.phrase, margin=margins.worst),
+        replace(AVG, title=AVG.phrase, margin=margins.average),
+        replace(STD0, title=STD0.heading, margin=margins.std),
+        *(_domain(name, place, len(domains), margins.worst) for place, name in enumerate(domains)),
     ]
 
 
-def _domain(name: str, place: int, count: int) -> Summary:
+def _domain(name: str, place: int, count: int, margin: float) -> Summary:
     """Return the accuracy of one of ``count`` domains as a summary."""
     slopes = np.eye(count)[place]
-    return Summary(name, name, 1, lambda a: float(np.asarray(a)[place]), gradient=lambda _: slopes)
+    return Summary(
+        name,
+        margin=margin,
+        formula=lambda a: float(np.asarray(a)[place]),
+        gradient=lambda _: slopes,
+    )
 
 
 class Findings:
@@ -139,7 +133,7 @@ class Findings:
             return None
         trials = self.stages.trials(benchmark, method, number)
         return fmean(
-            100 * primary(self.design).summary(row.accuracies)
+            ACCURACY.shown(primary(self.design)(row.accuracies))
             for trial in trials
             if (row := self.stages.row(trial))
         )
@@ -210,7 +204,7 @@ class Findings:
         return self._judged(self.accuracies(benchmark), measures, benchmark.overlap)
 
     def against(
-        self, benchmark: Benchmark, method: str, other: str, metric: Metric | None = None
+        self, benchmark: Benchmark, method: str, other: str, metric: Summary | None = None
     ) -> Difference | None:
         """Return a method's difference from another as a single test, by default in `primary`."""
         both = {m: a for m, a in self.accuracies(benchmark).items() if m in (method, other)}
@@ -294,14 +288,14 @@ class Findings:
         return judged
 
     def _judged(
-        self, accuracies: Accuracies, metrics: Sequence[Metric], overlap: float, other: str = ""
+        self, accuracies: Accuracies, metrics: Sequence[Summary], overlap: float, other: str = ""
     ) -> dict[tuple[str, str], Difference]:
         return judged_as_family(
             self._alone(accuracies, metrics, overlap, other or self.design.reference)
         )
 
     def _alone(
-        self, accuracies: Accuracies, metrics: Sequence[Metric], overlap: float, other: str
+        self, accuracies: Accuracies, metrics: Sequence[Summary], overlap: float, other: str
     ) -> dict[tuple[str, str], Difference]:
         """Return differences by metric and method, with variances moderated across methods."""
         alone = {}
@@ -321,16 +315,16 @@ def _accuracies(rows: Iterable[Row]) -> Accuracies:
     accuracies: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for row in rows:
         if row.completed:
-            accuracies[row.method][row.federation] = [100 * value for value in row.accuracies]
+            accuracies[row.method][row.federation] = [
+                ACCURACY.shown(value) for value in row.accuracies
+            ]
     return accuracies
 
 
-def _pairs(accuracies: Accuracies, metric: Metric, other: str) -> dict[str, list[float]]:
-    theirs = {f: metric.summary(a) for f, a in accuracies.get(other, {}).items()}
+def _pairs(accuracies: Accuracies, metric: Summary, other: str) -> dict[str, list[float]]:
+    theirs = {f: metric(a) for f, a in accuracies.get(other, {}).items()}
     pairs_by_method = {
-        method: [
-            metric.summary(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs
-        ]
+        method: [metric(a) - theirs[f] for f, a in sorted(by_federation.items()) if f in theirs]
         for method, by_federation in accuracies.items()
         if method != other
     }
@@ -360,11 +354,11 @@ def examples_tested(by_method: Accuracies) -> list[int]:
 
 
 def _floor(
-    metric: Metric, examples: Sequence[int], *by_federation: Mapping[int, Sequence[float]]
+    metric: Summary, examples: Sequence[int], *by_federation: Mapping[int, Sequence[float]]
 ) -> float:
     """Return a metric's `example_worth` in points; 0 if it is unknown."""
-    gradient = metric.summary.gradient
+    gradient = metric.gradient
     if gradient is None or not examples or not all(examples):
         return 0.0
     rows = chain.from_iterable(accuracies.values() for accuracies in by_federation)
-    return fmean(example_worth(100 * gradient(np.array(row)), examples) for row in rows)
+    return fmean(example_worth(ACCURACY.shown(gradient(np.array(row))), examples) for row in rows)

@@ -95,12 +95,10 @@ def _over_all_table(findings: Findings) -> Table:
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     metric, reference = primary(findings.design), findings.design.reference
     first, others = findings.judged(benchmark), findings.judged_secondary(benchmark)
-    better = {
-        m.title: m.summary.better for m in secondary(findings.design, findings.domains(benchmark))
-    }
+    better = {m.title: m.better for m in secondary(findings.design, findings.domains(benchmark))}
     chosen = {row.method: row.settings for row in findings.rows[benchmark.name]}
     accuracies = findings.accuracies(benchmark)
-    values = {m: [metric.summary(a) for a in by_f.values()] for m, by_f in accuracies.items()}
+    values = {m: [metric(a) for a in by_f.values()] for m, by_f in accuracies.items()}
     rows = []
     for method in sorted(values, key=lambda name: -sum(values[name]) / len(values[name])):
         difference = first.get(method)

@@ -129,7 +129,10 @@ class Results(Sequence["Result"]):
         return write_report(self._analysis, path_of("out", out))
 
     def summary(self, path: str | PathLike[str]) -> None:
-        """Write the data for tables and verdicts to a small .csv file, which `read` can open."""
+        """Write the data for tables and verdicts to a .csv file, which `read` can open.
+
+        The settings and facts are in a ``.runs.json`` file of the same name, which belongs to it.
+        """
         write_summary(self.runs, path_of("path", path))
 
     def latex(self) -> str:

@@ -74,9 +74,9 @@ def report(
 ) -> None:
     """Print the fairness tables of runs, and write an HTML page with figures.
 
-    A summary is a small .csv file with the last five tested rounds of every run: `report RUNS
-    --summary x.csv` writes a summary, `report x.csv` prints the same tables and verdicts from it,
-    and `report x.csv --into x.md` updates the tables and verdicts in a document.
+    A summary has the last five tested rounds of every run: `report RUNS --summary x.csv` writes
+    values to x.csv, and settings and facts to x.runs.json. `report x.csv` prints the same tables
+    and verdicts from them, and `report x.csv --into x.md` updates those in a document.
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))

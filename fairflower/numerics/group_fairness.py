@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairflower.numerics import Vector
+from fairflower.numerics.scores import Score
 
 Counts = NDArray[Any]  # [G, 6]
 
@@ -87,9 +88,12 @@ def group_rates(counts: ArrayLike) -> Rates:
         return Rates(selected / n, true / positive, false / negative)
 
 
-@dataclass(frozen=True)
-class GroupMetric:
+@dataclass(frozen=True, kw_only=True)
+class GroupMetric(Score):
     """A group fairness metric, as used by the history, terminal output, tables and verdicts.
+
+    Its name is that of fairlearn. Higher values of a ratio are fairer, and lower values of a
+    difference.
 
     Examples
     --------
@@ -97,14 +101,6 @@ class GroupMetric:
     ['demographic_parity_ratio', 'equal_opportunity_ratio', 'equalized_odds_ratio']
     """
 
-    #: Name in the history, in callbacks and in ``strategy.metric``; the same as in fairlearn.
-    name: str
-    #: Title in tables.
-    title: str
-    #: Name in sentences.
-    phrase: str
-    #: 1 for a ratio, of which higher values are fairer; -1 for a difference.
-    better: int
     #: Fields of `Rates` that are compared between groups.
     rates: tuple[str, ...]
 
@@ -135,7 +131,11 @@ _RATES = {
 DIFFERENCES, RATIOS = (
     tuple(
         GroupMetric(
-            f"{name.replace(' ', '_')}_{kind}", f"{short} {title}", f"{name} {kind}", better, rates
+            f"{name.replace(' ', '_')}_{kind}",
+            better,
+            title=f"{short} {title}",
+            phrase=f"{name} {kind}",
+            rates=rates,
         )
         for name, (short, rates) in _RATES.items()
     )

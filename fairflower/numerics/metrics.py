@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairflower.numerics import Vector
+from fairflower.numerics.scores import Score
 
 
 def mean(a: ArrayLike) -> float:
@@ -184,9 +185,9 @@ def entropy(a: ArrayLike) -> float:
     return float(-(share @ np.log(share))) + 0.0
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A summary of the values of all domains or clients, such as AVG or MIN.
+@dataclass(frozen=True, kw_only=True)
+class Summary(Score):
+    """A summary of a score's values over all domains or clients, such as AVG or MIN.
 
     Terminal output, callbacks, trackers, tables, figures, verdicts, tuning and the leaderboard all
     take the name, the direction and the formula from these objects.
@@ -197,17 +198,9 @@ class Summary:
     (0.1414, 'STD ddof 1', -1)
     """
 
-    #: Title in tables, and in names of metrics for callbacks and trackers: ``accuracy/AVG``.
-    title: str
-    #: Name in sentences.
-    phrase: str
-    #: 1 if higher values are better, -1 if lower values are, 0 if neither.
-    better: int
     formula: Callable[[ArrayLike], float]
     #: The ddof of a standard deviation; None for other numbers.
     ddof: int | None = None
-    #: Whether the summary has no unit, because the unit of the values cancels.
-    relative: bool = False
     #: Whether the summary compares values, so that it is undefined for a single value.
     compares: bool = False
     #: Gradient with respect to the values, shape (K,).
@@ -224,9 +217,9 @@ class Summary:
 
     @property
     def axis(self) -> str:
-        """The axis label, with the unit (%) if the values are accuracies."""
+        """The axis label, with the unit."""
         ddof = "" if self.ddof is None else f" (ddof {self.ddof})"
-        return f"{self.title} over domains{ddof}{'' if self.relative else ', %'}"
+        return f"{self.title} over domains{ddof}{self.unit and f', {self.unit}'}"
 
 
 def _std_gradient(a: Vector, ddof: int) -> Vector:
@@ -243,35 +236,51 @@ def _worst_fraction_gradient(a: Vector, fraction: float) -> Vector:
     return slopes
 
 
-AVG = Summary("AVG", "average", 1, mean, gradient=lambda a: np.full(len(a), 1 / len(a)))
+AVG = Summary("AVG", phrase="average", formula=mean, gradient=lambda a: np.full(len(a), 1 / len(a)))
 STD, STD0 = (
     Summary(
-        *("STD", "STD", -1, partial(std, ddof=ddof), ddof),
+        *("STD", -1),
+        formula=partial(std, ddof=ddof),
+        ddof=ddof,
         compares=True,
         gradient=partial(_std_gradient, ddof=ddof),
     )
     for ddof in (1, 0)
 )
-MIN = Summary("MIN", "worst domain", 1, worst, gradient=lambda a: np.eye(len(a))[a.argmin()])
+MIN = Summary(
+    *("MIN", 1),
+    phrase="worst domain",
+    margin=2.0,
+    formula=worst,
+    gradient=lambda a: np.eye(len(a))[a.argmin()],
+)
 #: The primary metric of leaderboards.
 WORST_HALF = Summary(
-    *("worst half", "worst half of the domains", 1, partial(worst_fraction, fraction=0.5)),
+    *("worst half", 1),
+    phrase="worst half of the domains",
+    formula=partial(worst_fraction, fraction=0.5),
     gradient=partial(_worst_fraction_gradient, fraction=0.5),
 )
 GAP = Summary(
-    *("GAP", "best minus worst", -1, gap),
+    *("GAP", -1),
+    phrase="best minus worst",
+    margin=2.0,
+    formula=gap,
     compares=True,
     gradient=lambda a: np.eye(len(a))[a.argmax()] - np.eye(len(a))[a.argmin()],
 )
-MAX = Summary("MAX", "best domain", 0, best)
+MAX = Summary("MAX", 0, phrase="best domain", margin=2.0, formula=best)
 SUMMARIES = (
-    *(AVG, STD0, STD, MIN),
-    MAX,
-    GAP,
-    Summary("worst 10 %", "mean of the worst tenth", 1, worst_fraction),
-    Summary("Jain", "Jain's index", 1, jain, relative=True, compares=True),
-    Summary("Gini", "Gini coefficient", -1, gini, relative=True, compares=True),
-    Summary("entropy", "entropy", 1, entropy, relative=True, compares=True),
+    *(AVG, STD0, STD, MIN, MAX, GAP),
+    Summary("worst 10 %", phrase="mean of the worst tenth", formula=worst_fraction),
+    *(
+        Summary(name, better, "", phrase=phrase, digits=4, formula=formula, compares=True)
+        for name, better, phrase, formula in (
+            ("Jain", 1, "Jain's index", jain),
+            ("Gini", -1, "Gini coefficient", gini),
+            ("entropy", 1, "entropy", entropy),
+        )
+    ),
 )
 
 

@@ -164,7 +164,7 @@ class MethodStudy:
                 run = read_run(path) if outcome == "completed" else None
             accuracies: list[float] = []
             if run:
-                tests = run if metric == "accuracy" else run.tests_by(metric)
+                tests = run.tests_by(metric)
                 if tests.fully_tested() and run.last_round == facts["rounds"]:
                     accuracies = tests.final().tolist()
                 else:

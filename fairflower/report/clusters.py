@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.data import ClientInfo
 from fairflower.numerics import Vector, metrics
-from fairflower.server.history import WINDOW
-
-if TYPE_CHECKING:  # both hold clusters
-    from fairflower.report.methods import Method
-    from fairflower.report.reading import Run
 
 ClusterMetric = Literal["number", "accuracy", "rand"]
 
@@ -67,20 +62,6 @@ def read_cluster_history(
     values = np.array(rows)
     types = np.array([client.domain for client in clients])
     return ClusterHistory(np.array(rounds), types, values[:, :, 0], values[:, :, 1:])
-
-
-def methods_with_clusters(methods: Iterable[Method]) -> list[Method]:
-    """Return the methods that recorded clusters in every run."""
-    return [method for method in methods if all(run.clusters for run in method.runs)]
-
-
-def final_cluster_metric(run: Run, name: ClusterMetric, window: int = WINDOW) -> float:
-    """Return a metric's mean over the last ``window`` tested rounds; NaN without clusters."""
-    if run.clusters is None:
-        return float("nan")
-    final = np.isin(run.clusters.rounds, run.final_rounds(window))
-    values = run.clusters.metric(name)[final]
-    return float(values.mean()) if values.size else float("nan")
 
 
 #: Larger numbers, which a float32 cannot represent, would overflow in sums and axes.

@@ -113,7 +113,7 @@ class Contrast:
     def detectable(self) -> str:
         """The smallest difference that is detectable with 80 % power, for each metric."""
         return ", ".join(
-            f"{one.metric.name} {within_range(least, format_number(least, 1), one.metric.most)}"
+            f"{one.metric.name} {within_range(least, format_number(least, 1), one.metric.largest)}"
             for one in self.by_metric
             for least in [one.difference.detectable]
             if one.metric.judged

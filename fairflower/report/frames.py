@@ -22,7 +22,7 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
     The columns are ``data`` (the data set and its domains) and ``method``, as in `table_frame`,
     ``seed``, ``run`` (the name of the folder) and those of ``history.csv``: ``round``, ``level``
     (domain, client or run), ``name`` (of the domain or client), ``metric`` and ``value``. Runs from
-    a summary have only the accuracies of the domains, in the rounds of the summary.
+    a summary have only the values of the summary.
     """
     named = {
         id(run): (chapter.title, method.name)
@@ -46,9 +46,10 @@ def _history(run: Run) -> pd.DataFrame:
     if run.path.is_absolute() and (run.path / "history.csv").is_file():
         return pd.DataFrame(read_history(run.path / "history.csv"), columns=HISTORY_COLUMNS)
     rows = [
-        (server_round, "domain", domain, "accuracy", accuracy)
-        for server_round, accuracies in zip(run.rounds.tolist(), run.accuracy, strict=True)
-        for domain, accuracy in zip(run.domains, accuracies.tolist(), strict=True)
+        (r, level, name, metric, value)
+        for (level, metric), found in run.history.values.items()
+        for r, by_name in found.items()
+        for name, value in by_name.items()
     ]
     return pd.DataFrame(rows, columns=HISTORY_COLUMNS)
 

@@ -6,53 +6,42 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
 
 from fairflower.numerics import Vector
-from fairflower.numerics.group_fairness import DIFFERENCES
+from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
 from fairflower.numerics.metrics import (
     AVG,
     GAP,
-    MIN,
     STD,
     STD0,
     Summary,
     average_and_worst,
 )
-from fairflower.report.clusters import methods_with_clusters
-from fairflower.report.methods import Comparison, Method
-from fairflower.report.reading import SCORES, Run
+from fairflower.numerics.scores import ACCURACY, Score
+from fairflower.report.methods import Comparison, Method, methods_with_clusters
+from fairflower.report.reading import SCORES, Run, user_score
 from fairflower.statistics.differences import example_worth
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric of a run, in percent.
+@dataclass(frozen=True, kw_only=True)
+class Metric(Score):
+    """A score of a whole run, by which methods are compared; its name is that in sentences."""
 
-    ``better`` is 1 if higher values are better, and -1 if lower values are. ``title`` is the name
-    in tables, and ``phrase`` the name in sentences (if empty, the title is used). A metric that is
-    not ``judged`` has no influence on verdicts. Methods count as equivalent within ``margin``, in
-    points, and no difference is larger than ``most``. ``gradient`` is the gradient with respect to
-    the domains' accuracies, None if unknown.
-    """
-
-    title: str
-    value: Callable[[Run], float]
-    better: int
-    phrase: str = ""
+    of: Callable[[Run], float]
+    #: Whether the metric has an influence on verdicts.
     judged: bool = True
-    margin: float = 1.0
+    #: Gradient with respect to the domains' accuracies, None if unknown.
     gradient: Callable[[Vector], Vector] | None = None
-    most: float = 100.0
 
-    @property
-    def name(self) -> str:
-        """The name in sentences."""
-        return self.phrase or self.title
+    def value(self, run: Run) -> float:
+        """Return the metric of a run, in its unit."""
+        return self.shown(self.of(run))
 
     def example_worth(self, run: Run) -> float:
         """Return the metric's `example_worth`, in points; 0 if it is unknown."""
@@ -60,7 +49,7 @@ class Metric:
         accuracy = run.final()
         if self.gradient is None or sizes.shape != accuracy.shape or not (sizes > 0).all():
             return 0.0
-        return example_worth(100 * self.gradient(accuracy), sizes)
+        return example_worth(self.shown(self.gradient(accuracy)), sizes)
 
 
 @dataclass(frozen=True)
@@ -82,38 +71,58 @@ def measures(comparison: Comparison) -> list[Measure]:
     """Return a comparison's measures: fairness over domains, then measures that runs recorded."""
     groups = [fairness(comparison)]
     rated = rated_methods(comparison)
-    for score in SCORES:
-        scored = [m for m in rated if all(score in run.scores for run in m.runs)]
+    for score in SCORES.values():
+        scored = [m for m in rated if all(score.name in run.scores for run in m.runs)]
         if scored:
             groups.append(_scored(comparison, score, scored))
-    groups += [_by_user(*metric) for metric in by_user_metric(comparison)]
+    groups += [
+        _over_domains(user_score(name, better), methods)
+        for name, better, methods in by_user_metric(comparison)
+    ]
     for attribute, with_groups in by_attribute(comparison):
         named = f"fairness between groups by {attribute}"
-        groups.append(_of_people(named, 0, "", 1.0, with_groups))
-        groups.append(_of_people(f"{named}, worst client", 1, "worst client's ", 2.0, with_groups))
+        groups.append(_between_groups(named, 0, "", 1.0, with_groups))
+        groups.append(
+            _between_groups(f"{named}, worst client", 1, "worst client's ", 2.0, with_groups)
+        )
     typed = typed_methods(comparison)
     return [*groups, _over_clients(typed)] if typed else groups
 
 
 def fairness(comparison: Comparison) -> Measure:
     """Return the fairness measure: worst domain, STD and the average, which is not judged."""
-    return Measure(
-        "accuracy over domains",
-        (
-            _over_domains(MIN, margin=2.0),
-            _over_domains(STD),
-            _over_domains(AVG, judged=False),
-        ),
-        ("fairer", "less fair"),
-        comparison.methods,
-    )
+    return _over_domains(ACCURACY, comparison.methods)
 
 
-def _over_domains(row: Summary, judged: bool = True, margin: float = 1.0) -> Metric:
-    def value(run: Run) -> float:
-        return 100 * row(run.final())
+def _over_domains(score: Score, methods: Sequence[Method]) -> Measure:
+    """Return the measure for a score over domains: worst value, STD and average."""
 
-    return Metric(row.title, value, row.better, row.phrase, judged, margin, row.gradient)
+    def over(row: Summary) -> Callable[[Run], float]:
+        def value(run: Run) -> float:
+            tests = run.tests_by(score.name)
+            return row(tests.final()) if tests.fully_tested() else math.nan
+
+        return value
+
+    average, worst = average_and_worst(score.better)
+    ours = score is ACCURACY  # a mean over examples
+    metrics = [
+        Metric(
+            row.phrase if ours else f"{row.phrase} of {score.phrase}",
+            row.better,
+            score.unit,
+            score.low,
+            score.high,
+            row.margin * score.margin,
+            title=row.title if ours else f"{row.title} {score.title}",
+            of=over(row),
+            judged=row is not average,
+            gradient=row.gradient if ours else None,
+        )
+        for row in (worst, STD, average)
+    ]
+    words = ("fairer", "less fair")
+    return Measure(f"{score.phrase} over domains", tuple(metrics), words, tuple(methods))
 
 
 def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Method]]]:
@@ -125,32 +134,6 @@ def by_user_metric(comparison: Comparison) -> Iterator[tuple[str, int, list[Meth
         methods = [m for m in comparison.methods if all(name in r.user_metrics for r in m.runs)]
         if methods:
             yield name, better, methods
-
-
-def _by_user(metric: str, better: int, methods: list[Method]) -> Measure:
-    """Return the measure for a user metric over domains: worst value, STD and average."""
-
-    def over(row: Summary) -> Callable[[Run], float]:
-        def value(run: Run) -> float:
-            tests = run.tests_by(metric)
-            return 100 * row(tests.final()) if tests.fully_tested() else math.nan
-
-        return value
-
-    average, worst = average_and_worst(better)
-    rows = {worst: 2.0, STD: 1.0, average: 1.0}
-    metrics = [
-        Metric(
-            *(f"{row.title} {metric}", over(row), row.better, f"{row.phrase} of {metric}"),
-            judged=row is not average,
-            margin=margin,
-            most=math.inf,
-        )
-        for row, margin in rows.items()
-    ]
-    return Measure(
-        f"{metric} over domains", tuple(metrics), ("fairer", "less fair"), tuple(methods)
-    )
 
 
 def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
@@ -166,20 +149,29 @@ def of_people(metric: str, place: int) -> Callable[[Run], float]:
     ``place`` is 0 for all people, 1 for the worst client, and 2 or more for the domains. The value
     is the mean over the last tested rounds, or NaN if it is undefined.
     """
-
-    def value(run: Run) -> float:
-        return 100 * float(run.group_metrics[metric].final()[place])
-
-    return value
+    score = next(score for score in METRICS if score.name == metric)
+    return lambda run: score.shown(_of_people(run, score, place))
 
 
-def _of_people(name: str, place: int, words: str, margin: float, methods: list[Method]) -> Measure:
+def _of_people(run: Run, score: Score, place: int) -> float:
+    return float(run.group_metrics[score.name].final()[place])
+
+
+def _between_groups(
+    name: str, place: int, words: str, margin: float, methods: list[Method]
+) -> Measure:
     """Return the measure of differences between groups at a ``place``, if they are defined."""
-    values = {metric: of_people(metric.name, place) for metric in DIFFERENCES}
     metrics = [
-        Metric(metric.title, value, metric.better, f"{words}{metric.phrase}", margin=margin)
-        for metric, value in values.items()
-        if all(np.isfinite(value(run)) for method in methods for run in method.runs)
+        Metric(
+            *(f"{words}{score.phrase}", score.better),
+            title=score.title,
+            margin=margin,
+            of=partial(_of_people, score=score, place=place),
+        )
+        for score in DIFFERENCES
+        if all(
+            np.isfinite(_of_people(run, score, place)) for method in methods for run in method.runs
+        )
     ]
     return Measure(name, tuple(metrics), ("fairer", "less fair"), tuple(methods if metrics else ()))
 
@@ -232,40 +224,40 @@ def all_clients_tested(run: Run) -> bool:
 
 
 def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float]:
-    """Return a function that computes a summary of fractions; in percent if the summary has a unit.
+    """Return a function that computes a summary of fractions, in the summary's unit.
 
     The function returns NaN if the summary compares domains but only one domain was tested.
     """
-    unit = 1 if row.relative else 100
 
     def value(values: Vector) -> float:
         single = row.compares and len(values) < 2 <= len(domains)
-        return math.nan if single else unit * row(values)
+        return math.nan if single else row.shown(row(values))
 
     return value
 
 
-def _scored(comparison: Comparison, score: str, methods: list[Method]) -> Measure:
+def _scored(comparison: Comparison, score: Score, methods: list[Method]) -> Measure:
     """Return the measure for a score: the mean over the last rounds by group, average and gap."""
-    title, name = SCORES[score]
 
     def over(value_of: Callable[[Vector], float]) -> Callable[[Run], float]:
         def value(run: Run) -> float:
-            scores = run.final_scores(score).mean(axis=0)
-            return 100 * float(value_of(scores)) if np.isfinite(scores).all() else math.nan
+            scores = run.final_scores(score.name).mean(axis=0)
+            return float(value_of(scores)) if np.isfinite(scores).all() else math.nan
 
         return value
 
     metrics = [
-        Metric(f"{group} {title}", over(itemgetter(d)), 1, margin=2.0)
+        Metric(
+            f"{group} {score.title}", score.better, margin=2 * score.margin, of=over(itemgetter(d))
+        )
         for d, group in enumerate(comparison.domains)
     ]
     if len(metrics) > 1:
         metrics += [
-            Metric(f"{AVG.phrase} {title}", over(AVG), AVG.better),
-            Metric(f"{title} gap", over(GAP), GAP.better, margin=2.0),
+            Metric(f"{AVG.phrase} {score.title}", AVG.better, of=over(AVG)),
+            Metric(f"{score.title} gap", GAP.better, margin=GAP.margin, of=over(GAP)),
         ]
-    return Measure(name, tuple(metrics), ("better", "worse"), tuple(methods))
+    return Measure(score.phrase, tuple(metrics), ("better", "worse"), tuple(methods))
 
 
 def _over_clients(methods: list[Method]) -> Measure:
@@ -275,11 +267,10 @@ def _over_clients(methods: list[Method]) -> Measure:
         "client types and clients",
         (
             Metric(
-                *("Avg over clients", lambda run: 100 * AVG(clients(run)), AVG.better),
-                "average over clients",
+                "average over clients", title="Avg over clients", of=lambda run: AVG(clients(run))
             ),
-            Metric(f"{SIGMA} type", lambda run: 100 * STD0(run.final()), STD0.better),
-            Metric(f"{SIGMA} client", lambda run: 100 * STD0(clients(run)), STD0.better),
+            Metric(f"{SIGMA} type", STD0.better, of=lambda run: STD0(run.final())),
+            Metric(f"{SIGMA} client", STD0.better, of=lambda run: STD0(clients(run))),
         ),
         ("better", "worse"),
         tuple(methods),

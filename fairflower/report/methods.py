@@ -300,6 +300,11 @@ def several_runs(methods: Iterable[Method]) -> bool:
     return any(len(method.runs) > 1 for method in methods)
 
 
+def methods_with_clusters(methods: Iterable[Method]) -> list[Method]:
+    """Return the methods that recorded clusters in every run."""
+    return [method for method in methods if all(run.clusters for run in method.runs)]
+
+
 def mean_of_last(counts: Iterable[int], window: int = WINDOW) -> str:
     """Describe means over the last ``window`` tested rounds, of which runs may have fewer."""
     if min(counts, default=window) < window:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from fairflower.config.run import tested_split
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.numerics.group_fairness import METRICS
-from fairflower.report.clusters import ClusterHistory, read_cluster_history
+from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
+from fairflower.report.clusters import ClusterHistory, ClusterMetric, read_cluster_history
 from fairflower.server.contents import (
     ChangedFile,
+    Value,
     check_same_file,
     check_same_files,
     divergence,
@@ -28,11 +30,25 @@ from fairflower.server.contents import (
     read_facts,
     read_history,
 )
-from fairflower.server.folder import LEVELS, is_locked
-from fairflower.server.history import ADAPTED, ALL, HELD_OUT, OVERALL, WINDOW, WORST_CLIENT
+from fairflower.server.folder import is_locked
+from fairflower.server.history import (
+    ADAPTED,
+    ALL,
+    HELD_OUT,
+    LEVELS,
+    OVERALL,
+    WINDOW,
+    WORST_CLIENT,
+    History,
+)
 
-#: Scores of domains other than accuracy, as fractions -> (title in tables, name in sentences).
-SCORES = {"balanced_accuracy": ("ACC", "class-balanced accuracy"), "auc": ("AUC", "AUC")}
+#: Scores of domains other than accuracy that reports show.
+SCORES = {score.name: score for score in (BALANCED_ACCURACY, AUC)}
+
+
+def user_score(name: str, better: int) -> Score:
+    """Return a user's metric, which may have any value; ``better`` is 1 or -1."""
+    return Score(name, better, low=-math.inf, high=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +84,6 @@ class AccuracyHistory:
         return bool(np.isfinite(self.accuracy[self.last(window)]).all())
 
 
-_NO_TESTS = AccuracyHistory(rounds=np.empty(0, np.int64), accuracy=np.empty((0, 1)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run(AccuracyHistory):
     """A run read from its folder: config, facts, and the global model's accuracies by domain.
@@ -95,42 +108,108 @@ class Run(AccuracyHistory):
     clients: tuple[ClientInfo, ...]
     #: The complete run config, with dotted keys.
     config: Mapping[str, Any]
-    #: Accuracies of the global model by client, in the order of ``clients``. There are no rounds if
-    #: clients did not test the model.
-    by_client: AccuracyHistory
-    #: Accuracies of the clients' personal models by domain: means over the domain's clients,
-    #: weighted by test examples. There are no rounds if there are no personal models.
-    personal: AccuracyHistory
-    #: Accuracies of the personal models by client, in the order of ``clients``.
-    personal_by_client: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: Accuracy of the global model on ``held_out_domain``. There are no rounds if no domain is held
-    #: out.
-    held_out: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: The same accuracy with BatchNorm statistics from that domain's test examples
-    #: (``evaluate.adabn``).
-    adapted: AccuracyHistory = field(default_factory=lambda: _NO_TESTS)
-    #: Name of the domain that is held out from all clients. It is not in ``domains``. Empty if
-    #: there is none.
-    held_out_domain: str = ""
-    #: Other scores (`SCORES` and the user's metrics) by name, [R, D] like ``accuracy``. NaN if not
-    #: measured.
-    scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    #: Name of a user's metric in ``scores`` -> 1 if higher values are better, -1 if lower values
-    #: are.
-    user_metrics: Mapping[str, int] = field(default_factory=dict)
-    #: Metrics of group fairness by name (`fairflower.numerics.group_fairness`). The columns are all
-    #: people, the worst client and each domain. Undefined values are NaN. Empty if there are no
-    #: groups of people.
-    group_metrics: Mapping[str, AccuracyHistory] = field(default_factory=dict)
+    #: The values that reports read, by level and metric.
+    history: History
     #: The strategy's diagnostics and the clients that were left out, as a mapping for each round.
     diagnostics: tuple[Mapping[str, Any], ...] = ()
     #: The content of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
 
+    def tests(self, level: str, metric: str, names: Iterable[str]) -> AccuracyHistory:
+        """Return a metric's values [R, K] by name, in the R rounds in which a name has a value."""
+        found = self.history[level, metric]
+        tests = _tests(found, list(names), sorted(found))
+        there = np.isfinite(tests.accuracy).any(axis=1)
+        return AccuracyHistory(rounds=tests.rounds[there], accuracy=tests.accuracy[there])
+
+    def tests_by(self, metric: str) -> AccuracyHistory:
+        """Return the run itself for accuracy, or a history of one of the ``scores``."""
+        if metric == ACCURACY.name:
+            return self
+        return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
+
+    def _by_domain(self, metric: str) -> NDArray[np.float64]:
+        found = self.history[LEVELS[self.split][0], metric]
+        return _tests(found, self.domains, self.rounds.tolist()).accuracy
+
+    def _by_client(self, metric: str) -> AccuracyHistory:
+        names = (str(client.client_id) for client in self.clients)
+        return self.tests(LEVELS[self.split][1], metric, names)
+
+    @cached_property
+    def by_client(self) -> AccuracyHistory:
+        """Accuracies of the global model by client, in the order of ``clients``.
+
+        There are no rounds if clients did not test the model.
+        """
+        return self._by_client("accuracy")
+
+    @cached_property
+    def personal(self) -> AccuracyHistory:
+        """Accuracies of the clients' personal models by domain.
+
+        They are means over the domain's clients, weighted by test examples. There are no rounds if
+        there are no personal models.
+        """
+        return self.tests(LEVELS[self.split][0], "personal_accuracy", self.domains)
+
+    @cached_property
+    def personal_by_client(self) -> AccuracyHistory:
+        """Accuracies of the personal models by client, in the order of ``clients``."""
+        return self._by_client("personal_accuracy")
+
+    @property
+    def held_out_domain(self) -> str:
+        """Name of the domain that no client has; not in ``domains``; empty if there is none."""
+        return str(self.info.get("held_out", ""))
+
+    @cached_property
+    def held_out(self) -> AccuracyHistory:
+        """Accuracy of the global model on ``held_out_domain``; no rounds if there is none."""
+        return self.tests(HELD_OUT, "accuracy", [self.held_out_domain])
+
+    @cached_property
+    def adapted(self) -> AccuracyHistory:
+        """The same with BatchNorm statistics of that domain's examples (``evaluate.adabn``)."""
+        return self.tests(HELD_OUT, ADAPTED, [self.held_out_domain])
+
+    @cached_property
+    def scores(self) -> Mapping[str, NDArray[np.float64]]:
+        """Other scores (`SCORES`, the user's metrics) by name, [R, D] like ``accuracy``, or NaN."""
+        level, names = LEVELS[self.split][0], (*SCORES, *self.info.get("metrics", {}))
+        return {name: self._by_domain(name) for name in names if self.history[level, name]}
+
+    @property
+    def user_metrics(self) -> Mapping[str, int]:
+        """Name of a user's metric in ``scores`` -> 1 if higher values are better, -1 if lower."""
+        return {name: n for name, n in self.info.get("metrics", {}).items() if name in self.scores}
+
+    @cached_property
+    def group_metrics(self) -> Mapping[str, AccuracyHistory]:
+        """Metrics of group fairness by name (`fairflower.numerics.group_fairness`).
+
+        The columns are all people, the worst client and each domain. Undefined values are NaN.
+        Empty if there are no groups of people.
+        """
+        rounds, found = self.rounds.tolist(), {}
+        for name in (m.name for m in METRICS if "groups" in self.info):
+            over = _tests(self.history[OVERALL[self.split], name], (ALL, WORST_CLIENT), rounds)
+            values = np.hstack([over.accuracy, self._by_domain(name)])
+            found[name] = AccuracyHistory(rounds=self.rounds, accuracy=values)
+        return found
+
     @cached_property
     def clusters(self) -> ClusterHistory | None:
         """The clusters of clients that the strategy recorded; None if it recorded none."""
         return read_cluster_history(self.clients, self.diagnostics)
+
+    def final_clusters(self, name: ClusterMetric, window: int = WINDOW) -> float:
+        """Return a metric's mean over the last ``window`` tested rounds; NaN without clusters."""
+        if self.clusters is None:
+            return math.nan
+        final = np.isin(self.clusters.rounds, self.final_rounds(window))
+        values = self.clusters.metric(name)[final]
+        return float(values.mean()) if values.size else math.nan
 
     @property
     def seed(self) -> Any:
@@ -202,10 +281,6 @@ class Run(AccuracyHistory):
         """The sensitive attribute for group fairness; empty if there are no groups of people."""
         return str(self.config.get("data.groups", "")) if self.group_metrics else ""
 
-    def tests_by(self, metric: str) -> AccuracyHistory:
-        """Return the values of one of the ``scores``, as a history like that of accuracy."""
-        return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
-
     def final_scores(self, score: str) -> NDArray[np.float64]:
         """Return the values of a score in the `last` rounds, [rounds, D]."""
         return self.scores[score][self.last()]
@@ -250,28 +325,18 @@ def read_run(path: str | Path) -> Run:
     for name in ("run.json", "config.toml", "history.csv"):
         if not (path / name).is_file():
             raise RunFolderError(f"{path} is not a run folder: the file {name} is missing.")
-    info = read_facts(path)
-    domains, clients = tuple(info["domains"]), _clients(info)
-    config = read_config(path)
-    user_metrics = info.get("metrics", {})
-    history, finished = _read_history(path / "history.csv", user_metrics)
-    diagnostics = read_diagnostics(path / "diagnostics.jsonl")
+    info, config = read_facts(path), read_config(path)
+    file = path / "history.csv"
+    rows, diagnostics = read_history(file), read_diagnostics(path / "diagnostics.jsonl")
+    finished = {row.round for row in rows if row.level == "run"}
     check_same_files(path, info, config, max(finished, default=-1))
-    names = [str(c.client_id) for c in clients]
-    # For a run without tests, such as a trial of `fairflower tune`, read the validation accuracy.
-    split = tested_split(config)
-    of_domains, of_clients = LEVELS[split]
-    tested = _tested(history[of_domains, "accuracy"], domains, finished)
-    rounds = tested.rounds
-    held_out = str(info.get("held_out", ""))
-    scores = {s: history[of_domains, s] for s in (*SCORES, *user_metrics) if history[of_domains, s]}
-
+    run = run_of(path, info, config, enumerate(rows, start=2), diagnostics, file, finished)
     status = str(info["status"])
     if status == "running" and not is_locked(path):
         if read_facts(path)["status"] != status:  # it has ended in the meantime
             return read_run(path)
         status = "killed"
-    if not rounds.size or (status != "completed" and not rounds[-1]):
+    if not run.rounds.size or (status != "completed" and not run.last_round):
         reason = f" Its error: {info['error']}" if info.get("error") else ""
         if divergence(info) is not None:
             reason += " Resuming would repeat this. Start a new run with other settings."
@@ -280,27 +345,49 @@ def read_run(path: str | Path) -> Run:
         raise RunFolderError(
             f"{path} has no completely trained and tested round ({status}).{reason}"
         )
-    return Run(
+    return replace(run, status=status)
+
+
+def run_of(
+    path: Path,
+    info: Mapping[str, Any],
+    config: Mapping[str, Any],
+    rows: Iterable[tuple[int, Value]],
+    diagnostics: Iterable[Mapping[str, Any]],
+    source: Path,
+    finished: Set[int] | None = None,
+) -> Run:
+    """Return the run that ``rows`` of the file ``source``, with their line numbers, describe.
+
+    Unfinished rounds count only if all domains were tested. By default all rounds are finished.
+    Raises ``RunFolderError`` for an invalid value.
+    """
+    domains, split = tuple(info["domains"]), tested_split(config)
+    history = _checked_history(rows, source, domains, info.get("metrics", {}), split)
+    of_domains = LEVELS[split][0]
+    names = {of_domains: domains, HELD_OUT: (str(info.get("held_out", "")),)}
+    for (level, _), found in history.values.items():
+        for r in set(found) - finished if finished is not None and level in names else ():
+            if not all(math.isfinite(found[r].get(name, math.nan)) for name in names[level]):
+                del found[r]
+    run = Run(
         path=path,
         label=str(info["label"]),
-        status=status,
+        status=str(info["status"]),
         domains=domains,
-        clients=clients,
+        clients=tuple(
+            ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
+            for client in ({name: client[name] for name in _FIELDS} for client in info["clients"])
+        ),
         config=config,
-        rounds=rounds,
-        accuracy=tested.accuracy,
-        by_client=_all_tests(history[of_clients, "accuracy"], names),
-        personal=_tested(history[of_domains, "personal_accuracy"], domains, finished),
-        personal_by_client=_all_tests(history[of_clients, "personal_accuracy"], names),
-        held_out=_tested(history[HELD_OUT, "accuracy"], [held_out], finished),
-        adapted=_tested(history[HELD_OUT, ADAPTED], [held_out], finished),
-        held_out_domain=held_out,
-        scores={score: _matrix(found, domains, rounds) for score, found in scores.items()},
-        user_metrics={name: better for name, better in user_metrics.items() if name in scores},
-        group_metrics=_group_metrics(history, split, domains, rounds) if "groups" in info else {},
-        diagnostics=diagnostics,
+        history=history,
+        diagnostics=tuple(diagnostics),
         info=info,
+        rounds=np.empty(0, np.int64),
+        accuracy=np.empty((0, len(domains))),
     )
+    tests = run.tests(of_domains, "accuracy", domains)
+    return replace(run, rounds=tests.rounds, accuracy=tests.accuracy)
 
 
 def find_readable_runs(path: Path) -> list[Run]:
@@ -315,90 +402,49 @@ def find_readable_runs(path: Path) -> list[Run]:
     return runs
 
 
-# --- files -------------------------------------------------------------------------------
-
-_History = dict[int, dict[str, float]]
-
-
-def _clients(info: Mapping[str, Any]) -> tuple[ClientInfo, ...]:
-    return tuple(
-        ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
-        for client in ({name: client[name] for name in _FIELDS} for client in info["clients"])
-    )
-
-
 _FIELDS = tuple(field.name for field in fields(ClientInfo))
 
 
-def _group_metrics(
-    history: Mapping[tuple[str, str], _History],
-    split: str,
+def _checked_history(
+    rows: Iterable[tuple[int, Value]],
+    source: Path,
     domains: Sequence[str],
-    rounds: NDArray[np.int64],
-) -> dict[str, AccuracyHistory]:
-    over = {m.name: history[OVERALL[split], m.name] for m in METRICS}
-    return {
-        name: AccuracyHistory(
-            rounds=rounds,
-            accuracy=np.hstack(
-                [
-                    _matrix(found, (ALL, WORST_CLIENT), rounds),
-                    _matrix(history[LEVELS[split][0], name], domains, rounds),
-                ]
-            ),
+    user_metrics: Mapping[str, int],
+    split: str,
+) -> History:
+    """Return the history of the scores that reports read."""
+    of_domains, of_clients = LEVELS[split]
+    users = (user_score(*metric) for metric in user_metrics.items())
+    accuracies = (ACCURACY, Score("personal_accuracy"))
+    wanted = {
+        (level, score.name): score
+        for level, scores in (
+            (of_domains, (*accuracies, *SCORES.values(), *users, *METRICS)),
+            (of_clients, accuracies),
+            (HELD_OUT, (ACCURACY, Score(ADAPTED))),
+            (OVERALL[split], METRICS),
         )
-        for name, found in over.items()
+        for score in scores
     }
-
-
-def _read_history(
-    path: Path, user_metrics: Collection[str]
-) -> tuple[dict[tuple[str, str], _History], set[int]]:
-    """Return the history, and the rounds that are complete in it.
-
-    The history maps (level, metric) to round -> name -> value.
-    """
-    history: dict[tuple[str, str], _History] = {
-        (HELD_OUT, metric): {} for metric in ("accuracy", ADAPTED)
-    }
-    metrics = ("accuracy", "personal_accuracy", *SCORES, *user_metrics)
-    history |= {(level, m.name): {} for level in OVERALL.values() for m in METRICS}
-    for of_domains, of_clients in LEVELS.values():
-        history |= {(of_domains, m.name): {} for m in METRICS}
-        history |= {(of_clients, metric): {} for metric in ("accuracy", "personal_accuracy")}
-        history |= {(of_domains, metric): {} for metric in metrics}
-    finished: set[int] = set()
-    for line, (number, level, name, metric, value) in enumerate(read_history(path), start=2):
-        if level == "run":
-            finished.add(number)
-        if (level, metric) not in history:
+    history = History(domains)
+    for line, row in rows:
+        if (score := wanted.get((row.level, row.metric))) is None:
             continue
-        unmeasured = np.isnan(value) and (metric != "accuracy" or "client" in level)
-        if not (unmeasured or 0 <= value <= 1 or (metric in user_metrics and np.isfinite(value))):
+        unmeasured = math.isnan(row.value) and (score is not ACCURACY or row.level == of_clients)
+        within = math.isfinite(row.value) and score.low <= row.value <= score.high
+        if not (unmeasured or within):
             raise RunFolderError(
-                f"{path}, line {line}: {metric} {value} of {level} {quoted(name)[1:-1]}; expected "
-                "a fraction between 0 and 1."
+                f"{source}, line {line}: {row.metric} {row.value} of {row.level} "
+                f"{quoted(row.name)[1:-1]}; expected a fraction between 0 and 1."
             )
-        history[level, metric].setdefault(number, {})[name] = value
-    return history, finished
+        history.put(row)
+    return history
 
 
-def _matrix(
-    history: _History, names: Sequence[str], rounds: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return values [len(rounds), len(names)], with NaN where the history has no value."""
-    values = [[history.get(r, {}).get(name, np.nan) for name in names] for r in rounds.tolist()]
-    return np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
-
-
-def _all_tests(history: _History, names: Sequence[str]) -> AccuracyHistory:
-    rounds = np.array(sorted(history), dtype=np.int64)
-    return AccuracyHistory(rounds=rounds, accuracy=_matrix(history, names, rounds))
-
-
-def _tested(history: _History, domains: Sequence[str], finished: Set[int]) -> AccuracyHistory:
-    """Return the tested rounds. An unfinished round counts only if all domains have a value."""
-    tests = _all_tests(history, domains)
-    there = np.isfinite(tests.accuracy)
-    kept = there.all(axis=1) | (there.any(axis=1) & np.isin(tests.rounds, list(finished)))
-    return AccuracyHistory(rounds=tests.rounds[kept], accuracy=tests.accuracy[kept])
+def _tests(
+    found: Mapping[int, Mapping[str, float]], names: Sequence[str], rounds: Sequence[int]
+) -> AccuracyHistory:
+    """Return the values of ``names`` in some rounds, with NaN where there is no value."""
+    values = [[found.get(r, {}).get(name, math.nan) for name in names] for r in rounds]
+    accuracy = np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
+    return AccuracyHistory(rounds=np.array(rounds, dtype=np.int64), accuracy=accuracy)

@@ -10,6 +10,7 @@ from typing import Literal
 from fairflower.arguments import Search
 from fairflower.config.text import counted, shown
 from fairflower.numerics.metrics import AVG, MIN, Summary
+from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY
 from fairflower.report.measures import SIGMA
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
 from fairflower.report.text import DASH, format_number
@@ -23,8 +24,8 @@ CRITERIA = {
     "at most 1 point below the highest",
 }
 
-#: Metric that the criterion uses -> words for captions.
-METRICS = {"accuracy": "accuracy", "balanced_accuracy": "class-balanced accuracy"}
+#: Scores that the criterion may use.
+METRICS = {score.name: score for score in (ACCURACY, BALANCED_ACCURACY)}
 
 Outcome = Literal["completed", "lost", "unfinished"]
 
@@ -49,7 +50,7 @@ class Trial:
 
     def percent(self, row: Summary) -> float:
         """Return a summary over domains, in percent."""
-        return 100 * row(self.accuracies)
+        return row.shown(row(self.accuracies))
 
 
 #: Summaries over domains that the table and the figure of trials show.
@@ -118,7 +119,7 @@ def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
 def _trials(tuned: Sequence[Tuned]) -> Table:
     first = tuned[0]
     return Table(
-        title=f"Tuning: {METRICS[first.metric]} on validation examples",
+        title=f"Tuning: {METRICS[first.metric].phrase} on validation examples",
         caption=(
             "In %, mean of the last five tested rounds (of all, if fewer). Over trials: mean and, "
             f"below it, ± {SIGMA} (ddof 1) of completed trials. Chosen: {CRITERIA[first.select]}. "

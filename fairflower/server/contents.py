@@ -10,7 +10,7 @@ import csv
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
@@ -85,7 +85,8 @@ class Info(Part, total=False):
     #: The run folder's path when it was last written.
     path: str
     label: Required[str]
-    status: Required[Literal["running", "completed", "stopped", "failed"]]
+    #: Only a summary says "killed".
+    status: Required[Literal["running", "completed", "stopped", "failed", "killed"]]
     error: Required[str | None]
     started: str
     finished: str | None
@@ -174,7 +175,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"{path} is not a run folder, because its run.json cannot be read: {reason}."
         ) from error
-    return checked_facts(_json(text, str(file)), file)
+    return checked_facts(parse_json(text, str(file)), file)
 
 
 def checked_facts(info: Any, file: Path) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def checked_facts(info: Any, file: Path) -> dict[str, Any]:
         for name in ("command", "error", "path"):  # may contain names of files in any encoding
             if isinstance(info.get(name), str):
                 info[name] = info[name].encode(errors="replace").decode().replace("\0", "?")
-    _held_to(info, Info, str(file))
+    held_to(info, Info, str(file))
     domains = info["domains"]
     unknown_clients = [client for client in info["clients"] if client["domain"] not in domains]
     if unknown_clients:
@@ -278,19 +279,27 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def read_history(path: Path) -> list[Value]:
     """Read the lines of a ``history.csv``; an incomplete last line is ignored."""
-    reader = csv.reader(whole_lines(path), strict=True)
-    rows = []
+    return [value for _, value in parse_values(whole_lines(path), path)]
+
+
+def parse_values(
+    lines: Iterable[str], path: Path, *first: str
+) -> Iterator[tuple[tuple[str, ...], Value]]:
+    """Yield the rows of a table with the columns ``first`` and then those of ``history.csv``."""
+    reader = csv.reader(lines, strict=True)
     try:
         header = next(reader, [])
-        if header != HISTORY_COLUMNS:
-            expected = ",".join(HISTORY_COLUMNS)
+        if header != [*first, *HISTORY_COLUMNS]:
+            expected = ",".join([*first, *HISTORY_COLUMNS])
             actual = quoted(",".join(header))
             raise RunFolderError(f"{path} has the columns {actual}; expected {expected!r}.")
         for row in reader:
-            number, level, name, metric, text = map(text_of, row)
-            if not _ROUND.fullmatch(number) or not _NUMBER.fullmatch(text):
+            *before, number, level, name, metric, text = map(text_of, row)
+            if not (_ROUND.fullmatch(number) and _NUMBER.fullmatch(text)) or len(before) != len(
+                first
+            ):
                 raise ValueError(number)
-            rows.append(Value(int(number), level, name, metric, float(text)))
+            yield tuple(before), Value(int(number), level, name, metric, float(text))
     except csv.Error as error:
         raise RunFolderError(f"{path}, line {reader.line_num}: {error}.") from error
     except ValueError as error:
@@ -299,7 +308,6 @@ def read_history(path: Path) -> list[Value]:
         raise RunFolderError(
             f"{path}, line {reader.line_num}: cannot read {quoted(row)}."
         ) from error
-    return rows
 
 
 _ROUND = re.compile(r"\d{1,15}", re.ASCII)
@@ -313,8 +321,8 @@ def read_diagnostics(path: Path) -> tuple[dict[str, Any], ...]:
     records: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(whole_lines(path), start=1):
         place = f"{path}, line {number}"
-        record = _json(line, place)
-        _held_to(record, Record, place)
+        record = parse_json(line, place)
+        held_to(record, Record, place)
         records[record["round"]] = records.get(record["round"], {}) | record
     return tuple(records.values())
 
@@ -333,14 +341,16 @@ def whole_lines(path: Path) -> list[str]:
     return [f"{line}\n" for line in read_text(path).split("\n")[:-1]]
 
 
-def _json(text: str, place: str) -> Any:
+def parse_json(text: str, place: str) -> Any:
+    """Return what a text in JSON means; raise `RunFolderError`, naming the place, if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{place} is not valid JSON: {error}.") from error
 
 
-def _held_to(value: Any, hint: Any, place: str) -> None:
+def held_to(value: Any, hint: Any, place: str) -> None:
+    """Check a value as `conform` does; raise `RunFolderError`, naming the place."""
     try:
         conform(value, hint)
     except ValueError as error:

@@ -39,9 +39,6 @@ from fairflower.server.contents import (
 from fairflower.server.history import History
 from fairflower.server.privacy import PrivacyLedger, begun_and_spent, numbers_of
 
-#: Split -> levels of the history for results per domain and per client.
-LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
-
 #: File of Flower's and fairflower's log messages, and of the error that ended the run.
 LOG = "log.txt"
 
@@ -84,7 +81,7 @@ class RunFolder:
     """Writes a run's folder after every round, so that a killed run keeps its rounds.
 
     The files are ``config.toml`` (all settings, for ``--config``), ``run.json`` (status, versions,
-    machine, clients), ``history.csv`` (columns round, level, name, metric and value; see `LEVELS`),
+    machine, clients), ``history.csv`` (columns round, level, name, metric and value),
     ``diagnostics.jsonl`` (an object for each round, and for each test with dropped replies),
     ``model.safetensors`` (the final model), `LOG`, and ``checkpoints``
     (`fairflower.server.checkpoint`). A process locks the folder from `create` or `reopen` until

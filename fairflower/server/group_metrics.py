@@ -17,8 +17,8 @@ from fairflower.numerics.group_fairness import (
     Counts,
     undefined,
 )
-from fairflower.server.folder import LEVELS, RunFolder
-from fairflower.server.history import ALL, OVERALL, WORST_CLIENT
+from fairflower.server.folder import RunFolder
+from fairflower.server.history import ALL, LEVELS, OVERALL, WORST_CLIENT
 
 
 class GroupMetrics:

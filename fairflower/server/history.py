@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairflower.numerics.metrics import AVG, MIN, STD, mean
-from fairflower.server.contents import read_history
+from fairflower.server.contents import Value, read_history
 
 if TYPE_CHECKING:  # Flower is slow to import, and reports read histories
     from flwr.app import MetricRecord
@@ -25,24 +25,32 @@ WINDOW = 5
 #: Metrics by name.
 Metrics = dict[str, float]
 
-#: Level of the history -> prefix of metric names.
-_PREFIXES = {"domain": "", "validation": "validation_"}
+#: Split -> levels of the history for results per domain and per client.
+LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
-#: Prefix for the held-out domain, which is excluded from metrics over domains.
-HELD_OUT_PREFIX = "held_out_"
+#: Level for tests on the held-out domain, and the metric at this level for the accuracy with
+#: BatchNorm statistics of the domain's test examples.
+HELD_OUT, ADAPTED = "held-out", "adabn_accuracy"
 
-#: Level of the history for tests on the held-out domain.
-HELD_OUT = "held-out"
-
-#: Metric at this level: accuracy with BatchNorm statistics of the domain's test examples.
-ADAPTED = "adabn_accuracy"
-
-#: Split -> level of the history for metrics of group fairness over all clients.
+#: Split -> level for metrics of group fairness over all clients.
 OVERALL = {"test": "all", "validation": "all-validation"}
 
 #: Names at this level: the metric over all people, from summed counts, and the worst client's
 #: metric.
 ALL, WORST_CLIENT = "global", "worst_client"
+
+#: Prefix for the held-out domain, which is excluded from metrics over domains.
+HELD_OUT_PREFIX = "held_out_"
+
+#: Level -> a metric's name among the metrics of a round. Levels of clients have none.
+_NAMES = {
+    "domain": "{metric}/{name}",
+    "validation": "validation_{metric}/{name}",
+    HELD_OUT: HELD_OUT_PREFIX + "{metric}/{name}",
+    OVERALL["test"]: "{name}_{metric}",
+    OVERALL["validation"]: "validation_{name}_{metric}",
+    "run": "{metric}",
+}
 
 
 class History:
@@ -64,7 +72,8 @@ class History:
 
     def __init__(self, domains: Sequence[str]) -> None:
         self.domains = tuple(domains)
-        self._rounds: dict[int, Metrics] = {}
+        #: (level, metric) -> round -> name -> value.
+        self.values: dict[tuple[str, str], dict[int, Metrics]] = {}
         self._losses: dict[int, tuple[float, float]] = {}  # (sum of losses, examples)
 
     def read(self, path: Path) -> None:
@@ -73,18 +82,13 @@ class History:
             self.add(server_round, level, name, {row.metric: row.value for row in group})
 
     def add(self, server_round: int, level: str, name: str, values: Mapping[str, float]) -> None:
-        """Add metrics of a domain, of a client or, with the name "", of the whole run."""
-        metrics = self._rounds.setdefault(server_round, {})
-        if level in _PREFIXES or level == HELD_OUT:
-            prefix = _PREFIXES.get(level, HELD_OUT_PREFIX)
-            metrics |= {
-                f"{prefix}{metric}/{name}": float(value) for metric, value in values.items()
-            }
-        elif level in OVERALL.values():
-            prefix = _PREFIXES["validation"] if level == OVERALL["validation"] else ""
-            metrics |= {f"{prefix}{name}_{metric}": float(v) for metric, v in values.items()}
-        elif level == "run":
-            metrics |= {metric: float(value) for metric, value in values.items()}
+        """Add metrics of a domain, of a client or, with the name "", of the whole run.
+
+        Of the clients, only the training losses are kept.
+        """
+        if level in _NAMES:
+            for metric, value in values.items():
+                self.put(Value(server_round, level, name, metric, float(value)))
         elif "train_loss" in values and "num-examples" in values:
             total, count = self._losses.get(server_round, (0.0, 0.0))
             examples = float(values["num-examples"])
@@ -93,13 +97,27 @@ class History:
                 count + examples,
             )
 
+    def put(self, row: Value) -> None:
+        """Add a value, also of a client."""
+        by_round = self.values.setdefault((row.level, row.metric), {})
+        by_round.setdefault(row.round, {})[row.name] = row.value
+
+    def __getitem__(self, key: tuple[str, str]) -> Mapping[int, Metrics]:
+        """Return the values of a metric at a level: round -> name -> value."""
+        return self.values.get(key, {})
+
     def of(self, server_round: int) -> Metrics:
         """Return the metrics of a round."""
-        metrics = dict(self._rounds.get(server_round, {}))
+        metrics = {
+            _NAMES[level].format(metric=metric, name=name): value
+            for (level, metric), by_round in self.values.items()
+            if level in _NAMES
+            for name, value in by_round.get(server_round, {}).items()
+        }
         if server_round in self._losses:
             total, count = self._losses[server_round]
             metrics["train_loss"] = total / count
-        over = [_over_domains(metrics, self.domains, prefix) for prefix in _PREFIXES.values()]
+        over = [_over_domains(metrics, self.domains, level) for level in ("domain", "validation")]
         return metrics | over[0] | over[1]
 
     @property
@@ -110,11 +128,10 @@ class History:
     @property
     def validation_losses(self) -> dict[int, float]:
         """Mean validation loss over domains for each round in which all domains were tested."""
-        keys = [f"validation_loss/{domain}" for domain in self.domains]
         return {
-            r: float(np.mean([metrics[key] for key in keys]))  # may be infinite or NaN
-            for r, metrics in sorted(self._rounds.items())
-            if r > 0 and metrics.keys() >= set(keys)
+            r: float(np.mean([losses[domain] for domain in self.domains]))  # may be infinite or NaN
+            for r, losses in sorted(self["validation", "loss"].items())
+            if r > 0 and losses.keys() >= set(self.domains)
         }
 
     def last_test(self) -> tuple[int, dict[str, float]]:
@@ -123,27 +140,15 @@ class History:
         Accuracies are on test examples, or on validation examples if no round was tested on test
         examples. Returns round 0 and no domains if no round was tested.
         """
-        prefix, tested = self._tested()
-        if not tested:
+        tests = self[self._tested_level(), "accuracy"]
+        if not tests:
             return 0, {}
-        metrics = self._rounds[tested[-1]]
-        return tested[-1], {
-            domain: metrics.get(f"{prefix}accuracy/{domain}", math.nan) for domain in self.domains
-        }
+        last = max(tests)
+        return last, {domain: tests[last].get(domain, math.nan) for domain in self.domains}
 
-    def _tested(self) -> tuple[str, list[int]]:
-        """Return the rounds that were tested on test examples, otherwise on validation examples.
-
-        The prefix of their metrics comes first.
-        """
-        for prefix in _PREFIXES.values():
-            key = f"{prefix}accuracy/"
-            tested = (
-                r for r, names in self._rounds.items() if any(n.startswith(key) for n in names)
-            )
-            if rounds := sorted(tested):
-                return prefix, rounds
-        return "", []
+    def _tested_level(self) -> str:
+        """Return the level of test examples, or of validation examples if it has no tests."""
+        return "domain" if self["domain", "accuracy"] else "validation"
 
     def final(self) -> Metrics:
         """Return accuracies per domain and over domains, averaged over the last five tested rounds.
@@ -152,15 +157,16 @@ class History:
         if no round was tested on test examples. STD and MIN are computed from the averages, as in
         the papers' tables. Domains that were not tested in these rounds are omitted.
         """
-        prefix, tested = self._tested()
-        last = ([r for r in tested if r > 0] or tested)[-WINDOW:]
+        level = self._tested_level()
+        tests = self[level, "accuracy"]
+        last = ([r for r in sorted(tests) if r > 0] or sorted(tests))[-WINDOW:]
         metrics: Metrics = {}
-        for key in (f"{prefix}accuracy/{domain}" for domain in self.domains):
-            values = [self._rounds[r][key] for r in last if key in self._rounds[r]]
+        for domain in self.domains:
+            values = [tests[r].get(domain, math.nan) for r in last]
             values = [value for value in values if not math.isnan(value)]
             if values:
-                metrics[key] = mean(values)
-        return metrics | _over_domains(metrics, self.domains, prefix)
+                metrics[_NAMES[level].format(metric="accuracy", name=domain)] = mean(values)
+        return metrics | _over_domains(metrics, self.domains, level)
 
 
 def early_stop_round(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
@@ -180,14 +186,15 @@ def early_stop_round(losses: Mapping[int, float], patience: int, min_delta: floa
     return best if best and max(losses) - best >= patience else 0
 
 
-def _over_domains(
-    metrics: Mapping[str, float], domains: Sequence[str], prefix: str = ""
-) -> Metrics:
-    accuracies = [metrics.get(f"{prefix}accuracy/{domain}", math.nan) for domain in domains]
+def _over_domains(metrics: Mapping[str, float], domains: Sequence[str], level: str) -> Metrics:
+    def named(name: str) -> str:
+        return _NAMES[level].format(metric="accuracy", name=name)
+
+    accuracies = [metrics.get(named(domain), math.nan) for domain in domains]
     if any(map(math.isnan, accuracies)):
         return {}
     rows = (AVG, STD, MIN) if len(accuracies) > 1 else (AVG, MIN)
-    return {f"{prefix}accuracy/{row.title}": row(accuracies) for row in rows}
+    return {named(row.title): row(accuracies) for row in rows}
 
 
 def domain_means(

@@ -20,6 +20,7 @@ from fairflower.config.methods import TrackerSpec
 from fairflower.errors import StopRun, logger
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD
+from fairflower.numerics.scores import ACCURACY
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import ALL, HELD_OUT_PREFIX, Metrics
 from fairflower.trackers import Tracker
@@ -192,7 +193,7 @@ def _tested(accuracies: Mapping[str, float]) -> list[float]:
 
 
 def _percent(value: float) -> str:
-    return _DASH if math.isnan(value) else f"{100 * value:.1f}"
+    return _DASH if math.isnan(value) else f"{ACCURACY.shown(value):.1f}"
 
 
 class CallbackList:

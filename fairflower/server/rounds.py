@@ -36,9 +36,9 @@ from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.folder import LEVELS, LOG, RunFolder
+from fairflower.server.folder import LOG, RunFolder
 from fairflower.server.group_metrics import GroupMetrics, counts_in
-from fairflower.server.history import HELD_OUT, Metrics, domain_means, early_stop_round
+from fairflower.server.history import HELD_OUT, LEVELS, Metrics, domain_means, early_stop_round
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker

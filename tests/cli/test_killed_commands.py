@@ -61,8 +61,8 @@ def kill_at(home: Path, command: list[str], pattern: str, program: str = "fairfl
 
 def tables(report: Path) -> str:
     """Return a report's tables and its summary without the start times of runs."""
-    rows = re.sub(r"\d{4}-\d\d-\d\dT[^,]*", "", (report / "summary.csv").read_text())
-    return (report / "tables.md").read_text() + rows
+    facts = re.sub(r"\d{4}-\d\d-\d\dT[^\"]*", "", (report / "summary.runs.json").read_text())
+    return "".join((report / name).read_text() for name in ("tables.md", "summary.csv")) + facts
 
 
 @pytest.mark.parametrize(

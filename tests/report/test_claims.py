@@ -7,7 +7,6 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,7 @@ from fairflower.report.pages import (
     markdown_tables,
     replace_generated_block,
 )
+from fairflower.server.contents import Value
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
@@ -566,23 +566,24 @@ def test_a_summary_gives_the_same_tables_and_verdicts_as_its_runs(
     assert (tmp_path / "y.csv").read_bytes() == (tmp_path / "x.csv").read_bytes()
 
 
-def test_a_summary_keeps_domains_that_are_named_like_its_columns(tmp_path: Path) -> None:
-    metrics = {m.name: np.full((7, 4), 0.25) + np.arange(4) for m in METRICS}
+def test_a_summary_keeps_domains_that_are_named_like_other_places(tmp_path: Path) -> None:
+    metrics = {m.name: np.full((7, 4), 0.25) + np.arange(4) / 8 for m in METRICS}
+    clients = {r: [0.5, 0.75, 0.25, 1.0] for r in range(7)}
     for domains in (("client", "global"), ("a", "b")):
         values = constant(**dict(zip(domains, (0.5, 0.9), strict=True)))
-        clients = {r: [0.5, 0.75, 0.25, 1.0] for r in range(len(values))}
-        run = read_run(make_run(tmp_path / domains[0], values, clients=clients))
-        tests = {
-            n: replace(run.by_client, rounds=run.rounds, accuracy=v) for n, v in metrics.items()
-        }
-        run = replace(run, group_metrics=tests)
+        groups = {"sex": ["f", "m"]}
+        run = read_run(make_run(tmp_path / domains[0], values, clients=clients, groups=groups))
+        places = [*product(["all"], ["global", "worst_client"]), *product(["domain"], domains)]
+        for name, matrix in metrics.items():
+            for r, (place, value) in product(range(7), enumerate(matrix[0])):
+                run.history.put(Value(r, *places[place], name, float(value)))
         write_summary([run], tmp_path / "x.csv")
         (again,) = read_summary(tmp_path / "x.csv")
         assert again.domains == domains
         assert again.final().tolist() == [0.5, 0.9]
         assert again.by_client.final().tolist() == clients[0]
         for name, history in again.group_metrics.items():
-            assert history.accuracy.tolist() == tests[name].accuracy[-5:].tolist()
+            assert history.accuracy.tolist() == metrics[name][-5:].tolist()
 
 
 def test_a_summary_keeps_the_order_of_each_runs_domains(tmp_path: Path) -> None:
@@ -619,25 +620,41 @@ def test_a_summary_is_a_csv_table_without_default_settings(tmp_path: Path) -> No
     folders = [make_run(tmp_path / f"r{s}", rising(0.5 + 0.1 * s), seed=s) for s in range(2)]
     write_report([read_run(folder) for folder in folders], tmp_path / "out")
     table = pandas.read_csv(tmp_path / "out" / "summary.csv")
-    assert table["method"].tolist() == ["fedheal", "fedheal"]
-    assert table["rounds"][0] == "2 3 4 5 6"
-    assert table["a accuracy"].tolist() == ["0.52 0.53 0.54 0.55 0.56", "0.62 0.63 0.64 0.65 0.66"]
-    assert table["train.lr"].tolist() == [0.01, 0.01]
-    assert "train.momentum" not in table, "at its default"
-    assert not {"run-name", "engine"} & set(table), "where and how it was executed"
-    assert "cluster" not in table
+    values = table[(table["metric"] == "accuracy") & (table["name"] == "a")]
+    by_run = values.groupby("run")
+    assert [*by_run["round"].agg(list)] == [[2, 3, 4, 5, 6]] * 2
+    assert by_run["value"].agg(list)["r1"] == [0.62, 0.63, 0.64, 0.65, 0.66]
+    facts = json.loads((tmp_path / "out" / "summary.runs.json").read_text())
+    assert facts["usual"]["label"] == "fedheal"
+    config = facts["usual"]["config"]
+    assert config["train.lr"] == 0.01
+    assert [run["config"].get("seed", 0) for run in facts["runs"].values()] == [0, 1]
+    assert "train.momentum" not in config, "at its default"
+    assert not {"run-name", "engine"} & config.keys(), "where and how it was executed"
+    assert not any("diagnostics" in run for run in facts["runs"].values())
+
+
+def test_a_summary_keeps_runs_whose_folders_have_one_name(tmp_path: Path) -> None:
+    runs = [read_run(make_run(tmp_path / str(s) / "r", rising(s / 10), seed=s)) for s in range(3)]
+    write_summary(runs, tmp_path / "x.csv")
+    again = read_summary(tmp_path / "x.csv")
+    assert [str(run.path) for run in again] == ["r", "r (2)", "r (3)"]
+    assert [run.seed for run in again] == [0, 1, 2]
+    assert [run.final()[0] for run in again] == pytest.approx([run.final()[0] for run in runs])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: "a,b\n1,2\n", "is not a summary of runs: it has no column 'bytes'"),
-        (lambda text: text.splitlines()[0] + "\n", "has no runs"),
-        (lambda text: text.replace("0.52", "x"), "row 2 cannot be read"),
-        (lambda text: text.replace("2 3 4 5 6", "2 3 4 5"), "row 2 cannot be read"),
-        (lambda text: text.replace("2 2,", "2,"), "row 2 cannot be read"),
-        (lambda text: text.rstrip() + ",more\n", "the number of cells differs"),
-        (lambda text: text.rpartition(",")[0] + "\n", "the number of cells differs"),
+        (lambda text: "a,b\n1,2\n", "is not a summary of runs"),
+        (lambda text: f"method,run,seed\n{text}", "or an earlier version wrote it"),
+        (lambda text: text.splitlines()[0] + "\n", "has no tested round of r"),
+        (lambda text: text.replace("0.52", "x"), "line 2: cannot read"),
+        (lambda text: text.replace("0.52", "7"), "line 2: accuracy 7.0 of domain a"),
+        (lambda text: text.replace("r,2,", "r,-2,"), "line 2: cannot read"),
+        (lambda text: text.replace("r,2,", "s,2,"), "the run s, which is not in x.runs.json"),
+        (lambda text: text.rstrip() + ",more\n", "line 11: cannot read"),
+        (lambda text: text.rpartition(",")[0] + "\n", "line 11: cannot read"),
     ],
 )
 def test_an_invalid_summary_is_refused(tmp_path: Path, change: Any, message: str) -> None:
@@ -647,8 +664,36 @@ def test_an_invalid_summary_is_refused(tmp_path: Path, change: Any, message: str
     assert change(text) != text
     with pytest.raises(RunFolderError, match=re.escape(message)):
         read_summary(tmp_path / "x.csv")
-    with pytest.raises(RunFolderError, match="Cannot read"):
-        read_summary(tmp_path / "y.csv")
+    (tmp_path / "x.csv").rename(tmp_path / "y.csv")
+    (tmp_path / "y.csv").write_text(text)
+    for name in ("x.csv", "y.csv"):  # no values, no facts
+        with pytest.raises(RunFolderError, match="Cannot read"):
+            read_summary(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("", "is not valid JSON"),
+        ("[]", "expected an object"),
+        ({"runs": {}}, "x.csv has the run r, which is not in"),
+        ({"usual": {"label": 3}}, "label = 3: expected text"),
+        ({"usual": {"config": {"num-server-rounds": -1}}}, "num-server-rounds = -1"),
+        ({"usual": {"clients": ["c"]}}, "the domain of client 0 is not in the list of domains"),
+        ({"usual": {"status": "lost"}}, "status = 'lost': expected one of"),
+        ({"usual": {"remarks": "none"}}, "remarks = 'none': expected a list"),
+    ],
+)
+def test_invalid_facts_of_a_summary_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
+    file = tmp_path / "x.runs.json"
+    facts = json.loads(file.read_text())
+    if isinstance(change, dict):
+        usual = facts["usual"] | change.pop("usual", {})
+        change = json.dumps(facts | {"usual": usual} | change)
+    file.write_text(change)
+    with pytest.raises(RunFolderError, match=re.escape(message)):
+        read_summary(tmp_path / "x.csv")
 
 
 def test_a_document_is_not_written_from_an_unreadable_summary(tmp_path: Path) -> None:

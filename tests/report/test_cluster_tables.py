@@ -20,7 +20,7 @@ from run_folders import (
     tables_of,
 )
 
-from fairflower.report import clusters, read_run, write_report
+from fairflower.report import read_run, write_report
 from fairflower.report.figures import canvas, diagnostics
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
@@ -100,8 +100,8 @@ def test_only_tested_rounds_count_for_clusters(tmp_path: Path) -> None:
     kept = [line for line in lines if not line.startswith(late)]
     (folder / "history.csv").write_text("".join(kept))
     run = read_run(folder)
-    assert clusters.final_cluster_metric(run, "accuracy", 5) == pytest.approx((0.5 + 1 + 0.75) / 3)
-    assert clusters.final_cluster_metric(run, "accuracy", 1) == 0.75
+    assert run.final_clusters("accuracy", 5) == pytest.approx((0.5 + 1 + 0.75) / 3)
+    assert run.final_clusters("accuracy", 1) == 0.75
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -111,7 +111,7 @@ def test_a_run_without_clusters_has_no_cluster_tables_or_figures(tmp_path: Path)
     records = [{**record, "round": r, **other} for r, other in enumerate(others, start=1)]
     run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
     assert run.clusters is None
-    assert math.isnan(clusters.final_cluster_metric(run, "number", 5))
+    assert math.isnan(run.final_clusters("number", 5))
     assert "Cluster" not in printed_tables(run.path)
     write_report([run], tmp_path / "out")
     drawn = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}

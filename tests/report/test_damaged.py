@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import os
 from collections.abc import Callable, Iterator
-from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -262,29 +260,6 @@ def test_invalid_settings_in_config_toml_are_accepted_or_reported_with_their_fil
         wrong += bool(text)
         refused(lambda folder: resumed_config(folder, {}), folder)
     assert wrong >= SETTINGS[key]
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [
-        ("rounds", "", "rounds = '': expected ascending rounds"),
-        ("rounds", "3 3 3 3 3", "rounds = '3 3 3 3 3': expected ascending rounds"),
-        ("rounds", "-1 0 1 2 3", "expected ascending rounds"),
-        ("a accuracy", "7 7 7 7 7", "expected accuracies from 0 to 1"),
-        ("a accuracy", "0.5", "a: expected 5 numbers, got 1"),
-    ],
-)
-def test_an_invalid_cell_of_a_summary_is_refused(
-    column: str, value: str, message: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "x.csv"
-    write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], file)
-    rows = list(csv.DictReader(StringIO(file.read_text())))
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, rows[0])
-        writer.writeheader()
-        writer.writerow(rows[0] | {column: value})
-    assert message in refused(read_summary, file)
 
 
 @pytest.mark.slow

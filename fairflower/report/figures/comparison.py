@@ -17,7 +17,6 @@ from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD, Summary
-from fairflower.report.clusters import final_cluster_metric, methods_with_clusters
 from fairflower.report.figures import canvas, diagnostics
 from fairflower.report.figures.canvas import (
     FigureDraft,
@@ -31,7 +30,14 @@ from fairflower.report.figures.canvas import (
 )
 from fairflower.report.grids import Sweep, largest_grid, sweeps
 from fairflower.report.measures import by_attribute, fairness
-from fairflower.report.methods import BASELINES, Comparison, Curve, Method, several_runs
+from fairflower.report.methods import (
+    BASELINES,
+    Comparison,
+    Curve,
+    Method,
+    methods_with_clusters,
+    several_runs,
+)
 from fairflower.report.reading import Run
 from fairflower.report.text import format_number
 from fairflower.report.tuning import SHOWN, Tuned
@@ -327,7 +333,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
         methods = [*sweep.methods, *sweep.others.values()]
         if methods_with_clusters(methods) == methods:
             figures.append(
-                ("clustering accuracy, %", lambda run: 100 * final_cluster_metric(run, "accuracy"))
+                ("clustering accuracy, %", lambda run: 100 * run.final_clusters("accuracy"))
             )
         sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
         for panel, (label, figure) in zip(axes[0], figures, strict=True):

@@ -23,7 +23,7 @@ from fairflower.numerics.metrics import (
     Summary,
     average_and_worst,
 )
-from fairflower.report import clusters
+from fairflower.report.clusters import ClusterMetric
 from fairflower.report.contrasts import (
     TITLES,
     Contrast,
@@ -44,7 +44,13 @@ from fairflower.report.measures import (
     summarized,
     typed_methods,
 )
-from fairflower.report.methods import Comparison, Method, differing, mean_of_last
+from fairflower.report.methods import (
+    Comparison,
+    Method,
+    differing,
+    mean_of_last,
+    methods_with_clusters,
+)
 from fairflower.report.reading import SCORES, AccuracyHistory, Run
 from fairflower.report.tables.cells import (
     Cell,
@@ -149,9 +155,9 @@ def quality_table(comparison: Comparison) -> Table:
         f"In %. ACC: class-balanced accuracy.{' AUC: one-vs-one.' if auc else ''} ±: standard "
         f"deviation over rounds and {comparison.replicates} (ddof 0). {bold(comparison)}",
         [
-            Column(f"{name} {title}", of(score, d), 1)
+            Column(f"{name} {shown.title}", of(score, d), 1)
             for name, d in places.items()
-            for score, (title, _) in SCORES.items()
+            for score, shown in SCORES.items()
             if auc or score != "auc"
         ],
         group_comparable(comparison, methods),
@@ -307,10 +313,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         f"Fairness over {counted} {level}, {comparison.span()}",
         "In %, except Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
         f"(ln K = {highest}: all equal). {how_to_read(comparison)}",
-        [
-            Column(row.heading, of(row), row.better, 4 if row.relative else 2, whole)
-            for row in SUMMARIES
-        ],
+        [Column(row.heading, of(row), row.better, row.digits, whole) for row in SUMMARIES],
         group_comparable(comparison, methods),
     )
 
@@ -354,10 +357,8 @@ def types_table(comparison: Comparison) -> Table:
 def clusters_table(comparison: Comparison, window: int) -> Table:
     """Return FedGCR's Table 3, which compares clusters with domains, for methods with clusters."""
 
-    def of(name: clusters.ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(
-            lambda run: unit * clusters.final_cluster_metric(run, name, window)
-        )
+    def of(name: ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
+        return lambda method: method.over_seeds(lambda run: unit * run.final_clusters(name, window))
 
     return metric_table(
         f"Clusters, {comparison.span(window)}",
@@ -369,7 +370,7 @@ def clusters_table(comparison: Comparison, window: int) -> Table:
             Column("clustering accuracy", of("accuracy", 100), 1),
             Column("adjusted Rand index", of("rand", 1), 1, 4),
         ],
-        group_comparable(comparison, clusters.methods_with_clusters(comparison.methods)),
+        group_comparable(comparison, methods_with_clusters(comparison.methods)),
     )
 
 
@@ -523,9 +524,9 @@ def _difference_cell(one: MetricDifference) -> Cell:
     cell = judged_cell(difference, sign, signed=True)
     if math.isnan(difference.low):
         return cell
-    parts = [format_interval(difference.low, difference.high, metric.most)]
+    parts = [format_interval(difference.low, difference.high, metric.largest)]
     if least := difference.detectable:
-        parts.append(within_range(least, format_number(least), metric.most))
+        parts.append(within_range(least, format_number(least), metric.largest))
     return replace(cell, spread="; ".join(dict.fromkeys(parts)))
 
 

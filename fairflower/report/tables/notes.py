@@ -19,7 +19,6 @@ from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
 from fairflower.report.text import DASH, MARK, join_words, thousands, untested
-from fairflower.schema import conform
 from fairflower.server.privacy import together
 
 
@@ -190,20 +189,6 @@ SAME = (
     "verdicts hold for these data only. For other draws, set data.redraw (to rows or, for example, "
     "patient) or data.clients-per-domain."
 )
-
-
-def draw_cells(run: Run) -> dict[str, str]:
-    """Return the cells of a summary for ``division`` and ``redraw`` in ``run.json``, if known."""
-    if not run.info.get("division"):
-        return {}
-    return {"division": run.division, "redraw": json.dumps(run.info.get("redraw"))}
-
-
-def draw_facts(row: Mapping[str, str]) -> dict[str, Any]:
-    """Read the cells of `draw_cells`. Raises ``ValueError`` if they are malformed."""
-    redraw = json.loads(row.get("redraw") or "{}")
-    conform(redraw, dict[str, float], "redraw")
-    return {"division": row.get("division") or "", "redraw": redraw}
 
 
 def _draw_notes(comparison: Comparison) -> Iterator[str]:
