@@ -312,7 +312,7 @@ def test_sites_hold_out_the_same_validation_images_as_clients_of_one_folder(tmp_
         (tmp_path / domain).mkdir()
         shutil.copy(tmp_path / "all" / f"{domain}.npz", tmp_path / domain)
     settings = {**KEPT, "data.name": "npz", "data.clients-per-domain": 1, "model.name": "cnn"}
-    settings |= {"data.examples-per-client": 0, "data.test-examples": 0}
+    settings |= {"data.examples-per-client": 0, "data.test-examples": 0, "data.smallest-group": 1}
     divided = runs.run(
         runs.config(tmp_path / "divided", **settings, **{"data.dir": str(tmp_path / "all")}),
         nodes=2,
@@ -320,6 +320,7 @@ def test_sites_hold_out_the_same_validation_images_as_clients_of_one_folder(tmp_
     grid = InlineGrid(app, 2)
     for domain, context in zip(("grey", "red"), grid.contexts.values(), strict=True):
         context.node_config = {"domain": domain, "data-dir": str(tmp_path / domain)}
+        context.node_config["smallest-group"] = 1
     from rich.console import Console
 
     from fairflower.server.session import Session
