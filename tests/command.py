@@ -22,7 +22,9 @@ def invoke(*arguments: str | Path, command: Command = COMMAND, **options: Any) -
     return CliRunner().invoke(command, list(map(str, arguments)), **options)
 
 
-def call(*arguments: str | Path, command: Command = COMMAND, expect: int = 0) -> str:
-    result = invoke(*arguments, command=command)
+def call(
+    *arguments: str | Path, command: Command = COMMAND, expect: int = 0, **options: Any
+) -> str:
+    result = invoke(*arguments, command=command, **options)
     assert result.exit_code == expect, result.output + str(result.exception)
     return result.output

@@ -23,6 +23,11 @@ from fairflower.numerics.threads import cpus
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=200)
 
+# The test processes share compiled modules, also where Python is told to write none: each of them
+# would compile the libraries again, which takes half a minute.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Keeps Ray from installing a separate environment for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from processes import ROOT, environment, run
 
 #: uv's messages if no package index is reachable.
@@ -18,9 +23,14 @@ def uv(*arguments: str | Path, cwd: Path) -> str:
     return run([sys.executable, "-m", "uv", *arguments], env=environment(cwd), cwd=cwd)
 
 
-def built_wheel(folder: Path) -> Path:
-    """Build the wheel from the sdist, as for a release, and return its path."""
-    uv_or_skip("build", "--out-dir", folder, ROOT, cwd=folder)
+def built_wheel(factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from the sdist, as for a release, once for all test processes."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not list(folder.glob("*.whl")):
+            uv_or_skip("build", "--out-dir", folder, ROOT, cwd=folder)
     (path,) = folder.glob("*.whl")
     return path
 
@@ -38,7 +48,18 @@ def environment_with(folder: Path, *what: str) -> Path:
     python = folder / "venv" / "bin" / "python"
     install = ["pip", "install", "--python", python, "--constraint", constraints]
     uv_or_skip(*install, *what, cwd=folder)
+    link_compiled(next(folder.glob("venv/lib/*/site-packages")))
     return python.parent
+
+
+def link_compiled(packages: Path) -> None:
+    """Link the compiled modules of the tests' environment; Python ignores those of other files."""
+    ours = Path(sysconfig.get_path("purelib"))
+    for folder in ours.rglob("__pycache__"):
+        there = packages / folder.relative_to(ours)
+        if there.parent.is_dir():
+            with suppress(OSError):  # another file system
+                shutil.copytree(folder, there, copy_function=os.link)
 
 
 def uv_or_skip(*arguments: str | Path, cwd: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.clientapp import ClientApp
+from processes import TIMEOUT
 from rich.console import Console
 
 from fairflower.client_app import app as client_app
@@ -18,6 +19,7 @@ from fairflower.server.session import Session
 SMALL = {
     "engine": "inline",
     "num-server-rounds": 2,
+    "round-timeout": TIMEOUT,  # by default a site that refuses to take part is awaited for an hour
     "data.clients-per-domain": 1,
     "data.examples-per-client": 20,
     "data.test-examples": 20,

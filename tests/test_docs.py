@@ -131,26 +131,37 @@ def test_documented_server_and_client_programs_run(
     assert len(merged) == 3
 
 
+#: Runs the programs of each style in a folder of its own, one after the other in one process.
+IN_TURN = f"""
+import importlib, os, sys
+from flwr.simulation import run_simulation
+for style in ("plain", "classic-", "scaffold-"):
+    sys.path[0] = os.environ["PYTHONPATH"] = os.path.abspath(style)  # also of Ray's workers
+    for name in ("task", "client", "server"):
+        sys.modules.pop(name, None)
+    client, server = map(importlib.import_module, ("client", "server"))
+    run_simulation(server.app, client.app, {CLIENTS})
+    print("ended:", style, server.__file__, flush=True)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["", "classic-", "scaffold-"])
-def test_documented_programs_run_clean_on_flowers_simulation(
-    style: str, programs: Any, tmp_path: Path
-) -> None:
+def test_documented_programs_run_clean_on_flowers_simulation(programs: Any, tmp_path: Path) -> None:
     """Copied as printed, with a module ``task``; no client or server logs an error or a warning."""
     used = [Net, PictureNet, Loader, load_data, load_arrays, train, get_weights, set_weights]
     task = ["from collections import OrderedDict", "import numpy as np, torch"]
     task += ["from torch import nn", "from torch.nn import functional as F"]
     task += [inspect.getsource(thing) for thing in used]
-    task += ["Net = PictureNet"] if style == "scaffold-" else []
-    (tmp_path / "task.py").write_text("\n".join(task))
-    for part in ("server", "client"):
-        (tmp_path / f"{part}.py").write_text(programs.texts[style + part])
-    (tmp_path / "both.py").write_text(
-        "from flwr.simulation import run_simulation\nimport client, server\n"
-        f"run_simulation(server.app, client.app, {CLIENTS})\n"
-    )
-    command = [sys.executable, "both.py"]
-    text = run_process(command, env=environment(tmp_path, PYTHONPATH=str(tmp_path)), cwd=tmp_path)
+    for style in ("", "classic-", "scaffold-"):
+        folder = tmp_path / (style or "plain")
+        folder.mkdir()
+        own = ["Net = PictureNet"] if style == "scaffold-" else []
+        (folder / "task.py").write_text("\n".join(task + own))
+        for part in ("server", "client"):
+            (folder / f"{part}.py").write_text(programs.texts[style + part])
+    (tmp_path / "all.py").write_text(IN_TURN)
+    text = run_process([sys.executable, "all.py"], env=environment(tmp_path), cwd=tmp_path)
+    assert len(re.findall(r"ended: (\S+) \S+/\1/server.py", text)) == 3
     assert "Traceback" not in text
     assert "ERROR" not in text
     allowed = ("fraction_evaluate is set to 0.0", "deprecated", "_fn provided", "terminating")

@@ -68,7 +68,7 @@ def test_the_lora_example_has_1000_sentences_per_domain() -> None:
 def test_the_command_of_the_lora_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None
 ) -> None:
-    """The command of its config, for one round of one seed with a fifth of the texts."""
+    """The command of its config, for one round of one seed with a few of the texts."""
     pytest.importorskip("peft", reason="needs fairflower[hf]")
     pytest.importorskip("transformers", reason="needs fairflower[hf]")
     header = (LORA / "lora.toml").read_text().split("\n\n")[0].replace("#", "")
@@ -77,7 +77,7 @@ def test_the_command_of_the_lora_example_runs(
         line.split()
         == re.findall(r"fairflower compare .*", (LORA / "README.md").read_text())[0].split()
     )
-    small = "--seeds 0 --rounds 1 --set data.fraction=0.2 --set data.test-examples=50"
+    small = "--seeds 0 --rounds 1 --set data.fraction=0.05 --set data.test-examples=10"
     words = shlex.split(line.replace("--seeds 0-2", small))
     monkeypatch.chdir(ROOT)
     call(*words[1:], "--engine", "inline", "--output-dir", str(tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,18 +113,32 @@ USES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hidden", [*USES, "flwr"])
-def test_only_what_needs_a_private_module_fails_without_it(hidden: str, tmp_path: Path) -> None:
+#: Runs each text in a process of its own, which has all libraries already.
+FORKS = """
+import json, os, sys
+import matplotlib.backends.backend_agg, sklearn.datasets, torchvision
+import flwr.client, flwr.server, flwr.simulation
+for hidden, code in json.loads(sys.argv[1]).items():
+    print("HIDDEN:", hidden, flush=True)
+    if not (child := os.fork()):
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, hidden
+"""
+
+
+def without(hidden: str, folder: Path) -> str:
+    """Return a program that runs without a part of Flower, and then tries what needs it."""
     # The task identity is Flower's own, without which no message can be made.
-    code = f"""{HIDE.replace("HIDDEN", hidden)}
+    return f"""{HIDE.replace("HIDDEN", hidden)}
 from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
 from fairflower.strategies import FedAvg
 import fairflower as ff
 
 def run(settings):
-    return ff.run({{"engine": "inline", "output-dir": {str(tmp_path)!r}, "num-server-rounds": 1,
+    return ff.run({{"engine": "inline", "output-dir": {str(folder)!r}, "num-server-rounds": 1,
         "data.clients-per-domain": 1, "data.examples-per-client": 20, "data.test-examples": 20,
         "strategy.name": "fedavg"}} | settings)
 
@@ -134,11 +149,20 @@ for use in {[use for part, (use, _) in USES.items() if part.startswith(hidden)]!
     except Exception as error:
         print("FAILED", error)
 """
-    said = run_command([sys.executable, "-c", code], env=environment(tmp_path), cwd=tmp_path)
-    failed = " ".join(said.split())
-    assert failed.count("which is not public") >= failed.count("FAILED") > 0, failed
-    for part, (_, words) in USES.items():
-        assert hidden == "flwr" or (words in failed) == (part == hidden), failed
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_only_what_needs_a_private_module_fails_without_it(tmp_path: Path) -> None:
+    programs = {hidden: without(hidden, tmp_path / hidden) for hidden in (*USES, "flwr")}
+    command = [sys.executable, "-c", FORKS, json.dumps(programs)]
+    said = " ".join(run_command(command, env=environment(tmp_path), cwd=tmp_path).split())
+    _, *parts = said.split("HIDDEN: ")
+    for hidden, failed in zip(programs, parts, strict=True):
+        assert failed.startswith(hidden)
+        assert failed.count("which is not public") >= failed.count("FAILED") > 0, failed
+        for part, (_, words) in USES.items():
+            assert hidden == "flwr" or (words in failed) == (part == hidden), failed
 
 
 def test_the_constants_of_the_protocol_are_flowers() -> None:

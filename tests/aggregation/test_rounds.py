@@ -180,20 +180,24 @@ def test_min_clients_above_the_number_of_clients_is_no_divergence():
     assert type(raised.value) is RoundFailed
 
 
-def test_nan_updates_of_all_clients_are_divergence():
-    rounds = Rounds(FedAvg(), MODEL, range(2))
+@pytest.mark.parametrize(
+    ("strategy", "update", "measured", "message"),
+    [
+        (FedAvg(), np.nan, {}, "array 'conv.weight' holds NaN"),
+        (FedEquilibria(), 0, {"fisher": np.inf}, "its 'fisher': array 'conv.weight' holds"),
+    ],
+)
+def test_updates_or_measurements_of_all_clients_that_are_no_numbers_are_divergence(
+    strategy, update, measured, message
+):
     still = {name: np.zeros_like(array) for name, array in MODEL.items()}
-    moved = {**still, "conv.weight": np.full_like(MODEL["conv.weight"], np.nan)}
-    with pytest.raises(Diverged, match=r"clients 0, 1: array 'conv.weight' holds NaN"):
-        rounds.step(dict.fromkeys(range(2), moved))
-
-
-def test_infinite_measurements_of_all_clients_are_divergence():
-    rounds = Rounds(FedEquilibria(), MODEL, range(2))
-    still = {name: np.zeros_like(array) for name, array in MODEL.items()}
-    fisher = {"fisher": {"conv.weight": np.full_like(MODEL["conv.weight"], np.inf)}}
-    with pytest.raises(Diverged, match=r"clients 0, 1: its 'fisher': array 'conv.weight' holds"):
-        rounds.step(dict.fromkeys(range(2), still), measured=dict.fromkeys(range(2), fisher))
+    conv = MODEL["conv.weight"]
+    moved = {**still, "conv.weight": np.full_like(conv, update)}
+    vectors = {k: {"conv.weight": np.full_like(conv, value)} for k, value in measured.items()}
+    with pytest.raises(Diverged, match=f"clients 0, 1: {message}"):
+        Rounds(strategy, MODEL, range(2)).step(
+            dict.fromkeys(range(2), moved), measured=dict.fromkeys(range(2), vectors)
+        )
 
 
 def test_a_round_without_replies_fails():

@@ -263,21 +263,26 @@ def fit_result(tensors: int, measured: Any) -> FitRes:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "measured", "reason"),
+    ("named", "tensors", "measured", "reason"),
     [
-        (3, "{}", "no ArrayRecord 'fisher'"),
-        (4, "{}", "names 0 arrays, but 1 follow"),
-        (4, '{"fisher": ["conv.weight", "x"]}', "names 2 arrays, but 1 follow"),
-        (4, "fisher:1", "Expecting value"),
-        (4, '{"fisher": 1}', "expected lists of array names"),
-        (4, '{"fisher": ["x"]}', r"missing \['conv.weight'\], unexpected \['x'\]"),
-        (2, "{}", r"missing \['bn.num_batches_tracked'\]"),
+        (True, 3, "{}", "no ArrayRecord 'fisher'"),
+        (True, 4, "{}", "names 0 arrays, but 1 follow"),
+        (True, 4, '{"fisher": ["conv.weight", "x"]}', "names 2 arrays, but 1 follow"),
+        (True, 4, "fisher:1", "Expecting value"),
+        (True, 4, '{"fisher": 1}', "expected lists of array names"),
+        (True, 4, '{"fisher": ["x"]}', r"missing \['conv.weight'\], unexpected \['x'\]"),
+        (True, 2, "{}", r"missing \['bn.num_batches_tracked'\]"),
+        # Which arrays are buffers is not given.
+        (
+            *(False, 4, '{"fisher": ["conv.weight"]}'),
+            r"has 1 arrays, but the model seems to have 2.*a dict of initial parameters",
+        ),
     ],
 )
 def test_wrongly_packed_results_fail_with_the_reason(
-    tensors: int, measured: str, reason: str
+    named: bool, tensors: int, measured: str, reason: str
 ) -> None:
-    rounds = ClassicRounds(FedEquilibria(), 2)
+    rounds = ClassicRounds(FedEquilibria(), 2, named)
     asked = rounds.ask()
     results = [(proxy, fit_result(tensors, measured)) for proxy, _ in asked.values()]
     with pytest.raises(RoundFailed, match=reason):
@@ -291,18 +296,6 @@ def test_arrays_without_a_name_are_not_dropped_in_silence() -> None:
     rounds.round += 1
     with pytest.raises(RoundFailed, match="it has 4 arrays, but the initial model 3"):
         rounds.finish([(proxy, fit_result(4, "{}"))])
-
-
-def test_unnamed_arrays_without_given_buffers_are_explained() -> None:
-    rounds = ClassicRounds(FedEquilibria(), 2, named=False)
-    asked = rounds.ask()
-    note = '{"fisher": ["conv.weight"]}'
-    results = [(proxy, fit_result(4, note)) for proxy, _ in asked.values()]
-    with pytest.raises(
-        RoundFailed,
-        match=r"has 1 arrays, but the model seems to have 2.*a dict of initial parameters",
-    ):
-        rounds.finish(results)
 
 
 @pytest.mark.parametrize("initial", [None, ndarrays_to_parameters(list(MODEL.values()))])

@@ -107,30 +107,21 @@ def test_the_setting_that_determines_the_number_of_clients_is_named(tmp_path, mo
     assert message not in call(*shown)
 
 
-def test_missing_weights_are_reported_before_data_are_prepared(tmp_path):
-    weights = ["--model=resnet18", f"--set=model.weights={tmp_path / 'no.pth'}"]
-    output = call("run", *QUICK, f"--output-dir={tmp_path}", *weights, expect=2)
-    assert "no.pth': file not found" in output
-    assert "Preparing" not in output
-
-
-def test_an_invalid_device_is_reported_before_data_are_prepared(tmp_path):
-    output = call("run", *QUICK, f"--output-dir={tmp_path}", "--set=train.device=foo", expect=2)
-    assert "train.device = 'foo': expected auto, cpu" in output
-    assert "Preparing" not in output
-
-
-def test_too_few_clients_are_reported_before_the_engine_starts(tmp_path):
-    output = call("run", *QUICK, f"--output-dir={tmp_path}", "--set=min-clients=100", expect=2)
-    assert "min-clients = 100: only 4 clients are selected per round" in output
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.weights=no.pth", "no.pth': file not found"),
+        ("train.device=foo", "train.device = 'foo': expected auto, cpu"),
+        ("participation.availability=markov:leave=2:back=0.5", "probabilities from 0 to 1"),
+        ("min-clients=100", "min-clients = 100: only 4 clients are selected per round"),
+    ],
+)
+def test_invalid_settings_are_reported_before_anything_starts(setting, message, tmp_path):
+    options = [f"--output-dir={tmp_path}", "--model=resnet18", f"--set={setting}"]
+    output = call("run", *QUICK, *options, expect=2)
+    assert message in output
     assert "Starting" not in output
-
-
-def test_invalid_availability_is_reported_before_data_are_prepared(tmp_path):
-    wrong = ["--set=participation.availability=markov:leave=2:back=0.5"]
-    output = call("run", *QUICK, f"--output-dir={tmp_path}", *wrong, expect=2)
-    assert "probabilities from 0 to 1" in output
-    assert "Preparing" not in output
+    assert setting.startswith("min-clients") or "Preparing" not in output
 
 
 def test_the_config_of_a_run_reproduces_its_model(tmp_path):

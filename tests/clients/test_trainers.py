@@ -555,22 +555,17 @@ def count(context: Context, server_round: int, run_id: str | None = "a") -> int:
     return int(client.state["rounds"]["n"])
 
 
-def test_state_persists_over_skipped_rounds(context):
-    assert [count(context, n) for n in (1, 2, 7)] == [1, 2, 3]
-
-
-def test_state_of_another_run_is_not_used(context):
-    assert [count(context, n, run) for n, run in ((1, "a"), (2, "a"), (3, "b"), (4, "b"))] == [
-        1, 2, 1, 2,
-    ]  # fmt: skip
-
-
-def test_state_persists_without_a_run_id(context):
-    assert [count(context, n, None) for n in (1, 2)] == [1, 2]
-
-
-def test_a_repeated_round_does_not_use_its_own_state(context):
-    assert [count(context, n) for n in (1, 2, 2)] == [1, 2, 1]
+@pytest.mark.parametrize(
+    ("rounds", "counts"),
+    [
+        ("1a 2a 7a", [1, 2, 3]),  # skipped rounds
+        ("1a 2a 3b 4b", [1, 2, 1, 2]),  # another run
+        ("1 2", [1, 2]),  # without a run id
+        ("1a 2a 2a", [1, 2, 1]),  # a repeated round does not use its own state
+    ],
+)
+def test_state_persists_over_the_rounds_of_a_run(context, rounds, counts):
+    assert [count(context, int(r[0]), r[1:] or None) for r in rounds.split()] == counts
 
 
 def test_state_that_the_trainer_clears_is_deleted(context):

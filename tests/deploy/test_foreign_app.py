@@ -127,7 +127,7 @@ def main(grid, context):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_wheel(tmp_path_factory.mktemp("wheel"))
+    return built_wheel(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets")
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the `bin` folder of an environment with the wheel and only the extra `[train]`."""
-    wheel = built_wheel(tmp_path_factory.mktemp("wheel"))
+    wheel = built_wheel(tmp_path_factory)
     return environment_with(tmp_path_factory.mktemp("train"), f"{wheel}[train]")
 
 

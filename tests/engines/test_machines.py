@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import invoke
+from command import call, invoke
 from processes import TIMEOUT, environment, run, started, wait_for
 
 from fairflower.paths import home
@@ -106,8 +106,8 @@ os._exit(1)
 def test_ray_in_a_folder_with_a_long_path_names_the_variable(tmp_path: Path) -> None:
     place = tmp_path / ("x" * 60)
     place.mkdir()
-    command = [*FAIRFLOWER, "run", "--engine=ray", "--rounds=1", *QUICK]
-    text = run(command, env=environment(tmp_path, RAY_TMPDIR=str(place)), cwd=tmp_path, expect=1)
+    options = ["--engine=ray", "--rounds=1", f"--output-dir={tmp_path}", *QUICK]
+    text = call("run", *options, expect=1, env={"RAY_TMPDIR": str(place), "COLUMNS": "300"})
     assert "Set RAY_TMPDIR to a folder whose path has at most 35 bytes" in text
 
 

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import started
 
 from fairflower.engines.ray_cluster import keeping_signals
 from fairflower.machine import HANGUP
@@ -78,30 +81,24 @@ def test_a_signal_to_all_processes_of_a_run_on_ray_stops_the_run(
     assert statuses(tmp_path) == {"stopped"}
 
 
-def controlled() -> None:
-    """Prepare a process that its terminal controls, also if the tests run under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def in_terminal(call: list[str], home: Path, count: int) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a process in a new terminal; return it and the terminal when ``count`` runs train."""
+@contextmanager
+def in_terminal(call: list[str], home: Path, count: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a process in a new terminal, and close the terminal when ``count`` runs train."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        call,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=controlled,
-    )
-    os.close(theirs)
+
+    def begin() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored if pytest runs under nohup
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
     output = b""
-    while len(list(home.rglob("checkpoints/round-*1.safetensors"))) < count:
-        assert process.poll() is None, output
-        if select.select([ours], [], [], 0.1)[0]:
-            output += os.read(ours, 65536)
-    return process, ours
+    with started(call, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=begin) as process:
+        os.close(theirs)
+        while len(list(home.rglob("checkpoints/round-*1.safetensors"))) < count:
+            assert process.poll() is None, output
+            if select.select([ours], [], [], 0.1)[0]:
+                output += os.read(ours, 65536)
+        os.close(ours)  # the kernel sends SIGHUP, and writing to the terminal fails
+        yield process
 
 
 ONE_STRATEGY = ["--strategies=fedavg", "--seeds=0"]
@@ -121,14 +118,9 @@ STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
 def test_closing_the_terminal_stops_the_command(
     name: str, options: list[str], count: int, tmp_path: Path
 ) -> None:
-    process, terminal = in_terminal(
-        command(name, *options, f"--output-dir={tmp_path}"), tmp_path, count
-    )
-    os.close(terminal)  # the kernel sends SIGHUP, and writing to the terminal fails
-    try:
+    call = command(name, *options, f"--output-dir={tmp_path}")
+    with in_terminal(call, tmp_path, count) as process:
         assert process.wait(120) == 130
-    finally:
-        process.kill()
     assert statuses(tmp_path) == {"stopped"}
 
 

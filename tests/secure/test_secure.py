@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from parametrize import mark_others_nightly
 from secure_federation import CONFIG, STAGES, SecureFederation, raise_at, stage_of
 from sgd_clients import batch_normed, linear, sgd_trainer
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -192,11 +194,19 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
         assert len(masked.strategy.diagnostics["weights"]) == 4
 
 
+#: Before training, in training and after it.
+FAILS_AT = ("measure", "collect_masked_vectors", "unmask")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["measure", "collect_masked_vectors", "unmask"])
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    mark_others_nightly(
+        itertools.product(SUMS, FAILS_AT),
+        {*zip(SUMS, itertools.cycle(FAILS_AT)), *itertools.product(("qffl", "term"), FAILS_AT)},
+    ),
+)
 def test_every_strategy_continues_without_a_failing_client(name: str, stage: str) -> None:
-    """Before training, in training and after it."""
     clients = 9 if name == "superquantile" else 5  # most of its weights are 0
     masked = SecureFederation(make_strategy(name), clients)
     plain = SecureFederation(make_strategy(name), clients, secure=False)

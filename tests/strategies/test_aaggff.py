@@ -87,21 +87,16 @@ def test_silo_treats_a_new_client_as_absent_in_earlier_rounds():
     np.testing.assert_allclose(weights(rounds, LOSSES[0]), p, atol=2e-5)
 
 
-def test_device_form_matches_a_hand_computation():
-    """Two rounds of all four clients: C = 1, and r in [0, 1]."""
-    rounds, losses = start(4, form="device"), np.array([4.0, 2.0, 1.0, 1.0])
-    r = weibull(losses)
-    g = -(r - r.mean()) / (1 + r.mean())
-    for t in (1, 2):
-        p = np.exp(-np.sqrt(np.log(4)) * t * g / (3 * np.sqrt(t + 1)))
-        np.testing.assert_allclose(weights(rounds, losses), p / p.sum())
+@pytest.mark.parametrize(("variant", "masses"), [("paper", (1, 1)), ("released", (4, 1))])
+def test_device_form_matches_a_hand_computation(variant, masses):
+    """Two rounds of all four clients: C = 1, and r in [0, 1].
 
-
-def test_released_device_form_matches_a_hand_computation():
-    """Initial weights are C for each client; the mean of participating clients is omitted."""
-    rounds, losses = start(4, form="device", variant="released"), np.array([4.0, 2.0, 1.0, 1.0])
+    In the released code initial weights are C for each client, and the mean of participating
+    clients is omitted.
+    """
+    rounds, losses = start(4, form="device", variant=variant), np.array([4.0, 2.0, 1.0, 1.0])
     r, sums = weibull(losses), 0
-    for t, mass in ((1, 4), (2, 1)):
+    for t, mass in zip((1, 2), masses, strict=True):
         sums = sums - (r - r.mean()) / (1 + mass * r.mean())
         p = np.exp(-np.sqrt(np.log(4)) * sums / (3 * np.sqrt(t + 1)))
         np.testing.assert_allclose(weights(rounds, losses), p / p.sum())

@@ -129,45 +129,31 @@ def test_the_round_fails_with_a_hint_if_no_client_sends_a_fisher():
 # --- FedMGDA+ -------------------------------------------------------------------------
 
 
-def test_fedmgda_combines_unit_updates_within_the_weight_bounds():
-    strategy = FedMGDAPlus(epsilon=0.1, eta=2.0)
-    model = Rounds(strategy, {"w": np.zeros(2)}, range(2)).step(
-        {0: {"w": np.array([3.0, 0.0])}, 1: {"w": np.array([0.0, 50.0])}}, {0: 3, 1: 1}
+@pytest.mark.parametrize(
+    ("arguments", "moves", "examples", "weights", "model"),
+    [
+        # Orthogonal unit vectors: 1/2 each is best; bounds around (.75, .25) allow (.65, .35).
+        ({"epsilon": 0.1, "eta": 2.0}, [[3, 0], [0, 50]], [3, 1], [0.65, 0.35], [1.3, 0.7]),
+        # 1/2 for the client orthogonal to the two others is best; its bound is 1/3 + 0.1.
+        (
+            *({"epsilon": 0.1}, [[2, 0], [4, 0], [0, 5]], [1, 1, 1]),
+            *([None, None, 1 / 3 + 0.1], [2 / 3 - 0.1, 1 / 3 + 0.1]),
+        ),
+        # Sample weights.
+        ({"epsilon": 0.0}, [[1, 0], [0, 1]], [3, 1], [0.75, 0.25], [0.75, 0.25]),
+        # A zero update.
+        ({"epsilon": 0.2}, [[5, 0], [0, 0]], [1, 1], [0.3, 0.7], [0.3, 0]),
+        # Opposed updates.
+        ({"epsilon": 1.0}, [[1, 1], [-4, -4]], [1, 1], [0.5, 0.5], [0, 0]),
+    ],
+)
+def test_fedmgda_combines_unit_updates_within_the_weight_bounds(
+    arguments, moves, examples, weights, model
+):
+    strategy = FedMGDAPlus(**arguments)
+    actual = Rounds(strategy, {"w": np.zeros(2)}, range(len(moves))).step(
+        {k: {"w": np.array(move, float)} for k, move in enumerate(moves)}, dict(enumerate(examples))
     )
-    # Orthogonal unit vectors: 1/2 each is best; bounds around (.75, .25) allow (.65, .35).
-    np.testing.assert_allclose(strategy.diagnostics["weights"], [0.65, 0.35], atol=1e-7)
-    np.testing.assert_allclose(model["w"], [2 * 0.65, 2 * 0.35], atol=1e-6)
-
-
-def test_fedmgda_enforces_the_upper_weight_bound():
-    strategy = FedMGDAPlus(epsilon=0.1)
-    moves = {0: [2.0, 0.0], 1: [4.0, 0.0], 2: [0.0, 5.0]}
-    model = Rounds(strategy, {"w": np.zeros(2)}, range(3)).step(
-        {k: {"w": np.array(move)} for k, move in moves.items()}
-    )
-    # 1/2 for the client orthogonal to the two others is best; its bound is 1/3 + 0.1.
-    np.testing.assert_allclose(strategy.diagnostics["weights"][2], 1 / 3 + 0.1, atol=1e-7)
-    np.testing.assert_allclose(model["w"], [2 / 3 - 0.1, 1 / 3 + 0.1], atol=1e-6)
-
-
-def test_fedmgda_with_epsilon_0_keeps_the_sample_weights():
-    strategy = FedMGDAPlus(epsilon=0.0)
-    rounds = Rounds(strategy, {"w": np.zeros(2)}, range(2))
-    rounds.step({0: {"w": np.array([1.0, 0])}, 1: {"w": np.array([0, 1.0])}}, {0: 3, 1: 1})
-    np.testing.assert_allclose(strategy.diagnostics["weights"], [0.75, 0.25], atol=1e-9)
-
-
-def test_fedmgda_handles_a_zero_update():
-    strategy = FedMGDAPlus(epsilon=0.2)
-    model = Rounds(strategy, {"w": np.zeros(2)}, range(2)).step(
-        {0: {"w": np.array([5.0, 0.0])}, 1: {"w": np.zeros(2)}}
-    )
-    np.testing.assert_allclose(strategy.diagnostics["weights"], [0.3, 0.7], atol=1e-6)
-    np.testing.assert_allclose(model["w"], [0.3, 0], atol=1e-6)
-
-
-def test_fedmgda_leaves_the_model_unchanged_for_opposed_updates():
-    model = Rounds(FedMGDAPlus(epsilon=1.0), {"w": np.zeros(2)}, range(2)).step(
-        {0: {"w": np.array([1.0, 1.0])}, 1: {"w": np.array([-4.0, -4.0])}}
-    )
-    np.testing.assert_allclose(model["w"], 0, atol=1e-6)
+    for weight, expected in zip(strategy.diagnostics["weights"], weights, strict=True):
+        assert expected is None or weight == pytest.approx(expected, abs=1e-6)
+    np.testing.assert_allclose(actual["w"], model, atol=1e-6)

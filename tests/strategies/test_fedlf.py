@@ -100,27 +100,23 @@ def test_batchnorm_statistics_are_averaged_equally():
     np.testing.assert_allclose(actual, mean, rtol=1e-6)
 
 
-def test_a_layer_without_a_direction_is_merged_with_its_neighbor():
-    narrow = {"a.bias": np.zeros(1), "b.weight": np.zeros(6), "c.bias": np.zeros(1)}
+@pytest.mark.parametrize(
+    ("sizes", "blocks"),
+    [
+        ({"a.bias": 1, "b.weight": 6, "c.bias": 1}, [slice(0, 8)]),
+        # A last layer is merged with the previous one.
+        ({"a.weight": 6, "b.weight": 6, "c.bias": 1}, [slice(0, 6), slice(6, 13)]),
+    ],
+)
+def test_a_layer_without_a_direction_is_merged_with_its_neighbor(sizes, blocks):
+    narrow = {name: np.zeros(size) for name, size in sizes.items()}
     random, equal = np.random.default_rng(5), np.ones(2)
     updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
-    for n in ("a.bias", "c.bias"):
+    for n in (name for name in narrow if name.endswith("bias")):
         updates[0][n], updates[1][n] = np.array([0.5]), np.array([-0.4])
     actual = play(start(narrow, 2), dict(enumerate(updates)), equal)
     g = np.array([flat(update, narrow) for update in updates])
-    d = min_norm_point(g)
-    expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
-    np.testing.assert_allclose(flat(actual, narrow), expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_last_layer_without_a_direction_is_merged_with_the_previous_one():
-    narrow = {"a.weight": np.zeros(6), "b.weight": np.zeros(6), "c.bias": np.zeros(1)}
-    random, equal = np.random.default_rng(5), np.ones(2)
-    updates = [{n: random.normal(size=a.shape) for n, a in narrow.items()} for _ in range(2)]
-    updates[0]["c.bias"], updates[1]["c.bias"] = np.array([0.5]), np.array([-0.4])
-    actual = play(start(narrow, 2), dict(enumerate(updates)), equal)
-    g = np.array([flat(update, narrow) for update in updates])
-    d = np.concatenate([min_norm_point(g[:, :6]), min_norm_point(g[:, 6:])])
+    d = np.concatenate([min_norm_point(g[:, block]) for block in blocks])
     expected = d * np.linalg.norm(g.mean(axis=0)) / np.linalg.norm(d)
     np.testing.assert_allclose(flat(actual, narrow), expected, rtol=1e-3, atol=1e-4)
 

@@ -180,22 +180,20 @@ def test_an_unknown_option_is_refused():
         FedHEAL(fraction_fit=0.5)
 
 
-def test_weights_off_the_simplex_are_refused():
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.full(2, np.nan), "expected non-negative numbers with sum 1"),
+        ([1.0], r"shape \(1,\) for 2 clients"),
+        ([1 / 3] * 3, r"shape \(3,\) for 2 clients"),
+    ],
+)
+def test_weights_off_the_simplex_are_refused(weights, message):
     class Broken(FedAvg):
         def weigh(self, cohort):
-            return np.full(len(cohort), np.nan)
+            return weights
 
-    with pytest.raises(ConfigError, match="expected non-negative numbers with sum 1"):
-        Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), zero_update()))
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_wrong_number_of_weights_is_refused(count):
-    class Broken(FedAvg):
-        def weigh(self, cohort):
-            return [1 / count] * count
-
-    with pytest.raises(ConfigError, match=rf"shape \({count},\) for 2 clients"):
+    with pytest.raises(ConfigError, match=message):
         Rounds(Broken(), MODEL, range(2)).step(dict.fromkeys(range(2), zero_update()))
 
 
