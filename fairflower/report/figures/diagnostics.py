@@ -24,11 +24,10 @@ from fairflower.report.clusters import (
     ClusterHistory,
     ClusterMetric,
     as_float_array,
-    methods_with_clusters,
 )
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels, slug
-from fairflower.report.methods import Comparison, Curve, Method, several_runs
+from fairflower.report.methods import Comparison, Curve, Method, methods_with_clusters, several_runs
 from fairflower.report.reading import Run
 
 _UNKNOWN = "unknown"
