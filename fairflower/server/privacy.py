@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fairflower.config.privacy import PrivacyConfig
 from fairflower.errors import ConfigError, NotInstalled, require
@@ -15,7 +15,6 @@ from fairflower.server.contents import read_history
 if TYPE_CHECKING:
     from fairflower.aggregation.hooks import Diagnostic  # imports Flower, which is slow
     from fairflower.config import RunConfig
-    from fairflower.server.folder import RunFolder
 
 
 @cache
@@ -129,6 +128,17 @@ def begun_and_spent(run: Path, facts: Mapping[str, Any]) -> tuple[int, float]:
     return begun, max([0.0, *(line.value for line in history if line.metric == "epsilon")])
 
 
+class LedgerFolder(Protocol):
+    """What the ledger needs of a `RunFolder`."""
+
+    path: Path
+    begun: int
+    spent: float
+
+    def fact(self, name: str) -> Any: ...  # noqa: D102
+    def note(self, name: str, value: Any) -> None: ...  # noqa: D102
+
+
 class PrivacyLedger:
     """Counts started rounds in ``run.json``, and reports when the privacy budget is used up.
 
@@ -137,7 +147,7 @@ class PrivacyLedger:
     Without differential privacy this class does nothing.
     """
 
-    def __init__(self, privacy: PrivacyConfig, numbers: int, folder: RunFolder) -> None:
+    def __init__(self, privacy: PrivacyConfig, numbers: int, folder: LedgerFolder) -> None:
         self.privacy, self.numbers, self.folder = privacy, numbers, folder
         self.rounds = max((folder.fact("privacy") or {}).get("rounds", 0), folder.begun)
         if not privacy.on:
