@@ -330,7 +330,7 @@ def test_layers_that_peft_cannot_adapt_are_named() -> None:
         ({"model.name": "timm:x", "model.adapter": "lorra"}, "Unknown adapter 'lorra'.*'lora'"),
         (
             {"model.name": "timm:x", "model.adapter": "lora:r=0"},
-            r"r = 0: expected a number in \[1, 4096\]",
+            r"r = 0: expected a whole number in \[1, 4096\]",
         ),
         ({"model.name": "timm:x", "model.adapter": "lora:r=1000000000"}, "r = 1000000000: expect"),
         ({"model.name": "timm:x", "model.adapter": "lora:dropout=1"}, r"1: .*in \[0, 0.99\]"),
