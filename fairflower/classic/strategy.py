@@ -155,10 +155,8 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        arrays = self._record(parameters.tensors)
         configure, more = self.strategy.configure_train, self.on_fit_config_fn
-        asked, proxies = _ask(configure, server_round, arrays, more, client_manager)
-        return [(proxies[n], FitIns(*self._ins(parameters, m))) for n, m in asked.items()]
+        return self._asked(FitIns, configure, more, server_round, parameters, client_manager)
 
     def num_fit_clients(self, num_available_clients: int) -> tuple[int, int]:
         """Return how many clients to select, and how many have to be available."""
@@ -170,9 +168,37 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         s, share = self.strategy, int(num_available_clients * self.strategy.fraction_evaluate)
         return max(share, s.min_evaluate_nodes), s.min_available_nodes
 
+    def _asked(
+        self,
+        kind: type[Any],
+        configure: Callable[..., Iterable[Message]],
+        more: Callable[[int], Metrics] | None,
+        server_round: int,
+        parameters: Parameters,
+        manager: ClientManager,
+    ) -> list[tuple[ClientProxy, Any]]:
+        """Return the strategy's messages, with new ids, as instructions for client proxies."""
+        ensure_task_identity()
+        proxies: dict[int, ClientProxy] = {}
+
+        def get_node_ids() -> list[int]:
+            present = {proxy_node_id(proxy): proxy for proxy in manager.all().values()}
+            proxies.update(present)
+            return list(present)
+
+        grid = SimpleNamespace(get_node_ids=get_node_ids)  # strategies call only this method
+        config: Mapping[str, Any] = more(server_round) if more else {}
+        arrays = self._record(parameters.tensors)
+        messages = configure(server_round, arrays, ConfigRecord(dict(config)), grid)
+        asked = {message.metadata.dst_node_id: message for message in messages}
+        for number, message in enumerate(asked.values()):
+            set_message_id(message, f"message-{number}")
+        return [(proxies[n], kind(*self._ins(parameters, m))) for n, m in asked.items()]
+
     def _ins(self, parameters: Parameters, message: Message) -> tuple[Parameters, Metrics]:
         """Convert a message to parameters and config; the exchanges' arrays follow the model's."""
-        config, records = self._config(message), message.content.array_records
+        records = message.content.array_records
+        config: Metrics = dict(message.content.config_records[self.strategy.configrecord_key])
         shared = {e.name: records[e.name] for e in self.strategy.exchanges if e.name in records}
         if not shared:
             return parameters, config
@@ -252,10 +278,8 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        arrays = self._record(parameters.tensors)
         configure, more = self.strategy.configure_evaluate, self.on_evaluate_config_fn
-        asked, proxies = _ask(configure, server_round, arrays, more, client_manager)
-        return [(proxies[n], EvaluateIns(*self._ins(parameters, m))) for n, m in asked.items()]
+        return self._asked(EvaluateIns, configure, more, server_round, parameters, client_manager)
 
     def aggregate_evaluate(
         self,
@@ -303,41 +327,12 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
             raise ValueError(f"it has {len(tensors)} arrays, but the initial model {len(names)}")
         return _named(names, tensors)
 
-    def _config(self, message: Message) -> Metrics:
-        config = message.content.config_records[self.strategy.configrecord_key]
-        return dict(config)
-
     def _metrics(self, num_examples: int, metrics: Mapping[str, Scalar]) -> MetricRecord:
         numbers = {
             key: int(value) if isinstance(value, int) else float(value)
             for key, value in _plain(metrics).items()
         }
         return MetricRecord({**numbers, self.strategy.weighted_by_key: num_examples})
-
-
-def _ask(
-    configure: Callable[..., Iterable[Message]],
-    server_round: int,
-    arrays: ArrayRecord,
-    more: Callable[[int], Metrics] | None,
-    manager: ClientManager,
-) -> tuple[dict[int, Message], dict[int, ClientProxy]]:
-    """Return the strategy's messages, with new ids, and the client proxies, both by node id."""
-    ensure_task_identity()
-    proxies: dict[int, ClientProxy] = {}
-
-    def get_node_ids() -> list[int]:
-        present = {proxy_node_id(proxy): proxy for proxy in manager.all().values()}
-        proxies.update(present)
-        return list(present)
-
-    grid = SimpleNamespace(get_node_ids=get_node_ids)  # strategies call only this method
-    added: Mapping[str, Any] = more(server_round) if more else {}
-    messages = configure(server_round, arrays, ConfigRecord(dict(added)), grid)
-    asked = {message.metadata.dst_node_id: message for message in messages}
-    for number, message in enumerate(asked.values()):
-        set_message_id(message, f"message-{number}")
-    return asked, proxies
 
 
 def _typed_as(sent: ArrayRecord, mean: Parameters) -> Parameters:

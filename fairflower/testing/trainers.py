@@ -148,24 +148,18 @@ def check_reused_model(method: TrainerCase) -> None:
             assert kept[0] == kept[1], problem
 
 
-def check_zero_learning_rate(method: TrainerCase) -> None:
-    """Check that a learning rate of 0 does not change the parameters."""
-    start = method.start()
-    model, _ = method.two_rounds(settings=replace(SETTINGS, lr=0.0, sharpness="none"))
-    for key in filter(start.__contains__, trainable(method.model())):
-        assert np.array_equal(model[key], start[key]), (
-            f"{method.name}: {key} changed although train.lr = 0."
-        )
-
-
-def check_no_epochs(method: TrainerCase) -> None:
-    """Check that 0 epochs do not change the model."""
-    start = method.start()
-    model, _ = method.two_rounds(settings=replace(SETTINGS, local_epochs=0))
-    for key in start:
-        assert np.array_equal(model[key], start[key]), (
-            f"{method.name}: {key} changed although train.local-epochs = 0."
-        )
+def check_no_steps(method: TrainerCase) -> None:
+    """Check that a learning rate of 0 does not change the parameters, and 0 epochs no array."""
+    start, trained = method.start(), trainable(method.model())
+    for cause, settings, names in (
+        ("train.lr = 0", replace(SETTINGS, lr=0.0, sharpness="none"), trained),
+        ("train.local-epochs = 0", replace(SETTINGS, local_epochs=0), start),
+    ):
+        model, _ = method.two_rounds(settings=settings)
+        for key in filter(start.__contains__, names):
+            assert np.array_equal(model[key], start[key]), (
+                f"{method.name}: {key} changed although {cause}."
+            )
 
 
 def check_diverging_loss(method: TrainerCase) -> None:
@@ -224,8 +218,7 @@ CHECKS: tuple[Callable[[TrainerCase], None], ...] = (
     check_arguments,
     check_training_under_strategies,
     check_reused_model,
-    check_zero_learning_rate,
-    check_no_epochs,
+    check_no_steps,
     check_diverging_loss,
     check_without_exchanges,
     check_absent_class,
