@@ -120,9 +120,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """With ``-n auto``, use two workers per core for slow tests, which wait for processes."""
+    """With ``-n auto``, use three workers per two cores for slow tests, which wait for processes.
+
+    Each worker first imports all tests, which takes some 15 seconds and a gigabyte.
+    """
     slow = config.getoption("--slow") or config.getoption("--nightly")
-    return 2 * cpus() if slow else None
+    return -(-3 * cpus() // 2) if slow else None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -87,15 +87,7 @@ def arrays_for(array: NDArray[Any]) -> Iterator[Array]:
         yield _packed(np.zeros(array.shape, dtype))
     yield _packed(np.full(array.shape, np.longdouble("1e4000")))
     yield _packed(np.full(array.shape, 1e300))
-    shapes = (
-        (),
-        (0,),
-        (1,),
-        (0, 3),
-        (array.size + 1,),
-        (2, *array.shape),
-        (*array.shape[::-1], 1),
-    )
+    shapes = ((), (0,), (1,), (0, 3), (array.size + 1,), (2, *array.shape), (*array.shape[::-1], 1))
     for shape in shapes:
         yield _packed(np.zeros(shape, array.dtype))
     yield _packed(np.asfortranarray(array))

@@ -58,9 +58,7 @@ def test_processors_are_read_from_cpuinfo(cpuinfo: str, name: str, instructions:
     assert machine.processor(cpuinfo) == (name, instructions)
 
 
-def test_a_run_folder_records_the_versions_of_the_needed_solvers(
-    tmp_path: Path,
-) -> None:
+def test_a_run_folder_records_the_versions_of_the_needed_solvers(tmp_path: Path) -> None:
     versions = {}
     for name in ("fedavg", "fedgcr"):
         config = RunConfig.from_flat({"output-dir": str(tmp_path), "strategy.name": name})

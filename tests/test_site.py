@@ -46,9 +46,7 @@ def test_every_method_has_a_page_with_its_paper_and_arguments(
     assert len(re.findall(r"^:   \*.+?\.\* \S", text, re.MULTILINE)) == len(method.arguments())
 
 
-def test_a_method_page_shows_formula_arguments_and_experiments(
-    site_pages: dict[str, str],
-) -> None:
+def test_a_method_page_shows_formula_arguments_and_experiments(site_pages: dict[str, str]) -> None:
     text = site_pages["methods/strategies/term.md"]
     assert "\n    1/t log( 1/N sum_k n_k exp(t F_k) )\n" in text
     assert "`strategy.t = 0.1`\n:   *A finite number.* Tilt; negative values favor small" in text

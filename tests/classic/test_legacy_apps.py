@@ -81,10 +81,7 @@ def chooses(**options: Any) -> Any:
 
 CASES: dict[str, tuple[Any, Any]] = {
     "own configure_fit": (chooses, lambda: ours(kind=choosing(LegacyStrategy))),
-    "float64": (
-        lambda: theirs(start=[np.zeros(2)]),
-        lambda: ours(start={"w": np.zeros(2)}),
-    ),
+    "float64": (lambda: theirs(start=[np.zeros(2)]), lambda: ours(start={"w": np.zeros(2)})),
     "empty": (lambda: theirs(start=[]), lambda: ours(start=[])),
     "failures are not accepted": (
         lambda: theirs(accept_failures=False, on_fit_config_fn=failing(1)),

@@ -452,10 +452,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     ],
 )
 def test_device_auto_uses_a_gpu_only_if_granted(
-    gpus: int,
-    resources: dict[str, float] | None,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
+    gpus: int, resources: dict[str, float] | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_gpus(monkeypatch, gpus)
     pretend_ray(monkeypatch, resources)

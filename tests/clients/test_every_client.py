@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from invalid_values import out_of_range
-from parametrize import mark_others_nightly
+from parametrize import STRATEGY_PER_NEEDS, mark_others_nightly
 from toy_trainers import models_equal, prompted, trainer, trainer_case
 
 from fairflower import exchanges
@@ -27,13 +27,13 @@ every_client = pytest.mark.parametrize("name", CLIENTS)
 
 # Strategies read replies, exchanges read what clients return for them; they are independent. So
 # every client trains with a strategy that measures gradients and with one that merges coordinate
-# by coordinate; every strategy trains with a client without exchange, and with one that has an
-# exchange (all exchanges in turn).
+# by coordinate; every strategy trains with a client that has an exchange (all exchanges in turn),
+# and for each set of measurements one with a client without exchange.
 STRICT = ("fedequilibria", "fedheal")
 PLAIN, *CARRIERS = {m.exchanges: name for name, m in reversed([*CLIENTS.items()])}.values()
 STAND_FOR_ALL = {
     *((name, strategy) for name in CLIENTS for strategy in STRICT),
-    *((PLAIN, strategy) for strategy in STRATEGIES),
+    *((PLAIN, strategy) for strategy in STRATEGY_PER_NEEDS),
     *zip(itertools.cycle(CARRIERS), STRATEGIES, strict=False),
 }
 every_pair = pytest.mark.parametrize(

@@ -214,8 +214,7 @@ HARMONIZED = {"client.name": "harmofl", "data.augment": False, "evaluate.by": "b
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    ["fedavg", "uniform", "fedheal", "fedequilibria", "fedmgda+", "fedism", "fedce"],
+    "strategy", ["fedavg", "uniform", "fedheal", "fedequilibria", "fedmgda+", "fedism", "fedce"]
 )
 def test_the_server_averages_amplitudes_once_and_tests_like_the_clients(
     tmp_path: Any, strategy: str

@@ -11,7 +11,7 @@ from processes import environment, run
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["--rounds=2", "--set=data.clients-per-domain=1", "--set=train.local-epochs=1"]
+SMALL = ["--rounds=1", "--set=data.clients-per-domain=1", "--set=train.local-epochs=1"]
 BEYOND_TRAINING = ("ray", "datasets", "flwr_datasets")
 
 

@@ -37,6 +37,8 @@ SETTINGS = {
     "num-server-rounds": 2,
     "fraction-train": 0.75,
     "data.clients-per-domain": 2,
+    "data.examples-per-client": 40,
+    "data.test-examples": 40,
     "train.local-epochs": 1,
 }
 
@@ -67,6 +69,8 @@ WITHOUT_RUN_SIMULATION = (
 )
 
 
+ALL_EXAMPLES = {"data__examples_per_client": 0, "data__test_examples": 0}
+
 #: Runs of eight clients by kind of data. SCAFFOLD has client states.
 KINDS = {
     "images": {"client__name": "scaffold", "strategy__name": "uniform"},
@@ -79,6 +83,7 @@ KINDS = {
     "tokens": {
         "data__name": "tiny_data_sets:Texts",  # of two domains, the others of four
         "data__clients_per_domain": 4,
+        **ALL_EXAMPLES,
         "client__name": "moon",
         "strategy__name": "fedheal",
     },
@@ -108,6 +113,7 @@ KINDS["kept-by-server"] = KINDS["fedbn"] | {"client__keep": "server"}
 KINDS["groups"] = {
     "data__name": "heart-disease",
     "data__groups": "sex",
+    **ALL_EXAMPLES,
     "evaluate__by": "both",
     "strategy__name": "fairfed",
     "strategy__metric": "demographic_parity_difference",

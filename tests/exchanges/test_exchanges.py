@@ -15,12 +15,7 @@ from torch.nn import functional as F
 from toy_trainers import exchanges, models_equal, run_toy_rounds, trainer
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.exchanges import (
-    ControlVariates,
-    DynamicRegularizer,
-    Prototypes,
-    SemanticAnchors,
-)
+from fairflower.exchanges import ControlVariates, DynamicRegularizer, Prototypes, SemanticAnchors
 from fairflower.exchanges.anchors import anchor_loss, initial, unit_anchors
 from fairflower.registry import CLIENTS
 from fairflower.strategies import FedAvg, FedHEAL, Uniform

@@ -539,9 +539,7 @@ def test_the_document_has_tables_sentences_and_figures(tmp_path: Path) -> None:
     assert write(results).read_text(encoding="utf-8") == before
 
 
-def test_the_tuning_table_has_the_chosen_points_mean_on_validation_examples(
-    tmp_path: Path,
-) -> None:
+def test_the_tuning_table_has_the_chosen_points_mean_on_validation_examples(tmp_path: Path) -> None:
     results = findings(tmp_path)
     plain = results.design.benchmarks[0]
     number = results.stages.chosen(plain, "fedheal")

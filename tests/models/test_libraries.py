@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from parametrize import mark_others_nightly
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.skipif(
     not all(map(installed, LIBRARIES)), reason="needs fairflower[timm,hf]"
 )
 
-COLOR, TEXTS = (3, 32, 32), (50, 12)
+COLOR, GRAY, TEXTS = (3, 32, 32), (1, 20, 13), (50, 12)
 SMALL = {"vocab_size": 50, "max_position_embeddings": 20}
 WIDTHS: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -109,12 +111,13 @@ def check_adapted(name: str, shape: tuple[int, ...], adapter: str, **options: An
 # --- timm -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        *(("test_vit", COLOR), ("test_vit", (1, 20, 13)), ("test_resnet", COLOR)),
-        *(("test_resnet", (1, 20, 13)), ("test_convnext", COLOR)),
-    ],
+    mark_others_nightly(
+        [*product(("test_vit", "test_resnet"), (COLOR, GRAY)), ("test_convnext", COLOR)],
+        {("test_vit", GRAY), ("test_resnet", COLOR), ("test_convnext", COLOR)},
+    ),
 )
 def test_timm_networks_pass_check_model(name: str, shape: tuple[int, int, int]) -> None:
     size = 32 if name == "test_vit" else 0
@@ -124,6 +127,7 @@ def test_timm_networks_pass_check_model(name: str, shape: tuple[int, int, int]) 
     assert set(copy_arrays(model)) == set(model.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "targets"), [("test_vit:image-size=32", "qkv,proj"), ("test_resnet", "conv2")]
 )
@@ -178,7 +182,10 @@ def test_missing_timm_weights_name_the_download_command(
 # --- prompts ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["test_vit", "test_vit2", "test_vit3"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["test_vit", pytest.param("test_vit2", marks=pytest.mark.nightly), "test_vit3"]
+)
 def test_prompts_work_with_any_timm_vit(name: str) -> None:
     """With a class token, and with an average of tokens and registers."""
     for family in ("prompt-timm", "vpt-timm"):
@@ -202,7 +209,10 @@ def test_prompts_require_a_vit_and_fedgc_requires_prompt_timm() -> None:
 # --- transformers -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", mark_others_nightly([(kind,) for kind in WIDTHS], [("bert",), ("roberta",), ("gpt2",)])
+)
 def test_transformers_text_classifiers_pass_check_model(folder: Any, kind: str) -> None:
     name = f"hf:{folder(kind)}"
     check(name, TEXTS)
@@ -213,12 +223,13 @@ def test_transformers_text_classifiers_pass_check_model(folder: Any, kind: str) 
     assert modules == {"head"} | above.get(kind, set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", IMAGE_SIZES)
 def test_transformers_image_classifiers_pass_check_model(folder: Any, kind: str) -> None:
     name = f"hf:{folder(kind)}"
     check(name, COLOR)
     adapter = "lora:r=2" if kind == "vit" else "lora:r=2:targets=layer.0.convolution"
-    check_adapted(name, (1, 20, 13), adapter)
+    check_adapted(name, GRAY, adapter)
 
 
 def test_a_text_classifier_matches_transformers(folder: Any) -> None:

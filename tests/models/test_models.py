@@ -117,7 +117,7 @@ AT_HAND = [name for name in MODELS if not name.endswith(("b-16", "bag"))]
     ("name", "shape"),
     [
         # The smaller ResNets cover the other shapes.
-        pytest.param(name, shape, marks=pytest.mark.slow if name == "resnet18" and k else ())
+        pytest.param(name, shape, marks=pytest.mark.nightly if name == "resnet18" and k else ())
         for name in AT_HAND
         for k, shape in enumerate([(3, 32, 32), (1, 8, 8), (3, 20, 13)])
     ],

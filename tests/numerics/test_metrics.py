@@ -223,8 +223,7 @@ def predictions(seed: int, present: list[int], classes: int) -> tuple[np.ndarray
 
 
 cases = st.tuples(
-    st.integers(0, 2**31),
-    st.lists(st.integers(0, 5), min_size=2, max_size=6, unique=True),
+    st.integers(0, 2**31), st.lists(st.integers(0, 5), min_size=2, max_size=6, unique=True)
 )
 
 

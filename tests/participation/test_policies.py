@@ -20,11 +20,7 @@ from fairflower.arrays import record_of
 from fairflower.client_app import app as client_app
 from fairflower.errors import ConfigError, RoundFailed, StrategyError
 from fairflower.participation import ByExamples, Draw, Participation, PowerOfChoice, Uniform
-from fairflower.participation.availability import (
-    absolute_trace,
-    read_availability,
-    trace_digest,
-)
+from fairflower.participation.availability import absolute_trace, read_availability, trace_digest
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 from fairflower.server.contents import read_facts
@@ -286,11 +282,7 @@ def test_a_policy_that_fails_is_named(
         ("policy", "poc", "participation policy"),
         ("policy", "power-of-choice:d=-1", "participation.policy = 'power-of-choice': d"),
         ("policy", "round-robin:d=1", "has no arguments"),
-        (
-            "availability",
-            "off.csv",
-            r"off.csv': No such file or directory\. Expected always, mark",
-        ),
+        ("availability", "off.csv", r"off.csv': No such file or directory\. Expected always, mark"),
         ("availability", "markov:leave=2:back=0.5", "probabilities from 0 to 1"),
         ("availability", "markov:leave=0.5", "expected markov:leave=P:back=Q"),
         ("availability", "markov:0.1", "expected markov:leave=P:back=Q.*got '0.1'"),

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_folders import (
-    constant,
-    edit,
-    make_run,
-    printed_tables,
-    rising,
-    tables_of,
-)
+from run_folders import constant, edit, make_run, printed_tables, rising, tables_of
 
 from fairflower.config import RunConfig
 from fairflower.errors import RunFolderError

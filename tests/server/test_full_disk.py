@@ -75,9 +75,7 @@ def test_an_unwritable_log_prints_no_logging_error(
 
 @pytest.mark.linux
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_an_unwritable_output_folder_is_named_before_data_are_prepared(
-    command: str,
-) -> None:
+def test_an_unwritable_output_folder_is_named_before_data_are_prepared(command: str) -> None:
     output = call(command, "--output-dir=/proc/x", expect=1)
     assert output.count("/proc/x") == 2  # the plan, and the error
     assert "Preparing" not in output

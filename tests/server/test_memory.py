@@ -18,6 +18,13 @@ from fairflower.server import rounds
 from fairflower.strategies import STRATEGIES
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _objects_of_these_tests() -> None:
+    """The garbage collector ignores what earlier tests left, so that it is quick."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -187,9 +187,7 @@ def test_differences_of_whole_examples_cause_few_false_claims(n: int, changed: f
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), SAMPLES, min_size=1, max_size=6))
-def test_verdicts_and_equivalence_agree_with_the_interval(
-    values: dict[str, list[int]],
-) -> None:
+def test_verdicts_and_equivalence_agree_with_the_interval(values: dict[str, list[int]]) -> None:
     for one in judged_as_family(differences(values, 15.0)).values():
         if one.n >= MIN_PAIRS:
             assert one.sign == (

@@ -63,10 +63,7 @@ def test_training_converges_to_the_minimax_equilibrium():
         path.append(x)
         rounds.step(
             {0: {"x": -0.1 * np.array([2 * (x - 1)])}, 1: {"x": -0.1 * np.array([2 * (x + 1)])}},
-            metrics={
-                0: {"received_loss": (x - 1) ** 2},
-                1: {"received_loss": (x + 1) ** 2 + 0.5},
-            },
+            metrics={0: {"received_loss": (x - 1) ** 2}, 1: {"received_loss": (x + 1) ** 2 + 0.5}},
         )
     assert np.mean(path[-200:]) == pytest.approx(-0.125, abs=0.01)
     assert rounds.strategy.diagnostics["weights"][1] == pytest.approx(0.5625, abs=0.02)

@@ -305,10 +305,7 @@ def test_a_failed_round_has_the_model_that_was_sent(rule: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "argument", "key"),
-    [
-        ("fedism+", "rounds", "num-server-rounds"),
-        ("fedga", "rounds", "num-server-rounds"),
-    ],
+    [("fedism+", "rounds", "num-server-rounds"), ("fedga", "rounds", "num-server-rounds")],
 )
 def test_in_a_wrapper_a_rule_says_which_argument_it_lacks(
     name: str, argument: str, key: str
