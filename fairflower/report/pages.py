@@ -354,32 +354,13 @@ def _latex_cell(cell: Cell) -> str:
 def write_report(runs: Sequence[Run] | Analysis, out: str | Path, *, pdf: bool = False) -> Path:
     """Write ``index.html``, ``tables.md``, ``summary.csv`` and PNG and SVG files in ``figures/``.
 
-    The HTML page is self-contained and follows the reader's light or dark setting.
-
-    Parameters
-    ----------
-    runs : sequence of Run, or Analysis
-        Runs that differ only in the seed become a method.
-    out : path
-        Folder to write to. It is created if needed, and files of an earlier report are replaced.
-    pdf : bool
-        Whether figures are also saved as PDF.
-
-    Returns
-    -------
-    Path
-        Path of the HTML page.
-
-    Raises
-    ------
-    RunFolderError
-        If there are no runs.
+    The HTML page is self-contained and follows the reader's light or dark setting. The folder
+    ``out`` is created if needed, and files of an earlier report are replaced. ``pdf`` also saves
+    figures as PDF. Returns the path of the HTML page. Raises `RunFolderError` if there are no runs.
     """
     analysis = analyze(runs)
     chapters = analysis.chapters
-    from fairflower.report.figures import (
-        comparison as figures,  # matplotlib takes a second to import
-    )
+    from fairflower.report.figures import comparison as figures  # matplotlib is slow to import
 
     out = Path(out).expanduser().absolute()
     out.mkdir(parents=True, exist_ok=True)
