@@ -15,7 +15,7 @@ is worse. It is *equivalent* if both differences are shown to be within a margin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
@@ -154,7 +154,13 @@ class Contrasts:
 def contrasts_of(comparison: Comparison) -> Contrasts:
     """Compute all contrasts between the methods of a comparison."""
     all_measures = measures(comparison)
-    baselines = [against_baselines(comparison, measure) for measure in all_measures]
+    baselines: list[ByBaseline] = []
+    for measure in all_measures:
+        groups = judged_groups(against_baselines, comparison, measure)
+        names = (method.name for method in measure.methods)
+        baselines.append(
+            {n: {g.heading: g.contrasts[n] for g in groups if n in g.contrasts} for n in names}
+        )
     return Contrasts(
         measures=all_measures,
         against_baselines=baselines,
@@ -212,23 +218,6 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
     }
 
 
-def against_baselines(comparison: Comparison, measure: Measure) -> ByBaseline:
-    """Return every method's contrasts with FedAvg and Uniform under the same local training."""
-    contrasts: dict[str, dict[str, Contrast]] = {method.name: {} for method in measure.methods}
-    for baseline in BASELINES:
-        families: dict[str, dict[str, Pairs]] = {}
-        for method in measure.methods:
-            if method.strategy == baseline:
-                continue
-            other = comparison.baseline(method, baseline)
-            if other and (pairs := paired_differences(method, other, measure)):
-                families.setdefault(other.name, {})[method.name] = pairs
-        for family in families.values():
-            for name, contrast in judge_family(family).items():
-                contrasts[name][TITLES[baseline]] = contrast
-    return contrasts
-
-
 def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGroup]:
     """Group the contrasts with the baselines by strategy, over all kinds of local training."""
     groups: dict[tuple[str, str], dict[str, Contrast]] = {}
@@ -256,6 +245,18 @@ def judged_groups(
         if contrasts:
             judged.append(ContrastGroup(heading, other, contrasts))
     return judged
+
+
+def against_baselines(comparison: Comparison) -> Iterator[Compared]:
+    """Yield comparisons with FedAvg and with Uniform under the same local training."""
+    for baseline in BASELINES:
+        families: dict[str, dict[str, tuple[Method, Method]]] = {}
+        for method in comparison.methods:
+            other = comparison.baseline(method, baseline)
+            if other and method.strategy != baseline:
+                families.setdefault(other.name, {})[method.name] = method, other
+        for name, family in families.items():
+            yield TITLES[baseline], name, family
 
 
 def against_plain(comparison: Comparison) -> Iterator[Compared]:
@@ -330,27 +331,20 @@ class Section:
 def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
     """Return the sentences about all methods, for every measure and every comparison."""
     fair, *others = contrasts.against_baselines
-    found = [fairness_verdict(comparison, m, fair[m.name]) for m in comparison.methods]
-    sections = [Section("", found)]
+    found = {"": [fairness_verdict(comparison, m, fair[m.name]) for m in comparison.methods]}
     for measure, by_method in zip(contrasts.measures[1:], others, strict=True):
-        found = [
+        found[f"Against the baselines, {measure.name}"] = [
             plain_verdict(name, by_baseline)
             for name, by_baseline in by_method.items()
             if by_baseline
         ]
-        sections.append(Section(f"Against the baselines, {measure.name}", found))
     by_title = {"Strategies by local training": contrasts.by_strategy, **contrasts.further}
     for title, by_measure in by_title.items():
         # A grid has too many methods for one sentence per method.
         write = _of_each if title in contrasts.further and title != PLAIN_TITLE else _of_group
         for measure, groups in zip(contrasts.measures, by_measure, strict=True):
-            found = [verdict for group in groups for verdict in write(group)]
-            sections.append(Section(f"{title}, {measure.name}", found))
-    return [
-        replace(section, verdicts=_with_few_summed_up(section.verdicts))
-        for section in sections
-        if section.verdicts
-    ]
+            found[f"{title}, {measure.name}"] = [v for group in groups for v in write(group)]
+    return [Section(title, _with_few_summed_up(said)) for title, said in found.items() if said]
 
 
 def _with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:

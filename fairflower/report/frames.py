@@ -29,15 +29,12 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
         for chapter in (analyze(runs).chapters if runs else ())
         for method, run in chapter.comparison.runs
     }
-    columns = ["data", "method", "seed", "run"]
-    frames = [] if runs else [pd.DataFrame(columns=[*columns, *HISTORY_COLUMNS])]
-    for run in runs:
-        frame = _history(run)
-        facts = (*named[id(run)], run.seed, run.path.name)
-        for place, (column, value) in enumerate(zip(columns, facts, strict=True)):
-            frame.insert(place, column, value)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    columns = ["data", "method", "seed", "run", *HISTORY_COLUMNS]
+    if not runs:
+        return pd.DataFrame(columns=columns)
+    facts = [dict(zip(columns, (*named[id(r)], r.seed, r.path.name), strict=False)) for r in runs]
+    frames = [_history(run).assign(**of_run) for run, of_run in zip(runs, facts, strict=True)]
+    return pd.concat(frames, ignore_index=True)[columns]
 
 
 def _history(run: Run) -> pd.DataFrame:

@@ -51,44 +51,24 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
     """
     analysis = analyze(runs)
     if analysis.table:
-        return RichGroup(*_rich_tables(analysis.named_tables))
+        return RichGroup(*map(_WholeTable, analysis.named_tables))
     parts: list[RenderableType] = []
     if analysis.tuned and not analysis.runs:
-        return RichGroup(*_rich_tables(tuning_tables(analysis.tuned)))
+        return RichGroup(*map(_WholeTable, tuning_tables(analysis.tuned)))
     for chapter in analysis.chapters:
-        parts += _rich_tables(chapter.all_tables)
+        parts += map(_WholeTable, chapter.all_tables)
         for section in chapter.sections:
             if section.title:
                 parts.append(Text(section.title, style="bold"))
             parts += [Text(f"• {verdict}") for verdict in section.verdicts]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
         parts += [Text(chapter.legend, style="dim"), Text()]
-    return RichGroup(*parts, *_rich_tables(analysis.held_out_tables))
-
-
-def _rich_tables(tables: Iterable[Table]) -> Iterator[RenderableType]:
-    for table in tables:
-        yield from (Text(table.title, style="bold"), _WholeTable(table))
-        yield from (_Line(line) for line in (table.caption, *table.footers) if line)
-        yield Text()
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A line below a table, without the explanation of bold type where there is none."""
-
-    text: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        # A pipe or a file gets plain text.
-        text = self.text if console.color_system else _BOLD.sub("", self.text)
-        if text:
-            yield Text(text, "dim")
+    return RichGroup(*parts, *map(_WholeTable, analysis.held_out_tables))
 
 
 @dataclass(frozen=True)
 class _WholeTable:
-    """The rows of a table, in as many parts as a terminal needs to show all columns whole.
+    """A table in as many parts as a terminal needs to show all columns whole.
 
     Rich crops a column that does not fit, and a cropped number reads as another number.
     """
@@ -98,6 +78,7 @@ class _WholeTable:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
+        yield Text(self.table.title, style="bold")
         rows = [row for group in self.table.groups for row in group.rows]
         columns = [
             _rich_column(title, [row.cells[place] for row in rows])
@@ -115,6 +96,11 @@ class _WholeTable:
             part.append(column)
             room -= width
         yield _rich_table(self.table.groups, part)
+        for line in (self.table.caption, *self.table.footers):
+            # A pipe or a file gets plain text, and no explanation of bold type.
+            if text := line if console.color_system else _BOLD.sub("", line):
+                yield Text(text, "dim")
+        yield Text()
 
 
 def _rich_table(groups: Sequence[Group], columns: Sequence[Sequence[Text]]) -> RichTable:
@@ -355,32 +341,13 @@ def _latex_cell(cell: Cell) -> str:
 def write_report(runs: Sequence[Run] | Analysis, out: str | Path, *, pdf: bool = False) -> Path:
     """Write ``index.html``, ``tables.md``, ``summary.csv`` and PNG and SVG files in ``figures/``.
 
-    The HTML page is self-contained and follows the reader's light or dark setting.
-
-    Parameters
-    ----------
-    runs : sequence of Run, or Analysis
-        Runs that differ only in the seed become a method.
-    out : path
-        Folder to write to. It is created if needed, and files of an earlier report are replaced.
-    pdf : bool
-        Whether figures are also saved as PDF.
-
-    Returns
-    -------
-    Path
-        Path of the HTML page.
-
-    Raises
-    ------
-    RunFolderError
-        If there are no runs.
+    The HTML page is self-contained and follows the reader's light or dark setting. The folder
+    ``out`` is created if needed, and files of an earlier report are replaced. ``pdf`` also saves
+    figures as PDF. Returns the path of the HTML page. Raises `RunFolderError` if there are no runs.
     """
     analysis = analyze(runs)
     chapters = analysis.chapters
-    from fairflower.report.figures import (
-        comparison as figures,  # matplotlib takes a second to import
-    )
+    from fairflower.report.figures import comparison as figures  # matplotlib is slow to import
 
     out = Path(out).expanduser().absolute()
     out.mkdir(parents=True, exist_ok=True)

@@ -260,7 +260,7 @@ def test_exporting_a_run_of_sites_needs_no_data(
     text = (plain / "run.json").read_text()
     sites = {"federation": json.loads(whole.federation.to_json()), "numbered": True}
     (plain / "run.json").write_text(json.dumps(json.loads(text) | {"sites": sites}))
-    monkeypatch.setattr("fairflower.api.final_model.prepare", None)
+    monkeypatch.setattr(final_model, "prepare", None)
     try:
         again = network(read_run(plain))
         damaged = json.loads(text) | {"sites": {**sites, "federation": {}}}

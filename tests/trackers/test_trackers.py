@@ -21,6 +21,7 @@ from fairflower import trackers
 from fairflower.errors import ConfigError
 from fairflower.registry import TRACKERS
 from fairflower.report import read_run
+from fairflower.report.tables.notes import run_notes
 from fairflower.server.contents import read_facts
 from fairflower.trackers import Tracker
 
@@ -305,7 +306,9 @@ def test_a_tracker_that_fails_or_cannot_start_does_not_end_the_run(
     facts = read_facts(folder)
     assert facts.get("tracked") == (key and {track: key})
     assert list(facts["untracked"]) == ["0"]
-    assert re.search(message, facts["untracked"]["0"])
+    (note,) = run_notes(read_run(folder))
+    assert note.startswith(f"track = {track} logged no more from round 0 on: ")
+    assert re.search(message, note)
 
 
 @pytest.mark.parametrize(

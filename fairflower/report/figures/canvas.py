@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import reduce
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -188,6 +189,14 @@ def curve(axes: Axes, curve: Curve, style: LineStyle, label: str = "") -> None:
     line(axes, curve.rounds, curve.mean, style, curve.whole, label=label or None)
     if curve.spread.any():
         band(axes, curve.rounds, curve.mean, curve.spread, style, where=curve.whole)
+
+
+def common_curve(series: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> Curve:
+    """Return the curve of runs' (rounds, values), over the rounds in which all have a number."""
+    rounds = reduce(np.intersect1d, [own for own, _ in series])
+    values = np.array([value[np.isin(own, rounds)] for own, value in series])
+    there = np.isfinite(values).all(axis=0)
+    return Curve.of(rounds[there], values[:, there])
 
 
 #: What a legend explains.

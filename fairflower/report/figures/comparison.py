@@ -406,7 +406,11 @@ def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[F
         alt_parts = []
         for panel, metric in zip(axes[0], DIFFERENCES, strict=True):
             for method in methods:
-                curve = _group_curve(method, metric.name)
+                series = [
+                    (r.rounds, 100 * r.group_metrics[metric.name].accuracy[:, 0])
+                    for r in method.runs
+                ]
+                curve = canvas.common_curve(series)
                 if curve.rounds.size:
                     canvas.curve(panel, curve, styles[method.name], method.name)
                     last = format_number(curve.mean[-1], 1)
@@ -424,17 +428,6 @@ def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[F
             f"mean over {comparison.replicates}.",
             f"Differences between groups in the last round: {'; '.join(alt_parts)}.",
         )
-
-
-def _group_curve(method: Method, metric: str) -> Curve:
-    """Return a metric for all people, in points, over the rounds in which every run recorded it."""
-    by_round = [
-        dict(zip(run.rounds.tolist(), 100 * run.group_metrics[metric].accuracy[:, 0], strict=True))
-        for run in method.runs
-    ]
-    rounds = [r for r in by_round[0] if all(np.isfinite(run.get(r, np.nan)) for run in by_round)]
-    values = np.array([[run[r] for r in rounds] for run in by_round])
-    return Curve.of(np.array(rounds, np.int64), values)
 
 
 # --- trials -------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from fairflower.report.clusters import (
 )
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels, slug
-from fairflower.report.methods import Comparison, Curve, Method, methods_with_clusters, several_runs
+from fairflower.report.methods import Comparison, Method, methods_with_clusters, several_runs
 from fairflower.report.reading import Run
 
 _UNKNOWN = "unknown"
@@ -364,11 +364,9 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
     for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
         for method in methods:
             histories = [run.clusters for run in method.runs if run.clusters]
-            rounds = reduce(np.intersect1d, [c.rounds for c in histories])
-            if not rounds.size:
+            curve = canvas.common_curve([(c.rounds, unit * c.metric(name)) for c in histories])
+            if not curve.rounds.size:
                 continue
-            values = [unit * c.metric(name)[np.isin(c.rounds, rounds)] for c in histories]
-            curve = Curve.of(rounds, np.array(values))
             if name == "rand":
                 lowest = min(lowest, float((curve.mean - curve.spread).min()))
             canvas.curve(panel, curve, styles[method.name], method.name)

@@ -294,7 +294,7 @@ def run_notes(run: Run) -> list[str]:
 
 
 def _training_notes(run: Run) -> Iterator[str]:
-    """Yield notes on errors, privacy, divergence, local arrays, changed code and halted rounds."""
+    """Yield notes on errors, resumption, privacy, local arrays, halted rounds and trackers."""
     info = run.info
     if run.status != "completed":
         error = f" ({info['error']})" if info.get("error") else ""
@@ -320,6 +320,8 @@ def _training_notes(run: Run) -> Iterator[str]:
         )
     for number, reason in info.get("halted_rounds", {}).items():
         yield f"round {number} did not change the model: {reason}."
+    for number, reason in info.get("untracked", {}).items():  # runs side by side print no warning
+        yield f"track = {run.config.get('track')} logged no more from round {number} on: {reason}"
 
 
 def _metric_notes(run: Run) -> Iterator[str]:
