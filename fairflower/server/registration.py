@@ -124,10 +124,12 @@ class NodeDiscovery:
     def wait(self, notice: str) -> bool:
         """Wait a moment for more nodes; return False after the timeout.
 
+        It also returns False if nodes of a simulation, which has no others, cannot take part.
         Raises ``RunInterrupted`` if ``stop`` is set.
         """
         now = time.monotonic()
-        if now > self._begin + self.timeout:
+        refused = getattr(self.grid, "simulated", False) and self.problems and not self.silent
+        if refused or now > self._begin + self.timeout:
             return False
         if now > self._next_notice:
             logger.info("Waiting for clients: %s", notice)

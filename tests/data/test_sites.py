@@ -635,9 +635,10 @@ def test_a_site_that_cannot_open_its_folder_is_named_once(
     folders: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = [{"domain": "mnist", "data-dir": folders[0]}, {"domain": "usps", "data-dir": "/gone"}]
-    settings = {"evaluate.by": "clients", "sites": 2, "round-timeout": 0.3}
+    caplog.set_level("INFO", logger="flwr.fairflower")
     with pytest.raises(ConfigError, match=r"1 of 2 clients answered"):
-        run(tmp_path, grid(nodes), **settings)
+        run(tmp_path, grid(nodes), **{"evaluate.by": "clients", "sites": 2})
+    assert "Waiting for clients" not in caplog.text  # nobody else can come
     why = "Node 1001 cannot take part: site 'usps': the folder of the data does not exist (the "
     why += "site's own log says more)"
     assert [line for line in caplog.messages if "usps" in line] == [why]
