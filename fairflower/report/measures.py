@@ -6,13 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 
 import numpy as np
 
 from fairflower.numerics import Vector
-from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
+from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import (
     AVG,
     GAP,
@@ -144,17 +143,12 @@ def by_attribute(comparison: Comparison) -> Iterator[tuple[str, list[Method]]]:
 
 
 def of_people(metric: str, place: int) -> Callable[[Run], float]:
-    """Return a function that computes a run's metric of group fairness, in percent.
+    """Return a function that computes a run's metric of group fairness.
 
     ``place`` is 0 for all people, 1 for the worst client, and 2 or more for the domains. The value
     is the mean over the last tested rounds, or NaN if it is undefined.
     """
-    score = next(score for score in METRICS if score.name == metric)
-    return lambda run: score.shown(_of_people(run, score, place))
-
-
-def _of_people(run: Run, score: Score, place: int) -> float:
-    return float(run.group_metrics[score.name].final()[place])
+    return lambda run: float(run.group_metrics[metric].final()[place])
 
 
 def _between_groups(
@@ -166,11 +160,13 @@ def _between_groups(
             *(f"{words}{score.phrase}", score.better),
             title=score.title,
             margin=margin,
-            of=partial(_of_people, score=score, place=place),
+            of=of_people(score.name, place),
         )
         for score in DIFFERENCES
         if all(
-            np.isfinite(_of_people(run, score, place)) for method in methods for run in method.runs
+            np.isfinite(of_people(score.name, place)(run))
+            for method in methods
+            for run in method.runs
         )
     ]
     return Measure(name, tuple(metrics), ("fairer", "less fair"), tuple(methods if metrics else ()))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fairflower.config.text import Scalar
 from fairflower.errors import ConfigError, installed
+from fairflower.numerics.scores import ACCURACY
 from fairflower.registry import TRACKERS
 
 
@@ -60,7 +61,10 @@ def metrics_markdown(final: Mapping[str, float]) -> str:
     | --- | ---: |
     | mnist | 91.20 |
     """
-    rows = [f"| {name.partition('/')[2]} | {100 * value:.2f} |" for name, value in final.items()]
+    rows = [
+        f"| {name.partition('/')[2]} | {ACCURACY.shown(value):.2f} |"
+        for name, value in final.items()
+    ]
     return "\n".join(["| | accuracy, % |", "| --- | ---: |", *rows])
 
 

@@ -12,6 +12,7 @@ import wandb
 
 from fairflower.config.text import Scalar
 from fairflower.errors import ConfigError
+from fairflower.numerics.scores import ACCURACY
 from fairflower.trackers import Tracker
 
 
@@ -49,7 +50,7 @@ class WandB(Tracker):
         self._run.log(dict(metrics), step=server_round)
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
-        rows = [[name.partition("/")[2], 100 * value] for name, value in final.items()]
+        rows = [[name.partition("/")[2], ACCURACY.shown(value)] for name, value in final.items()]
         self._run.log({"final": wandb.Table(["", "accuracy, %"], data=rows)})
         self._run.summary.update({f"final/{name}": value for name, value in final.items()})
         self._run.summary["status"] = status

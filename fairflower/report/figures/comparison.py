@@ -17,6 +17,7 @@ from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD, Summary
+from fairflower.numerics.scores import ACCURACY
 from fairflower.report.figures import canvas, diagnostics
 from fairflower.report.figures.canvas import (
     FigureDraft,
@@ -108,7 +109,7 @@ def _over_rounds(
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
     alt_parts = []
     for method in comparison.methods:
-        curve = method.curve(lambda accuracy: 100 * row(accuracy))
+        curve = method.curve(lambda accuracy: row.shown(row(accuracy)))
         if not curve.rounds.size:
             continue  # runs that were read from a summary have no rounds in common
         canvas.curve(axes[0, 0], curve, styles[method.name], method.name)
@@ -140,7 +141,7 @@ def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
     sheet, axes = canvas.panel_grid(count, 4, 2.7, 0.4, narrow=2, sharex=True, sharey=True)
     for d, (panel, domain) in enumerate(zip(axes.flat, comparison.domains, strict=False)):
         for method in comparison.methods:
-            curve = method.curve(lambda accuracy: 100 * float(accuracy[0]), [d])
+            curve = method.curve(lambda accuracy: ACCURACY.shown(float(accuracy[0])), [d])
             canvas.curve(panel, curve, styles[method.name], method.name)
         panel.set_title(domain)
     for panel in axes[:, 0]:
@@ -159,7 +160,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
     alt_parts = []
     for place, method in enumerate(methods):
         estimates = [
-            method.over_seeds(lambda run, d=d: 100 * float(run.final()[d]))  # type: ignore[misc]
+            method.over_seeds(lambda run, d=d: ACCURACY.shown(float(run.final()[d])))  # type: ignore[misc]
             for d in range(len(comparison.domains))
         ]
         means = [estimate.mean for estimate in estimates]
@@ -206,7 +207,9 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
         values: dict[tuple[str, int], list[float]] = {}
         for run in (run for run in method.runs if run.by_client.rounds.size):
             for client, accuracy in zip(run.clients, run.by_client.final(), strict=True):
-                values.setdefault((client.domain, client.client_id), []).append(100 * accuracy)
+                values.setdefault((client.domain, client.client_id), []).append(
+                    ACCURACY.shown(accuracy)
+                )
         panel.scatter(
             [centers[domains.index(domain)] for domain, _ in values],
             [np.mean(of_client) for of_client in values.values()],
@@ -268,7 +271,7 @@ def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> F
     sheet, axes = canvas.panel_grid(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
     for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
         for strategy, method in row.items():
-            curve = method.curve(lambda accuracy: 100 * AVG(accuracy))
+            curve = method.curve(lambda accuracy: AVG.shown(AVG(accuracy)))
             line(panel, curve.rounds, curve.mean, styles[strategy], curve.whole, label=strategy)
         panel.set_title(client)
     for panel in axes[:, 0]:
@@ -333,7 +336,10 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
         methods = [*sweep.methods, *sweep.others.values()]
         if methods_with_clusters(methods) == methods:
             figures.append(
-                ("clustering accuracy, %", lambda run: 100 * run.final_clusters("accuracy"))
+                (
+                    "clustering accuracy, %",
+                    lambda run: ACCURACY.shown(run.final_clusters("accuracy")),
+                )
             )
         sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
         for panel, (label, figure) in zip(axes[0], figures, strict=True):
@@ -407,7 +413,7 @@ def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[F
         for panel, metric in zip(axes[0], DIFFERENCES, strict=True):
             for method in methods:
                 series = [
-                    (r.rounds, 100 * r.group_metrics[metric.name].accuracy[:, 0])
+                    (r.rounds, ACCURACY.shown(r.group_metrics[metric.name].accuracy[:, 0]))
                     for r in method.runs
                 ]
                 curve = canvas.common_curve(series)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -23,6 +24,7 @@ from fairflower.numerics.metrics import (
     Summary,
     average_and_worst,
 )
+from fairflower.numerics.scores import ACCURACY, AUC, Score
 from fairflower.report.clusters import ClusterMetric
 from fairflower.report.contrasts import (
     TITLES,
@@ -59,6 +61,7 @@ from fairflower.report.tables.cells import (
     Row,
     Table,
     bold,
+    column,
     group_comparable,
     how_to_read,
     judged_cell,
@@ -137,28 +140,32 @@ def quality_table(comparison: Comparison) -> Table:
     The table shows methods whose runs have an AUC or corrupted images.
     """
 
-    def of(score: str, d: int | None) -> Callable[[Method], MeanStd]:
+    def of(score: Score, d: int | None) -> Column:
         def values(run: Run) -> Vector:
-            scores = 100 * run.final_scores(score)
+            scores = score.shown(run.final_scores(score.name))
             return scores.mean(axis=1) if d is None else scores[:, d]
 
-        return lambda method: method.over_rounds(values)
+        where = "average" if d is None else comparison.domains[d]
+        return Column(
+            f"{where} {score.title}",
+            score.better,
+            score.unit,
+            estimate=lambda method: method.over_rounds(values),
+        )
 
     methods = rated_methods(comparison)
     auc = all(set(run.scores) >= set(SCORES) for method in methods for run in method.runs)
-    places: dict[str, int | None] = {name: d for d, name in enumerate(comparison.domains)}
-    if len(places) > 1:
-        places["average"] = None
+    count = len(comparison.domains)
     return metric_table(
         f"Class-balanced accuracy{' and AUC' if auc else ''}, "
         f"{comparison.span().removeprefix('mean of ')}",
         f"In %. ACC: class-balanced accuracy.{' AUC: one-vs-one.' if auc else ''} ±: standard "
         f"deviation over rounds and {comparison.replicates} (ddof 0). {bold(comparison)}",
         [
-            Column(f"{name} {shown.title}", of(score, d), 1)
-            for name, d in places.items()
-            for score, shown in SCORES.items()
-            if auc or score != "auc"
+            of(score, d)
+            for d in (*range(count), *(None for _ in range(count > 1)))
+            for score in SCORES.values()
+            if auc or score is not AUC
         ],
         group_comparable(comparison, methods),
     )
@@ -170,13 +177,13 @@ def personal_spread_table(comparison: Comparison) -> Table:
         m for m in comparison.methods if all(r.personal_by_client.rounds.size for r in m.runs)
     ]
 
-    def spread(domain: str) -> Callable[[Method], MeanStd]:
+    def spread(domain: str) -> Column:
         def of(run: Run) -> float:
             own = [client.domain == domain for client in run.clients]
             values = run.personal_by_client.final()[own]
-            return 100 * float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+            return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
-        return lambda method: method.over_seeds(of)
+        return column(domain, of, -1)
 
     clients = [Counter(client.domain for client in m.runs[0].clients) for m in methods]
     several = [d for d in comparison.domains if any(count[d] > 1 for count in clients)]
@@ -184,7 +191,7 @@ def personal_spread_table(comparison: Comparison) -> Table:
         f"Spread of personal models within a domain, {comparison.span()}",
         "Standard deviation (ddof 1) of accuracy over the clients of a domain, in points. Each "
         f"client tests its personal model on its own {comparison.examples} data.",
-        [Column(domain, spread(domain), -1) for domain in several],
+        [*map(spread, several)],
         group_comparable(comparison, methods) if several else [],
     )
 
@@ -240,20 +247,21 @@ def columns(
     def accuracies(run: Run) -> Vector:
         return tests(run).final(window)
 
-    def accuracy(d: int) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(lambda run: 100 * float(accuracies(run)[d]))
+    def accuracy(d: int) -> Column:
+        return column(domains[d], lambda run: float(accuracies(run)[d]), better)
 
     def over(row: Summary) -> Column:
         return Column(
             row.heading,
-            lambda method: method.over_domains(accuracies, summarized(row, domains)),
             row.better,
+            row.unit,
+            estimate=lambda method: method.over_domains(accuracies, summarized(row, domains)),
             whole=lambda method: all(tests(run).fully_tested(window) for run in method.runs),
         )
 
     average, worst = average_and_worst(better)
     return [
-        *(Column(domain, accuracy(d), better) for d, domain in enumerate(domains)),
+        *map(accuracy, range(len(domains))),
         *map(over, (average, STD, STD0, worst, GAP)),
     ]
 
@@ -263,14 +271,11 @@ def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Colum
 
     If runs were also tested with AdaBN, this accuracy follows in another column.
     """
-
-    def accuracy(domain: str, adapted: bool) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(
-            lambda run: 100 * run.held_out_accuracy(domain, window, adapted=adapted)
-        )
-
     return [
-        Column(f"{name} (held out{', AdaBN' * adapted})", accuracy(name, adapted), 1)
+        column(
+            f"{name} (held out{', AdaBN' * adapted})",
+            partial(Run.held_out_accuracy, domain=name, window=window, adapted=adapted),
+        )
         for name in comparison.held_out
         for adapted in ((False, True) if tested_adapted(comparison, name) else (False,))
     ]
@@ -313,7 +318,15 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         f"Fairness over {counted} {level}, {comparison.span()}",
         "In %, except Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
         f"(ln K = {highest}: all equal). {how_to_read(comparison)}",
-        [Column(row.heading, of(row), row.better, row.digits, whole) for row in SUMMARIES],
+        [
+            Column(
+                *(row.heading, row.better, row.unit),
+                digits=row.digits,
+                estimate=of(row),
+                whole=whole,
+            )
+            for row in SUMMARIES
+        ],
         group_comparable(comparison, methods),
     )
 
@@ -340,16 +353,19 @@ def types_table(comparison: Comparison) -> Table:
         else ""
     )
     columns = (
-        ("Avg over domains", domains(AVG), AVG.better),
-        ("Avg over clients", clients(AVG), AVG.better),
-        (f"{SIGMA} type", domains(STD0), STD0.better),
-        (f"{SIGMA} client", clients(STD0), STD0.better),
+        ("Avg over domains", AVG, domains),
+        ("Avg over clients", AVG, clients),
+        (f"{SIGMA} type", STD0, domains),
+        (f"{SIGMA} client", STD0, clients),
     )
     return metric_table(
         f"Client types and clients, {comparison.span()}",
         f"In %. {SIGMA} type and {SIGMA} client: standard deviations over domains and over "
         f"clients (ddof 0). {by_domain}{how_to_read(comparison)}",
-        [Column(*column, whole=Method.fully_tested) for column in columns],
+        [
+            Column(title, row.better, estimate=over(row), whole=Method.fully_tested)
+            for title, row, over in columns
+        ],
         group_comparable(comparison, methods),
     )
 
@@ -357,8 +373,8 @@ def types_table(comparison: Comparison) -> Table:
 def clusters_table(comparison: Comparison, window: int) -> Table:
     """Return FedGCR's Table 3, which compares clusters with domains, for methods with clusters."""
 
-    def of(name: ClusterMetric, unit: float) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(lambda run: unit * run.final_clusters(name, window))
+    def of(name: ClusterMetric) -> Callable[[Run], float]:
+        return lambda run: run.final_clusters(name, window)
 
     return metric_table(
         f"Clusters, {comparison.span(window)}",
@@ -366,9 +382,9 @@ def clusters_table(comparison: Comparison, window: int) -> Table:
         "Adjusted Rand "
         f"index: 1 is perfect, 0 is chance. {how_to_read(comparison)}",
         [
-            Column("clusters found", of("number", 1), 0, 1),
-            Column("clustering accuracy", of("accuracy", 100), 1),
-            Column("adjusted Rand index", of("rand", 1), 1, 4),
+            column("clusters found", of("number"), 0, "", digits=1),
+            column("clustering accuracy", of("accuracy")),
+            column("adjusted Rand index", of("rand"), unit="", digits=4),
         ],
         group_comparable(comparison, methods_with_clusters(comparison.methods)),
     )
@@ -413,8 +429,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def _of_people(metric: GroupMetric, place: int, title: str) -> Column:
-    value = of_people(metric.name, place)
-    return Column(title, lambda method: method.over_seeds(value), metric.better, missing=UNDEFINED)
+    return column(title, of_people(metric.name, place), metric.better, missing=UNDEFINED)
 
 
 def participation_table(comparison: Comparison) -> Table:
@@ -424,11 +439,11 @@ def participation_table(comparison: Comparison) -> Table:
     merged in some round.
     """
 
-    def share(place: int) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(lambda run: 100 * (participation(run) or ())[place])
+    def share(place: int) -> Callable[[Run], float]:
+        return lambda run: participation(run)[place]
 
-    def accuracy(place: int) -> Callable[[Method], MeanStd]:
-        return lambda method: method.over_seeds(lambda run: 100 * float(run.final()[place]))
+    def accuracy(place: int) -> Callable[[Run], float]:
+        return lambda run: float(run.final()[place])
 
     methods = [m for m in comparison.methods if all(map(participation, m.runs))]
     return metric_table(
@@ -436,7 +451,7 @@ def participation_table(comparison: Comparison) -> Table:
         "Percentage of rounds in which a client's model was merged (mean over the domain's "
         f"clients), and the domain's {comparison.examples} accuracy in % ({comparison.span()}).",
         [
-            Column(f"{domain}: {title}", of(place), 0)
+            column(f"{domain}: {title}", of(place), 0)
             for place, domain in enumerate(comparison.domains)
             for title, of in (("rounds", share), ("accuracy", accuracy))
         ],
@@ -586,7 +601,7 @@ def _held_out_table(
     domains: Sequence[str], groups: Mapping[Any, Mapping[str, _Runs]], adapted: bool = False
 ) -> Table:
     def accuracy(run: Run) -> float:
-        return 100 * run.held_out_accuracy(run.held_out_domain, adapted=adapted)
+        return ACCURACY.shown(run.held_out_accuracy(run.held_out_domain, adapted=adapted))
 
     runs = {id(next(iter(r.values()))): r for rows in groups.values() for r in rows.values()}
 
@@ -625,9 +640,9 @@ def _held_out_table(
         "and minimum over the held-out domains are computed per seed. Bold: best comparable method,"
         " after rounding.",
         [
-            *(Column(domain, on(domain), 1) for domain in domains),
-            Column("mean", over(lambda values: sum(values) / len(values)), 1),
-            Column("minimum", over(min), 1),
+            *(Column(domain, estimate=on(domain)) for domain in domains),
+            Column("mean", estimate=over(lambda values: sum(values) / len(values))),
+            Column("minimum", estimate=over(min)),
         ],
         _headed(groups),
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from fairflower.numerics.scores import Score
 from fairflower.report.methods import Comparison, Method, several_runs
+from fairflower.report.reading import Run
 from fairflower.report.text import DASH, MARK, format_number, format_std
 from fairflower.statistics.differences import MeanStd
 
@@ -65,19 +67,15 @@ class Table:
     heading: str = "method"  # of the rows
 
 
-@dataclass(frozen=True)
-class Column:
-    """A table column that shows one metric of every method.
+@dataclass(frozen=True, kw_only=True)
+class Column(Score):
+    """A table column that shows a score of every method, in the score's unit.
 
-    ``better`` is 1 if higher values are better, -1 if lower values are, and 0 if neither.
     ``whole(method)`` is false if a domain was not tested in some round. The number is then marked
     and not compared.
     """
 
-    title: str
     estimate: Callable[[Method], MeanStd]
-    better: int
-    digits: int = 2
     whole: Callable[[Method], bool] = lambda method: True
     #: Text that is shown instead of NaN.
     missing: str = DASH
@@ -103,6 +101,18 @@ class Column:
         tone: Tone = "best" if mean in podium[:1] else ""
         small = format_std(estimate.std, estimate.n, self.digits)
         return Cell(text, small, tone, mean in podium[1:])
+
+
+def column(
+    title: str, value: Callable[[Run], float], better: int = 1, unit: str = "%", **options: Any
+) -> Column:
+    """Return a column with the mean and std over runs of a score that has one value per run."""
+    shown = Score(title, better, unit).shown
+
+    def estimate(method: Method) -> MeanStd:
+        return method.over_seeds(lambda run: shown(value(run)))
+
+    return Column(title, better, unit, estimate=estimate, **options)
 
 
 def metric_table(
