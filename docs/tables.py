@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import default_values, key_help
+from fairflower.config.text import toml_tables
 from fairflower.plans.tuning import search_space
 from fairflower.registry import CLIENTS
 from fairflower.registry.measurements import MEASUREMENTS
@@ -160,7 +161,7 @@ def filled(text: str) -> str:
 
 def with_settings(project: str) -> str:
     """Insert all run config keys with defaults into ``pyproject.toml``; Flower rejects others."""
-    settings = RunConfig().to_toml("tool.flwr.app.config")
+    settings = toml_tables(dict(default_values()), "tool.flwr.app.config")
     pattern = r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[tool\.(?!flwr))"
     return re.sub(pattern, lambda _: settings, project, flags=re.DOTALL)
 
