@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fairflower.arguments import Range
+from fairflower.arguments import Count, Range, conform
 from fairflower.config import (
     ClientConfig,
     RunConfig,
@@ -20,7 +20,6 @@ from fairflower.config import (
 )
 from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import grid_configs, parse_seeds
-from fairflower.schema import Count, conform
 
 #: Types of the file's keys, by table.
 _TRIED = Annotated[int, Range(1, 4096)]

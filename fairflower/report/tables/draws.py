@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fairflower.arguments import conform
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
 from fairflower.report.text import join_words
-from fairflower.schema import conform
 
 #: What federations are that have the same division; the argument are their numbers.
 SAME = (
