@@ -37,7 +37,7 @@ class Digits(SplitFiles):
     """
 
     title = "Digits"
-    domain_names = ("mnist", "usps", "svhn", "syn")
+    domain_names: ClassVar[tuple[str, ...]] = ("mnist", "usps", "svhn", "syn")
     hub: ClassVar = {
         "mnist": ("ylecun/mnist", None),
         "usps": ("flwrlabs/usps", None),
@@ -49,7 +49,7 @@ class Digits(SplitFiles):
     channels = 3
     augment = Augment(crop_padding=4)
     mean, std = IMAGENET
-    fraction = 0.01
+    fraction: ClassVar[float | None] = 0.01
     published_sizes: ClassVar = {"mnist": 60_000, "usps": 7_291, "svhn": 73_257, "syn": 10_000}
 
 
@@ -210,7 +210,7 @@ class CIFAR10(SplitFiles):
     """
 
     title = "CIFAR-10"
-    domain_names = ("cifar10",)
+    domain_names: ClassVar[tuple[str, ...]] = ("cifar10",)
     hub: ClassVar = {"cifar10": ("uoft-cs/cifar10", None)}
     classes = (
         *("airplane", "automobile", "bird", "cat", "deer"),
@@ -237,7 +237,7 @@ class FEMNIST(SplitFiles):
     """
 
     title = "FEMNIST"
-    domain_names = ("femnist",)
+    domain_names: ClassVar[tuple[str, ...]] = ("femnist",)
     hub: ClassVar = {"femnist": ("flwrlabs/femnist", None)}
     hub_splits = ("train",)
     classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
