@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from fairflower.config import RunConfig
-from fairflower.config.run import check_tuned
+from fairflower.config.run import check_tuned, default_values
 from fairflower.flower_compat import stopping_with_flower
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.session import Session
@@ -25,8 +25,9 @@ def main(grid: Grid, context: Context) -> None:
     check_tuned([config])
     if config.resume:
         # Flower sends all keys. The user has given those that differ from pyproject.toml.
-        flat, defaults = config.to_flat(), RunConfig().to_flat()
-        given = {k: v for k, v in flat.items() if k != "resume" and v != defaults.get(k)}
+        flat, sent = config.to_flat(), {**default_values(), **context.run_config}
+        given = {k: v for k, v in flat.items() if sent.get(k, v) != default_values().get(k)}
+        del given["resume"]
         config = resumed_config(Path(config.resume), given)
     console, stop = Console(width=200, force_terminal=False), threading.Event()
     with stopping_with_flower(stop):

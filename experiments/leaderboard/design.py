@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fairflower.arguments import Range
+from fairflower.arguments import Count, Range, conform
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.text import flatten_tables, is_argument, names_in, read_tables, unknown
 from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import grid_configs, parse_seeds
-from fairflower.schema import Count, conform
 
 #: Types of the file's keys, by table.
 _TRIED = Annotated[int, Range(1, 4096)]

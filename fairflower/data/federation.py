@@ -13,12 +13,11 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.arguments import Range
+from fairflower.arguments import Count, Finite, Name, Range, conform
 from fairflower.errors import DataError, is_text, quoted
 from fairflower.files import read_npy_header
 from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
-from fairflower.schema import Count, Finite, Name, conform
 
 META = "meta.json"
 

@@ -38,24 +38,19 @@ class Digits(SplitFiles):
 
     title = "Digits"
     domain_names: ClassVar[tuple[str, ...]] = ("mnist", "usps", "svhn", "syn")
-    hub: ClassVar[dict[str, tuple[str, str | None]]] = {
+    hub: ClassVar = {
         "mnist": ("ylecun/mnist", None),
         "usps": ("flwrlabs/usps", None),
         "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
     }
-    other_files: ClassVar[dict[str, tuple[str, str]]] = {"syn": ("synlike", "a stand-in for SYN")}
-    num_classes: ClassVar[int] = 10
-    image_size: ClassVar[int] = 32
-    channels: ClassVar[int] = 3
+    other_files: ClassVar = {"syn": ("synlike", "a stand-in for SYN")}
+    num_classes = 10
+    image_size = 32
+    channels = 3
     augment = Augment(crop_padding=4)
     mean, std = IMAGENET
     fraction: ClassVar[float | None] = 0.01
-    published_sizes: ClassVar[dict[str, int]] = {
-        "mnist": 60_000,
-        "usps": 7_291,
-        "svhn": 73_257,
-        "syn": 10_000,
-    }
+    published_sizes: ClassVar = {"mnist": 60_000, "usps": 7_291, "svhn": 73_257, "syn": 10_000}
 
 
 class DigitFive(Digits):
@@ -74,15 +69,12 @@ class DigitFive(Digits):
 
     title = "Digit-Five"
     domain_names = ("mnist", "usps", "syn", "mnistm", "svhn")
-    hub: ClassVar[dict[str, tuple[str, str | None]]] = {
-        **Digits.hub,
-        "mnistm": ("Mike0307/MNIST-M", None),
-    }
+    hub: ClassVar = {**Digits.hub, "mnistm": ("Mike0307/MNIST-M", None)}
     augment = Augment()
     mean = (0.5, 0.5, 0.5)
     std = (0.5, 0.5, 0.5)
     fraction = None
-    published_sizes: ClassVar[dict[str, int]] = {}
+    published_sizes: ClassVar = {}
     domain_size = 2975
 
 
@@ -118,7 +110,7 @@ class OfficeCaltech(ClassFolders):
         *("backpack", "bike", "calculator", "headphones", "keyboard"),
         *("laptop", "monitor", "mouse", "mug", "projector"),
     )
-    aliases: ClassVar[Mapping[str, str]] = {"back_pack": "backpack", "laptop_computer": "laptop"}
+    aliases: ClassVar = {"back_pack": "backpack", "laptop_computer": "laptop"}
     subfolders = ("office_caltech10", "office_caltech_10")
     image_size = 192
     augment = Augment(horizontal_flip=True)
@@ -219,13 +211,13 @@ class CIFAR10(SplitFiles):
 
     title = "CIFAR-10"
     domain_names: ClassVar[tuple[str, ...]] = ("cifar10",)
-    hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {"cifar10": ("uoft-cs/cifar10", None)}
+    hub: ClassVar = {"cifar10": ("uoft-cs/cifar10", None)}
     classes = (
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),
     )
-    image_size: ClassVar[int] = 32
-    channels: ClassVar[int] = 3
+    image_size = 32
+    channels = 3
     augment = Augment(crop_padding=4, horizontal_flip=True)
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2470, 0.2435, 0.2616)
@@ -246,11 +238,11 @@ class FEMNIST(SplitFiles):
 
     title = "FEMNIST"
     domain_names: ClassVar[tuple[str, ...]] = ("femnist",)
-    hub: ClassVar[Mapping[str, tuple[str, str | None]]] = {"femnist": ("flwrlabs/femnist", None)}
+    hub: ClassVar = {"femnist": ("flwrlabs/femnist", None)}
     hub_splits = ("train",)
     classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-    image_size: ClassVar[int] = 28
-    channels: ClassVar[int] = 1
+    image_size = 28
+    channels = 1
 
     def adapt(self, data: DatasetDict) -> DatasetDict:
         """Divide the single published split into train and test, writer by writer."""

@@ -62,11 +62,11 @@ class HAM10000(SplitFiles):
     title = "HAM10000"
     domain_names = ("ham10000",)
     classes = CLASSES
-    hub: ClassVar[dict[str, tuple[str, str | None]]] = {"ham10000": ("marmal88/skin_cancer", None)}
+    hub: ClassVar = {"ham10000": ("marmal88/skin_cancer", None)}
     hub_splits = ("train", "validation", "test")
-    other_files: ClassVar[dict[str, tuple[str, str]]] = {"ham10000": ("ham10000_28", "")}
-    image_size: ClassVar[int] = 28
-    channels: ClassVar[int] = 3
+    other_files: ClassVar = {"ham10000": ("ham10000_28", "")}
+    image_size = 28
+    channels = 3
     augment = Augment(crop_padding=1, horizontal_flip=True)
     mean, std = IMAGENET
     auc = True

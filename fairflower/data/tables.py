@@ -41,13 +41,17 @@ class EmbeddedTable(FeatureSet):
 
     def column(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
         """Return the values of a column in a split of a domain, [N]."""
+        return _table(self.file)[name][self._rows(domain, split)]
+
+    def _rows(self, domain: str, split: str) -> Ints:
+        """Return a split's rows of the table, int64 [N]."""
         table, (column, numbers) = _table(self.file), self.domain_column
-        rows = np.flatnonzero(table[column] == numbers[domain])
+        rows: Ints = np.flatnonzero(table[column] == numbers[domain])
         person = np.arange(len(rows))
         if self.person:
             _, person = np.unique(table[self.person][rows], return_inverse=True)
         chosen: Ints = rows[(person % self.every == 0) == (split == "test")]
-        return table[name][chosen]
+        return chosen
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded table."""

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +75,8 @@ class UCIDigits(DataSet):
     The training images of a domain are divided equally among its clients.
     """
 
-    num_classes: ClassVar[int] = 10
-    channels: ClassVar[int] = 3
+    num_classes = 10
+    channels = 3
     augment = Augment(crop_padding=1)
 
     def all_domains(self) -> Sequence[str]:

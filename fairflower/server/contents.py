@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 from fairflower import paths
-from fairflower.arguments import Range
+from fairflower.arguments import Count, Range, conform
 from fairflower.config import RunConfig
 from fairflower.config.run import changed_settings, check_values, execution_keys
 from fairflower.config.text import read_toml
 from fairflower.errors import ConfigError, Diverged, RunFolderError, quoted
 from fairflower.files import text_of
-from fairflower.schema import Count, conform
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 

@@ -257,7 +257,7 @@ ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an encoding": (not_utf8, "a file cannot be read (UnicodeDecodeError)"),
     "similar classes": (alike, "DataError (files.py, line "),
     "files' names": (named_like_patients, "data-dir has 2 domains, and none has the name"),
-    "no files": (lambda folder: None, "DataError (texts.py, line "),
+    "no files": (lambda folder: None, "DataError (folders.py, line "),
 }
 
 

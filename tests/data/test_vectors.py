@@ -378,7 +378,7 @@ def test_randhie_has_the_means_of_the_original_data() -> None:
         "child": 0.401337,
         "fchild": 0.193710,
     }
-    table = _table()
+    table = _table("randhie")
     assert {len(column) for column in table.values()} == {20190}
     for name, mean in expected.items():
         assert table[name].mean() == pytest.approx(mean, rel=2e-4), name
@@ -389,7 +389,7 @@ def test_randhie_has_the_means_of_the_original_data() -> None:
 @pytest.mark.parametrize("config", [DataConfig(name="randhie"), SITES], ids=["health", "site"])
 def test_no_person_of_randhie_is_in_both_training_and_test(config: DataConfig) -> None:
     data_set = RandHIE(config, **({"groups": "site", "visits": 1} if config == SITES else {}))
-    person = _table()["person"]
+    person = _table("randhie")["person"]
     seen = []
     for domain in data_set.domains:
         train, test = (data_set._rows(domain, split) for split in ("train", "test"))
