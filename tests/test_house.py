@@ -1,0 +1,73 @@
+"""The house stays small: lines of each package, and the concepts of a round in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+from processes import ROOT
+
+PACKAGE = ROOT / "fairflower"
+
+#: Package -> the most lines that it may have, comments and docstrings included. A change that needs
+#: more raises the number here, for all to see.
+BUDGETS = {
+    "aggregation": 2780,
+    "api": 940,
+    "classic": 620,
+    "cli": 1410,
+    "clients": 1790,
+    "config": 1830,
+    "data": 5230,
+    "deploy": 740,
+    "engines": 1670,
+    "exchanges": 570,
+    "models": 1620,
+    "modules": 1870,
+    "numerics": 1550,
+    "participation": 330,
+    "plans": 2000,
+    "registry": 840,
+    "report": 5640,
+    "secure": 1250,
+    "server": 3680,
+    "statistics": 450,
+    "strategies": 3710,
+    "testing": 1190,
+    "trackers": 260,
+    "training": 2620,
+}
+
+
+def lines() -> Counter[str]:
+    """Lines of each package, and of the modules beside the packages."""
+    count = Counter[str]()
+    for path in PACKAGE.rglob("*.py"):
+        name = "modules" if path.parent == PACKAGE else path.relative_to(PACKAGE).parts[0]
+        count[name] += len(path.read_text(encoding="utf-8").splitlines())
+    return count
+
+
+@pytest.mark.parametrize("package", sorted(lines()))
+def test_no_package_has_more_lines_than_its_budget(package: str) -> None:
+    assert lines()[package] <= BUDGETS.get(package, 0)
+
+
+def test_budgets_are_near_the_lines_that_there_are() -> None:
+    """A budget far above holds nothing: lower it when a package becomes smaller."""
+    there = lines()
+    assert {name: there[name] for name, most in BUDGETS.items() if there[name] < 0.97 * most} == {}
+
+
+def test_the_concepts_of_a_round_are_few_and_in_their_files() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("### The concepts of a round")[2].partition("\n\nA round")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][2:]
+    assert 15 < len(rows) <= 22
+    for names, files in rows:
+        code = "".join(
+            (PACKAGE / file).read_text(encoding="utf-8") for file in re.findall(r"`(.+?)`", files)
+        )
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class )?{name}\b|import .*\b{name}\b", code, re.M), name
