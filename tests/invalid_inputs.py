@@ -47,7 +47,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.clients-per-domain=-1', 'data.clients-per-domain = -1: expected a whole number >= 0.'),
             ('data.clients-per-domain=100000', "Domain 'plain' has too few training examples: 600 for 100000 clients. Lower data.clients-per-domain."),
             ('data.clients-per-domain=99999999', "Domain 'plain' has too few training examples: 600 for 99999999 clients. Lower data.clients-per-domain."),
-            ('data.clients-per-domain=2.0', 'data.clients-per-domain = 2.0: expected a whole number >= 1.'),
+            ('data.clients-per-domain=2.0', 'data.clients-per-domain = 2.0: expected a whole number >= 0.'),
             ('data.clients_per_domain=3', "Unknown run config key 'data.clients_per_domain'. Did you mean 'data.clients-per-domain'?"),
             ('data.examples-per-client=-5', 'data.examples-per-client = -5: expected a whole number >= 0.'),
             ('data.examples-per-client=100000', "Domain 'plain' has 600 training examples, but 5 clients x 100000 examples = 500000 are needed. Change data.clients-per-domain, data.fraction or"),

@@ -124,12 +124,10 @@ class NodeDiscovery:
     def wait(self, notice: str) -> bool:
         """Wait a moment for more nodes; return False after the timeout.
 
-        It also returns False if nodes of a simulation, which has no others, cannot take part.
         Raises ``RunInterrupted`` if ``stop`` is set.
         """
         now = time.monotonic()
-        refused = getattr(self.grid, "simulated", False) and self.problems and not self.silent
-        if refused or now > self._begin + self.timeout:
+        if now > self._begin + self.timeout:
             return False
         if now > self._next_notice:
             logger.info("Waiting for clients: %s", notice)
@@ -326,7 +324,9 @@ def register_clients(
             # If no node has answered, the nodes may be sites, which do not need a partition-id.
             ids = None if sites and not infos else range(expected)
         notice = f"{len(infos)} of {expected} are connected."
-        if not fresh and not discovery.wait(notice):
+        # Nobody else comes in a simulation.
+        refused = getattr(grid, "simulated", False) and discovery.problems and not discovery.silent
+        if not fresh and (refused or not discovery.wait(notice)):
             raise discovery.missing_clients_error(expected, ids)
 
 

@@ -17,7 +17,7 @@ from PIL import Image as Picture
 from runs import SMALL, run
 
 from fairflower.config import DataConfig, RunConfig
-from fairflower.data import Federation, hugging_face, prepare
+from fairflower.data import Federation, images, prepare
 from fairflower.data.image_sets import CIFAR10
 from fairflower.data.sites import open_site
 from fairflower.errors import DataError
@@ -120,7 +120,7 @@ def test_the_hub_is_read_by_flwr_datasets(monkeypatch: pytest.MonkeyPatch) -> No
             return femnist()[split]
 
     monkeypatch.setattr("flwr_datasets.FederatedDataset", Reached)
-    splits = hugging_face.load_hub("flwrlabs/femnist", None, "", ("train",))
+    splits = images.load_hub("flwrlabs/femnist", None, "", ("train",))
     assert set(splits) == {"train"}
 
 

@@ -295,9 +295,7 @@ def test_a_site_that_stops_answering_does_not_affect_the_others_in_the_report(
     row = mean_row(tables)
     assert row[1:5] == [*(f"{means[d]:.2f}" for d in "abc"), f"{np.mean([*means.values()]):.2f}†"]
     assert row[7] == f"{worst:.2f}†"
-    assert "b was not tested in rounds 2 and 3. The mean of b covers only round 1. Numbers" in (
-        tables
-    )
+    assert "b was not tested in rounds 2 and 3. Numbers" in tables
     assert "2 test replies were dropped, from client 1 (no reply before the timeout)." in tables
     last = mean_row(tables[tables.index("last round (3)") :])
     assert last[2] == "\N{EN DASH}"

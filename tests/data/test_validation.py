@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
-from fairflower.data.validation import hold_out, set_aside
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
 from fairflower.data.partition import cover_every_class
+from fairflower.data.rows import hold_out, set_aside
 from fairflower.data.sites import merge_sites, open_site
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
@@ -50,7 +50,7 @@ def test_every_client_holds_out_a_share_of_every_class_or_is_refused(
         with pytest.raises(DataError, match=r"data.validation-fraction = .*: client \d \(a\) has"):
             hold_out({"a": rows}, {"a": labels}, share, seed)
         return
-    train, validation = hold_out({"a": rows}, {"a": labels}, share, seed)["a"]
+    train, validation = (part["a"] for part in hold_out({"a": rows}, {"a": labels}, share, seed))
     for own, kept, out, count in zip(rows, train, validation, expected, strict=True):
         assert sorted([*kept, *out]) == sorted(own)
         assert len(out) == count
@@ -93,7 +93,7 @@ def test_no_client_trains_on_validation_images_of_another_client(
     order = cover_every_class(rng.permutation(len(labels)), labels, sizes, rng)
     rows = np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
     assume(all(len(own) > len(np.unique(labels[own])) for own in rows))
-    train, validation = hold_out({"a": rows}, {"a": labels}, 0.01, seed)["a"]
+    train, validation = (part["a"] for part in hold_out({"a": rows}, {"a": labels}, 0.01, seed))
     assert not {*np.concatenate(validation)} & {*np.concatenate(train)}
 
 

@@ -146,7 +146,7 @@ def test_summaries_declare_the_better_direction() -> None:
 
 def test_summaries_declare_whether_the_unit_cancels_and_whether_they_need_two_values() -> None:
     for row in metrics.SUMMARIES:
-        assert row.relative == (row([0.2, 0.6]) == close(row([0.1, 0.3]))), row.heading
+        assert (row.unit == "") == (row([0.2, 0.6]) == close(row([0.1, 0.3]))), row.heading
         assert row.compares == (row([0.6, 0.6]) == close(row([0.3, 0.3]))), row.heading
 
 

@@ -44,6 +44,7 @@ from fairflower.data import Augment
 from fairflower.engines import inline
 from fairflower.engines.inline import FIRST_NODE, InlineGrid, answer
 from fairflower.errors import RoundFailed, RunInterrupted
+from fairflower.flower_compat import set_task_identity
 from fairflower.secure import client, protocol
 from fairflower.secure.client import REFUSED, secure_mod
 from fairflower.secure.masks import masks_of
@@ -136,7 +137,8 @@ def test_sites_resume_a_run_in_another_flower_run(
         return client_app(message, context)
 
     def run_of_sites(flower_run: int, run_config: RunConfig, app: ClientApp = client_app) -> Path:
-        monkeypatch.setattr(inline, "RUN_ID", flower_run)  # as for Flower's own messages
+        monkeypatch.setattr(inline, "RUN_ID", flower_run)
+        set_task_identity(flower_run)  # it names the run of messages
         grid = InlineGrid(app, 3)
         for context, (domain, folder) in zip(grid.contexts.values(), folders.items(), strict=True):
             context.node_config = {"domain": domain, "data-dir": str(folder)}
@@ -157,7 +159,10 @@ def test_sites_resume_a_run_in_another_flower_run(
     assert stop.is_set()
     assert read_facts(killed)["status"] == "stopped"
     stop = threading.Event()
-    assert outcome(run_of_sites(13, resumed_config(killed, {}))) == outcome(whole)
+    try:
+        assert outcome(run_of_sites(13, resumed_config(killed, {}))) == outcome(whole)
+    finally:
+        set_task_identity()
 
 
 # --- tests of many models ------------------------------------------------------------------

@@ -15,6 +15,7 @@ import runs
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import fairflower as ff
+from fairflower import arguments
 from fairflower.client_app import app as client_app
 from fairflower.data import Federation, prepare
 from fairflower.engines.inline import InlineGrid, send_and_receive
@@ -200,11 +201,11 @@ def test_types_of_the_entries_of_run_json_are_read_once(
 ) -> None:
     folder = runs.run(runs.config(tmp_path))
     asked: list[Any] = []
-    hints = contents.get_type_hints
+    hints = arguments.get_type_hints
     monkeypatch.setattr(
-        contents, "get_type_hints", lambda kind, **o: asked.append(kind) or hints(kind, **o)
+        arguments, "get_type_hints", lambda kind, **o: asked.append(kind) or hints(kind, **o)
     )
-    contents._fields_of.cache_clear()
+    arguments._fields_of.cache_clear()
     contents.read_facts(folder)
     assert len(asked) == len(set(asked))
 

@@ -417,11 +417,11 @@ def test_early_stopping_and_schedule_settings_change_the_method_key() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("train.lr-schedule", "cosin", "one of constant, linear, cosine, step"),
-        ("train.lr-every", 0, "at least 1"),
-        ("train.lr-warmup", -1, "at least 0"),
-        ("train.lr-factor", 0.0, "more than 0"),
-        ("stop.patience", -1, "at least 0"),
+        ("train.lr-schedule", "cosin", "expected constant or linear or cosine or step"),
+        ("train.lr-every", 0, "a whole number >= 1"),
+        ("train.lr-warmup", -1, "a whole number >= 0"),
+        ("train.lr-factor", 0.0, r"a number in \(0, 1\]"),
+        ("stop.patience", -1, "a whole number >= 0"),
     ],
 )
 def test_invalid_schedule_and_stopping_settings_name_the_allowed_values(
