@@ -25,6 +25,8 @@ def runs(folder: Path, divisions: list[str], **redraw: float) -> list[Path]:
     made = []
     for seed, division in enumerate(divisions):
         facts: dict[str, Any] = {"division": division, "redraw": redraw} if division else {}
+        if "train" not in redraw:
+            facts = {"redraw": redraw}
         for label, gain in (("fedavg", 0.0), ("fedheal", GAINS[seed])):
             accuracies = constant(a=0.8, b=0.7 + gain)
             config = f"[data]\nseed = {seed}\n"
@@ -86,6 +88,14 @@ def test_redrawn_tests_widen_intervals_as_nadeau_and_bengio(tmp_path: Path, divi
     write_summary(analysis.runs, tmp_path / "s.csv")
     for text in (markdown_tables(analysis), markdown_tables(read_summary(tmp_path / "s.csv"))):
         assert "Nadeau and Bengio's factor, 1/n + 0.25 instead of 1/n" in text
+
+
+def test_sites_that_draw_their_tests_anew_are_told_of_the_wider_intervals(tmp_path: Path) -> None:
+    """The server of sites knows how many examples they have, and not which."""
+    folders = runs(tmp_path, [""] * 6, **{"tests per training example": 0.25})
+    text = markdown_tables([read_run(folder) for folder in folders])
+    assert "Nadeau and Bengio's factor, 1/n + 0.25 instead of 1/n" in text
+    assert "Two federations share" not in text
 
 
 def test_intervals_beyond_the_range_of_accuracies_are_too_few_pairs(tmp_path: Path) -> None:

@@ -201,12 +201,16 @@ def _draw_notes(comparison: Comparison) -> Iterator[str]:
         if len(numbers) > 1:
             yield SAME.format(join_words(list(map(str, sorted(numbers)))))
     facts = (m.runs[0].info.get("redraw") or {} for m in comparison.methods if m.divisions > 1)
-    for redraw in [known for known in facts if {"train", "test"} <= known.keys()][:1]:
+    for redraw in [known for known in facts if known][:1]:
         ratio = redraw.get("tests per training example")
-        yield (
-            f"Two federations share on average {100 * redraw['train']:.0f} % of their training "
-            f"examples and {100 * redraw['test']:.0f} % of their test examples. "
-        ) + (
+        if {"train", "test"} <= redraw.keys():  # a server does not know which examples sites draw
+            shares = (
+                f"Two federations share on average {100 * redraw['train']:.0f} % of their training "
+                f"examples and {100 * redraw['test']:.0f} % of their test examples. "
+            )
+        else:
+            shares = ""
+        yield shares + (
             "Test examples are drawn anew, so variances use Nadeau and Bengio's factor, "
             f"1/n + {ratio:.2g} instead of 1/n."
             if ratio
