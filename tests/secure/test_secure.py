@@ -63,7 +63,7 @@ def assert_close(actual: Any, expected: Any, received: Any, error: float) -> Non
 def test_sums_suffice_for_the_listed_strategies() -> None:
     names = "fedavg uniform afl term superquantile propfair aaggff fairfed fedga fedism pa3fed "
     names += "eagle qffl fednova fedeba+"
-    assert {*names.split(), "fedism+"} == set(SUMS)
+    assert {*names.split(), "fedism+"} <= {*SUMS}
 
 
 # --- models of plain rounds ----------------------------------------------------------------
