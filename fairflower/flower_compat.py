@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -197,6 +198,18 @@ def privacy_wrapper() -> str:
             return kind.__name__
         frame = frame.f_back
     return ""
+
+
+@contextmanager
+def unchanged_import_path() -> Iterator[None]:
+    """Restore PYTHONPATH, to which Flower's engine adds this process's import path for Ray."""
+    path = os.environ.get("PYTHONPATH")
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH", None)
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
 
 
 def is_deployed(grid: Grid) -> bool:

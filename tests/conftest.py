@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -40,10 +41,6 @@ ELSEWHERE = {
     "posix": (sys.platform == "win32", "Windows has no named pipes, signals or links as POSIX has"),
     "linux": (sys.platform != "linux", "paths and messages of Linux"),
 }
-
-
-#: The variable at the start, if it is set.
-PYTHONPATH = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,11 +86,13 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-def pytest_runtest_logfinish() -> None:
-    # Flower's engine on Ray adds this environment's packages, which new environments in later tests
-    # must not see.
-    os.environ.pop("PYTHONPATH", None)
-    os.environ.update(PYTHONPATH)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    # Tests run Flower's engine on Ray; the environments of later tests must not see our packages.
+    from fairflower.flower_compat import unchanged_import_path
+
+    with unchanged_import_path():
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

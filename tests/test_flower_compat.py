@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from fairflower.flower_compat import (
     RECORD_KEY_CONFIGS,
     is_deployed,
     privacy_wrapper,
+    unchanged_import_path,
 )
 
 #: Flower's public modules; `flwr.simulation` is deprecated and may be missing.
@@ -219,3 +221,15 @@ def test_deployments_are_recognized_whatever_their_grid_is_called() -> None:
     assert is_deployed(deployed)
     assert is_deployed(Logged(object()))  # type: ignore[arg-type]
     assert not is_deployed(object.__new__(InMemoryGrid))
+
+
+@pytest.mark.parametrize("before", [None, "/mine"])
+def test_flowers_additions_to_the_import_path_are_undone(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if before:
+        monkeypatch.setenv("PYTHONPATH", before)
+    with unchanged_import_path():
+        os.environ["PYTHONPATH"] = "/added"  # as Flower's engine on Ray does
+    assert os.environ.get("PYTHONPATH") == before

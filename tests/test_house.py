@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 
 import pytest
 from processes import ROOT
@@ -21,10 +22,10 @@ BUDGETS = {
     "config": 1830,
     "data": 5230,
     "deploy": 740,
-    "engines": 1670,
+    "engines": 1660,
     "exchanges": 570,
     "models": 1620,
-    "modules": 1870,
+    "modules": 1890,
     "numerics": 1550,
     "participation": 330,
     "plans": 2000,
@@ -40,6 +41,7 @@ BUDGETS = {
 }
 
 
+@cache
 def lines() -> Counter[str]:
     """Lines of each package, and of the modules beside the packages."""
     count = Counter[str]()

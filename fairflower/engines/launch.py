@@ -27,6 +27,7 @@ from fairflower.engines.inline import RUN_ID, SERVER_NODE, InlineGrid
 from fairflower.engines.ray import RayGrid
 from fairflower.engines.ray_cluster import prepare_ray
 from fairflower.errors import ConfigError, EngineError
+from fairflower.flower_compat import unchanged_import_path
 from fairflower.machine import HANGUP
 from fairflower.numerics.threads import cpus
 
@@ -206,13 +207,8 @@ def _run_by_flower(
         "log_to_driver": False,
     }
     backend = {"client_resources": granted, "init_args": local}
-    path = os.environ.get("PYTHONPATH")
-    try:
+    with unchanged_import_path():
         run_simulation(server_app, client_app, num_supernodes, backend_config=backend)
-    finally:  # Flower adds this process's import path for Ray
-        os.environ.pop("PYTHONPATH", None)
-        if path is not None:
-            os.environ["PYTHONPATH"] = path
 
 
 @contextmanager
