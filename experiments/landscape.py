@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflower.api.final_model import load_run_model
-from fairflower.cli.options import NUMBER, DataDir
+from fairflower.cli.options import NUMBER, DataDir, Device, RunFolders
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.data import Federation, Split
 from fairflower.errors import ConfigError
@@ -319,7 +319,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 @friendly_errors()
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    runs: RunFolders,
     grid: Annotated[
         int, typer.Option(help="Number of points along each side of the grid; must be odd.")
     ] = 21,
@@ -343,7 +343,7 @@ def plot(
         typer.Option("--out", "-o", help="Output folder. Default: each run's own folder."),
     ] = None,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Plot the loss around the final model, on training and test examples of every domain.
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairflower.api.final_model import load_run_model
-from fairflower.cli.options import NUMBER, DataDir
+from fairflower.cli.options import NUMBER, DataDir, Device, RunFolders
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.clients import sharpness
 from fairflower.errors import ConfigError
@@ -92,7 +92,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 @friendly_errors()
 def measure(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    runs: RunFolders,
     rho: Annotated[
         float | None,
         typer.Option(help="Perturbation radius. Default: measure.rho of each run.", **NUMBER),
@@ -102,7 +102,7 @@ def measure(
         typer.Option("--out", "-o", help="Output file (.csv) with the sharpness of every client."),
     ] = None,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Measure the sharpness of each client's loss at the final model (FedISM's Table 7)."""
     if out:

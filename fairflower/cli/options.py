@@ -33,6 +33,8 @@ OutputDir = Annotated[
     Path | None, typer.Option(help="Folder for all files of this command. Default: a new folder.")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
+Device = Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")]
+RunFolders = Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")]
 _JOBS = (
     "Number of runs in parallel, each in its own process with the inline engine. auto means as "
     "many as the CPUs and the GPU memory allow."
