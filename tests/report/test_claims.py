@@ -14,6 +14,7 @@ from typing import Any
 import command
 import numpy as np
 import pytest
+from brute_force import closed_p
 from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import (
@@ -138,7 +139,7 @@ def test_significant_differences_are_those_that_scipys_paired_test_rejects(
     tested = [d for d in differences if d[0].std() > 1e-9 or abs(d[0].mean()) < 1e-9]
     margin = one.by_metric[0].difference.margin
     p = [p_values(d, margin) for d, _, _ in tested]
-    rejected = [differs(p, place) for place in range(len(p))]
+    rejected = [closed_p(p, place, kind=0) < 0.05 for place in range(len(p))]
     signs = [s * int(np.sign(d.mean())) * r for (d, s, _), r in zip(tested, rejected, strict=True)]
     assert [counted for _, _, counted in tested] == signs
     words = {1: "better", -1: "worse"}
@@ -155,13 +156,6 @@ def p_values(pairs: np.ndarray, margin: float) -> tuple[float, float]:
     below = stats.ttest_1samp(pairs, margin, alternative="less").pvalue
     above = stats.ttest_1samp(pairs, -margin, alternative="greater").pvalue
     return stats.ttest_1samp(pairs, 0).pvalue, max(below, above)
-
-
-def differs(p: Sequence[tuple[float, float]], place: int) -> bool:
-    """Whether the closed test of both kinds of null hypotheses rejects that of no difference."""
-    chosen = [c for c in product((None, 0, 1), repeat=len(p)) if c[place] == 0]
-    sets = [[q[c] for q, c in zip(p, one, strict=True) if c is not None] for one in chosen]
-    return all(len(values) * min(values) < 0.05 for values in sets)
 
 
 def clean_of(table: np.ndarray) -> np.ndarray:

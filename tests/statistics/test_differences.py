@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from itertools import product
 
 import numpy as np
 import pytest
+from brute_force import closed_p
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
@@ -233,17 +233,11 @@ def test_holm_matches_the_step_down_procedure(p: dict[str, float]) -> None:
 def test_two_kinds_of_tests_are_corrected_as_the_closed_test(
     pairs: list[tuple[float, ...]],
 ) -> None:
-    """Bonferroni's test of every intersection with at most one null hypothesis of a pair."""
     larger = {k: max(pair) for k, pair in enumerate(pairs)}
     for kind in (0, 1):
         adjusted = holm({k: pair[kind] for k, pair in enumerate(pairs)}, larger)
         for key in range(len(pairs)):
-            least = []
-            for chosen in itertools.product((None, 0, 1), repeat=len(pairs)):
-                if chosen[key] == kind:
-                    p = [pair[c] for pair, c in zip(pairs, chosen, strict=True) if c is not None]
-                    least.append(min(1.0, len(p) * min(p)))
-            assert adjusted[key] == pytest.approx(max(least))
+            assert adjusted[key] == pytest.approx(closed_p(pairs, key, kind))
 
 
 @pytest.mark.parametrize("methods", [2, 4])
