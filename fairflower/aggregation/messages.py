@@ -60,7 +60,7 @@ class EnrolledClients:
         return {self.clients.get(node, node): node for node in nodes}
 
     def merged_round_config(self, rounds: Mapping[int, int], client: int) -> dict[str, int]:
-        """Return the config values that tell a client its last merged round.
+        """Return the config values that configs a client its last merged round.
 
         The client discards its state from later rounds. Without enrolled clients, nothing is sent
         to an unknown client, because the server may have merged it before a restart.
@@ -95,13 +95,13 @@ class EnrolledClients:
         merged_rounds: Mapping[int, int],
         config_key: str,
         exchanges: Sequence[Exchange],
-        tell: Iterable[Callable[[int], Mapping[str, float | str]]] = (),
+        configs: Iterable[Callable[[int], Mapping[str, float | str]]] = (),
     ) -> None:
         """Add what each client needs to find its state, what it is told, and its own arrays."""
         for message in messages:
             client = self.client_of(message)
             values: dict[str, float | str] = {**self.merged_round_config(merged_rounds, client)}
-            for told in tell:
+            for told in configs:
                 values |= told(client)
             add_client_config(message, config_key, values)
             own = {e.name: record_of(arrays) for e in exchanges if (arrays := e.arrays_for(client))}

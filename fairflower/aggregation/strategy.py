@@ -160,9 +160,9 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 record = record_of(shared)
                 for message in messages:
                     message.content[exchange.name] = record
-        tell = [self.client_config, *(exchange.client_config for exchange in self.exchanges)]
+        configs = [self.client_config, *(exchange.client_config for exchange in self.exchanges)]
         key, rounds = self.configrecord_key, self.merged_rounds
-        self._enrolled.add_own(messages, rounds, key, self.exchanges, tell)
+        self._enrolled.add_own(messages, rounds, key, self.exchanges, configs)
         self._requests[MessageType.TRAIN] = RoundRequest(server_round, arrays, messages, len(nodes))
         return messages
 

@@ -139,8 +139,7 @@ def check_privacy(
             f"strategy.metric = {flat['strategy.metric']!r} needs counts of people, which "
             "are sent without noise. Set strategy.metric = 'received_accuracy'"
         )
-    arrays = [m for m in measurements if MEASUREMENTS[m].shape != "number"]
-    if noiseless := (*arrays, *strategy.reported_metrics):
+    if noiseless := (*strategy._array_measurements, *strategy.reported_metrics):
         raise _refused(
             f"strategy.name = {name!r} needs {noiseless[0]!r} from every client, which is sent "
             "without noise. Choose another strategy"

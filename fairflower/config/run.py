@@ -219,9 +219,10 @@ class RunConfig:
 def default_values() -> MappingProxyType[str, Scalar]:
     """Return every key of the run config with its default (``[tool.flwr.app.config]``).
 
-    The number of clients is 0 and not what it stands for, which depends on the data set.
+    These are the declared ones: a default that depends on another setting is not resolved.
     """
-    return MappingProxyType(RunConfig().to_flat() | {"data.clients-per-domain": 0})
+    declared = {key: spec.default for key, spec in _schema().items()}
+    return MappingProxyType(RunConfig().to_flat() | declared)
 
 
 def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:

@@ -40,7 +40,7 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             "after training, but clients must know their weights before training. Choose a "
             "measurement of the received model"
         )
-    if arrays := [name for name, m in measured.items() if m.shape != "number"]:
+    if arrays := strategy._array_measurements:
         raise _refused(
             f"strategy.name = {name!r} needs the array {arrays[0]!r} from each client, and this "
             "array is not masked. Choose a strategy that computes weights from numbers"

@@ -324,7 +324,7 @@ def register_clients(
             # If no node has answered, the nodes may be sites, which do not need a partition-id.
             ids = None if sites and not infos else range(expected)
         notice = f"{len(infos)} of {expected} are connected."
-        # Nobody else comes in a simulation.
+        # Nobody else comes to a grid of this process, which has all its nodes from the start.
         refused = getattr(grid, "simulated", False) and discovery.problems and not discovery.silent
         if not fresh and (refused or not discovery.wait(notice)):
             raise discovery.missing_clients_error(expected, ids)

@@ -17,6 +17,7 @@ from fairflower.aggregation.consistency import SignConsistency
 from fairflower.aggregation.noise import NoisySum
 from fairflower.config import RunConfig
 from fairflower.config.methods import ModelSpec, ParticipationSpec
+from fairflower.config.run import tested_split
 from fairflower.config.secure import check_secure_cohort
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
@@ -77,7 +78,7 @@ class RunSetup:
     def redraw(self) -> dict[str, float]:
         """Return `Federation.redraw`; its tests are the examples on which this run is judged."""
         federation, facts = self.federation, dict(self.federation.redraw)
-        split = "test" if self.config.evaluate.test else "validation"
+        split = tested_split(self.config.to_flat())
         if self.config.data.redraw and (split != "test" or not facts):  # sites know only sizes
             trained = sum(client.num_examples for client in federation.clients)
             facts["tests per training example"] = sum(federation.sizes(split)) / trained
