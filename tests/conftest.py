@@ -103,6 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (item.path not in long, -size[item.path]))
     nightly = config.getoption("--nightly")
     if not nightly:
+        leave_a_few(items)
         config.hook.pytest_deselected(items=[i for i in items if "nightly" in i.keywords])
         items[:] = [item for item in items if "nightly" not in item.keywords]
     # Tests of real processes can time out on a busy machine: rerun once; the summary counts reruns.
@@ -115,6 +116,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, (skipped, reason) in ELSEWHERE.items():
             if skipped and name in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def leave_a_few(items: list[pytest.Item]) -> None:
+    """Mark as nightly the cases of tests marked ``few(n)``, except n of them, evenly spaced."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if "few" in item.keywords and "nightly" not in item.keywords:
+            cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for alike in cases.values():
+        (n,) = next(alike[0].iter_markers("few")).args
+        for k, item in enumerate(alike):
+            if (k * n) // len(alike) == ((k - 1) * n) // len(alike):
+                item.add_marker(pytest.mark.nightly)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -145,6 +145,7 @@ for style in ("plain", "classic-", "scaffold-"):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_documented_programs_run_clean_on_flowers_simulation(programs: Any, tmp_path: Path) -> None:
     """Copied as printed, with a module ``task``; no client or server logs an error or a warning."""

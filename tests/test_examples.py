@@ -30,6 +30,7 @@ def outputs(cell: Any, kind: str) -> str:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_notebook_shows_runs_tables_and_figures(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")

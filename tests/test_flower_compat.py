@@ -153,6 +153,7 @@ for use in {[use for part, (use, _) in USES.items() if part.startswith(hidden)]!
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.posix
 def test_only_what_needs_a_private_module_fails_without_it(tmp_path: Path) -> None:

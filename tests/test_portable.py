@@ -100,6 +100,7 @@ def on_windows(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_modules_can_be_imported_and_a_run_trained_without_posix(tmp_path: Path) -> None:
     assert int(on_windows(TRAINS + IMPORTS, tmp_path).split()[-1]) > 150

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -91,12 +92,16 @@ def key_of(config: RunConfig) -> str:
     out, so that later versions with new settings give the same digest. A file named
     by `participation.availability` is represented by its content.
     """
-    defaults = {key: shown(value) for key, value in RunConfig().to_flat().items()}
     chosen = method_key(config.to_flat()) | {("seed", str(config.seed))}
     if trace := trace_digest(config.participation.availability):
         chosen |= {("trace", trace)}
-    changed = sorted(pair for pair in chosen if defaults.get(pair[0]) != pair[1])
+    changed = sorted(pair for pair in chosen if _defaults().get(pair[0]) != pair[1])
     return hashlib.sha256(json.dumps(changed).encode()).hexdigest()[:16]
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    return {key: shown(value) for key, value in RunConfig().to_flat().items()}
 
 
 class Ledger:

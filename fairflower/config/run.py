@@ -255,14 +255,15 @@ def is_setting(key: str) -> bool:
     return key in _schema() or key.startswith(METHOD_TABLES)
 
 
-def key_help() -> dict[str, str]:
+@cache
+def key_help() -> Mapping[str, str]:
     """Return the help text of every key."""
     texts = {key: spec.help for key, spec in _schema().items()}
     for kind in _METHODS:
         texts[kind.KEY] = kind.HELP
         for arg, owners in kind.REGISTRY.arguments().items():
             texts[f"{kind.TABLE}.{argument_to_key(arg)}"] = f"Argument of {', '.join(owners)}."
-    return texts
+    return MappingProxyType(texts)
 
 
 @cache

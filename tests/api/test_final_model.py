@@ -110,7 +110,7 @@ def check(network: Network, tmp_path: Path, atol: float = 1e-5) -> None:
 
 
 #: Models that are tested only nightly, because a similar model is tested more often.
-LIKE_OTHERS = ("resnet10", "resnet12", "prompt-vit-tiny", "vpt-vit-tiny")
+LIKE_OTHERS = ("resnet10", "resnet12", "resnet18", "prompt-vit-tiny", "vpt-vit-tiny")
 
 
 @pytest.mark.parametrize(

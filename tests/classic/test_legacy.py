@@ -78,6 +78,7 @@ class ClassicRounds:
         return metrics
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("named", [True, False])
 @every_strategy
 def test_a_classic_server_computes_identical_results(name: str, named: bool) -> None:
@@ -179,6 +180,7 @@ def test_a_classic_app_trains_the_same_model_as_a_message_app(name: str) -> None
 NOT_PLAIN = [name for name in CLIENTS if name not in ("fedavg", "sam", "fedsam", "gsam", "fedprox")]
 
 
+@pytest.mark.few(5)
 @pytest.mark.slow
 # FedCE's clients also keep their model for measurements: beside other state, or alone.
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def tables(report: Path) -> str:
     return "".join((report / name).read_text() for name in ("tables.md", "summary.csv")) + facts
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("jobs", "pattern"),
     [

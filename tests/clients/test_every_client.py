@@ -41,6 +41,7 @@ every_pair = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few(24)
 @every_pair
 def test_every_client_trains_reproducibly_under_every_strategy(name, strategy):
     check_training(trainer_case(name), STRATEGIES[strategy])

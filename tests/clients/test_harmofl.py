@@ -213,6 +213,7 @@ def mean_amplitude(train: Split) -> np.ndarray:
 HARMONIZED = {"client.name": "harmofl", "data.augment": False, "evaluate.by": "both"}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "strategy", ["fedavg", "uniform", "fedheal", "fedequilibria", "fedmgda+", "fedism", "fedce"]
 )

@@ -203,6 +203,7 @@ def test_user_metrics_use_the_global_model(kind):
     assert not failed
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strategy", "part"),

@@ -30,6 +30,7 @@ from fairflower.testing.trainers import TrainerCase
 every = pytest.mark.parametrize("kind", [FedBN, SiloBN, FedPer, FedRep, LGFedAvg])
 
 
+@pytest.mark.few(2)
 @every
 def test_keep_server_gives_the_models_and_arrays_of_keep_client(kind):
     """Clients are absent in some rounds; with ``server`` they have no state."""
@@ -52,6 +53,7 @@ def test_keep_server_gives_the_models_and_arrays_of_keep_client(kind):
     assert all(models_equal(kept["server"][k], own) for k, own in kept["client"].items())
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @every
 def test_keep_server_passes_check_trainer(kind):

@@ -96,6 +96,7 @@ def test_fedprox_converges_to_the_proximal_point():
 # --- SCAFFOLD ----------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("momentum", "decay"),

@@ -38,6 +38,7 @@ def trainer(name: str, kind: str, client: int) -> Trainer:
     )
 
 
+@pytest.mark.few(15)
 @kinds
 @pytest.mark.parametrize("name", CLIENTS)
 def test_every_client_trains_on_features_and_tokens_or_refuses(name: str, kind: str) -> None:
@@ -56,6 +57,7 @@ def test_every_client_trains_on_features_and_tokens_or_refuses(name: str, kind: 
     assert all(np.isfinite(array).all() for array in model.values())
 
 
+@pytest.mark.few(8)
 @kinds
 @pytest.mark.parametrize("name", STRATEGY_PER_NEEDS)
 def test_strategies_merge_models_of_features_and_tokens(name: str, kind: str) -> None:

@@ -468,6 +468,7 @@ def replies_of(
 PLAIN = [name for name in CLIENTS if name != "fedgc"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("split", "settings"),
     [
@@ -494,6 +495,7 @@ def test_a_site_that_has_few_examples_may_use_all_of_them(tmp_path: Path) -> Non
     assert reply.content["metrics"]["num-examples"] == 4
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("settings", "rare", "refused"),
     [
@@ -550,6 +552,7 @@ def test_a_message_cannot_pass_its_text_to_a_function_that_it_names(
         assert not mark.exists()
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("client", PLAIN)
 def test_replies_have_only_the_documented_records(client: str, tmp_path: Path) -> None:
     changes = {"client.name": client, "model.name": "cnn:norm=batch", "train.batch-size": 8}

@@ -114,6 +114,7 @@ def test_sites_with_own_folders_train_the_same_model_as_clients_of_one_folder(
     assert str(tmp_path / "site") not in json.dumps(of_sites["sources"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("client", "strategy"),
     [

@@ -88,6 +88,7 @@ def plain_model(name: str) -> Mapping[str, Any]:
 # Wrappers do not depend on the strategy, so by default these pairs run: every strategy in one
 # wrapper, and every wrapper around a mean, a strategy that merges by coordinates and a strategy
 # that asks for a metric.
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("name", "wrapper"),
     mark_others_nightly(

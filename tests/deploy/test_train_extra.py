@@ -22,6 +22,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment_with(tmp_path_factory.mktemp("train"), f"{wheel}[train]")
 
 
+@pytest.mark.nightly
 def test_compare_and_run_work_without_the_sim_extra(scripts: Path, tmp_path: Path) -> None:
     env = environment(tmp_path, PATH=str(scripts), FAIRFLOWER_DATA="")
 

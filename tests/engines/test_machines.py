@@ -42,6 +42,7 @@ def crowded(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_runs_side_by_side_do_not_import_libraries_from_the_working_directory(crowded) -> None:
     command = [*FAIRFLOWER, "compare", "--jobs=2", "--strategies=fedavg,mine:Rule", "--rounds=1"]
     command += [*QUICK, "--federations=0", "--output-dir=out"]

@@ -134,7 +134,7 @@ KINDS["privacy"] = {
 
 #: Kinds that also run on Flower's engine, which carries messages and stores states in other ways;
 #: the other kinds run on it with --nightly.
-ON_FLOWER = ("images", "tokens", "kept-by-server", "secure_aggregation")
+ON_FLOWER = ("tokens", "kept-by-server", "secure_aggregation")
 
 # One engine for all runs, because starting it takes long.
 IN_TURN = """

@@ -105,6 +105,7 @@ ONE_STRATEGY = ["--strategies=fedavg", "--seeds=0"]
 STUDY = ["--strategies=fedheal", "--budget=3", "--seeds=1"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "count"),

@@ -324,6 +324,7 @@ def test_names_of_exchanges_are_unique():
     assert len({kind.name for kind in kinds}) == len(kinds)
 
 
+@pytest.mark.few(3)
 @with_exchange
 def test_a_restored_exchange_gives_the_model_of_an_uninterrupted_run(name):
     def make():

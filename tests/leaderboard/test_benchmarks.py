@@ -132,6 +132,7 @@ def test_error_rates_and_power_over_benchmarks(
     assert equivalent / sims > 0.5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sims", SIMS)
 def test_the_mixed_model_needs_equal_variances(sims: int) -> None:
     """One method that varies ten times as much: claimed too often; with Student's test, not."""

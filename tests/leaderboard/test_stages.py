@@ -11,6 +11,7 @@ import pytest
 import studies
 from command import BOARD, call
 from experiment_files import LEADERBOARD
+from parametrize import mark_others_nightly
 
 from experiments.leaderboard.design import Design, parse_method
 from experiments.leaderboard.ledger import COLUMNS, Ledger, Row, key_of
@@ -602,6 +603,7 @@ def finished(stages: Stages) -> list[tuple[Planned, Row]]:
     return [(planned, row) for planned in stages.planned() if (row := stages.row(planned))]
 
 
+@pytest.mark.nightly
 def test_the_shipped_rows_match_the_configs_of_their_runs() -> None:
     """Every planned run's row has the digest and the settings of the config it was made with.
 
@@ -627,7 +629,10 @@ def test_the_shipped_rows_match_the_configs_of_their_runs() -> None:
 EMBEDDED = ("heart-disease", "randhie", "uci-digits")
 
 
-@pytest.mark.parametrize("name", [b.name for b in Design.read(LEADERBOARD).benchmarks])
+@pytest.mark.parametrize(
+    "name",
+    mark_others_nightly(((b.name,) for b in Design.read(LEADERBOARD).benchmarks), [("randhie",)]),
+)
 def test_federations_have_the_same_data_as_when_the_shipped_rows_were_made(name: str) -> None:
     """The same seed divides the same examples among the same clients as when the runs were made."""
     design = Design.read(LEADERBOARD)

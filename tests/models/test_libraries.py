@@ -111,6 +111,7 @@ def check_adapted(name: str, shape: tuple[int, ...], adapter: str, **options: An
 # --- timm -------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
@@ -127,6 +128,7 @@ def test_timm_networks_pass_check_model(name: str, shape: tuple[int, int, int]) 
     assert set(copy_arrays(model)) == set(model.state_dict())
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "targets"), [("test_vit:image-size=32", "qkv,proj"), ("test_resnet", "conv2")]
@@ -182,6 +184,7 @@ def test_missing_timm_weights_name_the_download_command(
 # --- prompts ----------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["test_vit", pytest.param("test_vit2", marks=pytest.mark.nightly), "test_vit3"]
@@ -209,6 +212,7 @@ def test_prompts_require_a_vit_and_fedgc_requires_prompt_timm() -> None:
 # --- transformers -----------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", mark_others_nightly([(kind,) for kind in WIDTHS], [("bert",), ("roberta",), ("gpt2",)])
@@ -223,6 +227,7 @@ def test_transformers_text_classifiers_pass_check_model(folder: Any, kind: str) 
     assert modules == {"head"} | above.get(kind, set())
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", IMAGE_SIZES)
 def test_transformers_image_classifiers_pass_check_model(folder: Any, kind: str) -> None:

@@ -36,6 +36,7 @@ def representations(counts, distance: float, seed: int = 0, d: int = 768) -> tup
     return 10 + centers[types] + shared + own, types
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("federation", FEDERATIONS)
 @pytest.mark.parametrize("known", [True, False])
 def test_separable_types_are_found_exactly(federation, known):
@@ -110,6 +111,7 @@ def test_clusters_do_not_depend_on_scale_and_offset_of_the_vectors():
 every_clustering = pytest.mark.parametrize("clustering", ["kmeans", "gmm"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("d", "seeds"), [(5, 6), (40, 6), pytest.param(768, 1, marks=pytest.mark.slow)]
 )

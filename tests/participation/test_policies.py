@@ -157,6 +157,7 @@ def test_power_of_choice_without_losses_names_the_setting() -> None:
         PowerOfChoice().choose(Draw(1, (0, 1), 1), {})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -260,6 +260,7 @@ def test_a_client_without_gpu_memory_ends_the_run_which_can_be_resumed(monkeypat
     assert run_small(resumed_config(folder, {})) == folder
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",

@@ -464,6 +464,7 @@ def by_two_domains(config: RunConfig) -> tuple[float, float]:
     return tau, 0.9 - tau / 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "new_trials"),
@@ -499,6 +500,7 @@ def by_learning_rate(config: RunConfig) -> tuple[float, float]:
     return 0.5 - lr, 0.1 + 2 * lr
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then"),

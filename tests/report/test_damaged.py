@@ -144,6 +144,7 @@ def folder(tmp_path: Path) -> Path:
     return write_run_folder(tmp_path / "run")
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", mark_others_nightly([(n,) for n in VALUES], [(n,) for n in FEW]))
@@ -181,6 +182,7 @@ def test_an_invalid_value_in_run_json_is_reported_with_its_field(folder: Path) -
     assert wrong > 550
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", mark_others_nightly([(n,) for n in VALUES], [(n,) for n in FEW]))
@@ -210,6 +212,7 @@ def test_invalid_fields_of_diagnostics_are_drawn_or_refused(name: str, folder: P
         refused(lambda folder: write_report([read_run(folder)], folder / "report"), folder)
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("column", range(5))

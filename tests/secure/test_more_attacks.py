@@ -75,6 +75,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 # --- honest runs ---------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -394,6 +395,7 @@ def test_two_sums_give_the_update_of_the_client_that_only_one_has() -> None:
     np.testing.assert_allclose(5 * sums[0] - 4 * sums[1], update, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_client_that_the_server_calls_lost_is_read_only_with_masks_of_32_bits(
     mended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

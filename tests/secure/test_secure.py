@@ -69,6 +69,7 @@ def test_sums_suffice_for_the_listed_strategies() -> None:
 # --- models of plain rounds ----------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", [*SUMS, "qffl weights"])
 def test_the_model_equals_that_of_plain_rounds(name: str) -> None:
     def federation(secure: bool) -> SecureFederation:
@@ -146,6 +147,7 @@ def largest_correlation(federation: SecureFederation, received: dict[str, np.nda
     return max(correlations)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SUMS)
 def test_no_message_correlates_with_a_clients_model_or_update(name: str) -> None:
     federation = SecureFederation(make_strategy(name))
@@ -198,6 +200,7 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
 FAILS_AT = ("measure", "collect_masked_vectors", "unmask")
 
 
+@pytest.mark.few(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage"),
@@ -457,6 +460,7 @@ def changed_reply(stage: str, client: int, **values: Any) -> Callable[[str, int,
     return after
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("stage", "values"),
     [

@@ -160,6 +160,7 @@ METHODS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_stopped_in_every_round_equals_an_uninterrupted_run(method, tmp_path):
     whole = session(config(tmp_path, **METHODS[method])).run()
@@ -186,6 +187,7 @@ TESTED_ELSEWHERE = ("fedavg", "sam", "fedsam", "gsam", "fedprox", "moon", "feddy
 TESTED_HERE = [(name,) for name in CLIENTS if name not in TESTED_ELSEWHERE]
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mark_others_nightly([(name,) for name in CLIENTS], TESTED_HERE))
 def test_a_resumed_run_of_each_trainer_equals_an_uninterrupted_run(name, tmp_path, no_states):

@@ -115,6 +115,7 @@ def test_group_metrics_in_the_history_equal_a_loop_over_groups(tmp_path: Path, b
     assert not any("nan" in r["value"] for r in history(folder))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("metric", NAMES)
 def test_group_metrics_equal_those_of_fairlearn(tmp_path_factory: Any, metric: str) -> None:
     """With random labels and predictions, in three groups that all have both labels."""

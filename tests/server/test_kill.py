@@ -93,6 +93,7 @@ def test_the_list_of_trainers_with_state_is_complete():
     assert names == STATEFUL
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "client"), mark_others_nightly(dict.fromkeys(PAIRS + SINGLE), PAIRS[::6])
 )

@@ -463,6 +463,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.few(13)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "strategy", "client"), mark_others_nightly(EVERY, CHOSEN))
 def test_odd_networks_train_with_strategies_and_clients_or_are_refused(

@@ -111,6 +111,7 @@ def raises(server_round: int, metrics: object) -> None:
         raise StopRun
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("on_round", [lambda r, metrics: r == 2, raises])
 def test_a_run_stopped_by_a_callback_resumes_to_the_result_of_an_uninterrupted_run(

@@ -117,6 +117,7 @@ PROMPTED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "network"),

@@ -33,6 +33,7 @@ def test_mixed_truths_count_every_false_verdict(monkeypatch: pytest.MonkeyPatch)
     assert max(float(row[2]) for row in rows) < 8
 
 
+@pytest.mark.nightly
 def test_rows_over_benchmarks_are_shares_in_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import error_rates

@@ -183,6 +183,7 @@ def _begin(barrier: Any, answers: Any, number: int) -> None:
         answers.put(repr(error))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_parallel_runs_create_the_store_and_the_experiment_once(tmp_path, monkeypatch) -> None:
     pytest.importorskip("mlflow")

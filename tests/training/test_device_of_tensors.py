@@ -70,6 +70,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("client", "strategy"), PAIRS)
 def test_clients_and_strategies_create_tensors_with_a_device(client, strategy):
     with NamesItsDevice():

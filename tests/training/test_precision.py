@@ -36,6 +36,7 @@ def rounds(name, settings, reverse=False):
     return model, trainers
 
 
+@pytest.mark.few(6)
 @pytest.mark.slow
 @every_client
 def test_every_client_learns_in_bf16_and_sends_and_keeps_float32(name):
