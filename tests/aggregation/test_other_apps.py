@@ -1,6 +1,6 @@
 """Strategies in other people's apps, which choose messages and replies themselves.
 
-Each app runs with Flower's ``FedAvg`` and with ours, on Flower's simulation.
+Each app runs with Flower's ``FedAvg`` and with ours, in one simulation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp import strategy as flower
-from flwr.simulation import run_simulation
 
+from fairflower.engines.launch import simulate
 from fairflower.strategies import FedAvg
 
 pytestmark = pytest.mark.slow
@@ -153,7 +153,7 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], dict[str, bool]]] = {
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, list[flower.Result]]:
+def results(engine: str) -> dict[str, list[flower.Result]]:
     """Run every case with Flower's FedAvg and with ours in one simulation."""
     found: dict[str, list[flower.Result]] = {}
     server = ServerApp()
@@ -168,8 +168,7 @@ def results() -> dict[str, list[flower.Result]]:
                 result = strategy.start(grid, arrays, num_rounds=2, **given)
                 found.setdefault(name, []).append(result)
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client_app(), CLIENTS, backend_config=resources)
+    simulate(server, client_app(), CLIENTS, engine=engine)
     return found
 
 

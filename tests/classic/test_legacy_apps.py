@@ -20,7 +20,7 @@ from fairflower.classic.strategy import LegacyStrategy
 from fairflower.errors import RoundFailed
 from fairflower.strategies import FedAvg, FedHEAL
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 START = {"w": np.zeros(2, np.float32)}
 CLIENTS = 4

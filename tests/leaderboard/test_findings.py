@@ -375,6 +375,7 @@ def test_six_data_sets_give_conclusions_and_ranks_over_benchmarks(tmp_path: Path
     assert rows["fedheal"][6] == f"+{sum(gains) / 6:.2f} ▲"
 
 
+@pytest.mark.nightly
 def test_conclusions_over_benchmarks_that_other_finalists_change_are_named(tmp_path: Path) -> None:
     """With another setting, uniform weights are 60 points better on one benchmark."""
     results = findings(tmp_path, GAINS | {"fedheal": 9.0}, file=six())
@@ -393,6 +394,7 @@ def test_conclusions_over_benchmarks_that_other_finalists_change_are_named(tmp_p
     assert rows_of["fedheal"][-2] == f"undecided (plain, {run.settings})"
 
 
+@pytest.mark.nightly
 def test_conclusions_over_benchmarks_wait_for_the_references_other_finalists(
     tmp_path: Path,
 ) -> None:
@@ -403,6 +405,7 @@ def test_conclusions_over_benchmarks_wait_for_the_references_other_finalists(
     assert not any(line.startswith("Over 6") for line in sentences(Findings(results.stages)))
 
 
+@pytest.mark.nightly
 def test_benchmarks_with_the_same_data_count_once(tmp_path: Path) -> None:
     results = findings(tmp_path, file=six('same-data = "plain"'))
     assert [b.name for b in results.sources["plain"]] == ["plain", "more8"]
@@ -413,6 +416,7 @@ def test_benchmarks_with_the_same_data_count_once(tmp_path: Path) -> None:
     assert any(line.startswith(start) for line in sentences(results))
 
 
+@pytest.mark.nightly
 def test_unfinished_benchmarks_prevent_conclusions_over_benchmarks(tmp_path: Path) -> None:
     results = findings(tmp_path, file=six())
     del results.stages.ledger.rows[key(results, "noisy", "uniform", 0)]
@@ -425,6 +429,7 @@ def test_unfinished_benchmarks_prevent_conclusions_over_benchmarks(tmp_path: Pat
     assert any(line.startswith(start) for line in sentences(Findings(results.stages)))
 
 
+@pytest.mark.nightly
 def test_a_method_that_is_not_judged_on_every_benchmark_is_named(tmp_path: Path) -> None:
     results = findings(tmp_path, file=six())
     rows = results.stages.ledger.rows
@@ -455,6 +460,7 @@ def test_methods_with_too_few_pairs_do_not_set_the_largest_detectable_difference
     )
 
 
+@pytest.mark.nightly
 def test_a_single_method_and_the_reference_have_no_ranks(tmp_path: Path) -> None:
     lines = sentences(findings(tmp_path, {"uniform": 0.0, "fedheal": 9.0}, file=six()))
     assert not any("By ranks" in line for line in lines)

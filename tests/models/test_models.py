@@ -113,7 +113,7 @@ def test_resnet18_equals_torchvisions() -> None:
 AT_HAND = [name for name in MODELS if not name.endswith(("b-16", "bag"))]
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
