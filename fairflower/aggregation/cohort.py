@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite
+from statistics import median_low
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -157,6 +158,16 @@ class Cohort:
         """Return weights capped at ``max_weight``, as `average` applies them."""
         return weights if self.max_weight >= 1 else cap_weights(weights, self.max_weight)
 
+    def check_weights(self, weights: NDArray[np.float64]) -> None:
+        """Raise ``ConfigError`` unless there are K weights on the simplex."""
+        if weights.shape != (len(self),):
+            raise ConfigError(
+                f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "
+                f"({len(self)},), in the order of cohort.client_ids."
+            )
+        if not on_simplex(weights):
+            raise ConfigError(f"Weights {weights}: expected non-negative numbers with sum 1.")
+
     def squared_norms(self, names: Sequence[str] | None = None) -> NDArray[np.float64]:
         """Return ||Delta_k||^2 over all parameters, or over the arrays ``names``, shape (K,)."""
 
@@ -166,6 +177,34 @@ class Cohort:
         return sum_in_order(
             self.each(self.parameters if names is None else names, measure), len(self)
         )
+
+    def clipped(
+        self, max_norm: float | None = None, median: float | None = None
+    ) -> tuple[Cohort, NDArray[np.float64]]:
+        """Scale down updates that exceed a bound; return the cohort and the factors, shape (K,).
+
+        ``max_norm`` caps an update's norm in the units of the parameters, and ``median`` as a
+        multiple of the (lower) median norm of all non-zero updates. The same cohort is returned if
+        no update is too long. Parameters and BatchNorm statistics are bounded separately. The
+        smaller of the two factors is applied to both, so that a client's model stays between the
+        received and the returned model. Counters are unchanged.
+        """
+        statistics = [name for name in self.floats if name in self.buffers]
+        factors = np.ones(len(self))
+        for names in (self.parameters, statistics):
+            norms = np.sqrt(self.squared_norms(names))
+            factors = np.minimum(factors, clip_factors(norms, max_norm, median))
+        if factors.min() == 1:
+            return self, factors
+        returned = list(self.returned)
+        for k in np.flatnonzero(factors < 1):
+            returned[k] = dict(returned[k])
+            for name in self.floats:
+                received = self.received[name]
+                # In double precision, where no difference of two numbers overflows.
+                update = returned[k][name].astype(np.float64) - received
+                returned[k][name] = (received + factors[k] * update).astype(received.dtype)
+        return replace(self, returned=tuple(returned)), factors
 
     def gram(
         self, measured: str | None = None, names: Sequence[str] | None = None
@@ -263,13 +302,7 @@ class Cohort:
 
     def _begin(self, weights: NDArray[np.float64]) -> Arrays:
         """Return the received model, with averaged counters, after checking the weights."""
-        if weights.shape != (len(self),):
-            raise ConfigError(
-                f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "
-                f"({len(self)},), in the order of cohort.client_ids."
-            )
-        if not on_simplex(weights):
-            raise ConfigError(f"Weights {weights}: expected non-negative numbers with sum 1.")
+        self.check_weights(weights)
         weights = self.cap(weights)
         merged: Arrays = {}
         for name, received in self.received.items():
@@ -322,6 +355,22 @@ class Cohort:
                 np.maximum(mass, heaviest / dtype.type(self.max_weight), out=mass)
             np.divide(step, mass, out=step, where=mass > 0)
         return step
+
+
+def clip_factors(
+    norms: NDArray[np.float64], max_norm: float | None = None, median: float | None = None
+) -> NDArray[np.float64]:
+    """Return the factors, shape (K,), that bound vectors of these norms as `Cohort.clipped` does.
+
+    >>> clip_factors(np.array([1.0, 0.0, 3.0, 8.0]), median=2).tolist()
+    [1.0, 1.0, 1.0, 0.75]
+    """
+    bounds = [] if max_norm is None else [max_norm]
+    if median is not None and norms.any():
+        # One client could choose the mean of the two middle norms, but not the lower one.
+        bounds.append(median * median_low(norms[norms > 0].tolist()))
+    bound = min(bounds, default=np.inf)
+    return np.divide(bound, norms, out=np.ones(len(norms)), where=norms > bound)
 
 
 def merge_whole(

@@ -94,8 +94,6 @@ class Participation(EarlierNames, Configurable):
 class Uniform(Participation):
     """Clients drawn uniformly at random, without replacement (McMahan et al. 2017, Algorithm 1).
 
-    Examples
-    --------
     >>> policy = Uniform()
     >>> [policy.choose(Draw(r, (0, 1, 2, 3), 2), {}) for r in (1, 2)]
     [[1, 3], [0, 2]]

@@ -127,8 +127,6 @@ class RoundRobin(Participation):
     If all clients are always available, all clients are selected equally often, give or take one
     round.
 
-    Examples
-    --------
     >>> policy = RoundRobin()
     >>> [policy.choose(Draw(r, (0, 1, 2), 2), {}) for r in (1, 2, 3)]
     [[0, 1], [0, 2], [0, 1]]
