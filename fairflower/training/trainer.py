@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
@@ -30,6 +29,7 @@ from fairflower.models import (
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
+from fairflower.training.gradients import cross_entropy, predicted
 from fairflower.training.modes import (
     at_least_float32,
     no_stats_update,
@@ -240,7 +240,7 @@ class Trainer(TrainerSpec, Configurable):
         logits = at_least_float32(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior
-        return F.cross_entropy(logits, y)
+        return cross_entropy(logits, y, "mean")
 
     def adjust_gradients(self) -> None:
         """Change the parameters' ``grad`` before the optimizer's step."""
@@ -398,8 +398,8 @@ class Trainer(TrainerSpec, Configurable):
         with torch.inference_mode():
             for x, y in examples.eval_batches(self.eval_batch_size):
                 logits = self.model(x)
-                loss += F.cross_entropy(logits, y, reduction="sum")
-                correct += (logits.argmax(1) == y).sum()
+                loss += cross_entropy(logits, y)
+                correct += (predicted(logits) == y).sum()
         return loss.item() / len(examples), correct.item() / len(examples)
 
     def derive_seed(self, server_round: int, purpose: str) -> int:
