@@ -100,8 +100,6 @@ def cluster(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import cluster
     >>> h = np.array([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]])
     >>> cluster(h, clients=[3, 4, 7], number=2).ids.tolist()
     [0, 0, 1]
@@ -130,9 +128,6 @@ def resolve_variant(
     Raises ``ValueError`` if ``num_clusters`` is "auto" and the variant needs a number; and
     ``NotInstalled`` if the extra ``solvers`` is not installed.
 
-    Examples
-    --------
-    >>> from fairflower.numerics.clustering import resolve_variant
     >>> resolve_variant("released", num_clusters=5, clustering="variant")
     ('gmm', 'received_representation')
     """
@@ -154,10 +149,6 @@ def cluster_diagnostics(
 ) -> dict[str, Vectors | float]:
     """Return the diagnostics of a round's clusters: ids, number, and a map of the clients.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import cluster, cluster_diagnostics
     >>> h = np.array([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]])
     >>> sorted(cluster_diagnostics(h, np.ones(3), cluster(h, [3, 4, 7], 2)))
     ['bic', 'cluster', 'map_x', 'map_y', 'num_clusters']
@@ -196,8 +187,6 @@ def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import bic
     >>> h = np.array([[0.0], [0.1], [5.0], [5.1]])
     >>> bic(h, np.array([0, 0, 1, 1])) < bic(h, np.zeros(4, np.int64))
     True
@@ -218,10 +207,6 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     The sign of an axis is chosen so that its largest entry is positive. A map of the clients then
     does not flip between rounds.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import principal
     >>> principal(np.array([[0.0, 1.0], [2.0, 1.0]]), axes=1).tolist()
     [[-1.0], [1.0]]
     """

@@ -95,8 +95,6 @@ class GroupMetric(Score):
     Its name is that of fairlearn. Higher values of a ratio are fairer, and lower values of a
     difference.
 
-    Examples
-    --------
     >>> [metric.name for metric in METRICS if metric.better > 0]  # doctest: +ELLIPSIS
     ['demographic_parity_ratio', 'equal_opportunity_ratio', 'equalized_odds_ratio']
     """

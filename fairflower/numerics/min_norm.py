@@ -72,7 +72,6 @@ def min_norm_weights(
 
     Examples
     --------
-    >>> from fairflower.numerics.min_norm import min_norm_weights
     >>> solution = min_norm_weights([[1.0, 0.0], [0.0, 4.0]])  # orthogonal: w ~ 1 / |v|^2
     >>> solution.weights.round(3).tolist(), round(solution.norm, 3)
     ([0.8, 0.2], 0.894)
@@ -133,7 +132,6 @@ def quadratic_weights(matrix: ArrayLike, linear: ArrayLike) -> Vector:
 
     Examples
     --------
-    >>> from fairflower.numerics.min_norm import quadratic_weights
     >>> quadratic_weights([[2.0, 0.0], [0.0, 2.0]], [0.0, 1.0]).round(3).tolist()
     [0.75, 0.25]
     """
@@ -159,7 +157,6 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
 
     Examples
     --------
-    >>> from fairflower.numerics.min_norm import proportional_descent
     >>> proportional_descent([[1.0, 0.0], [0.0, 4.0]], [1.0, 1.0]).round(3).tolist()
     [0.8, 0.2]
     """
@@ -183,10 +180,6 @@ def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:
 
     The cosine is 0 if one of the vectors is zero.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.min_norm import cosines
     >>> cosines(np.array([[1.0, 1.0], [1.0, 4.0]])).tolist()
     [[1.0, 0.5], [0.5, 1.0]]
     """

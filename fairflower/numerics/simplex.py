@@ -23,9 +23,6 @@ def project(point: ArrayLike) -> NDArray[np.float64]:
 
     Raises ``ValueError`` if ``point`` is empty, not a vector, or not finite.
 
-    Examples
-    --------
-    >>> from fairflower.numerics.simplex import project
     >>> project([0.5, 0.9, -3.0]).round(4).tolist()
     [0.3, 0.7, 0.0]
     """
