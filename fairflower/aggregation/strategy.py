@@ -112,8 +112,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         dropped. ``seed`` is for the selections and the exchanges' random draws.
         """
         clients = {node: client for client, node in nodes.items()}
-        known = {"nodes": dict(sorted(nodes.items())), "sizes": sizes or {}, "clients": clients}
-        self._enrolled = replace(self._enrolled, **known)
+        ordered = dict(sorted(nodes.items()))
+        self._enrolled = replace(self._enrolled, nodes=ordered, sizes=sizes or {}, clients=clients)
         self._seed = self.seed = seed
         for exchange in self.exchanges:
             exchange._seed = exchange.seed = seed
