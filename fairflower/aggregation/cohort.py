@@ -236,8 +236,8 @@ class Cohort:
         """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
         Updates are averaged instead of models, so that zero updates leave the model unchanged. For
-        integers, such as step counters, and booleans see `merge_whole`. Raises ``ConfigError`` if
-        the number of weights is not K, or the weights are not on the simplex.
+        integers, such as step counters, and booleans see `merge_integers`. Raises ``ConfigError``
+        if the number of weights is not K, or the weights are not on the simplex.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ class Cohort:
                 merged[name] = np.array(received, order="C")
             else:
                 returned = [arrays[name] for arrays in self.returned]
-                merged[name] = merge_whole(received, returned, weights)
+                merged[name] = merge_integers(received, returned, weights)
         return merged
 
     def _add(
@@ -373,7 +373,7 @@ def clip_factors(
     return np.divide(bound, norms, out=np.ones(len(norms)), where=norms > bound)
 
 
-def merge_whole(
+def merge_integers(
     received: NDArray[Any], returned: Sequence[NDArray[Any]], weights: NDArray[np.float64]
 ) -> NDArray[Any]:
     """Return the exact weighted mean of integers, rounded down; of booleans, the majority's value.
@@ -381,7 +381,7 @@ def merge_whole(
     Where all clients agree, their value is kept. A mean up to 1e-6 below a whole number counts as
     this number, because weights are rounded; a tie of booleans, up to 1e-6, keeps the received one.
 
-    >>> merge_whole(np.array([0]), [np.array([2**61 - 1]), np.array([2])], np.array([0.5, 0.5]))
+    >>> merge_integers(np.array([0]), [np.array([2**61 - 1]), np.array([2])], np.array([0.5, 0.5]))
     array([1152921504606846976])
     """
     merged = np.array(returned[0], order="C")

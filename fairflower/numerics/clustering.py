@@ -292,16 +292,15 @@ def _stable_ids(
     unused = (name for name in itertools.count() if name not in centers)
     names += itertools.islice(unused, max(0, most - len(names)))
     apart = (float(np.linalg.norm(a - b)) for a, b in itertools.combinations(means, 2))
-    reach = min(apart, default=0) / 2
+    half = min(apart, default=0) / 2
     # All centers together have less influence than a single client.
     vote = 0.5 / len(new)
     value = np.full((len(new), len(names)), vote / 2)
     for j, name in enumerate(names):
         if name in centers and centers[name].shape == means.shape[1:]:
             away = np.linalg.norm(means - centers[name], axis=1)
-            value[:, j] = vote * np.divide(
-                reach, reach + away, where=away > 0, out=np.ones(len(new))
-            )
+            near = np.divide(half, half + away, where=away > 0, out=np.ones(len(new)))
+            value[:, j] = vote * near
     for client, label in zip(clients, labels, strict=True):
         if client in members:
             value[new == label, names.index(members[client])] += 1

@@ -301,11 +301,11 @@ class SumCohort(Cohort):
                 continue
             # Above 0.5 the sum would be raised instead of rounded to the nearest number.
             margin = min(0.5, 1e-6 + self.total.error * scale_of(received))
-            if received.dtype.kind == "b":  # the majority's value, as in `merge_whole`
+            if received.dtype.kind == "b":  # the majority's value, as in `merge_integers`
                 moved[name] = np.asarray(received ^ (np.abs(step) > 0.5 + margin))
-            else:  # rounded down, as in `merge_whole`; a sum of integers is exact above 2**53, too
-                whole = np.floor(step + margin).astype(np.int64)
-                moved[name] = np.asarray(received + whole.astype(received.dtype))
+            else:  # rounded down, as there; a sum of integers is exact above 2**53, too
+                down = np.floor(step + margin).astype(np.int64)
+                moved[name] = np.asarray(received + down.astype(received.dtype))
         return moved
 
 

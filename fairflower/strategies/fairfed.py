@@ -120,12 +120,12 @@ class FairFed(FairStrategy):
         """Return | F_k - F |, or | a_k - a | where the former is undefined, shape (K,)."""
         counts = [a["h"].reshape(-1, len(COUNTS)) for a in cohort.measured["received_group_counts"]]
         # Clients send float32, whose sums are exact only up to 2**24.
-        whole = np.sum(counts, axis=0, dtype=np.float64)
-        overall = signed_difference(self.metric, whole)
+        total = np.sum(counts, axis=0, dtype=np.float64)
+        overall = signed_difference(self.metric, total)
         if np.isfinite(overall):
             self.diagnostics["global_difference"] = overall
         gap = np.abs([signed_difference(self.metric, c) - overall for c in counts])
-        by_accuracy = np.abs([accuracy(c) - accuracy(whole) for c in counts])
+        by_accuracy = np.abs([accuracy(c) - accuracy(total) for c in counts])
         return np.where(np.isnan(gap), by_accuracy, gap)
 
     def read_config(self, config: Mapping[str, Any]) -> None:

@@ -200,10 +200,10 @@ class FedPW(FairStrategy):
 
     def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
         """Drop each client's smallest coordinates in an array, at the clients' ``rates``."""
-        (whole,) = cohort.blocks([name], max(cohort.received[name].size, 1))
+        (array,) = cohort.blocks([name], max(cohort.received[name].size, 1))
 
         def prune(k: int) -> tuple[Mask, float, float]:
-            update = np.abs(whole.update(k))
+            update = np.abs(array.update(k))
             count = int(update.size * rates[k])
             mask, ordered = _drop_smallest(update, count)
             norm = float(np.sqrt(np.square(update[mask], dtype=np.float64).sum()))

@@ -61,7 +61,7 @@ def fisher_diagonal(
         for x, y in batches_of(model, data):
             if n == 0:
                 by_layer = _is_exact_by_layer(model, x, y)
-                add_squares = _add_by_layer if by_layer else _add_by_vmap_or_sample
+                add_squares = _add_by_layer if by_layer else _add_by_vmap
                 chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
                 add_squares(total, model, some_x, some_y)
@@ -116,36 +116,24 @@ def _zeros(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Add the squares for most models, with torch.func."""
+    """Add the squares with torch.func or, if it does not support the model, sample by sample."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
 
-    parameters = {name: p.detach() for name, p in trainable(model).items()}
+    parameters = trainable(model)
+    fixed = {name: p.detach() for name, p in parameters.items()}
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    for name, gradients in per_sample(parameters, x, y).items():
-        total[name] += gradients.square().sum(0)
-
-
-def _add_by_vmap_or_sample(
-    total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor
-) -> None:
-    """Add the squares with torch.func or, if it does not support the model, sample by sample."""
     try:
-        _add_by_vmap(total, model, x, y)  # which adds nothing before it fails
+        for name, gradients in per_sample(fixed, x, y).items():
+            total[name] += gradients.square().sum(0)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # torch.func refuses models in many words; an error of the model comes again
-        _add_by_sample(total, model, x, y)
-
-
-def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Add the squares for any model, by a backward pass for each sample."""
-    parameters = trainable(model)
-    for k in range(len(y)):
-        loss = cross_entropy(model(x[k : k + 1]), y[k : k + 1])
-        for name, gradient in gradients_of(loss, parameters).items():
-            total[name] += gradient.square()
+        for k in range(len(y)):
+            one = cross_entropy(model(x[k : k + 1]), y[k : k + 1])
+            for name, gradient in gradients_of(one, parameters).items():
+                total[name] += gradient.square()
 
 
 def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
