@@ -1,14 +1,12 @@
 """The valid replies of a round as arrays: the input of every strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite
 from statistics import median_low
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,7 +178,7 @@ class Cohort:
 
     def clipped(
         self, max_norm: float | None = None, median: float | None = None
-    ) -> tuple[Cohort, NDArray[np.float64]]:
+    ) -> tuple[Self, NDArray[np.float64]]:
         """Scale down updates that exceed a bound; return the cohort and the factors, shape (K,).
 
         ``max_norm`` caps an update's norm in the units of the parameters, and ``median`` as a

@@ -1,7 +1,5 @@
 """What a strategy is: how it merges, what it needs for this, what it keeps, and its options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """A round's messages: the selected clients, and each client's config."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which clients take part in a round: the base class of policies, and the uniform policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

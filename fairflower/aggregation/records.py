@@ -1,7 +1,5 @@
 """Functions that decode Flower's records into arrays and numbers, and validate those of a reply."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,14 +1,12 @@
 """A round's replies: which are usable, and why the clients of the others are dropped."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median_low, mode
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
@@ -85,7 +83,7 @@ class Replies:
 
     def read(
         self, messages: Iterable[Message], check: Callable[[int, RecordDict, MetricRecord], Any]
-    ) -> Replies:
+    ) -> Self:
         """Fill ``usable`` by ``check`` and ``dropped``; error replies are dropped, too."""
         requested = self.request.messages
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in requested}

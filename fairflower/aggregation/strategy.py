@@ -1,7 +1,5 @@
 """FairStrategy: Flower's FedAvg, but replies are validated and merged as a cohort."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """FedGC, the local training of FedGCR (Cheng, Yeh, Chen, Pastor, Chen, AAAI 2024)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import torch

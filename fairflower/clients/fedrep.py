@@ -1,7 +1,5 @@
 """FedRep (Collins et al., ICML 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

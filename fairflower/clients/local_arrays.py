@@ -1,7 +1,5 @@
 """Base class of trainers in which each client has its own values of some arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

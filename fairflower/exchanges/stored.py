@@ -1,7 +1,5 @@
 """Exchanges that store what clients return, or what is merged, and send it back."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -21,8 +21,6 @@ rounds, ten seeds for the clustering; AMD EPYC, scikit-learn 1.9.1). The weights
 factor 10, where clients have 1 to 245 images: without weights, k-means reaches 52 %.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -21,8 +21,6 @@ Examples
 0.3143
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

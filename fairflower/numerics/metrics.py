@@ -23,8 +23,6 @@ Examples
 (0.7809, 0.2208, 0.4645)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ G is the K x K Gram matrix, so the size of the problem is the number of clients 
 on the dimension of the vectors (Desideri 2012, MGDA).
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import lru_cache
 from math import sqrt

@@ -1,7 +1,5 @@
 """Scores: numbers with a direction, and how they are shown."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Clients' weights, non-negative with sum 1: projected, capped, and kept from round to round."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Number of CPUs that this process may use, and a temporary limit of one thread."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import AbstractContextManager

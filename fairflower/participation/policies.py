@@ -1,7 +1,5 @@
 """The built-in participation policies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal

@@ -7,8 +7,6 @@ protocol's constants and with what it was told before in this round, which Flowe
 ``Context.state``. ``docs/privacy.md`` says what it cannot see.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

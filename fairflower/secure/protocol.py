@@ -6,8 +6,6 @@ stand-in, and the grid adds the model and the config to the messages of the thir
 clients train.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

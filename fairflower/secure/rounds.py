@@ -1,7 +1,5 @@
 """The server's part: a round of training under secure aggregation, in two exchanges."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -5,11 +5,9 @@ integers below ``quantization_range`` and adds masks modulo 2**32. Here updates 
 no value is clipped; an update that is too large for this is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -93,7 +91,7 @@ class MaskingInstructions:
         return values
 
     @classmethod
-    def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> MaskingInstructions:
+    def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> Self:
         """Read a message's config; raise ``ValueError`` if a value is invalid or missing."""
         checks, buffers = config.get(_CHECKS, []), config.get(_BUFFERS, [])
         numbers = config.get(WEIGHT_KEY), config.get(_RANGE), tuple(checks)  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """FairFed: Enabling Group Fairness in Federated Learning (Ezzeldin et al., AAAI 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 

@@ -1,7 +1,5 @@
 """FairRFL: fair and robust learning with selfish clients, which lengthen their updates (2026)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Unpack
 

@@ -1,7 +1,5 @@
 """FedEquilibria: Fisher-guided multi-objective aggregation (anonymous, 2025)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedFV: Federated Learning with Fair Averaging (Wang et al., IJCAI 2021)."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil
 from typing import Annotated, ClassVar, Literal, Unpack

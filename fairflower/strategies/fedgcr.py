@@ -1,7 +1,5 @@
 """FedGR, the aggregation of FedGCR (Cheng, Yeh, Chen, Pastor, Chen, AAAI 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Unpack
 

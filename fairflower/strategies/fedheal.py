@@ -1,7 +1,5 @@
 """FedHEAL: Fair Federated Learning under Domain Skew (Chen, Huang, Ye, CVPR 2024)."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil, floor
 from typing import Annotated, ClassVar, Literal, Unpack

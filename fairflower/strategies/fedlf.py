@@ -1,7 +1,5 @@
 """FedLF: Layer-Wise Fair Federated Learning (Pan, Li, Yu, Wang, Wang, Tang, Zhao, AAAI 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import ClassVar, Literal, Unpack

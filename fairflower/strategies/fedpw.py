@@ -1,7 +1,5 @@
 """FedPW: parameter pruning, and weights from two signals (Guan et al., NeurIPS 2025)."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Unpack

@@ -1,7 +1,5 @@
 """A client's part of a round, as functions and as a ClientApp of Flower's message API."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -130,8 +128,8 @@ def user_test_metrics(
 def make_client_app(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer],
     *,
-    mods: Sequence[Mod] = (),
-    around: Sequence[Mod] = (),
+    mods: Sequence["Mod"] = (),
+    around: Sequence["Mod"] = (),
 ) -> ClientApp:
     """Make a ClientApp that answers Flower's train and evaluate messages with trainers.
 

@@ -5,12 +5,10 @@ as with torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and
 without a Python call per image. Features are normalized once. Token ids are unchanged.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -63,7 +61,7 @@ class ClientData:
             logs: NDArray[np.float64] = np.log(counts / counts.sum())
         return logs
 
-    def to_validate(self) -> ClientData:
+    def to_validate(self) -> Self:
         """Return the same data with the validation examples as test examples."""
         if self.validation is None:
             raise ValueError(
@@ -72,7 +70,7 @@ class ClientData:
             )
         return replace(self, test=self.validation, groups=self._tested("validation"))
 
-    def to_test_on_training(self) -> ClientData:
+    def to_test_on_training(self) -> Self:
         """Return the same data with the training examples as test examples."""
         return replace(self, test=self.train, groups=self._tested("train"))
 

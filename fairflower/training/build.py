@@ -1,7 +1,5 @@
 """Construction of networks and trainers from a run config."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

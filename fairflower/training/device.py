@@ -1,7 +1,5 @@
 """A client's device and number of threads; GPUs of this machine as PyTorch sees them."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

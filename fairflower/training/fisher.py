@@ -8,8 +8,6 @@ for a model. Models that `torch.func` does not support, such as most networks of
 library, need a backward pass for each sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Mean cross entropy over a data set, its gradient, and its sharpness."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -12,8 +12,6 @@ parameters that stay with the client. Representations, ``class_counts`` and
 features, the number of classes, or six times the number of groups.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """Context managers for temporary modes of a model and of torch."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The base class of all trainers."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
