@@ -226,11 +226,7 @@ class Cohort:
             total += products
         return total
 
-    def average(
-        self,
-        weights: NDArray[np.float64],
-        mask_of: MaskOf | None = None,
-    ) -> Arrays:
+    def average(self, weights: NDArray[np.float64], mask_of: MaskOf | None = None) -> Arrays:
         """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
         Updates are averaged instead of models, so that zero updates leave the model unchanged. For

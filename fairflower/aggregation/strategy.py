@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.hooks import Observer, Options, StrategyHooks, checked_options
-from fairflower.aggregation.messages import (
-    EnrolledClients,
-    RoundRequest,
-    check_dp_compatible,
-)
+from fairflower.aggregation.messages import EnrolledClients, RoundRequest, check_dp_compatible
 from fairflower.aggregation.participation import (
     Draw,
     Participation,

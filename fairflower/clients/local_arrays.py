@@ -9,13 +9,7 @@ from torch import nn
 
 from fairflower.exchanges.stored import PersonalArrays
 from fairflower.files import Arrays
-from fairflower.models import (
-    copy_arrays,
-    initial_local_arrays,
-    keep_local,
-    local_tensors,
-    to_numpy,
-)
+from fairflower.models import copy_arrays, initial_local_arrays, keep_local, local_tensors, to_numpy
 from fairflower.training.trainer import Trainer
 
 #: Key of `Trainer.state` for the client's values of these arrays.

@@ -46,10 +46,7 @@ class PowerOfChoice(Participation):
     STATE: ClassVar[tuple[str, ...]] = ("train_losses",)
 
     def __init__(
-        self,
-        *,
-        d: Annotated[int, Range(0)] = 0,
-        loss: Literal["received", "train"] = "received",
+        self, *, d: Annotated[int, Range(0)] = 0, loss: Literal["received", "train"] = "received"
     ) -> None:
         self.d, self.loss = d, loss
         #: Mean training loss of each client's last merged round, by client id.

@@ -268,9 +268,7 @@ class SumCohort(Cohort):
         return self._moved(self._factor_within_cap(weights), self.floats)
 
     def move(
-        self,
-        coefficients: Vector | Mapping[str, Vector],
-        weights: Vector | None = None,
+        self, coefficients: Vector | Mapping[str, Vector], weights: Vector | None = None
     ) -> Arrays:
         """Return theta + c sum_k w_k Delta_k for coefficients that are c times these weights."""
         if isinstance(coefficients, Mapping):

@@ -66,10 +66,7 @@ class FedEquilibria(FairStrategy):
     """
 
     paper: ClassVar[str] = "FedEquilibria, anonymous, 2025"
-    single_updates = (
-        "needs the norm of each client's update and its Fisher diagonal",
-        "fedism",
-    )
+    single_updates = ("needs the norm of each client's update and its Fisher diagonal", "fedism")
     extra = "solvers"
 
     def __init__(

@@ -96,9 +96,7 @@ def _restored(
         yield state_round
 
 
-def user_test_metrics(
-    trainer: Trainer,
-) -> tuple[dict[str, float], dict[str, str], list[int]]:
+def user_test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str], list[int]]:
     """Return the user's metrics of the received model, reasons for failed metrics, and counts.
 
     The counts of people by group (`fairflower.numerics.group_fairness`) are empty if the data have
