@@ -6,17 +6,8 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import sum_in_order
-from fairflower.strategies.base import (
-    Arrays,
-    Block,
-    Cohort,
-    FairStrategy,
-    Options,
-    Range,
-    Search,
-    Vector,
-)
+from fairflower.aggregation.cohort import Block, sum_in_order
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Ratio of standard deviation to median absolute deviation in a normal distribution.
 MAD_TO_STD = 1.4826

@@ -8,17 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.directions import rescale_to_norm, store_updates, with_absent_clients
+from fairflower.numerics import Matrix
 from fairflower.numerics.min_norm import cosines
-from fairflower.strategies.base import (
-    Arrays,
-    Cohort,
-    FairStrategy,
-    Matrix,
-    Options,
-    Range,
-    Search,
-    Vector,
-)
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class FedFV(FairStrategy):

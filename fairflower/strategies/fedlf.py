@@ -12,8 +12,9 @@ from fairflower.aggregation.directions import (
     store_updates,
     with_absent_clients,
 )
+from fairflower.numerics import Matrix
 from fairflower.numerics.min_norm import cosines, min_norm_weights
-from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Matrix, Options, Vector
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Vector
 
 Layer = tuple[str, ...]  # names of its parameters
 

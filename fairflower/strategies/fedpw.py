@@ -7,18 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import BLOCK, THREADS
+from fairflower.aggregation.cohort import BLOCK, THREADS, Block
 from fairflower.numerics.simplex import current_weights, store_weights
-from fairflower.strategies.base import (
-    Arrays,
-    Block,
-    Cohort,
-    FairStrategy,
-    Options,
-    Range,
-    Search,
-    Vector,
-)
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 Mask = NDArray[np.bool_]
 
