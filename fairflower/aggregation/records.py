@@ -215,13 +215,6 @@ def check_test(
     return metrics
 
 
-def check_round(name: str, value: object) -> None:
-    """Raise ``InvalidReply`` unless the value is the number of a round, or 0 for no round."""
-    number = float(value)  # type: ignore[arg-type]
-    if not (number >= 0 and number.is_integer()):
-        raise InvalidReply(f"{name} = {value}: expected the number of a round, an integer >= 0")
-
-
 def client_id(metrics: MetricRecord, default: int) -> int:
     """Return the ``client-id`` in a reply's metrics; raise ``InvalidReply`` if it is not an id."""
     value = metrics.get("client-id", default)

@@ -23,7 +23,6 @@ from fairflower.aggregation.records import (
     check_mergeable,
     check_metric,
     check_representation,
-    check_round,
     check_values,
     client_id,
     decode_record,
@@ -295,8 +294,8 @@ class ReplyCheck:
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> Reply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
         self._check_size(client, metrics)
-        if "state-round" in metrics:
-            check_round("state-round", metrics["state-round"])
+        if not ((state := float(metrics.get("state-round", 0))) >= 0 and state.is_integer()):  # type: ignore[arg-type]
+            raise InvalidReply(f"state-round = {state}: expected a round, an integer >= 0")
         arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
         measured: dict[str, Arrays] = {}

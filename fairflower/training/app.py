@@ -67,7 +67,9 @@ def private_round(
         sent = clipped_update(trainer.send(), received, privacy.clip)
     except FloatingPointError:
         sent = dict(received)
-    return protected(metrics, config, privacy, trainer.client_id), sent
+    # The round of its state would reveal in which rounds its training diverged.
+    numbers = noised_numbers(metrics, config, privacy, trainer.client_id)
+    return {"client-id": trainer.client_id, **numbers}, sent
 
 
 def evaluate_round(
@@ -283,13 +285,3 @@ def noised_numbers(
         value += privacy.number_noise_multiplier * (high - low) * draw
         noised[name] = min(max(value, low), high)
     return noised
-
-
-def protected(
-    metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
-) -> dict[str, float]:
-    """Return the metrics that may leave the client: its id and noised numbers.
-
-    The round of its state would reveal in which rounds its training diverged.
-    """
-    return {"client-id": client_id, **noised_numbers(metrics, config, privacy, client_id)}

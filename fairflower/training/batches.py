@@ -53,14 +53,6 @@ class ClientData:
         x = self.train.x
         return "images" if x.ndim == 4 else "features" if x.dtype.kind == "f" else "tokens"
 
-    @property
-    def log_class_frequencies(self) -> NDArray[np.float64]:
-        """Logarithm of each class's share of the training examples, [classes]; -inf for 0."""
-        counts = np.bincount(self.train.y, minlength=self.num_classes)
-        with np.errstate(divide="ignore"):
-            logs: NDArray[np.float64] = np.log(counts / counts.sum())
-        return logs
-
     def to_validate(self) -> Self:
         """Return the same data with the validation examples as test examples."""
         if self.validation is None:

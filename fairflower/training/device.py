@@ -128,17 +128,14 @@ def unused_gpu() -> str:
             f"PyTorch {torch.__version__} was built without CUDA, so the GPU is not used; install "
             "a PyTorch build with CUDA (https://pytorch.org) to use it"
         )
-    found = re.search(r"\d+(\.\d+)+", _DRIVER.read_text()) if _DRIVER.exists() else None
-    raise ConfigError(
-        f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU: "
-        f"{_reason()} The NVIDIA driver is {found[0] if found else 'unknown'}. Update the driver, "
-        "install a PyTorch build for it (https://pytorch.org), or set train.device = 'cpu'."
-    )
-
-
-def _reason() -> str:
+    reason = "CUDA fails to initialize."
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        return str(error).strip().split("\n")[0].rstrip(".") + "."
-    return "CUDA fails to initialize."
+        reason = str(error).strip().split("\n")[0].rstrip(".") + "."
+    found = re.search(r"\d+(\.\d+)+", _DRIVER.read_text()) if _DRIVER.exists() else None
+    raise ConfigError(
+        f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU: "
+        f"{reason} The NVIDIA driver is {found[0] if found else 'unknown'}. Update the driver, "
+        "install a PyTorch build for it (https://pytorch.org), or set train.device = 'cpu'."
+    )

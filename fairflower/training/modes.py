@@ -138,7 +138,6 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     """
     layers = layers_with_statistics(model)
     kept = [{name: b.clone() for name, b in m.named_buffers(recurse=False)} for m in layers]
-    momenta = [m.momentum for m in layers]
     model.eval()
     try:
         all_batches = list(batches)
@@ -147,9 +146,9 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
             usable = [torch.cat(all_batches)]
         for m in layers if usable else ():
             m.reset_running_stats()
-            m.momentum = None  # the mean over all batches
             m.train()
-        with torch.no_grad():
+        # Without momentum, the statistics are the mean over all batches.
+        with torch.no_grad(), temporarily((m, "momentum", None) for m in layers):
             for x in usable:
                 model(x)
         model.eval()
@@ -157,7 +156,6 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     finally:
         model.eval()
         with torch.no_grad():
-            for m, own, momentum in zip(layers, kept, momenta, strict=True):
-                m.momentum = momentum
+            for m, own in zip(layers, kept, strict=True):
                 for name, buffer in m.named_buffers(recurse=False):
                     buffer.copy_(own[name])

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import cache, cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -329,7 +330,9 @@ class Trainer(TrainerSpec, Configurable):
         (Menon et al., ICLR 2021, with tau = 1). The logit of an absent class has no gradient and
         causes no NaN, because no label is of this class.
         """
-        prior = self.data.log_class_frequencies
+        counts = np.bincount(self.data.train.y, minlength=self.data.num_classes)
+        with np.errstate(divide="ignore"):
+            prior = np.log(counts / counts.sum())
         return torch.tensor(prior, dtype=torch.float32, device=self.device)
 
     # --- a round -----------------------------------------------------------------------
