@@ -172,19 +172,9 @@ def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     usual criterion uses the maximum-likelihood variance S / (d K), which is here replaced by the
     unbiased S / (d (K - T)). The former approaches zero if clusters have one or two clients, and
     therefore selects too many clusters. The criterion for a mixture has the same problem in low
-    dimensions.
+    dimensions. ``h`` has the vectors, shape (K, d), and ``labels`` the cluster of each, shape (K,).
+    The ``weights`` in S and in the means, shape (K,), are scaled to a mean of 1.
 
-    Parameters
-    ----------
-    h : array of shape (K, d)
-        The clustered vectors.
-    labels : array of shape (K,)
-        Cluster of each vector.
-    weights : array of shape (K,), optional
-        Weights in S and in the means. They are scaled to a mean of 1.
-
-    Examples
-    --------
     >>> h = np.array([[0.0], [0.1], [5.0], [5.1]])
     >>> bic(h, np.array([0, 0, 1, 1])) < bic(h, np.zeros(4, np.int64))
     True

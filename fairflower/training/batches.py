@@ -153,17 +153,10 @@ class Examples(ABC):
 class Images(Examples):
     """Images, uint8 [N, C, H, W].
 
-    Raises ``ValueError`` if an array has the wrong type or shape.
-
-    Parameters
-    ----------
-    split, device, model, first_stages
-        See `Examples`.
-    mean, std
-        Mean and standard deviation per channel, of images in [0, 1].
-    augment
-        Augmentation, applied only by ``epoch_batches``. Crops are cut from the image padded with
-        black, as torchvision pads a PIL image before normalization.
+    ``mean`` and ``std`` are those of each channel, of images in [0, 1]. ``augment`` is applied only
+    by ``epoch_batches``; crops are cut from the image padded with black, as torchvision pads a PIL
+    image before normalization. For the other parameters see `Examples`. Raises ``ValueError`` if an
+    array has the wrong type or shape.
     """
 
     def __init__(
