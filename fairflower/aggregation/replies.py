@@ -248,13 +248,9 @@ class ReplyCheck:
         received = {} if model is None else decode_record(model)
         self.strategy, self.sizes = strategy, sizes
         self.large_norms: list[str] = []  # very long vectors, with their clients, as text
-        self.received, self.trained, self.norm = received, dict[str, Any](), 0.0
-        self.buffers: frozenset[str] = frozenset()
-        self.infinite: list[str] = []
         #: Why the model that the clients received is not known, and what to do; "" if it is known.
         self.unknown = _NOT_CONFIGURED if model is None else ""
-        if received:
-            self._expect(received, measured_arrays(received, received)[1])
+        self._expect(received, measured_arrays(received, received)[1])
 
     def _expect(self, received: Arrays, usual_norm: float) -> None:
         """Expect models like ``received``; raise ``ConfigError`` if they cannot be merged."""

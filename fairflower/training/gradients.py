@@ -1,7 +1,6 @@
 """Mean cross entropy over a data set, its gradient, and its sharpness."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -113,17 +112,18 @@ def _mean(
     model: nn.Module,
     data: Batches,
     logits_of: Callable[[Tensor], Tensor] | None = None,
-    parameters: Mapping[str, Tensor] = MappingProxyType({}),
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the mean cross entropy and its gradient, in the model's current mode."""
+    """Return the mean cross entropy and, for ``parameters``, its gradient, in the current mode."""
     device = next(model.parameters()).device
     # On the device: a sum on the CPU would wait for the GPU in every batch.
     losses, n = torch.zeros((), dtype=float64_on(device), device=device), 0
-    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    total = {name: torch.zeros_like(p) for name, p in (parameters or {}).items()}
     for x, y in batches_of(model, data):
         loss = cross_entropy((logits_of or model)(x), y)
-        for name, gradient in gradients_of(loss, parameters).items():
-            total[name] += gradient
+        if parameters is not None:
+            for name, gradient in gradients_of(loss, parameters).items():
+                total[name] += gradient
         losses += loss.detach()
         n += len(y)
     return losses.item() / checked_count(n), {name: value / n for name, value in total.items()}
@@ -186,8 +186,6 @@ def gradients_of(
     loss: Tensor, parameters: Mapping[str, Tensor], *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
     """Return the loss's gradient for each parameter; 0 if the loss does not depend on it."""
-    if not parameters:
-        return {}
     gradients = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=retain_graph, materialize_grads=True
     )
