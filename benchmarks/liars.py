@@ -25,7 +25,7 @@ from flwr.serverapp import strategy as flower
 from rich.console import Console
 
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.options import Options
+from fairflower.aggregation.hooks import Options
 from fairflower.aggregation.records import decode_record
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range

@@ -225,7 +225,8 @@ def api_page(module: str, title: str) -> str:
     defined = [
         name for name, thing in vars(imported).items() if getattr(thing, "__module__", "") == module
     ]
-    public = getattr(imported, "__all__", [name for name in defined if not name.startswith("_")])
+    names = getattr(imported, "__all__", defined or sorted(vars(imported)))  # of a package: all
+    public = [name for name in names if not name.startswith("_")]
     members = [getattr(imported, name) for name in public]
     references = [
         f"::: {thing.__module__}.{thing.__qualname__}"

@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -201,19 +200,11 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def with_strategies(text: str) -> str:
     """Return the source of ``fairflower.strategies`` with all strategies of the registry."""
-    names: dict[str, set[str]] = {}
-    for strategy in STRATEGIES.values():
-        names.setdefault(strategy.__module__, set()).add(strategy.__name__)
-    old = re.findall(r"^from (fairflower\.strategies\..*) import (.*)\n", text, re.MULTILINE)
-    new = [f"from {module} import {', '.join(sorted(names[module]))}\n" for module in sorted(names)]
-    first = text.index(f"from {old[0][0]} ")
-    last = text.index("\n", text.index(f"from {old[-1][0]} ")) + 1
-    text = text[:first] + "".join(new) + text[last:]
-    start = text.index("__all__ = [")
-    gone = {name for _, line in old for name in line.split(", ")}
-    public = {*re.findall(r'"(\w+)"', text[start:])} - gone | {*chain(*names.values())}
-    ordered = sorted(public, key=lambda n: (not n.isupper(), not n[0].isupper(), n))  # as ruff does
-    return text[:start] + "__all__ = [\n" + "".join(f'    "{n}",\n' for n in ordered) + "]\n"
+    prefix = "from fairflower.strategies."
+    classes = sorted({(c.__module__, c.__name__) for c in STRATEGIES.values()})
+    new = [f"from {module} import {name} as {name}\n" for module, name in classes]
+    others = [line for line in text.splitlines(keepends=True) if not line.startswith(prefix)]
+    return "".join((*others, *new))
 
 
 def main() -> None:

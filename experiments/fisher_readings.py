@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.options import Options
+from fairflower.aggregation.hooks import Options
 from fairflower.models import trainable
 from fairflower.numerics.min_norm import cosines, min_norm_weights
 from fairflower.strategies import FedEquilibria

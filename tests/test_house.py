@@ -14,30 +14,30 @@ PACKAGE = ROOT / "fairflower"
 #: Package -> the most lines that it may have, comments and docstrings included. A change that needs
 #: more raises the number here, for all to see.
 BUDGETS = {
-    "aggregation": 2780,
+    "aggregation": 2690,
     "api": 940,
     "classic": 620,
     "cli": 1410,
-    "clients": 1790,
+    "clients": 1730,
     "config": 1830,
     "data": 5230,
     "deploy": 740,
     "engines": 1660,
-    "exchanges": 570,
+    "exchanges": 550,
     "models": 1620,
     "modules": 1890,
-    "numerics": 1550,
-    "participation": 330,
+    "numerics": 1480,
+    "participation": 320,
     "plans": 2000,
     "registry": 840,
     "report": 5640,
-    "secure": 1250,
+    "secure": 1200,
     "server": 3680,
     "statistics": 450,
-    "strategies": 3710,
+    "strategies": 3580,
     "testing": 1190,
     "trackers": 260,
-    "training": 2620,
+    "training": 2510,
 }
 
 

@@ -1,13 +1,12 @@
 """The valid replies of a round as arrays: the input of every strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite
-from typing import Any, NoReturn, TypeVar
+from statistics import median_low
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +156,16 @@ class Cohort:
         """Return weights capped at ``max_weight``, as `average` applies them."""
         return weights if self.max_weight >= 1 else cap_weights(weights, self.max_weight)
 
+    def check_weights(self, weights: NDArray[np.float64]) -> None:
+        """Raise ``ConfigError`` unless there are K weights on the simplex."""
+        if weights.shape != (len(self),):
+            raise ConfigError(
+                f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "
+                f"({len(self)},), in the order of cohort.client_ids."
+            )
+        if not on_simplex(weights):
+            raise ConfigError(f"Weights {weights}: expected non-negative numbers with sum 1.")
+
     def squared_norms(self, names: Sequence[str] | None = None) -> NDArray[np.float64]:
         """Return ||Delta_k||^2 over all parameters, or over the arrays ``names``, shape (K,)."""
 
@@ -166,6 +175,34 @@ class Cohort:
         return sum_in_order(
             self.each(self.parameters if names is None else names, measure), len(self)
         )
+
+    def clipped(
+        self, max_norm: float | None = None, median: float | None = None
+    ) -> tuple[Self, NDArray[np.float64]]:
+        """Scale down updates that exceed a bound; return the cohort and the factors, shape (K,).
+
+        ``max_norm`` caps an update's norm in the units of the parameters, and ``median`` as a
+        multiple of the (lower) median norm of all non-zero updates. The same cohort is returned if
+        no update is too long. Parameters and BatchNorm statistics are bounded separately. The
+        smaller of the two factors is applied to both, so that a client's model stays between the
+        received and the returned model. Counters are unchanged.
+        """
+        statistics = [name for name in self.floats if name in self.buffers]
+        factors = np.ones(len(self))
+        for names in (self.parameters, statistics):
+            norms = np.sqrt(self.squared_norms(names))
+            factors = np.minimum(factors, clip_factors(norms, max_norm, median))
+        if factors.min() == 1:
+            return self, factors
+        returned = list(self.returned)
+        for k in np.flatnonzero(factors < 1):
+            returned[k] = dict(returned[k])
+            for name in self.floats:
+                received = self.received[name]
+                # In double precision, where no difference of two numbers overflows.
+                update = returned[k][name].astype(np.float64) - received
+                returned[k][name] = (received + factors[k] * update).astype(received.dtype)
+        return replace(self, returned=tuple(returned)), factors
 
     def gram(
         self, measured: str | None = None, names: Sequence[str] | None = None
@@ -189,16 +226,12 @@ class Cohort:
             total += products
         return total
 
-    def average(
-        self,
-        weights: NDArray[np.float64],
-        mask_of: MaskOf | None = None,
-    ) -> Arrays:
+    def average(self, weights: NDArray[np.float64], mask_of: MaskOf | None = None) -> Arrays:
         """Return the weighted mean of the clients' models: theta + sum_k w_k Delta_k.
 
         Updates are averaged instead of models, so that zero updates leave the model unchanged. For
-        integers, such as step counters, and booleans see `merge_whole`. Raises ``ConfigError`` if
-        the number of weights is not K, or the weights are not on the simplex.
+        integers, such as step counters, and booleans see `merge_integers`. Raises ``ConfigError``
+        if the number of weights is not K, or the weights are not on the simplex.
 
         Parameters
         ----------
@@ -263,13 +296,7 @@ class Cohort:
 
     def _begin(self, weights: NDArray[np.float64]) -> Arrays:
         """Return the received model, with averaged counters, after checking the weights."""
-        if weights.shape != (len(self),):
-            raise ConfigError(
-                f"Weights of shape {weights.shape} for {len(self)} clients: expected shape "
-                f"({len(self)},), in the order of cohort.client_ids."
-            )
-        if not on_simplex(weights):
-            raise ConfigError(f"Weights {weights}: expected non-negative numbers with sum 1.")
+        self.check_weights(weights)
         weights = self.cap(weights)
         merged: Arrays = {}
         for name, received in self.received.items():
@@ -277,7 +304,7 @@ class Cohort:
                 merged[name] = np.array(received, order="C")
             else:
                 returned = [arrays[name] for arrays in self.returned]
-                merged[name] = merge_whole(received, returned, weights)
+                merged[name] = merge_integers(received, returned, weights)
         return merged
 
     def _add(
@@ -324,7 +351,23 @@ class Cohort:
         return step
 
 
-def merge_whole(
+def clip_factors(
+    norms: NDArray[np.float64], max_norm: float | None = None, median: float | None = None
+) -> NDArray[np.float64]:
+    """Return the factors, shape (K,), that bound vectors of these norms as `Cohort.clipped` does.
+
+    >>> clip_factors(np.array([1.0, 0.0, 3.0, 8.0]), median=2).tolist()
+    [1.0, 1.0, 1.0, 0.75]
+    """
+    bounds = [] if max_norm is None else [max_norm]
+    if median is not None and norms.any():
+        # One client could choose the mean of the two middle norms, but not the lower one.
+        bounds.append(median * median_low(norms[norms > 0].tolist()))
+    bound = min(bounds, default=np.inf)
+    return np.divide(bound, norms, out=np.ones(len(norms)), where=norms > bound)
+
+
+def merge_integers(
     received: NDArray[Any], returned: Sequence[NDArray[Any]], weights: NDArray[np.float64]
 ) -> NDArray[Any]:
     """Return the exact weighted mean of integers, rounded down; of booleans, the majority's value.
@@ -332,7 +375,7 @@ def merge_whole(
     Where all clients agree, their value is kept. A mean up to 1e-6 below a whole number counts as
     this number, because weights are rounded; a tie of booleans, up to 1e-6, keeps the received one.
 
-    >>> merge_whole(np.array([0]), [np.array([2**61 - 1]), np.array([2])], np.array([0.5, 0.5]))
+    >>> merge_integers(np.array([0]), [np.array([2**61 - 1]), np.array([2])], np.array([0.5, 0.5]))
     array([1152921504606846976])
     """
     merged = np.array(returned[0], order="C")

@@ -1,7 +1,5 @@
 """Consistency of the signs of updates over rounds, for the report."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

@@ -4,8 +4,6 @@ These strategies compute a coefficient per update from the updates' Gram matrix,
 model once, with `Cohort.move`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import acos, degrees, sqrt

@@ -1,7 +1,5 @@
 """Earlier names of attributes that strategies, exchanges and policies of other packages may use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _RENAMED = {

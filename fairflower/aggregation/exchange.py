@@ -1,7 +1,5 @@
 """Base class of exchanges: state that server and clients share in addition to the model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,19 +1,20 @@
-"""What a strategy is: how it merges, what it needs for this, and what it keeps."""
+"""What a strategy is: how it merges, what it needs for this, what it keeps, and its options."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict, get_origin, get_type_hints
 
 import numpy as np
+from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.earlier_names import EarlierNames
 from fairflower.aggregation.exchange import Exchange
-from fairflower.aggregation.participation import Participation
+from fairflower.aggregation.participation import Participation, Uniform
 from fairflower.aggregation.records import is_buffer
+from fairflower.arguments import ArgumentSpec, Range
 from fairflower.errors import ConfigError
 from fairflower.numerics.clustering import Clusters
 from fairflower.registry.measurements import MEASUREMENTS
@@ -175,3 +176,92 @@ class StrategyHooks(EarlierNames):
             )
         guessed = {name for name, array in model.items() if is_buffer(name, array)}
         return given | guessed.difference(self._trained)
+
+
+#: Called with each merged cohort; the result is added to the round's diagnostics.
+Observer = Callable[[Cohort], Mapping[str, Diagnostic]]
+
+
+class Options(TypedDict, total=False):
+    """Arguments that every strategy accepts in addition to those of its paper.
+
+    The first ten are those of ``flwr.serverapp.strategy.FedAvg``.
+    """
+
+    fraction_train: Annotated[float, Range(0, 1)]
+    fraction_evaluate: Annotated[float, Range(0, 1)]
+    min_train_nodes: Annotated[int, Range(0)]
+    min_evaluate_nodes: Annotated[int, Range(0)]
+    min_available_nodes: Annotated[int, Range(0)]
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    #: Names of further arrays that are not trained, such as frozen parameters. Integer arrays and
+    #: names ending in ``running_mean``, ``running_var``, ``num_batches_tracked`` always count.
+    buffers: Collection[str] | None
+    #: Smallest number of usable replies in a round; with fewer, ``RoundFailed`` is raised. By
+    #: default half of the selected clients, rounded up.
+    min_clients: Annotated[int | None, Range(1)]
+    #: Shared state that the clients' training method needs in addition to the model.
+    exchanges: Sequence[Exchange]
+    #: Functions that are called with every merged cohort; their results are added to
+    #: ``diagnostics``. Checkpoints include the ``STATE`` of an observer.
+    observers: Sequence[Observer]
+    #: Cap on a client's weight, at least 1/K; the excess goes to the others in proportion to
+    #: their weights. 1, the default, means no cap.
+    max_client_weight: Annotated[float, Range(above=0, high=1)]
+    #: Cap on an update's norm, absolute and as a multiple of the round's median norm; larger
+    #: updates are scaled down. The second cap also applies to clients' arrays for exchanges.
+    #: None, the default, means no cap.
+    clip_update_norm: Annotated[float | None, Range(above=0, high=inf)]
+    clip_update_median: Annotated[float | None, Range(above=0, high=inf)]
+    #: Policy that selects the clients of a round. By default `Uniform`. In your own Flower
+    #: app it selects among the connected clients. A client is identified by its ``client-id`` after
+    #: its first reply, and by its node id before.
+    participation: Participation
+    #: Function of the round and all client ids that returns the ids of available clients. By
+    #: default all clients are available.
+    availability: Callable[[int, Collection[int]], list[int]] | None
+
+
+#: Options that fairflower adds to Flower's ``FedAvg`` -> default.
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("buffers", "min_clients", "availability")),
+    **dict.fromkeys(("clip_update_norm", "clip_update_median")),
+    **dict.fromkeys(("exchanges", "observers"), ()),
+    "max_client_weight": 1.0,
+}
+
+#: Option -> its type, what errors say of it, and a further check.
+_OBJECTS: dict[str, tuple[Any, str, Callable[[Any], bool]]] = {
+    "exchanges": (
+        *(Sequence, "a list of Exchange objects"),
+        lambda values: all(isinstance(value, Exchange) for value in values),
+    ),
+    "observers": (Sequence, "a list of functions", lambda values: all(map(callable, values))),
+    "participation": (Participation, "a Participation object", lambda value: True),
+    "availability": (Callable, "a function (round, ids) -> ids", lambda value: True),
+    "buffers": (Collection, "a list of names", lambda value: not isinstance(value, str)),
+}
+
+
+def checked_options(options: Options) -> dict[str, Any]:
+    """Return the options, with defaults for those that fairflower adds to Flower's ``FedAvg``.
+
+    Raises ``ConfigError``, with the option's name, for a value of another type or out of range.
+    """
+    values = {**_DEFAULTS, "participation": Uniform(), **options}
+    for name, hint in get_type_hints(Options, include_extras=True).items():
+        if get_origin(hint) is Annotated and name in options:
+            ArgumentSpec.of(None, hint).check(name, values[name])
+    for name, (kind, expected, fits) in _OBJECTS.items():
+        value = values[name]
+        if value is None and _DEFAULTS.get(name, ()) is None:
+            continue
+        if not isinstance(value, kind) or not fits(value):
+            raise ConfigError(f"{name} = {value!r}: expected {expected}.")
+    values |= {name: tuple(values[name]) for name in ("exchanges", "observers")}
+    values["buffers"] = None if values["buffers"] is None else frozenset(values["buffers"])
+    return values

@@ -1,7 +1,5 @@
 """A round's messages: the selected clients, and each client's config."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ class RoundRequest:
     arrays: ArrayRecord | None = None  # the model in the messages
     messages: Sequence[Message] = ()
     population: int = 0  # number of clients that could be selected
+    losses: Mapping[int, float] = field(default_factory=dict)  # that candidates sent, by client
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class EnrolledClients:
     clients: dict[int, int] = field(default_factory=dict)
     #: Clients without examples that the log has named.
     empty: set[int] = field(default_factory=set)
+    #: Very long vectors of the last round that had any, as text.
+    large_norms: list[str] = field(default_factory=list)
 
     def client_of(self, message: Message) -> int:
         """Return the id of the client that gets a message, or the node id of an unknown client."""
@@ -58,15 +59,6 @@ class EnrolledClients:
             logger.info("Waiting for nodes: %d of %d are connected.", len(nodes), at_least)
             time.sleep(1)
         return {self.clients.get(node, node): node for node in nodes}
-
-    def merged_round_config(self, rounds: Mapping[int, int], client: int) -> dict[str, int]:
-        """Return the config values that configs a client its last merged round.
-
-        The client discards its state from later rounds. Without enrolled clients, nothing is sent
-        to an unknown client, because the server may have merged it before a restart.
-        """
-        last = rounds.get(client, None if self.nodes is None else 0)
-        return {} if last is None else {"merged-round": last}
 
     def draw(
         self,
@@ -97,10 +89,16 @@ class EnrolledClients:
         exchanges: Sequence[Exchange],
         configs: Iterable[Callable[[int], Mapping[str, float | str]]] = (),
     ) -> None:
-        """Add what each client needs to find its state, what it is told, and its own arrays."""
+        """Add what each client needs to find its state, what it is told, and its own arrays.
+
+        A client discards its state from rounds after ``merged-round``. Without enrolled clients,
+        an unknown client gets no such round, because the server may have merged it before a
+        restart.
+        """
         for message in messages:
             client = self.client_of(message)
-            values: dict[str, float | str] = {**self.merged_round_config(merged_rounds, client)}
+            last = merged_rounds.get(client, None if self.nodes is None else 0)
+            values: dict[str, float | str] = {} if last is None else {"merged-round": last}
             for told in configs:
                 values |= told(client)
             add_client_config(message, config_key, values)

@@ -1,7 +1,5 @@
 """Noise on the merged model, for differential privacy (docs/differential-privacy.md)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which clients take part in a round: the base class of policies, and the uniform policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -94,8 +92,6 @@ class Participation(EarlierNames, Configurable):
 class Uniform(Participation):
     """Clients drawn uniformly at random, without replacement (McMahan et al. 2017, Algorithm 1).
 
-    Examples
-    --------
     >>> policy = Uniform()
     >>> [policy.choose(Draw(r, (0, 1, 2, 3), 2), {}) for r in (1, 2)]
     [[1, 3], [0, 2]]

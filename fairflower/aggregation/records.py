@@ -1,7 +1,5 @@
 """Functions that decode Flower's records into arrays and numbers, and validate those of a reply."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -215,13 +213,6 @@ def check_test(
         check_group_counts(counts, num_groups, float(metrics[examples_key]))  # type: ignore[arg-type]
         metrics[GROUP_COUNTS] = counts
     return metrics
-
-
-def check_round(name: str, value: object) -> None:
-    """Raise ``InvalidReply`` unless the value is the number of a round, or 0 for no round."""
-    number = float(value)  # type: ignore[arg-type]
-    if not (number >= 0 and number.is_integer()):
-        raise InvalidReply(f"{name} = {value}: expected the number of a round, an integer >= 0")
 
 
 def client_id(metrics: MetricRecord, default: int) -> int:

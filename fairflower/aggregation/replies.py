@@ -1,14 +1,12 @@
 """A round's replies: which are usable, and why the clients of the others are dropped."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median_low, mode
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
@@ -25,7 +23,6 @@ from fairflower.aggregation.records import (
     check_mergeable,
     check_metric,
     check_representation,
-    check_round,
     check_values,
     client_id,
     decode_record,
@@ -76,7 +73,6 @@ class Replies:
     enrolled: EnrolledClients  # gets the ids that new clients report
     examples_key: str  # name of the metric with the number of examples
     min_clients: int | None  # smallest number of usable replies; None: half, rounded up
-    large_norms: Sequence[str] = ()  # very long vectors of earlier rounds, as text
     usable: dict[int, Any] = field(default_factory=dict)  # client -> what its check returned
     dropped: dict[int, str] = field(default_factory=dict)  # client -> reason
     diverged: set[int] = field(default_factory=set)  # dropped clients with NaN or infinite values
@@ -86,7 +82,7 @@ class Replies:
 
     def read(
         self, messages: Iterable[Message], check: Callable[[int, RecordDict, MetricRecord], Any]
-    ) -> Replies:
+    ) -> Self:
         """Fill ``usable`` by ``check`` and ``dropped``; error replies are dropped, too."""
         requested = self.request.messages
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in requested}
@@ -157,9 +153,9 @@ class Replies:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
             error = Diverged if diverged else RoundFailed
             hint = ""
-            if diverged and self.large_norms:
+            if diverged and (large := self.enrolled.large_norms):
                 hint = "\nUpdates with large norms, which clip-update-median would clip:"
-                hint += "".join(f"\n  {text}" for text in self.large_norms)
+                hint += "".join(f"\n  {text}" for text in large)
             raise error(
                 f"Round {self.request.server_round}: {usable} of "
                 f"{self.judged or len(self.request.messages)} clients sent a usable reply, fewer "
@@ -252,13 +248,9 @@ class ReplyCheck:
         received = {} if model is None else decode_record(model)
         self.strategy, self.sizes = strategy, sizes
         self.large_norms: list[str] = []  # very long vectors, with their clients, as text
-        self.received, self.trained, self.norm = received, dict[str, Any](), 0.0
-        self.buffers: frozenset[str] = frozenset()
-        self.infinite: list[str] = []
         #: Why the model that the clients received is not known, and what to do; "" if it is known.
         self.unknown = _NOT_CONFIGURED if model is None else ""
-        if received:
-            self._expect(received, measured_arrays(received, received)[1])
+        self._expect(received, measured_arrays(received, received)[1])
 
     def _expect(self, received: Arrays, usual_norm: float) -> None:
         """Expect models like ``received``; raise ``ConfigError`` if they cannot be merged."""
@@ -298,18 +290,16 @@ class ReplyCheck:
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> Reply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
         self._check_size(client, metrics)
-        if "state-round" in metrics:
-            check_round("state-round", metrics["state-round"])
+        if not ((state := float(metrics.get("state-round", 0))) >= 0 and state.is_integer()):  # type: ignore[arg-type]
+            raise InvalidReply(f"state-round = {state}: expected a round, an integer >= 0")
         arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
         measured: dict[str, Arrays] = {}
-        arrays_needed = self.strategy._array_measurements
+        examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
+        vectors = self.strategy._array_measurements
         for name in (*self.strategy._measurements, *self.strategy.reported_metrics):
-            if name in arrays_needed:
-                measured[name] = self._vectors(name, content)
-                if name == "received_group_counts":
-                    examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
-                    check_group_counts(measured[name]["h"], None, examples)
+            if name in vectors:
+                measured[name] = self._vectors(name, content, examples)
             else:
                 self._check_number(name, metrics)
         self.check_policy(metrics)
@@ -317,7 +307,7 @@ class ReplyCheck:
             check_finite("train_loss", metrics["train_loss"])
         for exchange in self.strategy.exchanges:
             if exchange.returned:
-                measured[exchange.name] = self._returned(exchange, content, metrics)
+                measured[exchange.name] = self._returned(exchange, content, examples)
         return Reply(content, metrics, arrays, measured)
 
     def read(self, replies: Replies, messages: Iterable[Message]) -> Replies:
@@ -337,14 +327,15 @@ class ReplyCheck:
 
     def _drop_odd_shapes(self, replies: Replies) -> None:
         """Drop clients whose arrays differ in shape from those of most clients."""
+        exchanges = [exchange for exchange in self.strategy.exchanges if exchange.returned]
         shape_functions: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
-            exchange.name: exchange.shape_of
-            for exchange in self.strategy.exchanges
-            if exchange.returned
+            **{exchange.name: exchange.shape_of for exchange in exchanges},
+            **{
+                name: lambda arrays: arrays["h"].shape
+                for name in self.strategy._array_measurements
+                if MEASUREMENTS[name].shape == "vector"
+            },
         }
-        for name in self.strategy._array_measurements:
-            if MEASUREMENTS[name].shape == "vector":
-                shape_functions[name] = lambda arrays: arrays["h"].shape
         for name, shape_of in sorted(shape_functions.items()):
             shapes = {k: shape_of(reply.measured[name]) for k, reply in replies.usable.items()}
             usual = mode(sorted(shapes.values()))  # the smallest of equally frequent shapes
@@ -382,6 +373,9 @@ class ReplyCheck:
         """Return the usable replies as a cohort, in the order of client ids."""
         ordered: list[Reply] = [replies.usable[client] for client in sorted(replies.usable)]
         request = replies.request
+        if self.large_norms:
+            before = f"round {request.server_round}: "
+            replies.enrolled.large_norms[:] = [before + text for text in self.large_norms]
         if request.server_round == 1:
             self._warn_of_unread(ordered[0].content)
         metrics = stack_common_metrics([reply.metrics for reply in ordered])
@@ -466,16 +460,17 @@ class ReplyCheck:
                 f"it sent no {kind} {name!r}, which {reader} needs. The client {remedy}"
             )
 
-    def _vectors(self, name: str, content: RecordDict) -> Arrays:
+    def _vectors(self, name: str, content: RecordDict, examples: float) -> Arrays:
         """Return a measurement that consists of arrays."""
         self._check_present(name, "ArrayRecord", content.array_records)
+        kind = MEASUREMENTS[name]
         with _naming_record(name):
             arrays = decode_record(content.array_records[name])
-            if MEASUREMENTS[name].shape == "vector":
-                arrays = check_representation(arrays)
-            else:
-                arrays = self._checked_parameters(arrays)
-            check_values(arrays, MEASUREMENTS[name].low, MEASUREMENTS[name].high)
+            vector = kind.shape == "vector"
+            arrays = check_representation(arrays) if vector else self._checked_parameters(arrays)
+            check_values(arrays, kind.low, kind.high)
+        if name == "received_group_counts":
+            check_group_counts(arrays["h"], None, examples)
         return arrays
 
     def _checked_parameters(self, arrays: Arrays) -> Arrays:
@@ -488,7 +483,7 @@ class ReplyCheck:
                 problem.args = (f"{problem}. {remedy}",)
             raise
 
-    def _returned(self, exchange: Exchange, content: RecordDict, metrics: MetricRecord) -> Arrays:
+    def _returned(self, exchange: Exchange, content: RecordDict, examples: float) -> Arrays:
         """Return a client's arrays for an exchange."""
         if exchange.name not in content.array_records:
             raise InvalidReply(
@@ -497,7 +492,6 @@ class ReplyCheck:
             )
         with _naming_record(exchange.name):
             arrays = decode_record(content.array_records[exchange.name])
-            examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
             return exchange.check(arrays, self.trained, examples)
 
 

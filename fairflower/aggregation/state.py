@@ -7,8 +7,6 @@
 {'p': {0: 0.25, 7: 0.75}, 'beta': None}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """FairStrategy: Flower's FedAvg, but replies are validated and merged as a cohort."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,15 +12,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
-from fairflower.aggregation.bounds import clip_cohort
 from fairflower.aggregation.cohort import Arrays, Cohort
-from fairflower.aggregation.hooks import StrategyHooks
-from fairflower.aggregation.messages import (
-    EnrolledClients,
-    RoundRequest,
-    check_dp_compatible,
-)
-from fairflower.aggregation.options import Observer, Options, checked_options
+from fairflower.aggregation.hooks import Observer, Options, StrategyHooks, checked_options
+from fairflower.aggregation.messages import EnrolledClients, RoundRequest, check_dp_compatible
 from fairflower.aggregation.participation import (
     Draw,
     Participation,
@@ -48,6 +40,9 @@ from fairflower.arrays import record_of
 from fairflower.errors import Diverged, RoundFailed, StrategyError, naming_failures, require
 from fairflower.numerics.threads import one_thread
 from fairflower.seeds import derive_seed
+
+#: What candidates of the participation policy were asked, among a strategy's requests.
+_CANDIDATES = "candidates"
 
 
 class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
@@ -89,9 +84,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self.clusters = None
         self.merged_rounds: dict[int, int] = {}
         self._enrolled = EnrolledClients()
-        self._large_norms: list[str] = []  # very long vectors of the last round that had any
-        self._candidate_losses: dict[int, float] = {}
-        self._requests: dict[str, RoundRequest] = {}  # type of messages -> the last round's
+        self._requests: dict[str, RoundRequest] = {}  # what was asked -> the last round's request
 
     def state_dict(self) -> Arrays:
         """Return the state as named arrays, not copies: the next merge may change them."""
@@ -113,7 +106,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         dropped. ``seed`` is for the selections and the exchanges' random draws.
         """
         clients = {node: client for client, node in nodes.items()}
-        self._enrolled = EnrolledClients(dict(sorted(nodes.items())), sizes or {}, clients)
+        ordered = dict(sorted(nodes.items()))
+        self._enrolled = replace(self._enrolled, nodes=ordered, sizes=sizes or {}, clients=clients)
         self._seed = self.seed = seed
         for exchange in self.exchanges:
             exchange._seed = exchange.seed = seed
@@ -152,7 +146,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         else:
             with _keeping(arrays):
                 draw = self._draw(server_round, nodes)
-            chosen = checked_choice(self._participation, draw, self._candidate_losses)
+            losses = self._request(_CANDIDATES, server_round).losses
+            chosen = checked_choice(self._participation, draw, losses)
             asked = [nodes[client] for client in chosen]
             messages = self._messages(MessageType.TRAIN, server_round, arrays, config, asked)
         for exchange in self.exchanges:
@@ -174,7 +169,6 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         They are evaluate messages for the clients' training examples (``split = "train"``);
         `note_candidates` reads the replies. The list is empty if the policy has no candidates.
         """
-        self._candidate_losses = {}
         if self._enrolled.nodes is None:
             return []
         draw = self._draw(server_round, self._enrolled.nodes)
@@ -188,10 +182,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     def note_candidates(self, server_round: int, replies: Iterable[Message]) -> None:
         """Store the candidates' losses; raise ``RoundFailed`` if too few replies are usable."""
         answers = self._evaluations(server_round, replies, self._enrolled.sizes)
-        self._candidate_losses = {
-            client: float(answer["eval_loss"])  # type: ignore[arg-type]
-            for client, answer in answers.items()
-        }
+        losses = {client: float(answer["eval_loss"]) for client, answer in answers.items()}  # type: ignore[arg-type]
+        self._requests[_CANDIDATES] = RoundRequest(server_round, losses=losses)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -296,8 +288,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def new_replies(self, request: RoundRequest) -> Replies:
         """Return an object for the replies to a request, which also fills ``self.dropped``."""
-        key, least = self.weighted_by_key, self._min_clients
-        replies = Replies(request, self._enrolled, key, least, self._large_norms)
+        replies = Replies(request, self._enrolled, self.weighted_by_key, self._min_clients)
         self.dropped = replies.dropped
         return replies
 
@@ -313,16 +304,16 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
 
     def _gathered(self, check: ReplyCheck, replies: Replies) -> Cohort:
         """Return the usable replies as a cohort, with bounded updates."""
-        if check.large_norms:
-            before = f"round {replies.request.server_round}: "
-            self._large_norms = [before + text for text in check.large_norms]
         cohort = check.gather(replies, self.max_client_weight)
         self.note_cohort(cohort)
         self.diagnostics, self.clusters = {}, None
-        bounds = self.clip_update_norm, self.clip_update_median
-        cohort, factors = clip_cohort(cohort, self.exchanges, *bounds)
-        if factors is not None:
-            self.diagnostics["clipped"] = factors
+        norm, median = self.clip_update_norm, self.clip_update_median
+        if norm is not None or median is not None:
+            cohort, self.diagnostics["clipped"] = cohort.clipped(norm, median)
+        if median is not None:
+            returned = [(e, cohort.measured[e.name]) for e in self.exchanges if e.returned]
+            bounded = {e.name: tuple(e.bound(arrays, median)) for e, arrays in returned}
+            cohort = replace(cohort, measured=cohort.measured | bounded)
         return cohort
 
     def _corrected(self, check: ReplyCheck, cohort: Cohort, merged: Arrays) -> Arrays:

@@ -13,26 +13,15 @@ A trainer in the ClientApp of a Flower app:
 >>> app = make_client_app(trainer_fn)
 """
 
-from fairflower.clients.sgd import SGD
-from fairflower.training.app import make_client_app
-from fairflower.training.batches import ClientData, Images
-from fairflower.training.device import choose_device, limit_threads
-from fairflower.training.features import mean_representation
-from fairflower.training.fisher import fisher_diagonal
-from fairflower.training.gradients import mean_gradient, mean_loss, sharpness
-from fairflower.training.trainer import Trainer
-
-__all__ = [
-    "SGD",
-    "ClientData",
-    "Images",
-    "Trainer",
-    "choose_device",
-    "fisher_diagonal",
-    "limit_threads",
-    "make_client_app",
-    "mean_gradient",
-    "mean_loss",
-    "mean_representation",
-    "sharpness",
-]
+from fairflower.clients.sgd import SGD as SGD
+from fairflower.training.app import make_client_app as make_client_app
+from fairflower.training.batches import ClientData as ClientData
+from fairflower.training.batches import Images as Images
+from fairflower.training.device import choose_device as choose_device
+from fairflower.training.device import limit_threads as limit_threads
+from fairflower.training.features import mean_representation as mean_representation
+from fairflower.training.fisher import fisher_diagonal as fisher_diagonal
+from fairflower.training.gradients import mean_gradient as mean_gradient
+from fairflower.training.gradients import mean_loss as mean_loss
+from fairflower.training.gradients import sharpness as sharpness
+from fairflower.training.trainer import Trainer as Trainer

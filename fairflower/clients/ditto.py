@@ -1,7 +1,5 @@
 """Ditto (Li et al., ICML 2021)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from fairflower.arguments import Range, Search

@@ -1,7 +1,5 @@
 """FedBN (Li et al., ICLR 2021)."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer

@@ -1,7 +1,5 @@
 """FedDyn (Acar et al., ICLR 2021)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fairflower.arguments import Range, Search

@@ -1,7 +1,5 @@
 """FedGC, the local training of FedGCR (Cheng, Yeh, Chen, Pastor, Chen, AAAI 2024)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,11 +12,11 @@ from fairflower.exchanges.centers import ClusterCenters
 from fairflower.files import Arrays
 from fairflower.models import to_numpy
 from fairflower.models.prompt_vit import PromptViT
+from fairflower.numerics.clustering import Variant
 from fairflower.training.features import FeatureTrainer
 from fairflower.training.measurements import representation, requested
 from fairflower.training.modes import at_least_float32
 
-Variant = Literal["adapted", "paper", "released"]
 Similarity = Literal["variant", "cosine", "dot"]
 
 

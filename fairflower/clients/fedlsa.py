@@ -1,7 +1,5 @@
 """FedLSA (Fu et al., AAAI 2025)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from torch import Tensor

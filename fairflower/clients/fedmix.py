@@ -1,7 +1,5 @@
 """FedMix (Yoon, Shin, Hwang, Yang, ICLR 2021)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedPer (Arivazhagan et al., 2019)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import nn

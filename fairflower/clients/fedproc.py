@@ -1,7 +1,5 @@
 """FedProc (Mu et al., Future Generation Computer Systems 2023)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import torch

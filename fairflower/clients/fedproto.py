@@ -1,7 +1,5 @@
 """FedProto (Tan et al., AAAI 2022), with averaged models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from torch import Tensor

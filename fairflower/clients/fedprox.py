@@ -1,7 +1,5 @@
 """FedProx (Li et al., MLSys 2020)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fairflower.arguments import Range, Search

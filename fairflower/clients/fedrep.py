@@ -1,13 +1,11 @@
 """FedRep (Collins et al., ICML 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fairflower.arguments import Range, Search
 from fairflower.clients.fedper import FedPer
-from fairflower.training.modes import frozen
+from fairflower.training.modes import frozen, temporarily
 
 
 class FedRep(FedPer):
@@ -53,12 +51,10 @@ class FedRep(FedPer):
         epochs, own = self.settings.local_epochs, set(self.local_arrays(self.model))
         if epochs == 0:
             return super().run_epochs(server_round)
-        self.settings = replace(self.settings, local_epochs=self.head_epochs)
-        try:
-            with frozen(p for name, p in self.model.named_parameters() if name not in own):
-                first = super().run_epochs(server_round)
-        finally:
-            self.settings = replace(self.settings, local_epochs=epochs)
+        settings = replace(self.settings, local_epochs=self.head_epochs)
+        body = (p for name, p in self.model.named_parameters() if name not in own)
+        with temporarily([(self, "settings", settings)]), frozen(body):
+            first = super().run_epochs(server_round)
         self.steps = 0  # count only steps of the body, which is sent
         with frozen(p for name, p in self.model.named_parameters() if name in own):
             second = super().run_epochs(server_round)

@@ -1,7 +1,5 @@
 """HarmoFL (Jiang, Wang, Dou, AAAI 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any

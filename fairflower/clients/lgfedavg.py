@@ -1,7 +1,5 @@
 """LG-FedAvg (Liang et al., 2020)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import nn

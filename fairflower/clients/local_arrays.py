@@ -1,7 +1,5 @@
 """Base class of trainers in which each client has its own values of some arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -11,13 +9,7 @@ from torch import nn
 
 from fairflower.exchanges.stored import PersonalArrays
 from fairflower.files import Arrays
-from fairflower.models import (
-    copy_arrays,
-    initial_local_arrays,
-    keep_local,
-    local_tensors,
-    to_numpy,
-)
+from fairflower.models import copy_arrays, initial_local_arrays, keep_local, local_tensors, to_numpy
 from fairflower.training.trainer import Trainer
 
 #: Key of `Trainer.state` for the client's values of these arrays.

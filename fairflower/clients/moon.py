@@ -1,7 +1,5 @@
 """MOON (Li et al., CVPR 2021)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """PropFair (Zhang, Malekmohammadi, Chen, Yu, TMLR 2023)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Sharpness-aware local training: FedSAM, and the clients of FedISM (SALT)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

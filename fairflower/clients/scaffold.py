@@ -1,7 +1,5 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fairflower.exchanges.stored import ControlVariates

@@ -1,7 +1,5 @@
 """Plain local training."""
 
-from __future__ import annotations
-
 from fairflower.training.trainer import Trainer
 
 

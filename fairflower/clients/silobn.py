@@ -1,7 +1,5 @@
 """SiloBN (Andreux et al., DART 2020)."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer

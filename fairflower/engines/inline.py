@@ -26,7 +26,7 @@ from fairflower.flower_compat import (
     set_message_id,
     set_request_id,
 )
-from fairflower.training.gpus import out_of_memory
+from fairflower.training.device import out_of_memory
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 

@@ -5,26 +5,11 @@ server merges them. It works with every strategy, as in ``FedHEAL(exchanges=[Con
 so that strategies and clients do not depend on each other.
 """
 
-from __future__ import annotations
-
-from fairflower.aggregation.exchange import Exchange
-from fairflower.exchanges.anchors import SemanticAnchors
-from fairflower.exchanges.centers import ClusterCenters
-from fairflower.exchanges.stored import (
-    AveragedBatches,
-    ControlVariates,
-    DynamicRegularizer,
-    PersonalArrays,
-    Prototypes,
-)
-
-__all__ = [
-    "AveragedBatches",
-    "ClusterCenters",
-    "ControlVariates",
-    "DynamicRegularizer",
-    "Exchange",
-    "PersonalArrays",
-    "Prototypes",
-    "SemanticAnchors",
-]
+from fairflower.aggregation.exchange import Exchange as Exchange
+from fairflower.exchanges.anchors import SemanticAnchors as SemanticAnchors
+from fairflower.exchanges.centers import ClusterCenters as ClusterCenters
+from fairflower.exchanges.stored import AveragedBatches as AveragedBatches
+from fairflower.exchanges.stored import ControlVariates as ControlVariates
+from fairflower.exchanges.stored import DynamicRegularizer as DynamicRegularizer
+from fairflower.exchanges.stored import PersonalArrays as PersonalArrays
+from fairflower.exchanges.stored import Prototypes as Prototypes

@@ -1,7 +1,5 @@
 """FedLSA's semantic anchors, learned on the server (Fu et al., AAAI 2025)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedGCR's clusters of clients and their centers (Cheng et al., AAAI 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 

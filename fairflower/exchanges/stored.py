@@ -1,15 +1,12 @@
 """Exchanges that store what clients return, or what is merged, and send it back."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.bounds import clip_factors
-from fairflower.aggregation.cohort import Arrays, Cohort
+from fairflower.aggregation.cohort import Arrays, Cohort, clip_factors
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import InvalidReply, NotFinite, check_arrays, is_real, norm
 

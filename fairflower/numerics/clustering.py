@@ -21,8 +21,6 @@ rounds, ten seeds for the clustering; AMD EPYC, scikit-learn 1.9.1). The weights
 factor 10, where clients have 1 to 245 images: without weights, k-means reaches 52 %.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -100,8 +98,6 @@ def cluster(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import cluster
     >>> h = np.array([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]])
     >>> cluster(h, clients=[3, 4, 7], number=2).ids.tolist()
     [0, 0, 1]
@@ -130,9 +126,6 @@ def resolve_variant(
     Raises ``ValueError`` if ``num_clusters`` is "auto" and the variant needs a number; and
     ``NotInstalled`` if the extra ``solvers`` is not installed.
 
-    Examples
-    --------
-    >>> from fairflower.numerics.clustering import resolve_variant
     >>> resolve_variant("released", num_clusters=5, clustering="variant")
     ('gmm', 'received_representation')
     """
@@ -154,10 +147,6 @@ def cluster_diagnostics(
 ) -> dict[str, Vectors | float]:
     """Return the diagnostics of a round's clusters: ids, number, and a map of the clients.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import cluster, cluster_diagnostics
     >>> h = np.array([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]])
     >>> sorted(cluster_diagnostics(h, np.ones(3), cluster(h, [3, 4, 7], 2)))
     ['bic', 'cluster', 'map_x', 'map_y', 'num_clusters']
@@ -183,21 +172,9 @@ def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     usual criterion uses the maximum-likelihood variance S / (d K), which is here replaced by the
     unbiased S / (d (K - T)). The former approaches zero if clusters have one or two clients, and
     therefore selects too many clusters. The criterion for a mixture has the same problem in low
-    dimensions.
+    dimensions. ``h`` has the vectors, shape (K, d), and ``labels`` the cluster of each, shape (K,).
+    The ``weights`` in S and in the means, shape (K,), are scaled to a mean of 1.
 
-    Parameters
-    ----------
-    h : array of shape (K, d)
-        The clustered vectors.
-    labels : array of shape (K,)
-        Cluster of each vector.
-    weights : array of shape (K,), optional
-        Weights in S and in the means. They are scaled to a mean of 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import bic
     >>> h = np.array([[0.0], [0.1], [5.0], [5.1]])
     >>> bic(h, np.array([0, 0, 1, 1])) < bic(h, np.zeros(4, np.int64))
     True
@@ -218,10 +195,6 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     The sign of an axis is chosen so that its largest entry is positive. A map of the clients then
     does not flip between rounds.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.clustering import principal
     >>> principal(np.array([[0.0, 1.0], [2.0, 1.0]]), axes=1).tolist()
     [[-1.0], [1.0]]
     """
@@ -307,16 +280,15 @@ def _stable_ids(
     unused = (name for name in itertools.count() if name not in centers)
     names += itertools.islice(unused, max(0, most - len(names)))
     apart = (float(np.linalg.norm(a - b)) for a, b in itertools.combinations(means, 2))
-    reach = min(apart, default=0) / 2
+    half = min(apart, default=0) / 2
     # All centers together have less influence than a single client.
     vote = 0.5 / len(new)
     value = np.full((len(new), len(names)), vote / 2)
     for j, name in enumerate(names):
         if name in centers and centers[name].shape == means.shape[1:]:
             away = np.linalg.norm(means - centers[name], axis=1)
-            value[:, j] = vote * np.divide(
-                reach, reach + away, where=away > 0, out=np.ones(len(new))
-            )
+            near = np.divide(half, half + away, where=away > 0, out=np.ones(len(new)))
+            value[:, j] = vote * near
     for client, label in zip(clients, labels, strict=True):
         if client in members:
             value[new == label, names.index(members[client])] += 1

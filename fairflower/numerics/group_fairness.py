@@ -21,8 +21,6 @@ Examples
 0.3143
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -95,8 +93,6 @@ class GroupMetric(Score):
     Its name is that of fairlearn. Higher values of a ratio are fairer, and lower values of a
     difference.
 
-    Examples
-    --------
     >>> [metric.name for metric in METRICS if metric.better > 0]  # doctest: +ELLIPSIS
     ['demographic_parity_ratio', 'equal_opportunity_ratio', 'equalized_odds_ratio']
     """
@@ -113,6 +109,21 @@ class GroupMetric(Score):
         rates = group_rates(counts)
         compared = [(_range if self.better < 0 else _ratio)(getattr(rates, r)) for r in self.rates]
         return float(np.max(compared) if self.better < 0 else np.min(compared))
+
+    def signed(self, counts: ArrayLike) -> float:
+        """Return a difference with its sign, for two groups: first minus second.
+
+        It is NaN if it is undefined. Equalized odds and differences between more than two groups
+        have no sign.
+
+        >>> counts = [[10, 2, 5, 1, 5, 1], [10, 8, 5, 5, 5, 3]]
+        >>> round(DIFFERENCES[0].signed(counts), 2)
+        -0.6
+        """
+        rates = [getattr(group_rates(counts), rate) for rate in self.rates]
+        if len(rates) == 1 and len(rates[0]) == 2:
+            return float(rates[0][0] - rates[0][1])
+        return self(counts)
 
     def worst(self, values: Iterable[float]) -> float:
         """Return the worst of several values; NaN if all of them are undefined."""
@@ -176,23 +187,6 @@ def accuracy(counts: ArrayLike) -> float:
     """Return the fraction of all people whose prediction is correct, 0 to 1."""
     n, _, _, true, negative, false = check_counts(counts).sum(axis=0)
     return float((true + negative - false) / n)
-
-
-def signed_difference(name: str, counts: ArrayLike) -> float:
-    """Return one of the `DIFFERENCES` with its sign, for two groups: first minus second.
-
-    It is NaN if it is undefined. Equalized odds and differences between more than two groups have
-    no sign.
-
-    >>> counts = [[10, 2, 5, 1, 5, 1], [10, 8, 5, 5, 5, 3]]
-    >>> round(signed_difference("demographic_parity_difference", counts), 2)
-    -0.6
-    """
-    metric = next(metric for metric in DIFFERENCES if metric.name == name)
-    rates = [getattr(group_rates(counts), rate) for rate in metric.rates]
-    if len(rates) == 1 and len(rates[0]) == 2:
-        return float(rates[0][0] - rates[0][1])
-    return metric(counts)
 
 
 def check_counts(counts: ArrayLike) -> Vector:

@@ -23,8 +23,6 @@ Examples
 (0.7809, 0.2208, 0.4645)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,8 +39,6 @@ from fairflower.numerics.scores import Score
 def mean(a: ArrayLike) -> float:
     """Return the arithmetic mean, which papers report over domains.
 
-    Examples
-    --------
     >>> mean([0.9, 0.5])
     0.7
     """
@@ -56,8 +52,6 @@ def std(a: ArrayLike, ddof: int) -> float:
     larger for K = 4) and 0 in FedEquilibria, FedGCR, Ditto and q-FFL. With four domains the
     estimate is noisy, so report several seeds. The result is NaN if ``K <= ddof``.
 
-    Examples
-    --------
     >>> round(std([0.2, 0.4], ddof=0), 6), round(std([0.2, 0.4], ddof=1), 6)
     (0.1, 0.141421)
     >>> std([0.7], ddof=1)
@@ -72,8 +66,6 @@ def std(a: ArrayLike, ddof: int) -> float:
 def worst(a: ArrayLike) -> float:
     """Return the smallest value: MIN in FedEquilibria and FedGCR, and the objective of AFL.
 
-    Examples
-    --------
     >>> worst([0.9, 0.5, 0.7])
     0.5
     """
@@ -83,8 +75,6 @@ def worst(a: ArrayLike) -> float:
 def best(a: ArrayLike) -> float:
     """Return the largest value.
 
-    Examples
-    --------
     >>> best([0.9, 0.5, 0.7])
     0.9
     """
@@ -94,8 +84,6 @@ def best(a: ArrayLike) -> float:
 def gap(a: ArrayLike) -> float:
     """Return the largest value minus the smallest, which is at least 0.
 
-    Examples
-    --------
     >>> gap([0.9, 0.5, 0.7])
     0.4
     """
@@ -108,8 +96,6 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     This is the "worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten
     values; in this case, this function returns the smallest value.
 
-    Examples
-    --------
     >>> worst_fraction([0.1, 0.3] + 18 * [0.9])
     0.2
     >>> worst_fraction([0.4, 0.9, 0.8])
@@ -154,8 +140,6 @@ def gini(a: ArrayLike) -> float:
     coefficient is relative, like `jain`, and 0 if all values are zero. It is computed on sorted
     values in O(K log K). FedGini and FedGA use it.
 
-    Examples
-    --------
     >>> gini([0.5, 0.5, 0.5, 0.5]), gini([1.0, 0.0, 0.0, 0.0])
     (0.0, 0.75)
     """
@@ -173,8 +157,6 @@ def entropy(a: ArrayLike) -> float:
     values are equal, so compare only vectors of equal length. The entropy is relative, like `jain`,
     and ``ln K`` if all values are zero.
 
-    Examples
-    --------
     >>> round(entropy([0.5, 0.5, 0.5, 0.5]), 6), entropy([1.0, 0.0, 0.0, 0.0])
     (1.386294, 0.0)
     """
@@ -192,8 +174,6 @@ class Summary(Score):
     Terminal output, callbacks, trackers, tables, figures, verdicts, tuning and the leaderboard all
     take the name, the direction and the formula from these objects.
 
-    Examples
-    --------
     >>> round(STD([0.2, 0.4]), 4), STD.heading, STD.better
     (0.1414, 'STD ddof 1', -1)
     """
@@ -287,8 +267,6 @@ SUMMARIES = (
 def average_and_worst(better: int) -> tuple[Summary, Summary]:
     """Return summaries of the average and the worst value; ``better`` is 1 (more is better) or -1.
 
-    Examples
-    --------
     >>> [row([0.1, 0.4]) for row in average_and_worst(-1)]
     [0.25, 0.4]
     """
@@ -386,8 +364,6 @@ def adjusted_rand(types: ArrayLike, clusters: ArrayLike) -> float:
     for random clusters, and 0 for a single cluster of several types. The parameters are those of
     `clustering_accuracy`.
 
-    Examples
-    --------
     >>> round(adjusted_rand(["mnist", "mnist", "svhn", "usps"], [0, 0, 1, 1]), 4)
     0.5714
     """

@@ -6,8 +6,6 @@ G is the K x K Gram matrix, so the size of the problem is the number of clients 
 on the dimension of the vectors (Desideri 2012, MGDA).
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import lru_cache
 from math import sqrt
@@ -72,7 +70,6 @@ def min_norm_weights(
 
     Examples
     --------
-    >>> from fairflower.numerics.min_norm import min_norm_weights
     >>> solution = min_norm_weights([[1.0, 0.0], [0.0, 4.0]])  # orthogonal: w ~ 1 / |v|^2
     >>> solution.weights.round(3).tolist(), round(solution.norm, 3)
     ([0.8, 0.2], 0.894)
@@ -121,19 +118,10 @@ def min_norm_weights(
 def quadratic_weights(matrix: ArrayLike, linear: ArrayLike) -> Vector:
     """Return the weights w on the simplex, shape (K,), that minimize w'Aw / 2 + b'w.
 
+    ``matrix`` is A, shape (K, K), symmetric and positive definite, and ``linear`` b, shape (K,).
     Because the weights sum to 1, this is the min-norm problem of A + 1b' + b1' + c 11', where c is
     chosen so that the matrix is a Gram matrix.
 
-    Parameters
-    ----------
-    matrix : array of shape (K, K)
-        A, symmetric and positive definite.
-    linear : array of shape (K,)
-        b.
-
-    Examples
-    --------
-    >>> from fairflower.numerics.min_norm import quadratic_weights
     >>> quadratic_weights([[2.0, 0.0], [0.0, 2.0]], [0.0, 1.0]).round(3).tolist()
     [0.75, 0.25]
     """
@@ -149,17 +137,9 @@ def proportional_descent(gram: ArrayLike, share: ArrayLike) -> Vector:
     The descents are <d, v_k> = ||d||^2 share_k for all k. So d is the shortest vector in the affine
     hull of the v_k / share_k, and c = G^-1 share / (share' G^-1 share). If d does not exist because
     the vectors are linearly dependent, c gives a d close to 0. Zero vectors have coefficient 0.
+    ``gram`` is G, the inner products <v_i, v_j> in double precision, shape (K, K). The shares,
+    shape (K,), are non-negative, and positive for at least one vector.
 
-    Parameters
-    ----------
-    gram : array of shape (K, K)
-        G, the inner products <v_i, v_j>, in double precision.
-    share : array of shape (K,)
-        Share of each vector in the descent: non-negative, and positive for at least one vector.
-
-    Examples
-    --------
-    >>> from fairflower.numerics.min_norm import proportional_descent
     >>> proportional_descent([[1.0, 0.0], [0.0, 4.0]], [1.0, 1.0]).round(3).tolist()
     [0.8, 0.2]
     """
@@ -183,10 +163,6 @@ def cosines(gram: NDArray[np.float64]) -> NDArray[np.float64]:
 
     The cosine is 0 if one of the vectors is zero.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fairflower.numerics.min_norm import cosines
     >>> cosines(np.array([[1.0, 1.0], [1.0, 4.0]])).tolist()
     [[1.0, 0.5], [0.5, 1.0]]
     """

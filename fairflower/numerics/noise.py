@@ -1,7 +1,5 @@
 """Gaussian noise for differential privacy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Scores: numbers with a direction, and how they are shown."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,8 +15,6 @@ class Score:
 
     Histories store values in base units, and a fraction is shown in percent.
 
-    Examples
-    --------
     >>> ACCURACY.shown(0.25), ACCURACY.largest, ACCURACY.phrase
     (25.0, 100.0, 'accuracy')
     >>> Score("mae", better=-1, unit="mm", high=float("inf")).shown(0.25)

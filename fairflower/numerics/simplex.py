@@ -1,7 +1,5 @@
 """Clients' weights, non-negative with sum 1: projected, capped, and kept from round to round."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,9 +21,6 @@ def project(point: ArrayLike) -> NDArray[np.float64]:
 
     Raises ``ValueError`` if ``point`` is empty, not a vector, or not finite.
 
-    Examples
-    --------
-    >>> from fairflower.numerics.simplex import project
     >>> project([0.5, 0.9, -3.0]).round(4).tolist()
     [0.3, 0.7, 0.0]
     """

@@ -1,7 +1,5 @@
 """Number of CPUs that this process may use, and a temporary limit of one thread."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import AbstractContextManager
@@ -23,10 +21,7 @@ def one_thread() -> AbstractContextManager[Any]:
     Results are then identical, bit for bit, on any number of cores. The libraries must already be
     imported: `FairStrategy` merges in such a block, and what is imported later needs its own.
 
-    Examples
-    --------
     >>> import numpy as np
-    >>> from fairflower.numerics.threads import one_thread
     >>> with one_thread():
     ...     float(np.ones(3) @ np.ones(3))
     3.0

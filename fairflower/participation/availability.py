@@ -1,7 +1,5 @@
 """Availability: which clients can be selected in a round."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 from collections.abc import Callable, Collection, Iterable

@@ -1,7 +1,5 @@
 """The built-in participation policies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -48,10 +46,7 @@ class PowerOfChoice(Participation):
     STATE: ClassVar[tuple[str, ...]] = ("train_losses",)
 
     def __init__(
-        self,
-        *,
-        d: Annotated[int, Range(0)] = 0,
-        loss: Literal["received", "train"] = "received",
+        self, *, d: Annotated[int, Range(0)] = 0, loss: Literal["received", "train"] = "received"
     ) -> None:
         self.d, self.loss = d, loss
         #: Mean training loss of each client's last merged round, by client id.
@@ -127,8 +122,6 @@ class RoundRobin(Participation):
     If all clients are always available, all clients are selected equally often, give or take one
     round.
 
-    Examples
-    --------
     >>> policy = RoundRobin()
     >>> [policy.choose(Draw(r, (0, 1, 2), 2), {}) for r in (1, 2, 3)]
     [[0, 1], [0, 2], [0, 1]]

@@ -34,8 +34,8 @@ from fairflower.engines.ray_cluster import share_of, worker_capacity
 from fairflower.errors import ConfigError, EngineError
 from fairflower.numerics.threads import cpus
 from fairflower.server.setup import set_up
-from fairflower.training.device import choose_device
-from fairflower.training.gpus import (
+from fairflower.training.device import (
+    choose_device,
     free_memory,
     gpu_names,
     out_of_memory,

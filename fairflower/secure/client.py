@@ -1,23 +1,38 @@
-"""The client's part: Flower's mod for SecAgg+, applied to training in fairflower's ClientApp.
+"""The client's part: Flower's mod for SecAgg+, and what a client checks before it answers.
 
 Flower's mod answers the four messages of a round. For the third message it calls the app, which
-trains, and then masks the app's reply; it expects the records of Flower's classic API.
+trains, and then masks the app's reply; it expects the records of Flower's classic API. The mod
+trusts every request of the expected stage. A client of fairflower compares a request with the
+protocol's constants and with what it was told before in this round, which Flower's mod keeps in
+``Context.state``. ``docs/privacy.md`` says what it cannot see.
 """
 
-from __future__ import annotations
-
+import hashlib
+import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config.secure import TRAINED
+from fairflower.config.run import is_setting
+from fairflower.config.secure import KEY, TRAINED
 from fairflower.errors import logger
-from fairflower.flower_compat import RECORD_KEY_CONFIGS, secaggplus_mod
-from fairflower.secure.masks import aes_masks
-from fairflower.secure.requests import check_request, claim_round, must_mask
+from fairflower.flower_compat import (
+    RECORD_KEY_CONFIGS,
+    RECORD_KEY_STATE,
+    Key,
+    Stage,
+    is_supernode,
+    secaggplus_mod,
+    secaggplus_workflow,
+)
+from fairflower.paths import home
+from fairflower.secure.protocol import SMALLEST_SUM, aes_masks, constants_of
 from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed
 
@@ -34,6 +49,9 @@ REFUSED = (
 
 #: Examples on which a client can test, other than its test examples; see the app.
 _SPLITS = ("train", "validation")
+
+#: Record of ``Context.state`` with the last rounds in which the client measured and trained.
+_ROUNDS = "fairflower.secure"
 
 App = Callable[[Message, Context], Message]
 
@@ -127,3 +145,119 @@ def _as_classic(request: Message, reply: Message) -> Message:
         "fitres.status": ConfigRecord({"code": 0, "message": ""}),
     }
     return Message(RecordDict(classic), reply_to=request)
+
+
+def check_request(message: Message, context: Context) -> None:
+    """Raise an exception unless a request of the masked exchange follows the protocol.
+
+    A request for a masked vector uses up the client's part of the round, even if training fails.
+    """
+    records, node = message.content.config_records, context.node_id
+    asked: Any = records[RECORD_KEY_CONFIGS]
+    told: Any = context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord())
+    kind, stage = message.metadata.message_type, asked.get(Key.STAGE)
+    _require(kind == MessageType.TRAIN, f"the message has type {kind!r}, expected 'train'")
+    if stage == Stage.SETUP:  # it may begin at any time
+        _check_constants(asked)
+        return
+    before, stages = told.get("current_stage"), Stage.all()
+    _require((before, stage) in pairwise(stages), f"{stage!r} does not follow after {before!r}")
+    if stage == Stage.SHARE_KEYS:
+        _check_keys(asked, told, node)
+    elif stage == Stage.COLLECT_MASKED_VECTORS:
+        _check_nodes([*asked[Key.SOURCE_LIST], node], told["public_keys_dict:K"])
+        most = MaskingInstructions.from_config(records["config"]).range
+        _require(most == told["target_range"], f"the largest weight {most} is not the set-up's")
+        claim_round(message, context, "train")
+    else:
+        present = asked[Key.ACTIVE_NODE_ID_LIST]
+        _check_nodes([*present, *asked[Key.DEAD_NODE_ID_LIST]], told["rd_seed_share_dict:K"])
+        _require(node in present, "this node is named as absent")
+        _require(len(present) >= told["threshold"], f"only {present} are present")
+    _mark(context, f"{told['pk1']!r} {stage}")
+
+
+def claim_round(message: Message, context: Context, task: str) -> None:
+    """Note that the client measures, trains or tests in a round; raise an exception unless it may.
+
+    It measures once and then trains once in a round, and tests once on each split. Rounds only
+    increase, and a run keeps its settings.
+    """
+    config: Any = message.content.config_records["config"]
+    run = _run_of(message, context)
+    fixed = {key: value for key, value in config.items() if is_setting(key) or key == "run-id"}
+    if config.get("train.lr-warmup") or config.get("train.lr-schedule", "constant") != "constant":
+        fixed.pop("train.lr", None)  # it has the value of the round
+    digest = hashlib.sha256(repr(sorted(fixed.items())).encode()).hexdigest()
+    kept: Any = context.state.config_records.get(_ROUNDS, ConfigRecord())
+    now, last = config["server-round"], kept.get(run + task, 0)
+    follows = type(now) is int and last < now <= config["num-server-rounds"]
+    _require(follows, f"round {now} to {task} does not follow after round {last}")
+    _require(task != "train" or kept.get(run + "measure") == now, f"round {now} has no measuring")
+    _require(kept.get(run + "settings", digest) == digest, "the run's settings have changed")
+    context.state[_ROUNDS] = ConfigRecord({**kept, run + task: now, run + "settings": digest})
+    _mark(context, f"{context.node_id} {run}{config.get('run-id')} {task} {now}")
+
+
+def must_mask(message: Message, context: Context) -> bool:
+    """Return whether a message, its run, or the node config asks for masked models.
+
+    The run does if its earlier messages did; at a SuperNode, also if the Flower run's config does.
+    """
+    sources = [message.content.config_records.get("config", {}), context.node_config]
+    sources += [context.run_config] * is_supernode(context)
+    kept = context.state.config_records.get(_ROUNDS, ConfigRecord())
+    return any(s.get(KEY) for s in sources) or _run_of(message, context) + "settings" in kept
+
+
+def _run_of(message: Message, context: Context) -> str:
+    """Return the prefix of a run's entries; only simulations have several runs in a Flower run."""
+    config = message.content.config_records.get("config", ConfigRecord())
+    own = "" if is_supernode(context) else repr(config.get("run-id"))
+    return f"{message.metadata.run_id} {own} "
+
+
+def _check_constants(asked: Any) -> None:
+    """Raise ``ValueError`` unless a set-up has the protocol's constants for its clients."""
+    clients = asked.get(Key.SAMPLE_NUMBER)
+    possible = type(clients) is int and SMALLEST_SUM <= clients <= 2**20
+    _require(possible, f"{Key.SAMPLE_NUMBER} = {clients!r}, expected at least {SMALLEST_SUM}")
+    for key, value in constants_of(clients).items():
+        text = f"{key} = {asked.get(key)!r}, expected {value!r} for {clients} clients"
+        _require(type(asked.get(key)) is type(value) and asked[key] == value, text)
+
+
+def _check_keys(asked: Any, told: Any, node: int) -> None:
+    """Raise ``ValueError`` unless there are different keys of as many nodes as there are shares."""
+    keys = {int(name): pair for name, pair in asked.items() if name != Key.STAGE}
+    _require(len(keys) == len(asked) - 1 == told["share_num"], f"keys of {len(keys)} nodes")
+    _require(node in keys, "this node's keys are missing")
+    # Flower's mod compares encoded keys, and a key has several encodings.
+    read: Any = secaggplus_workflow.bytes_to_public_key
+    # Points with the same x, a key and its negative, give the same shared secret.
+    points = {read(key).public_numbers().x for pair in keys.values() for key in pair}
+    _require(len(points) == 2 * len(keys), "a key belongs to two nodes")
+
+
+def _check_nodes(named: list[int], known: list[int]) -> None:
+    """Raise ``ValueError`` unless exactly the known nodes are named, each once."""
+    _require(sorted(named) == sorted(known), f"named are {sorted(named)}, expected {sorted(known)}")
+
+
+def _mark(context: Context, answer: str) -> None:
+    """Raise ``FileExistsError`` if another process of the site has answered, whatever its state."""
+    if "domain" not in context.node_config:
+        return
+    folder = home() / "secure"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        with suppress(OSError):  # another process deletes it, too, or it is another user's
+            if path.stat().st_mtime < time.time() - 24 * 3600:
+                path.unlink()
+    mark = folder / hashlib.sha256(answer.encode()).hexdigest()
+    os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)

@@ -6,13 +6,17 @@ stand-in, and the grid adds the model and the config to the messages of the thir
 clients train.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fairflower.arrays import view
@@ -29,10 +33,10 @@ from fairflower.flower_compat import (
     Stage,
     WorkflowKey,
     parameters_to_ndarrays,
+    secaggplus_mod,
     secaggplus_workflow,
 )
 from fairflower.numerics import Vector
-from fairflower.secure.masks import aes_masks
 from fairflower.secure.vectors import CLIPPING, quantization_range
 
 Send = Callable[[list[Message]], list[Message]]
@@ -264,3 +268,42 @@ def _context(server_round: int, receiver: _Receiver) -> LegacyContext:
         strategy=receiver,
         client_manager=clients,
     )
+
+
+# --- masks from AES, in place of Flower's generator, which takes 32 bits of a seed -----------
+# A server that tries all 2^32 seeds would read the update of any client that has sent its masked
+# vector, but that it names as failed to the others.
+
+#: Number of blocks of `aes_masks` that have begun, and the generators that the first one replaced.
+_blocks = 0
+_replaced: list[tuple[Any, Any]] = []
+_lock = threading.Lock()
+
+
+def masks_of(seed: bytes, num_range: int, shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Return int64 arrays of numbers below ``num_range``, a power of 2, from AES-256-CTR."""
+    key = hashlib.sha256(seed).digest()
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()  # each key is used once
+    drawn = [np.frombuffer(stream.update(bytes(4 * math.prod(shape))), "<u4") for shape in shapes]
+    return [a.astype(np.int64).reshape(s) % num_range for a, s in zip(drawn, shapes, strict=True)]
+
+
+@contextmanager
+def aes_masks() -> Iterator[None]:
+    """Make Flower's mod and its workflow use `masks_of` in the block, also in nested blocks."""
+    global _blocks
+    with _lock:
+        if _blocks == 0:
+            modules: list[Any] = [sys.modules[secaggplus_mod.__module__], secaggplus_workflow]
+            _replaced[:] = [(module, module.pseudo_rand_gen) for module in modules]
+            for module in modules:
+                module.pseudo_rand_gen = masks_of
+        _blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if _blocks == 0:
+                for module, generator in _replaced:
+                    module.pseudo_rand_gen = generator

@@ -1,14 +1,11 @@
 """The server's part: a round of training under secure aggregation, in two exchanges."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays
 from fairflower.aggregation.messages import RoundRequest, add_client_config
@@ -19,11 +16,11 @@ from fairflower.aggregation.records import (
     is_finite,
     stack_common_metrics,
 )
-from fairflower.aggregation.replies import Replies, ReplyCheck
+from fairflower.aggregation.replies import ReplyCheck
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import record_of
-from fairflower.errors import ConfigError, Diverged, logger
-from fairflower.numerics.simplex import on_simplex
+from fairflower.errors import Diverged, logger
+from fairflower.numerics import Vector
 from fairflower.numerics.threads import one_thread
 from fairflower.secure.client import MEASURE
 from fairflower.secure.protocol import (
@@ -51,19 +48,6 @@ from fairflower.seeds import derive_seed
 DOMINANT_WEIGHT = 0.5
 
 
-@dataclass
-class _Round:
-    """A round's messages and replies, by client."""
-
-    server_round: int
-    asked: dict[int, Message]  # the strategy's train messages, by client
-    received: Arrays
-    check: ReplyCheck
-    numbers: dict[int, MetricRecord] = field(default_factory=dict)  # metrics before training
-    trained: dict[int, MetricRecord] = field(default_factory=dict)  # metrics after training
-    dropped: dict[int, str] = field(default_factory=dict)
-
-
 class SecureAggregation:
     """Training rounds under secure aggregation.
 
@@ -84,14 +68,13 @@ class SecureAggregation:
         replies are usable.
         """
         strategy, before = self.strategy, self.strategy.state_dict()
-        received = decode_record(arrays)
         asked = {strategy._enrolled.client_of(message): message for message in messages}
         check = ReplyCheck(strategy, arrays, strategy._enrolled.sizes)
-        now = _Round(server_round, asked, received, check)
+        now = _Round(strategy, self.send, server_round, asked, decode_record(arrays), check)
         strategy.diagnostics, strategy.clusters = {}, None
         strategy.client_ids, strategy.client_metrics = (), {}
         try:
-            merged = self._merged(now)
+            merged = now.merged()
         except Halted:
             strategy.load_state_dict(before)
             strategy.diagnostics, strategy.client_ids = {}, ()
@@ -100,93 +83,100 @@ class SecureAggregation:
             strategy.dropped = dict(sorted(now.dropped.items()))
         return record_of(merged)
 
-    def _merged(self, now: _Round) -> Arrays:
+
+@dataclass
+class _Round:
+    """A round's messages and replies, by client."""
+
+    strategy: FairStrategy
+    send: Send
+    server_round: int
+    asked: dict[int, Message]  # the strategy's train messages
+    received: Arrays
+    check: ReplyCheck
+    numbers: dict[int, MetricRecord] = field(default_factory=dict)  # metrics before training
+    trained: dict[int, MetricRecord] = field(default_factory=dict)  # metrics after training
+    dropped: dict[int, str] = field(default_factory=dict)
+
+    def merged(self) -> Arrays:
         """Return the next global model."""
-        cohort = self._measure(now)
+        cohort = self._measure()
         with one_thread():  # the same bits on any number of cores
-            weights = _checked(np.asarray(self.strategy.weigh(cohort)), len(cohort))
+            weights = np.asarray(self.strategy.weigh(cohort))
+            cohort.check_weights(weights)
             weights = cohort.cap(weights)
             factors = self.strategy.square_factors(cohort)
-        total, clients = self._sum(now, cohort, weights, factors)
+        total, clients = self._sum(cohort.client_ids, weights, factors)
         with one_thread():
-            return self._conclude(now, self._cohort(now, clients, total), cohort.client_ids)
+            return self._conclude(self._cohort(clients, total), cohort.client_ids)
 
-    def _measure(self, now: _Round) -> SumCohort:
+    def _measure(self) -> SumCohort:
         """Run the first exchange and return the clients' numbers as a cohort."""
         strategy = self.strategy
-        messages = [Message(m.content, m.metadata.dst_node_id, MEASURE) for m in now.asked.values()]
+        messages = [
+            Message(m.content, m.metadata.dst_node_id, MEASURE) for m in self.asked.values()
+        ]
         names = [n for n in strategy._measurements if n not in strategy.used_next_round]
 
         def check(client: int, content: RecordDict, metrics: MetricRecord) -> MetricRecord:
             if content.array_records:
                 raise InvalidReply("it sent arrays, but the server requested only numbers")
-            now.check.check_numbers(client, metrics, names)
+            self.check.check_numbers(client, metrics, names)
             return metrics
 
-        replies = strategy.new_replies(RoundRequest(now.server_round, messages=messages))
-        now.dropped = replies.dropped
-        now.numbers = replies.read(self.send(messages), check).usable
+        replies = strategy.new_replies(RoundRequest(self.server_round, messages=messages))
+        self.dropped = replies.dropped
+        self.numbers = replies.read(self.send(messages), check).usable
         replies.check_enough()
         replies.check_cap(strategy.max_client_weight)
-        return self._cohort(now, sorted(now.numbers))
+        return self._cohort(sorted(self.numbers))
 
-    def _cohort(
-        self, now: _Round, clients: Sequence[int], total: WeightedSum | None = None
-    ) -> SumCohort:
+    def _cohort(self, clients: Sequence[int], total: WeightedSum | None = None) -> SumCohort:
         """Return a cohort of these clients, with their numbers and the sum of their updates."""
         # Weights and factors were computed from the numbers of the first exchange.
-        both = [{**now.trained.get(k, {}), **now.numbers[k]} for k in clients]
+        both = [{**self.trained.get(k, {}), **self.numbers[k]} for k in clients]
         metrics = stack_common_metrics([MetricRecord(numbers) for numbers in both])
         return SumCohort(
-            now.server_round,
+            self.server_round,
             tuple(clients),
             metrics[self.strategy.weighted_by_key],
-            now.received,
+            self.received,
             (),
             metrics,
-            self.strategy.buffers_of(now.received),
+            self.check.buffers,
             population=len(self.strategy._enrolled.nodes or ()),
             max_weight=self.strategy.max_client_weight,
             total=total,
         )
 
     def _sum(
-        self,
-        now: _Round,
-        cohort: SumCohort,
-        weights: NDArray[np.float64],
-        factors: NDArray[np.float64] | None,
+        self, clients: Sequence[int], weights: Vector, factors: Vector | None
     ) -> tuple[WeightedSum, list[int]]:
         """Run the second exchange; return the sum of weighted updates and the clients in it.
 
         If clients fail before training, they are dropped, and the exchange starts again.
         """
-        shares = dict(zip(cohort.client_ids, weights.tolist(), strict=True))
-        each = (
-            dict(zip(cohort.client_ids, factors.tolist(), strict=True))
-            if factors is not None
-            else {}
-        )
+        shares = dict(zip(clients, weights.tolist(), strict=True))
+        each = {} if factors is None else dict(zip(clients, factors.tolist(), strict=True))
+        at = {message.metadata.dst_node_id: client for client, message in self.asked.items()}
         while True:
             _check_enough_clients(shares)
-            instructions = self._instructions(now, shares, each)
             try:
-                return self._masked(now, instructions)
+                return self._masked(self._instructions(shares, each))
             except LostClients as lost:
-                at = {m.metadata.dst_node_id: client for client, m in now.asked.items()}
-                replies = self.strategy.new_replies(RoundRequest(now.server_round))
+                replies = self.strategy.new_replies(RoundRequest(self.server_round))
                 for node, reason in lost.reasons.items():
                     replies.drop(at[node], reason)
                     del shares[at[node]]
-                now.dropped |= replies.dropped
+                self.dropped |= replies.dropped
 
     def _instructions(
-        self, now: _Round, shares: Mapping[int, float], factors: Mapping[int, float]
+        self, shares: Mapping[int, float], factors: Mapping[int, float]
     ) -> dict[int, MaskingInstructions]:
         """Return the values for each client. Weights become integers, of which the largest is Q."""
         most, Q = max(shares.values()), quantization_range(len(shares))
-        buffers = tuple(sorted(self.strategy.buffers_of(now.received))) if factors else ()
-        draws = np.random.default_rng(derive_seed(self.strategy._seed, now.server_round, "checks"))
+        buffers = tuple(sorted(self.check.buffers)) if factors else ()
+        draws = np.random.default_rng(derive_seed(self.strategy._seed, self.server_round, "checks"))
         return {
             client: MaskingInstructions(
                 round(share / most * Q),
@@ -199,40 +189,38 @@ class SecureAggregation:
         }
 
     def _masked(
-        self, now: _Round, instructions: Mapping[int, MaskingInstructions]
+        self, instructions: Mapping[int, MaskingInstructions]
     ) -> tuple[WeightedSum, list[int]]:
+        """Train the clients; return the sum of their masked updates and the clients in it."""
         contents = {}
         for client, values in instructions.items():
-            message = Message(
-                now.asked[client].content, now.asked[client].metadata.dst_node_id, "train"
-            )
+            asked = self.asked[client]
+            message = Message(asked.content, asked.metadata.dst_node_id, "train")
             add_client_config(message, self.strategy.configrecord_key, values.to_config())
             contents[message.metadata.dst_node_id] = message.content
-        read: list[Replies] = []
+        read = self.strategy.new_replies(RoundRequest(self.server_round))
 
         def usable(messages: Sequence[Message], replies: list[Message]) -> list[Message]:
-            request = RoundRequest(now.server_round, messages=messages)
-            read.append(self.strategy.new_replies(request))
-            now.trained = (
-                read[-1].read(replies, lambda *reply: self._check(now, instructions, *reply)).usable
-            )
-            now.dropped |= read[-1].dropped
-            _check_enough_clients({client: instructions[client].ratio for client in now.trained})
-            nodes = {now.asked[client].metadata.dst_node_id for client in now.trained}
+            read.request = RoundRequest(self.server_round, messages=messages)
+            read.read(replies, partial(self._check, instructions))
+            self.trained = read.usable
+            self.dropped |= read.dropped
+            _check_enough_clients({client: instructions[client].ratio for client in self.trained})
+            nodes = {self.asked[client].metadata.dst_node_id for client in self.trained}
             return [r for r in replies if r.metadata.src_node_id in nodes and not r.has_error()]
 
         try:
-            mean = masked_mean(self.send, now.server_round, contents, usable)
-            read[0].check_enough()
-            clients = sorted(now.trained)
-            return decode(mean, now.received, [instructions[client] for client in clients]), clients
+            mean = masked_mean(self.send, self.server_round, contents, usable)
+            read.check_enough()
+            clients = sorted(self.trained)
+            told = [instructions[client] for client in clients]
+            return decode(mean, self.received, told), clients
         except WrongSum as error:
-            names = ", ".join(map(str, sorted(now.trained)))
+            names = ", ".join(map(str, sorted(self.trained)))
             raise Halted(f"{error} (one of clients {names})") from error
 
     def _check(
         self,
-        now: _Round,
         instructions: Mapping[int, MaskingInstructions],
         client: int,
         content: RecordDict,
@@ -243,25 +231,25 @@ class SecureAggregation:
         used = metrics.pop("num_examples", None)  # the weight, in Flower's record
         if any(len(record) for record in content.array_records.values()):
             raise InvalidReply("it sent arrays that are not masked")
-        now.check.check_numbers(client, metrics, self.strategy.used_next_round)
-        now.check.check_policy({**metrics, **now.numbers[client]})
+        self.check.check_numbers(client, metrics, self.strategy.used_next_round)
+        self.check.check_policy({**metrics, **self.numbers[client]})
         for name, value in metrics.items():
             check_finite(name, value)
         if used != mine.weight:
             raise InvalidReply(f"it used the weight {used} instead of {mine.weight}")
-        planned, steps = now.numbers[client].get("steps"), metrics.get("steps")
+        planned, steps = self.numbers[client].get("steps"), metrics.get("steps")
         if planned is not None and steps != planned:
             raise InvalidReply(f"it took {steps} steps, but had announced {planned}")
         try:
             sizes = masked_sizes(content)
         except Exception as error:
             raise InvalidReply(f"its masked vector cannot be read ({error!r})") from error
-        size = size_of(now.received, mine.factor is not None)
+        size = size_of(self.received, mine.factor is not None)
         if sizes != [1, size]:
             raise InvalidReply(f"its masked arrays have {sizes} numbers, expected {[1, size]}")
         return metrics
 
-    def _conclude(self, now: _Round, cohort: SumCohort, measured: tuple[int, ...]) -> Arrays:
+    def _conclude(self, cohort: SumCohort, measured: tuple[int, ...]) -> Arrays:
         """Return the next global model from the sum, and record the merge in the strategy."""
         strategy = self.strategy
         assert cohort.total is not None
@@ -270,25 +258,25 @@ class SecureAggregation:
             if np.shape(value)[:1] == (len(measured),):
                 strategy.diagnostics[name] = np.asarray(value)[kept]
         strategy.note_cohort(cohort)
-        strategy.diagnostics["weights"] = cohort.total.weights
-        merged = strategy.combine(cohort, cohort.total.weights)
+        weights = strategy.diagnostics["weights"] = cohort.total.weights
+        merged = strategy.combine(cohort, weights)
         strategy.diagnostics["quantization_error"] = cohort.total.error
-        if lost := [n for n, a in merged.items() if (is_finite(now.received[n]) > is_finite(a))]:
+        if lost := [n for n, a in merged.items() if is_finite(self.received[n]) > is_finite(a)]:
             raise Diverged(
-                f"Round {now.server_round}: the merged model holds NaN or infinite values in "
+                f"Round {self.server_round}: the merged model holds NaN or infinite values in "
                 f"{lost[0]!r}."
             )
-        _warn_if_shown(now.server_round, cohort)
+        if (weight := float(weights.max())) > DOMINANT_WEIGHT:
+            logger.warning(
+                "Round %d: client %d has weight %.2f, so the sum shows most of its model. "
+                "bound.max-client-weight caps weights.",
+                self.server_round,
+                cohort.client_ids[int(weights.argmax())],
+                weight,
+            )
         strategy.note_trained(cohort)
         strategy.note_merged(cohort)
         return merged
-
-
-def _checked(weights: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
-    """Return the weights; raise ``ConfigError`` unless they are non-negative with sum 1."""
-    if weights.shape != (clients,) or not on_simplex(weights):
-        raise ConfigError(f"Weights {weights}: expected {clients} non-negative numbers with sum 1.")
-    return weights
 
 
 def _check_enough_clients(shares: Mapping[int, float]) -> None:
@@ -302,21 +290,7 @@ def _check_enough_clients(shares: Mapping[int, float]) -> None:
         )
 
 
-def _warn_if_shown(server_round: int, cohort: SumCohort) -> None:
-    """Warn if the sum is mostly a single client's model."""
-    assert cohort.total is not None
-    k = int(np.argmax(cohort.total.weights))
-    if (weight := float(cohort.total.weights[k])) > DOMINANT_WEIGHT:
-        logger.warning(
-            "Round %d: client %d has weight %.2f, so the sum shows most of its model. "
-            "bound.max-client-weight caps weights.",
-            server_round,
-            cohort.client_ids[k],
-            weight,
-        )
-
-
-def described(clients: int) -> dict[str, Any]:
+def described(clients: int) -> dict[str, int]:
     """Return the parameters of the protocol for this number of clients, for ``run.json``."""
     shares, threshold = shares_of(clients)
     return {

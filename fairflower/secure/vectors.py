@@ -5,11 +5,9 @@ integers below ``quantization_range`` and adds masks modulo 2**32. Here updates 
 no value is clipped; an update that is too large for this is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -93,7 +91,7 @@ class MaskingInstructions:
         return values
 
     @classmethod
-    def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> MaskingInstructions:
+    def from_config(cls, config: ConfigRecord | Mapping[str, Any]) -> Self:
         """Read a message's config; raise ``ValueError`` if a value is invalid or missing."""
         checks, buffers = config.get(_CHECKS, []), config.get(_BUFFERS, [])
         numbers = config.get(WEIGHT_KEY), config.get(_RANGE), tuple(checks)  # type: ignore[arg-type]
@@ -270,9 +268,7 @@ class SumCohort(Cohort):
         return self._moved(self._factor_within_cap(weights), self.floats)
 
     def move(
-        self,
-        coefficients: Vector | Mapping[str, Vector],
-        weights: Vector | None = None,
+        self, coefficients: Vector | Mapping[str, Vector], weights: Vector | None = None
     ) -> Arrays:
         """Return theta + c sum_k w_k Delta_k for coefficients that are c times these weights."""
         if isinstance(coefficients, Mapping):
@@ -301,11 +297,11 @@ class SumCohort(Cohort):
                 continue
             # Above 0.5 the sum would be raised instead of rounded to the nearest number.
             margin = min(0.5, 1e-6 + self.total.error * scale_of(received))
-            if received.dtype.kind == "b":  # the majority's value, as in `merge_whole`
+            if received.dtype.kind == "b":  # the majority's value, as in `merge_integers`
                 moved[name] = np.asarray(received ^ (np.abs(step) > 0.5 + margin))
-            else:  # rounded down, as in `merge_whole`; a sum of integers is exact above 2**53, too
-                whole = np.floor(step + margin).astype(np.int64)
-                moved[name] = np.asarray(received + whole.astype(received.dtype))
+            else:  # rounded down, as there; a sum of integers is exact above 2**53, too
+                down = np.floor(step + margin).astype(np.int64)
+                moved[name] = np.asarray(received + down.astype(received.dtype))
         return moved
 
 

@@ -25,8 +25,7 @@ from fairflower.registry.user_metrics import compute_metrics
 from fairflower.server.history import ADAPTED
 from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
-from fairflower.training.device import choose_device, float64_on
-from fairflower.training.gpus import out_of_memory
+from fairflower.training.device import choose_device, float64_on, out_of_memory
 from fairflower.training.modes import layers_with_statistics, target_statistics
 
 

@@ -17,76 +17,39 @@ A strategy in the ServerApp of a Flower app:
 ...     strategy.start(grid, initial_arrays, num_rounds=30)
 """
 
-from fairflower.aggregation.cohort import Cohort
-from fairflower.aggregation.strategy import FairStrategy
-from fairflower.errors import RoundFailed
-from fairflower.numerics.min_norm import MinNorm, min_norm_weights
-from fairflower.registry import STRATEGIES
-from fairflower.registry.measurements import measurement
-from fairflower.strategies.aaggff import AAggFF
-from fairflower.strategies.adafed import AdaFed
-from fairflower.strategies.afl import AFL
-from fairflower.strategies.daa import DaA
-from fairflower.strategies.dqffl import DqFFL
-from fairflower.strategies.eagle import EAGLE
-from fairflower.strategies.fairfed import FairFed
-from fairflower.strategies.fairrfl import FairRFL
-from fairflower.strategies.fedavg import FedAvg, Uniform
-from fairflower.strategies.fedce import FedCE
-from fairflower.strategies.fedeba import FedEBAPlus
-from fairflower.strategies.fedequilibria import FedEquilibria
-from fairflower.strategies.fedfv import FedFV
-from fairflower.strategies.fedga import FedGA
-from fairflower.strategies.fedgcr import FedGCR
-from fairflower.strategies.fedheal import FedHEAL
-from fairflower.strategies.fedism import FedISM
-from fairflower.strategies.fedismplus import FedISMPlus
-from fairflower.strategies.fedlf import FedLF
-from fairflower.strategies.fedmdfg import FedMDFG
-from fairflower.strategies.fedmgda import FedMGDAPlus
-from fairflower.strategies.fednova import FedNova
-from fairflower.strategies.fedpw import FedPW
-from fairflower.strategies.pa3fed import PA3Fed
-from fairflower.strategies.propfair import PropFair
-from fairflower.strategies.qffl import QFFL
-from fairflower.strategies.superquantile import Superquantile
-from fairflower.strategies.term import TERM
-
-__all__ = [
-    "AFL",
-    "EAGLE",
-    "QFFL",
-    "STRATEGIES",
-    "TERM",
-    "AAggFF",
-    "AdaFed",
-    "Cohort",
-    "DaA",
-    "DqFFL",
-    "FairFed",
-    "FairRFL",
-    "FairStrategy",
-    "FedAvg",
-    "FedCE",
-    "FedEBAPlus",
-    "FedEquilibria",
-    "FedFV",
-    "FedGA",
-    "FedGCR",
-    "FedHEAL",
-    "FedISM",
-    "FedISMPlus",
-    "FedLF",
-    "FedMDFG",
-    "FedMGDAPlus",
-    "FedNova",
-    "FedPW",
-    "MinNorm",
-    "PA3Fed",
-    "PropFair",
-    "RoundFailed",
-    "Superquantile",
-    "Uniform",
-    "measurement",
-    "min_norm_weights",
-]
+from fairflower.aggregation.cohort import Cohort as Cohort
+from fairflower.aggregation.strategy import FairStrategy as FairStrategy
+from fairflower.errors import RoundFailed as RoundFailed
+from fairflower.numerics.min_norm import MinNorm as MinNorm
+from fairflower.numerics.min_norm import min_norm_weights as min_norm_weights
+from fairflower.registry import STRATEGIES as STRATEGIES
+from fairflower.registry.measurements import measurement as measurement
+from fairflower.strategies.aaggff import AAggFF as AAggFF
+from fairflower.strategies.adafed import AdaFed as AdaFed
+from fairflower.strategies.afl import AFL as AFL
+from fairflower.strategies.daa import DaA as DaA
+from fairflower.strategies.dqffl import DqFFL as DqFFL
+from fairflower.strategies.eagle import EAGLE as EAGLE
+from fairflower.strategies.fairfed import FairFed as FairFed
+from fairflower.strategies.fairrfl import FairRFL as FairRFL
+from fairflower.strategies.fedavg import FedAvg as FedAvg
+from fairflower.strategies.fedavg import Uniform as Uniform
+from fairflower.strategies.fedce import FedCE as FedCE
+from fairflower.strategies.fedeba import FedEBAPlus as FedEBAPlus
+from fairflower.strategies.fedequilibria import FedEquilibria as FedEquilibria
+from fairflower.strategies.fedfv import FedFV as FedFV
+from fairflower.strategies.fedga import FedGA as FedGA
+from fairflower.strategies.fedgcr import FedGCR as FedGCR
+from fairflower.strategies.fedheal import FedHEAL as FedHEAL
+from fairflower.strategies.fedism import FedISM as FedISM
+from fairflower.strategies.fedismplus import FedISMPlus as FedISMPlus
+from fairflower.strategies.fedlf import FedLF as FedLF
+from fairflower.strategies.fedmdfg import FedMDFG as FedMDFG
+from fairflower.strategies.fedmgda import FedMGDAPlus as FedMGDAPlus
+from fairflower.strategies.fednova import FedNova as FedNova
+from fairflower.strategies.fedpw import FedPW as FedPW
+from fairflower.strategies.pa3fed import PA3Fed as PA3Fed
+from fairflower.strategies.propfair import PropFair as PropFair
+from fairflower.strategies.qffl import QFFL as QFFL
+from fairflower.strategies.superquantile import Superquantile as Superquantile
+from fairflower.strategies.term import TERM as TERM

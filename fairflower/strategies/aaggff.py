@@ -1,7 +1,5 @@
 """AAggFF: Pursuing Overall Welfare by Sequential Decision Making (Hahn, Kim, Lee, ICML 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import erf, log, sqrt
 from typing import ClassVar, Literal, Unpack

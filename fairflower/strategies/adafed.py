@@ -1,7 +1,5 @@
 """AdaFed: Adaptive Common Descent Direction (Mohajer Hamidi, Yang, TMLR 2024)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """AFL: Agnostic Federated Learning (Mohri, Sivek, Suresh, ICML 2019)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DaA: the aggregation of F2DC, which weights by data size and class balance (CVPR 2026)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dq-FFL: q-FFL with a separate power for each client, and with a defense (FairRFL, 2026)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np

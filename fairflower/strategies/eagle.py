@@ -1,7 +1,5 @@
 """EAGLE: Loss Gap Parity for Fairness (Erraji, Perrot, Bellet, 2026), reconstructed."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

@@ -1,13 +1,11 @@
 """FairFed: Enabling Group Fairness in Federated Learning (Ezzeldin et al., AAAI 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
-from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, accuracy, signed_difference
+from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, GroupMetric, accuracy
 from fairflower.numerics.simplex import current_weights, store_weights
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
@@ -97,16 +95,16 @@ class FairFed(FairStrategy):
             )
         super().__init__(**options)
         self.beta, self.metric = beta, metric
-        #: Whether the metric is one of group fairness, which is computed from counts of people.
-        self.of_groups = metric in {difference.name for difference in DIFFERENCES}
-        self.measurements = ("received_group_counts",) if self.of_groups else (metric,)
-        self.sums_suffice = not self.of_groups
+        #: The metric if it is one of group fairness, which is computed from counts of people.
+        self.difference = next((d for d in DIFFERENCES if d.name == metric), None)
+        self.measurements = ("received_group_counts",) if self.difference else (metric,)
+        self.sums_suffice = not self.difference
         self.w: dict[int, float] = {}  # client -> multiple of its weight in FedAvg
 
     def weigh(self, cohort: Cohort) -> Vector:
         clients, n = cohort.client_ids, cohort.num_examples
-        if self.of_groups:
-            gap = self._group_gap(cohort)
+        if self.difference:
+            gap = self._group_gap(cohort, self.difference)
         else:
             m = cohort.metrics[self.metric]
             gap = np.abs(m - (n / n.sum()) @ m)
@@ -116,22 +114,22 @@ class FairFed(FairStrategy):
         self.diagnostics["gap"] = gap
         return w
 
-    def _group_gap(self, cohort: Cohort) -> Vector:
+    def _group_gap(self, cohort: Cohort, difference: GroupMetric) -> Vector:
         """Return | F_k - F |, or | a_k - a | where the former is undefined, shape (K,)."""
         counts = [a["h"].reshape(-1, len(COUNTS)) for a in cohort.measured["received_group_counts"]]
         # Clients send float32, whose sums are exact only up to 2**24.
-        whole = np.sum(counts, axis=0, dtype=np.float64)
-        overall = signed_difference(self.metric, whole)
+        total = np.sum(counts, axis=0, dtype=np.float64)
+        overall = difference.signed(total)
         if np.isfinite(overall):
             self.diagnostics["global_difference"] = overall
-        gap = np.abs([signed_difference(self.metric, c) - overall for c in counts])
-        by_accuracy = np.abs([accuracy(c) - accuracy(whole) for c in counts])
+        gap = np.abs([difference.signed(c) - overall for c in counts])
+        by_accuracy = np.abs([accuracy(c) - accuracy(total) for c in counts])
         return np.where(np.isnan(gap), by_accuracy, gap)
 
     def read_config(self, config: Mapping[str, Any]) -> None:
         """Check that the config names the groups of people that the metric compares."""
         super().read_config(config)
-        if self.of_groups and config.get("data.groups") == "":
+        if self.difference and config.get("data.groups") == "":
             raise ValueError(
                 f"strategy.metric = {self.metric!r} compares groups of people, but data.groups is "
                 "empty. Set data.groups to a sensitive attribute of the data, such as sex."

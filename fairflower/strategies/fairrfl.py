@@ -1,24 +1,13 @@
 """FairRFL: fair and robust learning with selfish clients, which lengthen their updates (2026)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import sum_in_order
-from fairflower.strategies.base import (
-    Arrays,
-    Block,
-    Cohort,
-    FairStrategy,
-    Options,
-    Range,
-    Search,
-    Vector,
-)
+from fairflower.aggregation.cohort import Block, sum_in_order
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 #: Ratio of standard deviation to median absolute deviation in a normal distribution.
 MAD_TO_STD = 1.4826
@@ -148,10 +137,10 @@ def _shares_of_updates(cohort: Cohort, N: Vector, norm: float) -> Vector:
     sums = sum_in_order(cohort.each(cohort.parameters, multiply), K + 1)
     along, square = sums[:-1], sums[-1]  # m Delta_k, and ||m||^2
     half = along - square  # m (Delta_k - m)
-    whole = np.square(N) - 2 * along + square  # ||Delta_k - m||^2
+    apart = np.square(N) - 2 * along + square  # ||Delta_k - m||^2
     with np.errstate(divide="ignore", invalid="ignore"):
-        root = np.sqrt(np.square(half) - whole * (square - norm**2))
-        b = (root - half) / whole
+        root = np.sqrt(np.square(half) - apart * (square - norm**2))
+        b = (root - half) / apart
     return np.where((b >= 0) & (b <= 1), b, np.nan)
 
 

@@ -1,7 +1,5 @@
 """FedAvg (McMahan et al., AISTATS 2017) and uniform weights."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

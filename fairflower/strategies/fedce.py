@@ -1,7 +1,5 @@
 """FedCE: Fair Federated Medical Image Segmentation via Client Contribution Estimation."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np

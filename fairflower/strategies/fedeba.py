@@ -1,7 +1,5 @@
 """FedEBA+: Fair and Effective Federated Learning via an Entropy-Based Model (Wang et al.)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Unpack

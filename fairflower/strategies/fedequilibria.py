@@ -1,7 +1,5 @@
 """FedEquilibria: Fisher-guided multi-objective aggregation (anonymous, 2025)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
@@ -68,10 +66,7 @@ class FedEquilibria(FairStrategy):
     """
 
     paper: ClassVar[str] = "FedEquilibria, anonymous, 2025"
-    single_updates = (
-        "needs the norm of each client's update and its Fisher diagonal",
-        "fedism",
-    )
+    single_updates = ("needs the norm of each client's update and its Fisher diagonal", "fedism")
     extra = "solvers"
 
     def __init__(

@@ -1,7 +1,5 @@
 """FedFV: Federated Learning with Fair Averaging (Wang et al., IJCAI 2021)."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil
 from typing import Annotated, ClassVar, Literal, Unpack
@@ -10,17 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.aggregation.directions import rescale_to_norm, store_updates, with_absent_clients
+from fairflower.numerics import Matrix
 from fairflower.numerics.min_norm import cosines
-from fairflower.strategies.base import (
-    Arrays,
-    Cohort,
-    FairStrategy,
-    Matrix,
-    Options,
-    Range,
-    Search,
-    Vector,
-)
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 
 class FedFV(FairStrategy):

@@ -1,7 +1,5 @@
 """FedGA: Federated Domain Generalization with Generalization Adjustment (CVPR 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Unpack
 

@@ -1,7 +1,5 @@
 """FedGR, the aggregation of FedGCR (Cheng, Yeh, Chen, Pastor, Chen, AAAI 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Unpack
 
@@ -176,8 +174,6 @@ class FedGCR(ClusteringMixin, FairStrategy):
 def cluster_means(values: Vector, clusters: NDArray[np.int64], shares: Vector) -> Vector:
     """Return the mean of the values in each client's cluster, weighted by shares, shape (K,).
 
-    Examples
-    --------
     >>> cluster_means(np.array([1.0, 3.0, 5.0]), np.array([0, 0, 4]), np.ones(3)).tolist()
     [2.0, 2.0, 5.0]
     """
@@ -193,8 +189,6 @@ def reweigh(omega: Vector, loss: Vector, cluster_loss: Vector, beta: float, q: f
 
     A loss of zero gives weight zero; if all losses are zero, the weights are omega.
 
-    Examples
-    --------
     >>> ones = np.ones(2)
     >>> reweigh(ones, np.array([1.0, 3.0]), 2 * ones, beta=0.0, q=1.0).round(6).tolist()
     [0.1, 0.9]

@@ -1,7 +1,5 @@
 """FedHEAL: Fair Federated Learning under Domain Skew (Chen, Huang, Ye, CVPR 2024)."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil, floor
 from typing import Annotated, ClassVar, Literal, Unpack
@@ -9,8 +7,8 @@ from typing import Annotated, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import Floats, partial_squared_sums, sum_in_order
-from fairflower.strategies.base import Arrays, Block, Cohort, FairStrategy, Options, Range, Vector
+from fairflower.aggregation.cohort import Block, Floats, partial_squared_sums, sum_in_order
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Vector
 
 Mask = NDArray[np.bool_]
 Masks = dict[str, Mask]

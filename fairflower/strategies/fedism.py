@@ -1,7 +1,5 @@
 """FedISM: Fair Federated Learning via Inter-Client Sharpness Matching (Wu et al., IJCAI 2024)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedISM+: sharpness-aware fairness with a growing radius (Wu et al., arXiv 2503.09587)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Unpack
 

@@ -1,7 +1,5 @@
 """FedLF: Layer-Wise Fair Federated Learning (Pan, Li, Yu, Wang, Wang, Tang, Zhao, AAAI 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import ClassVar, Literal, Unpack
@@ -14,8 +12,9 @@ from fairflower.aggregation.directions import (
     store_updates,
     with_absent_clients,
 )
+from fairflower.numerics import Matrix
 from fairflower.numerics.min_norm import cosines, min_norm_weights
-from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Matrix, Options, Vector
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Vector
 
 Layer = tuple[str, ...]  # names of its parameters
 

@@ -1,7 +1,5 @@
 """FedMDFG: Multi-Gradient Descent and Fair Guidance (Pan et al., AAAI 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import sqrt
 from typing import Annotated, ClassVar, Unpack

@@ -1,7 +1,5 @@
 """FedMGDA+: Federated Learning Meets Multi-Objective Optimization (Hu et al., TNSE 2022)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedNova: Tackling the Objective Inconsistency Problem (Wang et al., NeurIPS 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Unpack
 

@@ -1,7 +1,5 @@
 """FedPW: parameter pruning, and weights from two signals (Guan et al., NeurIPS 2025)."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Unpack
@@ -9,18 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.aggregation.cohort import BLOCK, THREADS
+from fairflower.aggregation.cohort import BLOCK, THREADS, Block
 from fairflower.numerics.simplex import current_weights, store_weights
-from fairflower.strategies.base import (
-    Arrays,
-    Block,
-    Cohort,
-    FairStrategy,
-    Options,
-    Range,
-    Search,
-    Vector,
-)
+from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Search, Vector
 
 Mask = NDArray[np.bool_]
 
@@ -200,10 +189,10 @@ class FedPW(FairStrategy):
 
     def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
         """Drop each client's smallest coordinates in an array, at the clients' ``rates``."""
-        (whole,) = cohort.blocks([name], max(cohort.received[name].size, 1))
+        (array,) = cohort.blocks([name], max(cohort.received[name].size, 1))
 
         def prune(k: int) -> tuple[Mask, float, float]:
-            update = np.abs(whole.update(k))
+            update = np.abs(array.update(k))
             count = int(update.size * rates[k])
             mask, ordered = _drop_smallest(update, count)
             norm = float(np.sqrt(np.square(update[mask], dtype=np.float64).sum()))

@@ -1,7 +1,5 @@
 """PA3Fed: period-aware adaptive aggregation (Huang & Liu, AAAI 2025), reconstructed."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Annotated, ClassVar, Unpack
 

@@ -1,7 +1,5 @@
 """PropFair's objective on the server (Zhang, Malekmohammadi, Chen, Yu, TMLR 2023)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

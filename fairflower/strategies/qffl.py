@@ -1,7 +1,5 @@
 """q-FFL: Fair Resource Allocation in Federated Learning (Li et al., ICLR 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal, Unpack

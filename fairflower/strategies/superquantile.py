@@ -1,7 +1,5 @@
 """Superquantile aggregation: Delta-FL, or Simplicial-FL (Pillutla, Laguel et al., 2021-2023)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

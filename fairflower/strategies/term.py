@@ -1,7 +1,5 @@
 """TERM: Tilted Empirical Risk Minimization (Li, Beirami, Sanjabi, Smith, ICLR 2021)."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A client's part of a round, as functions and as a ClientApp of Flower's message API."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,17 +47,6 @@ def train_round(
     return metrics, measured | trainer.returns
 
 
-def measure_round(
-    trainer: Trainer, context: Context, config: Mapping[str, Any]
-) -> dict[str, float]:
-    """Measure the received model for a round of secure aggregation; nothing is stored.
-
-    Returns ``client-id`` and the numbers.
-    """
-    with _restored(trainer, context, config, before=round_of(config)):
-        return {"client-id": trainer.client_id, **measure_received(trainer, config)}
-
-
 def private_round(
     trainer: Trainer,
     context: Context,
@@ -80,7 +67,9 @@ def private_round(
         sent = clipped_update(trainer.send(), received, privacy.clip)
     except FloatingPointError:
         sent = dict(received)
-    return protected(metrics, config, privacy, trainer.client_id), sent
+    # The round of its state would reveal in which rounds its training diverged.
+    numbers = noised_numbers(metrics, config, privacy, trainer.client_id)
+    return {"client-id": trainer.client_id, **numbers}, sent
 
 
 def evaluate_round(
@@ -93,20 +82,6 @@ def evaluate_round(
     before = round_of(config) + 1 if "server-round" in config else math.inf
     with _restored(trainer, context, config, before):
         return {"client-id": trainer.client_id, **trainer.test()}
-
-
-def candidate_round(
-    trainer: Trainer, context: Context, config: Mapping[str, Any]
-) -> dict[str, float]:
-    """Measure the model from which a candidate client would start training.
-
-    The examples are ``trainer.test_examples``, which fairflower's app sets to training examples
-    (``split = "train"``). Unlike in `evaluate_round`, arrays that stay with the client have its own
-    values. Returns ``client-id``, ``eval_loss`` and ``accuracy``.
-    """
-    with _restored(trainer, context, config, before=round_of(config)):
-        loss, accuracy = trainer.loss_and_accuracy(trainer.test_examples)
-    return {"client-id": trainer.client_id, "eval_loss": loss, "accuracy": accuracy}
 
 
 @contextmanager
@@ -123,9 +98,7 @@ def _restored(
         yield state_round
 
 
-def user_test_metrics(
-    trainer: Trainer,
-) -> tuple[dict[str, float], dict[str, str], list[int]]:
+def user_test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str], list[int]]:
     """Return the user's metrics of the received model, reasons for failed metrics, and counts.
 
     The counts of people by group (`fairflower.numerics.group_fairness`) are empty if the data have
@@ -141,11 +114,9 @@ def user_test_metrics(
     with torch.inference_mode():
         for name, tensor in local_tensors(trainer.model).items():
             tensor.copy_(initial[name])
-        batches = [
-            (trainer.model(x).to(wide).numpy(force=True), y.numpy(force=True))
-            for x, y in trainer.test_examples.eval_batches(trainer.eval_batch_size)
-        ]
-    logits, labels = map(np.concatenate, zip(*batches, strict=True))
+        examples = trainer.test_examples.eval_batches(trainer.eval_batch_size)
+        batches = [(trainer.model(x).to(wide).cpu(), y.cpu()) for x, y in examples]
+    logits, labels = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
     counts: list[int] = []
     if groups is not None:
         predicted = logits.argmax(axis=1)
@@ -157,8 +128,8 @@ def user_test_metrics(
 def make_client_app(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer],
     *,
-    mods: Sequence[Mod] = (),
-    around: Sequence[Mod] = (),
+    mods: Sequence["Mod"] = (),
+    around: Sequence["Mod"] = (),
 ) -> ClientApp:
     """Make a ClientApp that answers Flower's train and evaluate messages with trainers.
 
@@ -207,7 +178,7 @@ def _train_reply(
     trainer: Trainer, config: ConfigRecord, message: Message, context: Context
 ) -> Message:
     """Train, and return the reply to a message of type ``train``."""
-    if privacy := privacy_of(config):
+    if (privacy := PrivacyConfig.from_flat(config)).on:
         received = arrays_of(message.content.array_records["arrays"])
         arrays: dict[str, Arrays] = {}
         metrics, sent = private_round(trainer, context, config, privacy, received)
@@ -226,25 +197,33 @@ def _train_reply(
 def _measure_reply(
     trainer: Trainer, config: ConfigRecord, message: Message, context: Context
 ) -> Message:
-    """Measure the received model, and return the reply to a message of type ``train.measure``."""
-    numbers = measure_round(trainer, context, config)
-    record = MetricRecord({"num-examples": len(trainer.data.train.y), **numbers})
+    """Measure the received model for a round of secure aggregation; nothing is stored."""
+    with _restored(trainer, context, config, before=round_of(config)):
+        numbers = measure_received(trainer, config)
+    size = len(trainer.data.train.y)
+    record = MetricRecord({"num-examples": size, "client-id": trainer.client_id, **numbers})
     return Message(RecordDict({"metrics": record}), reply_to=message)
 
 
 def _evaluate_reply(
     trainer: Trainer, config: ConfigRecord, message: Message, context: Context
 ) -> Message:
-    """Test the received model, and return the reply to a message of type ``evaluate``."""
-    size = {"num-examples": len(trainer.data.test.y)}
-    if config.get("split") == "train":  # it may be selected to train
-        record = MetricRecord({**size, **candidate_round(trainer, context, config)})
-        return Message(RecordDict({"metrics": record}), reply_to=message)
-    metrics = evaluate_round(trainer, context, config)
+    """Test the received model, and return the reply to a message of type ``evaluate``.
+
+    A candidate for training (``split = "train"``) tests on its training examples, which
+    fairflower's app makes its test examples. Unlike in `evaluate_round`, it tests the model from
+    which it would start, so arrays that stay with the client have its own values.
+    """
+    metrics: dict[str, Any] = {"num-examples": len(trainer.data.test.y)}
+    if config.get("split") == "train":
+        with _restored(trainer, context, config, before=round_of(config)):
+            loss, accuracy = trainer.loss_and_accuracy(trainer.test_examples)
+        metrics |= {"client-id": trainer.client_id, "eval_loss": loss, "accuracy": accuracy}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    metrics |= evaluate_round(trainer, context, config)
     with flushed_denormals():
         tested, failed, counts = user_test_metrics(trainer)
-    record = MetricRecord({**size, **metrics, **tested})
-    reply = RecordDict({"metrics": record})
+    reply = RecordDict({"metrics": MetricRecord(metrics | tested)})
     if failed:
         reply[FAILED_METRICS] = ConfigRecord(dict(failed))
     if counts:
@@ -268,12 +247,6 @@ def _prepare(
     trainer.receive(arrays.pop("arrays"))
     trainer.shared = arrays
     return trainer, config
-
-
-def privacy_of(config: Mapping[str, Any]) -> PrivacyConfig | None:
-    """Return the privacy settings in a server's message; None without differential privacy."""
-    settings = PrivacyConfig.from_flat(config)
-    return settings if settings.on else None
 
 
 def clipped_update(sent: Arrays, received: Arrays, clip: float) -> Arrays:
@@ -312,13 +285,3 @@ def noised_numbers(
         value += privacy.number_noise_multiplier * (high - low) * draw
         noised[name] = min(max(value, low), high)
     return noised
-
-
-def protected(
-    metrics: Mapping[str, float], config: Mapping[str, Any], privacy: PrivacyConfig, client_id: int
-) -> dict[str, float]:
-    """Return the metrics that may leave the client: its id and noised numbers.
-
-    The round of its state would reveal in which rounds its training diverged.
-    """
-    return {"client-id": client_id, **noised_numbers(metrics, config, privacy, client_id)}

@@ -5,12 +5,10 @@ as with torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and
 without a Python call per image. Features are normalized once. Token ids are unchanged.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -55,15 +53,7 @@ class ClientData:
         x = self.train.x
         return "images" if x.ndim == 4 else "features" if x.dtype.kind == "f" else "tokens"
 
-    @property
-    def log_class_frequencies(self) -> NDArray[np.float64]:
-        """Logarithm of each class's share of the training examples, [classes]; -inf for 0."""
-        counts = np.bincount(self.train.y, minlength=self.num_classes)
-        with np.errstate(divide="ignore"):
-            logs: NDArray[np.float64] = np.log(counts / counts.sum())
-        return logs
-
-    def to_validate(self) -> ClientData:
+    def to_validate(self) -> Self:
         """Return the same data with the validation examples as test examples."""
         if self.validation is None:
             raise ValueError(
@@ -72,7 +62,7 @@ class ClientData:
             )
         return replace(self, test=self.validation, groups=self._tested("validation"))
 
-    def to_test_on_training(self) -> ClientData:
+    def to_test_on_training(self) -> Self:
         """Return the same data with the training examples as test examples."""
         return replace(self, test=self.train, groups=self._tested("train"))
 
@@ -163,17 +153,10 @@ class Examples(ABC):
 class Images(Examples):
     """Images, uint8 [N, C, H, W].
 
-    Raises ``ValueError`` if an array has the wrong type or shape.
-
-    Parameters
-    ----------
-    split, device, model, first_stages
-        See `Examples`.
-    mean, std
-        Mean and standard deviation per channel, of images in [0, 1].
-    augment
-        Augmentation, applied only by ``epoch_batches``. Crops are cut from the image padded with
-        black, as torchvision pads a PIL image before normalization.
+    ``mean`` and ``std`` are those of each channel, of images in [0, 1]. ``augment`` is applied only
+    by ``epoch_batches``; crops are cut from the image padded with black, as torchvision pads a PIL
+    image before normalization. For the other parameters see `Examples`. Raises ``ValueError`` if an
+    array has the wrong type or shape.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """Construction of networks and trainers from a run config."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
@@ -21,12 +19,7 @@ def build_model(
     See `fairflower.models.build` for ``seed`` and errors.
     """
     model = models.build(
-        config.name,
-        federation.num_classes,
-        federation.shape,
-        seed,
-        config.weights,
-        config.adapter,
+        config.name, federation.num_classes, federation.shape, seed, config.weights, config.adapter
     )
     with client.naming_failures():
         client.factory.adapt(model, federation, **{**client.defaults(), **client.args})

@@ -12,8 +12,6 @@ has access to them, as in a simulation. Otherwise a client of another run delete
 days.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Base classes of trainers that use features, and the mean representation of a client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ for a model. Models that `torch.func` does not support, such as most networks of
 library, need a backward pass for each sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,10 +24,9 @@ from fairflower.models import trainable
 from fairflower.training.gradients import (
     Batches,
     batches_of,
-    checked_logits,
-    divide_sums,
+    checked_count,
+    cross_entropy,
     gradients_of,
-    zeros_like,
 )
 from fairflower.training.modes import eval_mode, without_tf32
 
@@ -50,8 +47,6 @@ def fisher_diagonal(
     and, temporarily, five arrays of the model's size need additional memory. Other arguments, the
     result and errors are those of `mean_gradient`.
 
-    Examples
-    --------
     >>> import torch
     >>> model = torch.nn.Linear(1, 2, bias=False)
     >>> _ = torch.nn.init.zeros_(model.weight)
@@ -59,18 +54,17 @@ def fisher_diagonal(
     >>> fisher_diagonal(model, [(x, y)])["weight"].tolist()
     [[2.5], [2.5]]
     """
-    total = zeros_like(trainable(model))
-    n = 0
+    total, n = _zeros(model), 0
     with eval_mode(model), _attention_for_vmap():
         for x, y in batches_of(model, data):
             if n == 0:
                 by_layer = _is_exact_by_layer(model, x, y)
-                add_squares = _add_by_layer if by_layer else _add_by_vmap_or_sample
+                add_squares = _add_by_layer if by_layer else _add_by_vmap
                 chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
                 add_squares(total, model, some_x, some_y)
             n += len(y)
-    return divide_sums(total, n)
+    return {name: value / checked_count(n) for name, value in total.items()}
 
 
 def chunk_size(
@@ -93,7 +87,7 @@ def chunk_size(
 
     x, y = x.clone(), y.clone()  # views would count their whole storage
     with saved_tensors_hooks(keep, lambda nothing: nothing):
-        F.cross_entropy(checked_logits(model(x)), y)
+        cross_entropy(model(x), y)
     per_sample = sum(storage.nbytes() for storage in kept.values()) / len(y)
     if gradients:
         per_sample += sum(p.numel() * p.element_size() for p in trainable(model).values())
@@ -112,40 +106,32 @@ def _attention_for_vmap() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+def _zeros(model: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(p) for name, p in trainable(model).items()}
+
+
 # --- three ways to add the squares of a batch's per-sample gradients --------------------
 
 
 def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Add the squares for most models, with torch.func."""
+    """Add the squares with torch.func or, if it does not support the model, sample by sample."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
+        return cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
 
-    parameters = {name: p.detach() for name, p in trainable(model).items()}
+    parameters = trainable(model)
+    fixed = {name: p.detach() for name, p in parameters.items()}
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    for name, gradients in per_sample(parameters, x, y).items():
-        total[name] += gradients.square().sum(0)
-
-
-def _add_by_vmap_or_sample(
-    total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor
-) -> None:
-    """Add the squares with torch.func or, if it does not support the model, sample by sample."""
     try:
-        _add_by_vmap(total, model, x, y)  # which adds nothing before it fails
+        for name, gradients in per_sample(fixed, x, y).items():
+            total[name] += gradients.square().sum(0)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # torch.func refuses models in many words; an error of the model comes again
-        _add_by_sample(total, model, x, y)
-
-
-def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Add the squares for any model, by a backward pass for each sample."""
-    parameters = trainable(model)
-    for k in range(len(y)):
-        loss = F.cross_entropy(model(x[k : k + 1]), y[k : k + 1])
-        for name, gradient in gradients_of(loss, parameters).items():
-            total[name] += gradient.square()
+        for k in range(len(y)):
+            one = cross_entropy(model(x[k : k + 1]), y[k : k + 1])
+            for name, gradient in gradients_of(one, parameters).items():
+                total[name] += gradient.square()
 
 
 def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -173,10 +159,10 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
             # The gradient of the images alone saves the ordinary gradients of the weights.
             images = x.detach().requires_grad_()
             # A clone, because models may change their input in place, which a leaf does not allow.
-            loss = F.cross_entropy(model(images.clone()), y, reduction="sum")
+            loss = cross_entropy(model(images.clone()), y)
             torch.autograd.grad(loss, images, allow_unused=True)
         else:
-            loss = F.cross_entropy(model(x), y, reduction="sum")
+            loss = cross_entropy(model(x), y)
             torch.autograd.grad(loss, list(trainable(model).values()), allow_unused=True)
     finally:
         for handle in handles:
@@ -190,18 +176,15 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     without a call to its layer, or if the first dimension of a layer's input is not that of the
     samples.
     """
-    if any(
-        isinstance(module, nn.Embedding) and module.weight.requires_grad
-        for module in model.modules()
-    ):
+    if any(isinstance(m, nn.Embedding) and m.weight.requires_grad for m in model.modules()):
         return False  # the gradient of embeddings is not implemented by layer
     # A single sample is repeated: two are needed to see whether samples are mixed.
     x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
     parameters = trainable(model)
-    truth, by_layer = zeros_like(parameters), zeros_like(parameters)
+    truth, by_layer = _zeros(model), _zeros(model)
     with without_tf32(x.device):  # products by layer do not round to TF32 either
         _add_by_layer(by_layer, model, x, y)
-        for loss in F.cross_entropy(checked_logits(model(x)), y, reduction="none"):
+        for loss in cross_entropy(model(x), y, "none"):
             for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
                 truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items() if square.numel()}

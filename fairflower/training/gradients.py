@@ -1,7 +1,5 @@
 """Mean cross entropy over a data set, its gradient, and its sharpness."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +57,7 @@ def mean_gradient(model: nn.Module, data: Batches) -> dict[str, Tensor]:
     mean_loss, sharpness, fairflower.training.fisher.fisher_diagonal
     """
     with eval_mode(model):
-        return _loss_and_gradient(model, data)[1]
+        return _mean(model, data, None, trainable(model))[1]
 
 
 @torch.no_grad()
@@ -71,7 +69,7 @@ def mean_loss(model: nn.Module, data: Batches) -> float:
     parameters and errors see `mean_gradient`.
     """
     with eval_mode(model):
-        return _loss(model, data, model)
+        return _mean(model, data)[0]
 
 
 @torch.enable_grad()
@@ -98,7 +96,7 @@ def losses_at(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tuple[fl
     if isinstance(data, Iterator):
         data = list(data)  # for two passes
     with eval_mode(model):
-        loss, gradient = _loss_and_gradient(model, data)
+        loss, gradient = _mean(model, data, None, trainable(model))
         norms = [torch.linalg.vector_norm(g, dtype=float64_on(g.device)) for g in gradient.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms)).item()
         if norm == 0:
@@ -106,47 +104,55 @@ def losses_at(model: nn.Module, data: Batches, *, rho: float = 0.05) -> tuple[fl
         step = rho / norm
         moved = {name: p.detach() + step * gradient[name] for name, p in trainable(model).items()}
         with torch.no_grad():
-            neighbor = _loss(model, data, lambda x: functional_call(model, moved, (x,)))
+            neighbor = _mean(model, data, lambda x: functional_call(model, moved, (x,)))[0]
     return loss, neighbor
 
 
-def _loss(model: nn.Module, data: Batches, logits_of: Callable[[Tensor], Tensor]) -> float:
-    """Return the mean cross entropy over a data set."""
-    total, n = _zero(model), 0
+def _mean(
+    model: nn.Module,
+    data: Batches,
+    logits_of: Callable[[Tensor], Tensor] | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> tuple[float, dict[str, Tensor]]:
+    """Return the mean cross entropy and, for ``parameters``, its gradient, in the current mode."""
+    device = next(model.parameters()).device
+    # On the device: a sum on the CPU would wait for the GPU in every batch.
+    losses, n = torch.zeros((), dtype=float64_on(device), device=device), 0
+    total = {name: torch.zeros_like(p) for name, p in (parameters or {}).items()}
     for x, y in batches_of(model, data):
-        total += F.cross_entropy(checked_logits(logits_of(x)), y, reduction="sum")
-        n += len(y)
-    if n == 0:
-        raise ValueError("There are no samples, so the loss is undefined. Pass at least one.")
-    return total.item() / n
-
-
-def _loss_and_gradient(model: nn.Module, data: Batches) -> tuple[float, dict[str, Tensor]]:
-    """Return the mean cross entropy and its gradient, in the model's current mode."""
-    parameters = trainable(model)
-    total = zeros_like(parameters)
-    losses, n = _zero(model), 0
-    for x, y in batches_of(model, data):
-        loss = F.cross_entropy(checked_logits(model(x)), y, reduction="sum")
-        for name, gradient in gradients_of(loss, parameters).items():
-            total[name] += gradient
+        loss = cross_entropy((logits_of or model)(x), y)
+        if parameters is not None:
+            for name, gradient in gradients_of(loss, parameters).items():
+                total[name] += gradient
         losses += loss.detach()
         n += len(y)
-    mean = divide_sums(total, n)
-    return losses.item() / n, mean
+    return losses.item() / checked_count(n), {name: value / n for name, value in total.items()}
 
 
-def checked_logits(logits: Tensor) -> Tensor:
-    """Return logits [B, classes]; raise ``ValueError`` for other shapes.
+def cross_entropy(logits: Tensor, y: Tensor, reduction: str = "sum") -> Tensor:
+    """Return the loss of each example (``"none"``), [B], or their sum or mean.
 
-    With a single logit the cross entropy would always be 0.
+    Raises ``ValueError`` unless logits are [B, classes]; with a single logit the cross entropy
+    would always be 0.
     """
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(
             f"The network returns logits of shape {tuple(logits.shape)}: expected [B, classes] "
             "with at least two classes. For two classes, return two logits."
         )
-    return logits
+    return F.cross_entropy(logits, y, reduction=reduction)
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """Return the predicted classes, int64 [B], of logits [B, classes]."""
+    return logits.argmax(1)
+
+
+def checked_count(n: int) -> int:
+    """Return the number of samples; raise ``ValueError`` if there are none."""
+    if n == 0:
+        raise ValueError("There are no samples, so a mean is undefined. Pass at least one.")
+    return n
 
 
 def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
@@ -176,17 +182,6 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     )
 
 
-def _zero(model: nn.Module) -> Tensor:
-    """Return 0 on the model's device; a sum on the CPU would wait for the GPU in every batch."""
-    device = next(model.parameters()).device
-    return torch.zeros((), dtype=float64_on(device), device=device)
-
-
-def zeros_like(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return zeros with the parameters' shapes."""
-    return {name: torch.zeros_like(p) for name, p in parameters.items()}
-
-
 def gradients_of(
     loss: Tensor, parameters: Mapping[str, Tensor], *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
@@ -195,10 +190,3 @@ def gradients_of(
         loss, list(parameters.values()), retain_graph=retain_graph, materialize_grads=True
     )
     return dict(zip(parameters, gradients, strict=True))
-
-
-def divide_sums(total: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
-    """Divide sums over n samples by n; raise ``ValueError`` if n is 0."""
-    if n == 0:
-        raise ValueError("There are no samples, so the gradient is undefined. Pass at least one.")
-    return {name: value / n for name, value in total.items()}

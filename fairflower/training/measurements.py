@@ -12,11 +12,9 @@ parameters that stay with the client. Representations, ``class_counts`` and
 features, the number of classes, or six times the number of groups.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +34,8 @@ from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.training.batches import batch_sizes
 from fairflower.training.features import mean_representation, require_classifier
 from fairflower.training.fisher import fisher_diagonal
-from fairflower.training.gradients import losses_at, mean_gradient, sharpness
-from fairflower.training.modes import eval_mode, reproducible
+from fairflower.training.gradients import losses_at, mean_gradient, predicted, sharpness
+from fairflower.training.modes import eval_mode, reproducible, temporarily
 from fairflower.training.trainer import Trainer, round_of
 
 #: Key of `Trainer.state` for the model that the client trained in its last round.
@@ -64,7 +62,7 @@ def _predicted(trainer: Trainer) -> NDArray[Any]:
     """Return the predicted classes of the training examples, int64 [N]."""
     with torch.inference_mode():
         batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
-        return torch.cat([trainer.model(x).argmax(1) for x, _ in batches]).cpu().numpy()
+        return torch.cat([predicted(trainer.model(x)) for x, _ in batches]).cpu().numpy()
 
 
 def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
@@ -252,22 +250,17 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
     return numbers
 
 
-@contextmanager
-def _server_settings(trainer: Trainer, config: Mapping[str, Any]) -> Iterator[None]:
+def _server_settings(trainer: Trainer, config: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Give the trainer the server's config, and for this message the server's radius, if any."""
     trainer.round_config = config
     trainer.num_rounds = int(config.get("num-server-rounds", trainer.num_rounds))
-    before = trainer.measure_rho, trainer.settings
-    if "rho" in config:
-        rho = float(config["rho"])
-        if not 0 <= rho < math.inf:
-            raise ConfigError(f"rho = {rho} from the server: expected a number >= 0.")
-        trainer.measure_rho = rho
-        trainer.settings = replace(trainer.settings, rho=rho)  # of SAM's steps
-    try:
-        yield
-    finally:
-        trainer.measure_rho, trainer.settings = before
+    if "rho" not in config:
+        return nullcontext()
+    rho = float(config["rho"])
+    if not 0 <= rho < math.inf:
+        raise ConfigError(f"rho = {rho} from the server: expected a number >= 0.")
+    settings = replace(trainer.settings, rho=rho)  # of SAM's steps
+    return temporarily([(trainer, "measure_rho", rho), (trainer, "settings", settings)])
 
 
 def _measure(

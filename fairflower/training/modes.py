@@ -1,7 +1,5 @@
 """Context managers for temporary modes of a model and of torch."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,43 +11,43 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 
+@contextmanager
+def temporarily(changes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
+    """Set attributes, each an object, a name and a value; restore their values on exit."""
+    changes = list(changes)
+    before = [(thing, name, getattr(thing, name)) for thing, name, _ in changes]
+    try:
+        for thing, name, value in changes:
+            setattr(thing, name, value)
+        yield
+    finally:
+        for thing, name, value in before:
+            setattr(thing, name, value)
+
+
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
     """Put the model into eval mode, and restore the mode of every module afterwards."""
-    return _switched_off(model.modules(), "training")
+    return temporarily((m, "training", False) for m in model.modules())
 
 
 def use_running_stats(model: nn.Module) -> AbstractContextManager[None]:
     """Make batch norm use its running statistics, without updating them."""
-    return _switched_off((m for m in model.modules() if isinstance(m, _BatchNorm)), "training")
+    norms = (m for m in model.modules() if isinstance(m, _BatchNorm))
+    return temporarily((m, "training", False) for m in norms)
 
 
 def no_stats_update(model: nn.Module) -> AbstractContextManager[None]:
     """Make batch norm use the batch's statistics, without updating its running statistics."""
     norms = (m for m in model.modules() if getattr(m, "track_running_stats", False))
-    return _switched_off(norms, "track_running_stats")
+    return temporarily((m, "track_running_stats", False) for m in norms)
 
 
-@contextmanager
-def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def frozen(parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
     """Exclude parameters from training temporarily, then restore their earlier settings."""
     chosen = [p for p in parameters if p.requires_grad]
     for p in chosen:
         p.grad = None
-    with _switched_off(chosen, "requires_grad"):
-        yield
-
-
-@contextmanager
-def _switched_off(objects: Iterable[object], attribute: str) -> Iterator[None]:
-    """Set an attribute of objects to False temporarily."""
-    before = [(one, getattr(one, attribute)) for one in objects]
-    try:
-        for one, _ in before:
-            setattr(one, attribute, False)
-        yield
-    finally:
-        for one, was in before:
-            setattr(one, attribute, was)
+    return temporarily((p, "requires_grad", False) for p in chosen)
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -78,44 +76,32 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
     numpys, pythons = np.random.get_state(), random.getstate()
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    before = cudnn.deterministic, cudnn.benchmark
     on_gpu = device.type == "cuda"
     try:
         with (
             torch.random.fork_rng(devices=[device] if on_gpu else []),
             _deterministic_algorithms() if on_gpu else nullcontext(),
+            temporarily([(cudnn, "deterministic", True), (cudnn, "benchmark", False)]),
         ):
             if device.type == "cpu":
                 # `torch.manual_seed` would also queue the seed for every GPU used later.
                 torch.default_generator.manual_seed(seed)
             else:
                 torch.manual_seed(seed)
-            cudnn.deterministic, cudnn.benchmark = True, False
             yield
     finally:
-        cudnn.deterministic, cudnn.benchmark = before
         np.random.set_state(numpys)
         random.setstate(pythons)
 
 
-@contextmanager
-def without_tf32(device: torch.device) -> Iterator[None]:
+def without_tf32(device: torch.device) -> AbstractContextManager[None]:
     """Compute convolutions on an NVIDIA GPU in float32; by default their inputs become TF32."""
-    if device.type != "cuda":
-        yield
-        return
     cudnn: Any = torch.backends.cudnn
-    # PyTorch refuses to use its old and its new name for this together.
-    new = hasattr(cudnn, "conv")
-    holder, name, exact = (
-        (cudnn.conv, "fp32_precision", "ieee") if new else (cudnn, "allow_tf32", False)
-    )
-    before = getattr(holder, name)
-    setattr(holder, name, exact)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)
+    if device.type != "cuda":
+        return nullcontext()
+    if hasattr(cudnn, "conv"):  # PyTorch refuses to use its old and its new name together
+        return temporarily([(cudnn.conv, "fp32_precision", "ieee")])
+    return temporarily([(cudnn, "allow_tf32", False)])
 
 
 @contextmanager
@@ -124,19 +110,14 @@ def _deterministic_algorithms() -> Iterator[None]:
 
     On a GPU, other algorithms add the gradients of embeddings in random order.
     """
-    filling: Any = torch.utils.deterministic
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        filling.fill_uninitialized_memory,
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    filling.fill_uninitialized_memory = False  # no result depends on it
-    try:
-        yield
+    try:  # no result depends on the content of new memory
+        with temporarily([(torch.utils.deterministic, "fill_uninitialized_memory", False)]):
+            yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        filling.fill_uninitialized_memory = before[2]
+        torch.use_deterministic_algorithms(before, warn_only=only_warned)
 
 
 def layers_with_statistics(model: nn.Module) -> list[_NormBase]:
@@ -157,7 +138,6 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     """
     layers = layers_with_statistics(model)
     kept = [{name: b.clone() for name, b in m.named_buffers(recurse=False)} for m in layers]
-    momenta = [m.momentum for m in layers]
     model.eval()
     try:
         all_batches = list(batches)
@@ -166,9 +146,9 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
             usable = [torch.cat(all_batches)]
         for m in layers if usable else ():
             m.reset_running_stats()
-            m.momentum = None  # the mean over all batches
             m.train()
-        with torch.no_grad():
+        # Without momentum, the statistics are the mean over all batches.
+        with torch.no_grad(), temporarily((m, "momentum", None) for m in layers):
             for x in usable:
                 model(x)
         model.eval()
@@ -176,7 +156,6 @@ def target_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     finally:
         model.eval()
         with torch.no_grad():
-            for m, own, momentum in zip(layers, kept, momenta, strict=True):
-                m.momentum = momentum
+            for m, own in zip(layers, kept, strict=True):
                 for name, buffer in m.named_buffers(recurse=False):
                     buffer.copy_(own[name])

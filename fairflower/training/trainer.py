@@ -1,7 +1,5 @@
 """The base class of all trainers."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,10 +7,10 @@ from contextlib import nullcontext
 from functools import cache, cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
@@ -30,6 +28,7 @@ from fairflower.models import (
 from fairflower.seeds import derive_seed
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
+from fairflower.training.gradients import cross_entropy, predicted
 from fairflower.training.modes import (
     at_least_float32,
     no_stats_update,
@@ -240,7 +239,7 @@ class Trainer(TrainerSpec, Configurable):
         logits = at_least_float32(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior
-        return F.cross_entropy(logits, y)
+        return cross_entropy(logits, y, "mean")
 
     def adjust_gradients(self) -> None:
         """Change the parameters' ``grad`` before the optimizer's step."""
@@ -331,7 +330,9 @@ class Trainer(TrainerSpec, Configurable):
         (Menon et al., ICLR 2021, with tau = 1). The logit of an absent class has no gradient and
         causes no NaN, because no label is of this class.
         """
-        prior = self.data.log_class_frequencies
+        counts = np.bincount(self.data.train.y, minlength=self.data.num_classes)
+        with np.errstate(divide="ignore"):
+            prior = np.log(counts / counts.sum())
         return torch.tensor(prior, dtype=torch.float32, device=self.device)
 
     # --- a round -----------------------------------------------------------------------
@@ -398,8 +399,8 @@ class Trainer(TrainerSpec, Configurable):
         with torch.inference_mode():
             for x, y in examples.eval_batches(self.eval_batch_size):
                 logits = self.model(x)
-                loss += F.cross_entropy(logits, y, reduction="sum")
-                correct += (logits.argmax(1) == y).sum()
+                loss += cross_entropy(logits, y)
+                correct += (predicted(logits) == y).sum()
         return loss.item() / len(examples), correct.item() / len(examples)
 
     def derive_seed(self, server_round: int, purpose: str) -> int:

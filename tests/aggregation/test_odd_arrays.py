@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as draw_arrays
 
-from fairflower.aggregation.cohort import Cohort, merge_whole
+from fairflower.aggregation.cohort import Cohort, merge_integers
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import ConfigError, Diverged
 from fairflower.flower_compat import set_message_id, set_task_identity
@@ -49,7 +49,7 @@ def test_integers_on_which_all_clients_agree_stay(rule: type[FairStrategy], valu
 def test_integers_are_merged_exactly(values: np.ndarray, counts: list[int]) -> None:
     """Against fractions: rounded down, after 1e-6 for the rounding errors of the weights."""
     weights = np.array(counts) / sum(counts)
-    merged = merge_whole(values[0], list(values), weights)
+    merged = merge_integers(values[0], list(values), weights)
     exact = [Fraction(w) for w in weights.tolist()]
     for column, got in zip(values.T.tolist(), merged.tolist(), strict=True):
         mean = sum(w * v for w, v in zip(exact, column, strict=True)) / sum(exact)
@@ -68,14 +68,14 @@ def test_integers_are_merged_exactly(values: np.ndarray, counts: list[int]) -> N
 )
 def test_integers_of_every_type_are_rounded_down(dtype: str, values: list[int], mean: int) -> None:
     each = [np.array(v, dtype) for v in values]
-    merged = merge_whole(each[0], each, WEIGHTS)
+    merged = merge_integers(each[0], each, WEIGHTS)
     assert (merged.dtype, merged.shape, int(merged)) == (np.dtype(dtype), (), mean)
 
 
 def test_a_third_of_three_is_one() -> None:
     """1/3 and 2/3 are rounded, and their products would be rounded down to 0."""
     weights = np.array([1.0, 2.0]) / 3
-    assert merge_whole(np.array(0), [np.array(3), np.array(0)], weights) == 1
+    assert merge_integers(np.array(0), [np.array(3), np.array(0)], weights) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_booleans_are_merged_by_majority_of_weight(
     values: list[bool], weights: list[float], merged: bool | None, received: bool
 ) -> None:
     each = [np.array([v]) for v in values]
-    result = merge_whole(np.array([received]), each, np.array(weights))
+    result = merge_integers(np.array([received]), each, np.array(weights))
     assert result.dtype == bool
     assert result.tolist() == [received if merged is None else merged]
 

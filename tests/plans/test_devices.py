@@ -21,7 +21,7 @@ from fairflower.plans.execution import auto_jobs
 from fairflower.plans.plan import Plan
 from fairflower.server.checkpoint import resumed_config
 from fairflower.training import app as client_part
-from fairflower.training import gpus
+from fairflower.training import device as training_device
 
 GIB = 2**30
 
@@ -147,7 +147,7 @@ def test_gpu_memory_is_measured_once_per_method(gpu, monkeypatch):
 
 
 def test_without_a_gpu_the_config_is_kept_and_fractions_of_gpus_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpus, "_DEVICE", tmp_path / "none")
+    monkeypatch.setattr(training_device, "_DEVICE", tmp_path / "none")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cpu = config()
     assert place_clients([cpu], 20) == devices.Placement(cpu)
@@ -164,8 +164,8 @@ def test_a_gpu_that_pytorch_cannot_use_is_reported_with_the_reason(monkeypatch, 
     device, driver = tmp_path / "nvidia0", tmp_path / "version"
     device.touch()
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27\n")
-    monkeypatch.setattr(gpus, "_DEVICE", device)
-    monkeypatch.setattr(gpus, "_DRIVER", driver)
+    monkeypatch.setattr(training_device, "_DEVICE", device)
+    monkeypatch.setattr(training_device, "_DRIVER", driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.version, "cuda", None)

@@ -17,7 +17,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key
 from secure_federation import stage_of
 
 from fairflower.arrays import arrays_of
-from fairflower.secure.masks import masks_of
+from fairflower.secure.protocol import masks_of
 from fairflower.secure.vectors import quantization_range, scale_of
 
 Flat = np.ndarray

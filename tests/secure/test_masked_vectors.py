@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fairflower.aggregation.cohort import merge_whole
+from fairflower.aggregation.cohort import merge_integers
 from fairflower.secure.vectors import (
     CLIPPING,
     MaskingInstructions,
@@ -212,7 +212,7 @@ def test_integers_booleans_and_infinite_buffers_are_merged_as_without_masks(clie
     cohort = SumCohort(1, tuple(range(clients)), n, model, (), buffers=buffers, total=total)
     moved = cohort.average(total.weights)
     for name in ("id", "small", "flags"):
-        expected = merge_whole(model[name], [m[name] for m in models], total.weights)
+        expected = merge_integers(model[name], [m[name] for m in models], total.weights)
         assert moved[name].dtype == model[name].dtype
         np.testing.assert_array_equal(moved[name], expected)
     np.testing.assert_array_equal(moved["mask"], model["mask"])

@@ -47,7 +47,7 @@ from fairflower.errors import RoundFailed, RunInterrupted
 from fairflower.flower_compat import set_task_identity
 from fairflower.secure import client, protocol
 from fairflower.secure.client import REFUSED, secure_mod
-from fairflower.secure.masks import masks_of
+from fairflower.secure.protocol import masks_of
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session

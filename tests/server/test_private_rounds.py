@@ -30,7 +30,7 @@ from fairflower.server.folder import RunFolder
 from fairflower.server.privacy import PrivacyLedger, begun_and_spent, check_reachable, epsilon
 from fairflower.strategies import FairStrategy
 from fairflower.testing import make_cohort
-from fairflower.training.app import clipped_update, noised_numbers, protected
+from fairflower.training.app import clipped_update, noised_numbers
 
 PRIVATE = {
     "privacy.noise-multiplier": 1.0,
@@ -209,8 +209,8 @@ def test_clients_send_only_requested_numbers_with_noise() -> None:
     privacy = PrivacyConfig(noise_multiplier=1, number_noise_multiplier=0.5, noise_seed=1)
     config = {"measure": "received_loss,received_accuracy", "server-round": 1}
     metrics = {"train_loss": 1.0, "received_loss": 2.0, "received_accuracy": 0.5, "state-round": 4}
-    sent = protected(metrics, config, privacy, client_id=7)
-    assert sent.keys() == {"client-id", "received_loss", "received_accuracy"}
+    sent = noised_numbers(metrics, config, privacy, client_id=7)
+    assert sent.keys() == {"received_loss", "received_accuracy"}
     assert sent["received_loss"] != 2.0
     draws = [
         noised_numbers(metrics, config | {"server-round": r}, privacy, 7) for r in range(1, 400)
