@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.models.layers import norm_arrays
+from fairflower.models import norm_arrays
 
 
 class FedBN(LocalArraysTrainer):

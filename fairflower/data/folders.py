@@ -11,6 +11,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -24,6 +25,7 @@ from fairflower.data.federation import Ints, Pixels
 from fairflower.data.files import (
     NPZ_FORMAT,
     NpzFile,
+    check_columns,
     check_twins,
     checked_labels,
     logger,
@@ -34,12 +36,12 @@ from fairflower.data.images import (
     SUFFIXES,
     FileTable,
     HuggingFaceImages,
-    HuggingFaceSplits,
     file_hash,
     is_hf_dataset_folder,
     load_hub,
     load_saved,
     read_picture,
+    split_table,
 )
 from fairflower.errors import DataError
 
@@ -187,8 +189,7 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         for class_folder, label in classes.items():
             if label != OTHER:
                 images, others = files_in(class_folder)
-                keys = (file_hash(path) if self.by_content else path.name for path in images)
-                files += [(label, key, path) for key, path in zip(keys, images, strict=True)]
+                files += [(label, file_hash(p) if self.by_content else p.name, p) for p in images]
                 skipped += others
         if skipped:
             logger.warning(
@@ -200,9 +201,8 @@ class ClassFolders(DataSetOfFiles[FileTable]):
 
     def _of_files(self, files: Iterable[tuple[int, str, Path]], folder: Path) -> FileTable:
         """Build a domain from tuples (label, text, path), sorted by label, then by text."""
-        ordered = sorted(files)
-        paths = [path for _, _, path in ordered]
-        labels = np.array([label for label, _, _ in ordered], np.int64)
+        found, _, paths = [*zip(*sorted(files), strict=True)] or ((), (), ())
+        labels = np.array(found, np.int64)
         self._check_complete(str(folder), labels)
         return FileTable(
             labels, lambda i: str(paths[i]), lambda at: (read_picture(paths[i]) for i in at)
@@ -222,7 +222,8 @@ class ClassFolders(DataSetOfFiles[FileTable]):
                 )
             (data,) = data.values()
         images = HuggingFaceImages(data, where)
-        images.check_columns("image", "label", *(() if alone else ("domain",)))
+        wanted = ("image", "label") if alone else ("image", "label", "domain")
+        check_columns(where, wanted, data.column_names)
         rows = np.arange(len(data))
         if not alone:
             rows = np.flatnonzero(images.column("domain") == domain)
@@ -239,20 +240,15 @@ class ClassFolders(DataSetOfFiles[FileTable]):
 
     def _class_of(self, name: str, where: str) -> int:
         name = self.aliases.get(name, name)
-        if name not in self.classes:
-            if self.others:
-                return OTHER
-            raise DataError(
-                f"{where}: found the class {name!r}; expected {', '.join(self.classes)}."
-            )
-        return self.classes.index(name)
+        if name in self.classes:
+            return self.classes.index(name)
+        if self.others:
+            return OTHER
+        raise DataError(f"{where}: found the class {name!r}; expected {', '.join(self.classes)}.")
 
     def _check_complete(self, where: str, labels: Ints) -> None:
-        absent = [name for i, name in enumerate(self.classes) if i not in labels]
-        if absent:
-            raise DataError(
-                f"{where} has no images of {', '.join(absent)}. Add the missing images."
-            )
+        if absent := ", ".join(name for i, name in enumerate(self.classes) if i not in labels):
+            raise DataError(f"{where} has no images of {absent}. Add the missing images.")
 
 
 _REMEDY = (
@@ -261,7 +257,7 @@ _REMEDY = (
 )
 
 
-class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
+class SplitFiles(DataSetOfFiles["NpzFile | DatasetDict"]):
     """A data set whose domains have train and test images; a subclass names the domains.
 
     Images are read from one of these sources:
@@ -282,11 +278,22 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
     image_size: ClassVar[int]
 
     def labels(self, domain: str, split: str) -> Ints:
-        return self._open(domain).labels(split)
+        opened = self._open(domain)
+        if isinstance(opened, dict):
+            return split_table(opened, split, self.source(domain), self._num_classes).labels
+        return opened.labels(split)
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows. Only Hugging Face images are resized, to a square."""
-        return self._open(domain).images(split, rows)
+        opened, where = self._open(domain), self.source(domain)
+        if isinstance(opened, dict):
+            table, size = split_table(opened, split, where, self._num_classes), self.image_size
+            return table.pixels(rows, self.config.image_size or size, f"{where}: {split}")[0]
+        return opened.images(split, rows)
+
+    @property
+    def _num_classes(self) -> int | None:
+        return self.num_classes or len(self.classes) or None
 
     def fingerprint(self) -> Any:
         paths = {domain: self._path(domain) for domain in self.domains}
@@ -319,18 +326,16 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
                 return path
         raise DataError(f"{self.title}: neither {file} nor {folder} exists. {_REMEDY}.")
 
-    def _read(self, domain: str) -> NpzFile | HuggingFaceSplits:
+    def _read(self, domain: str) -> NpzFile | DatasetDict:
         path = self._path(domain)
-        num_classes = self.num_classes or len(self.classes) or None
         if path and not path.is_dir():
-            return NpzFile(path, num_classes)
+            return NpzFile(path, self._num_classes)
         data = load_saved(path) if path else load_hub(*self.hub[domain], _REMEDY, self.hub_splits)
         if not isinstance(data, dict):
             raise DataError(
                 f"{path}: found a single split; expected a DatasetDict with train and test."
             )
-        size = self.config.image_size or self.image_size
-        return HuggingFaceSplits(self.adapt(data), self.source(domain), size, num_classes)
+        return self.adapt(data)
 
 
 #: Folder names that stand for splits and not for domains.
@@ -368,10 +373,8 @@ class DomainImageFolder(ClassFolders):
                 "<domain>/<class>/<image>; every fifth image becomes a test image. Put all images"
                 " of a class into one folder, or set data.domains to a single folder."
             )
-        held = {
-            domain: set(_encodable(p.name for p in folders_in(self.place(domain))))
-            for domain in self.domains
-        }
+        names = ((d, (p.name for p in folders_in(self.place(d)))) for d in self.domains)
+        held = {domain: set(_encodable(classes)) for domain, classes in names}
         self.classes = tuple(sorted(set().union(*held.values())))
         check_twins(f"{self.folder}: the classes", held, "Rename their folders")
 
@@ -484,10 +487,8 @@ class OwnFiles(DataSet):
 
     @cached_property
     def _values(self) -> dict[tuple[str, str], npt.NDArray[np.str_]]:
-        places = [(domain, split) for domain in self.domains for split in ("train", "test")]
-        return {
-            place: np.asarray(self.values_of("data.groups", *place), np.str_) for place in places
-        }
+        places = product(self.domains, ("train", "test"))
+        return {p: np.asarray(self.values_of("data.groups", *p), np.str_) for p in places}
 
     @cached_property
     def group_names(self) -> tuple[str, ...]:
@@ -542,10 +543,8 @@ class DomainNpzFolder(OwnFiles, SplitFiles):
 def _encodable(names: Iterable[str]) -> list[str]:
     """Return the names; raise ``DataError`` for a name that UTF-8 cannot encode."""
     for name in (names := list(names)):
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{name!r}: the name is not UTF-8. Rename it.") from None
+        if name.encode(errors="replace").decode() != name:
+            raise DataError(f"{name!r}: the name is not UTF-8. Rename it.")
     return names
 
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,10 +80,6 @@ class HuggingFaceImages:
     data: Dataset
     where: str
 
-    def check_columns(self, *names: str) -> None:
-        """Raise ``DataError`` if a column is missing."""
-        check_columns(self.where, names, self.data.column_names)
-
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column [N], with names instead of numbers if the column has class names."""
         values: npt.NDArray[Any] = np.asarray(self.data[name][:])
@@ -123,38 +119,19 @@ class HuggingFaceImages:
         return images.cast_column("image", Feature(decode=False)), feature.mode
 
 
-@dataclass(frozen=True)
-class HuggingFaceSplits:
-    """A domain in a Hugging Face ``DatasetDict``: train and test, with the columns image and label.
+def split_table(splits: DatasetDict, split: str, where: str, num_classes: int | None) -> FileTable:
+    """Return the table of a split of a Hugging Face data set with the columns image and label.
 
-    Images are resized to squares with a side of ``image_size``. Labels must be below
-    ``num_classes``, if it is given. ``where`` is the folder or name of the data in error messages.
+    Labels must be below ``num_classes``, if it is given. ``where`` is the data's name in errors.
     """
-
-    splits: DatasetDict
-    where: str
-    image_size: int
-    num_classes: int | None = None
-
-    def labels(self, split: str) -> Ints:
-        """Return the labels of a split, int64 [N]."""
-        return self._table(split).labels
-
-    def images(self, split: str, rows: Ints) -> Pixels:
-        """Return the images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
-        return self._table(split).pixels(rows, self.image_size, f"{self.where}: {split}")[0]
-
-    def _table(self, split: str) -> FileTable:
-        if split not in self.splits:
-            raise DataError(
-                f"{self.where}: found the splits {', '.join(map(str, self.splits))}; "
-                "expected train and test."
-            )
-        images = HuggingFaceImages(self.splits[split], f"{self.where}: {split}")
-        images.check_columns("image", "label")
-        values = np.asarray(images.data["label"][:])
-        labels = checked_labels(f"{images.where}: label", values, self.num_classes)
-        return images.table(np.arange(len(labels)), labels)
+    if split not in splits:
+        found = ", ".join(map(str, splits))
+        raise DataError(f"{where}: found the splits {found}; expected train and test.")
+    images = HuggingFaceImages(splits[split], f"{where}: {split}")
+    check_columns(images.where, ("image", "label"), images.data.column_names)
+    values = np.asarray(images.data["label"][:])
+    labels = checked_labels(f"{images.where}: label", values, num_classes)
+    return images.table(np.arange(len(labels)), labels)
 
 
 def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) -> DatasetDict:
@@ -204,7 +181,7 @@ def read_picture(path: Path) -> Image.Image:
     Raises ``DataError`` if the file is not a regular file, is damaged or is in none of the
     `FORMATS`, or if its header declares several frames or more than `MAX_PIXELS` pixels.
     """
-    with explained(*_unreadable(str(path))):
+    with _explained(path):
         if path.suffix.lower() in SUFFIXES:
             return read_dicom(path)
         with open_regular(path) as file:
@@ -223,7 +200,7 @@ def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
             f"{where}: image: found {type(value).__name__}; expected a column of the feature type "
             "datasets.Image."
         )
-    with explained(*_unreadable(where)):
+    with _explained(where):
         content = value["bytes"]
         opened = open_regular(Path(value["path"])) if content is None else io.BytesIO(content)
         with opened as file:
@@ -231,8 +208,8 @@ def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
         return picture.convert(mode) if mode else picture
 
 
-def _unreadable(where: str) -> tuple[str, str]:
-    return f"{where} cannot be read as an image", "Replace it with the original file"
+def _explained(where: Path | str) -> AbstractContextManager[None]:
+    return explained(f"{where} cannot be read as an image", "Replace it with the original file")
 
 
 def _decoded(file: BinaryIO, where: str) -> Image.Image:

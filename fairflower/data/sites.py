@@ -101,20 +101,19 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     check_classes(merged.name, merged.num_classes)
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
-    def summed(sizes: str) -> tuple[int, ...]:
+    def summed(split: str) -> tuple[int, ...]:
         """Sum sizes over the sites of each domain; empty if a site lacks the split."""
-        pairs = [(site.domains[0], getattr(site, sizes)) for site in sites]
-        if not all(size for _, size in pairs):
-            return ()
-        return tuple(sum(size[0] for name, size in pairs if name == domain) for domain in domains)
+        pairs = [(site.domains[0], sum(site.sizes(split))) for site in sites if site.sizes(split)]
+        sums = (sum(size for name, size in pairs if name == domain) for domain in domains)
+        return tuple(sums) if len(pairs) == len(sites) else ()
 
     return replace(
         merged,
         domains=domains,
         sources=("the sites' own",) * len(domains),
-        test_sizes=summed("test_sizes"),
+        test_sizes=summed("test"),
         clients=tuple(site_client_info(k, site, merged) for k, site in enumerate(sites)),
-        validation_sizes=summed("validation_sizes"),
+        validation_sizes=summed("validation"),
     )
 
 

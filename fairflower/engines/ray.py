@@ -36,14 +36,19 @@ from fairflower.engines.inline import (
     set_content,
 )
 from fairflower.engines.ray_cluster import (
+    Batch,
     RayNodes,
+    Task,
+    TaskQueue,
+    Worker,
+    Workers,
     connect,
+    done,
     keeping_signals,
     last_words,
     object_store_full_error,
     prepare_ray,
 )
-from fairflower.engines.workers import Batch, Task, TaskQueue, Worker, Workers, done
 from fairflower.errors import EngineError, logger
 from fairflower.flower_compat import set_task_identity
 
@@ -228,13 +233,13 @@ class RayGrid(InlineGrid):
             running, *queued = [batch.tasks for batch in worker.batches.values()]
             self._workers.replace(worker, stuck=True)
             self._queue.forget(running)
-            self._queue.put_first(task for tasks in queued for task in tasks)
-            self._queue.put_last(running)
+            self._queue.put_back(task for tasks in queued for task in tasks)
+            self._queue.put_back(running, last=True)
 
     def _is_stuck(self, worker: Worker) -> bool:
         """Return whether a worker is too late; a single task has time until it is discarded."""
         reference, batch = next(iter(worker.batches.items()))
-        unwanted = self._queue.is_unwanted(batch.tasks)
+        unwanted = len(self._queue.wanted(batch.tasks)) < len(batch.tasks)
         most = _LATE if unwanted else _STUCK if len(worker.tasks()) > 1 else math.inf
         # The reply may have arrived while this process did something else.
         return time.monotonic() - worker.begun > most and not done(self._ray, [reference])
@@ -274,7 +279,7 @@ class RayGrid(InlineGrid):
             large = iter(states)
         except errors.RayActorError as error:
             first, *queued = worker.batches.values()
-            self._queue.put_first(task for other in queued for task in other.tasks)
+            self._queue.put_back(task for other in queued for task in other.tasks)
             self._workers.replace(worker)
             return self._try_again(first, error)
         except errors.ObjectLostError as error:  # lost with its node
@@ -325,26 +330,25 @@ class RayGrid(InlineGrid):
             left,
         )
         task.lacked_memory = True
-        self._queue.put_first([task, *(other for other in at_work if other is not task)])
+        self._queue.put_back([task, *(other for other in at_work if other is not task)])
         return []
 
     def _try_again(self, batch: Batch, error: Exception) -> list[Message]:
         """Queue the tasks of a dead worker again; return error replies after a second death."""
         for task in batch.tasks:
             task.deaths += 1
-        self._queue.put_first(task for task in batch.tasks if task.deaths == 1)
+        self._queue.put_back(task for task in batch.tasks if task.deaths == 1)
         return [error_reply(task.message, error) for task in batch.tasks if task.deaths > 1]
 
 
 def _pickled_app(client_app: ClientApp) -> bytes:
     try:
-        pickled: bytes = prepare_ray().cloudpickle.dumps(client_app)
+        return prepare_ray().cloudpickle.dumps(client_app)  # type: ignore[no-any-return]
     except Exception as error:  # pickling a user's app may raise anything
         raise EngineError(
             f"The ClientApp cannot be sent to Ray's workers ({type(error).__name__}: {error}). "
             "Create what cannot be pickled inside the app's functions, or choose engine = 'inline'."
         ) from error
-    return pickled
 
 
 # --- worker processes ----------------------------------------------------------------------------
@@ -383,8 +387,7 @@ class Actor:
     @functools.cached_property
     def _app(self) -> ClientApp:
         """The ClientApp; an exception during its import becomes the reply to every message."""
-        app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
-        return app
+        return prepare_ray().cloudpickle.loads(self._pickled)  # type: ignore[no-any-return]
 
     def answer(self, requests: list[Request], *held: RecordDict) -> Any:
         """Answer messages in order; ``held`` contains the large states of nodes.
@@ -415,13 +418,10 @@ class Actor:
                 left.append(context.state)
                 replies.append((reply, seconds, None))
             else:
-                replies.append((reply, seconds, _pickled_if_small(context.state)))
+                after = context.state
+                small = sum(map(num_bytes, after.array_records.values())) < LARGE
+                replies.append((reply, seconds, pickle.dumps(after) if small else after))
         return [replies, *left] if left else replies
-
-
-def _pickled_if_small(state: RecordDict) -> bytes | RecordDict:
-    small = sum(map(num_bytes, state.array_records.values())) < LARGE
-    return pickle.dumps(state) if small else state
 
 
 def num_bytes(record: ArrayRecord) -> int:

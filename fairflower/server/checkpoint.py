@@ -126,12 +126,13 @@ def earlier_facts(run: Path) -> dict[str, Any]:
     try:
         return read_facts(run)
     except RunFolderError as error:
-        facts = (_newest_header(run) or {}).get("facts")
+        facts = _newest_header(run).get("facts")
         if not facts or "privacy" in facts:
             raise
         logger.warning("%s The newest checkpoint is read instead.", error)
         known = checked_facts({"clients": [], **facts}, run / "checkpoints")
-        return {name: value for name, value in known.items() if name != "clients"}
+        del known["clients"]
+        return known
 
 
 def prune(run: Path, keep: int) -> None:
@@ -193,31 +194,26 @@ def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> 
     Likewise if it already has more rounds than ``config`` asks for, or if it is a copy of a run
     whose clients have state.
     """
-    done = int(facts["rounds"])
-    if facts["status"] == "completed" and (reason := facts.get("ended_early")):
+    done, complete = int(facts["rounds"]), facts["status"] == "completed"
+    problem, last, states = "", config.num_server_rounds, facts.get("client_state")
+    if complete and (reason := facts.get("ended_early")):
         limit = "privacy.max-epsilon" if "privacy.max-epsilon" in reason else "stop.patience"
-        raise ConfigError(
-            f"{run} is complete: it ended after round {done}: {reason}. Start a new run with a "
-            f"larger {limit}, or with {limit} = 0."
-        )
-    if config.num_server_rounds < done:
-        raise ConfigError(
-            f"num-server-rounds = {config.num_server_rounds}: {run} already has {done} rounds."
-        )
-    if facts["status"] == "completed" and config.num_server_rounds == done:
-        remedy = "Start" if facts.get("client_state") else "Increase num-server-rounds, or start"
-        raise ConfigError(
-            f"{run} is complete: all of its {done} rounds are done. {remedy} a new run."
-        )
-    if done and not _paths(run):
-        raise ConfigError(
+        problem = f"{run} is complete: it ended after round {done}: {reason}. Start a new run with "
+        problem += f"a larger {limit}, or with {limit} = 0."
+    elif last < done:
+        problem = f"num-server-rounds = {last}: {run} already has {done} rounds."
+    elif complete and last == done:
+        remedy = "Start" if states else "Increase num-server-rounds, or start"
+        problem = f"{run} is complete: all of its {done} rounds are done. {remedy} a new run."
+    elif done and not _paths(run):
+        problem = (
             f"{run} has no checkpoint (perhaps because checkpoint.every = 0). Start a new run."
         )
-    if facts["status"] == "completed" and facts.get("client_state"):
-        raise ConfigError(
-            f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "
-            "after the last round. Start a new run with more rounds."
-        )
+    elif complete and states:
+        problem = f"{run} is complete, and the state of its clients ({config.client.name}) was "
+        problem += "deleted after the last round. Start a new run with more rounds."
+    if problem:
+        raise ConfigError(problem)
     check_own_states(run, facts)
 
 
@@ -237,10 +233,8 @@ def rounds(run: Path) -> list[int]:
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if settings differ from those in the newest readable checkpoint."""
-    saved = _newest_header(run)
-    if saved is None:
-        return  # without a checkpoint the run begins again
-    begun, flat = with_absolute_paths(saved["config"]), with_absolute_paths(flat)
+    begun = _newest_header(run).get("config", flat)  # without a checkpoint the run begins again
+    begun, flat = with_absolute_paths(begun), with_absolute_paths(flat)
     if changed := changed_settings(begun, flat, CHANGEABLE):
         raise ConfigError(
             f"{run / 'config.toml'} has been changed since the run began: {changed}. "
@@ -248,12 +242,12 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
         )
 
 
-def _newest_header(run: Path) -> Mapping[str, Any] | None:
-    """Return the metadata of the newest readable checkpoint, or None if there is none."""
+def _newest_header(run: Path) -> Mapping[str, Any]:
+    """Return the metadata of the newest readable checkpoint; empty if there is none."""
     for path in _paths(run):
         with suppress(DamagedFile):
             return sealed_facts(path)
-    return None
+    return {}
 
 
 def with_absolute_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,12 +276,9 @@ def part_digests(config: RunConfig) -> dict[str, str]:
     files["evaluate.metrics"] = [METRICS.own_file(place) for place in places]
     if config.model.file:
         files["model.weights"] = [Path(config.model.file).expanduser()]
-    digests = {}
-    for key, paths in files.items():
-        told = [_digest(path) for path in paths if path and path.is_file()]
-        if told:
-            digests[key] = hashlib.sha256(" ".join(told).encode()).hexdigest()[:16]
-    return digests
+    found = {key: [_digest(p) for p in paths if p and p.is_file()] for key, paths in files.items()}
+    texts = {key: " ".join(digests).encode() for key, digests in found.items() if digests}
+    return {key: hashlib.sha256(text).hexdigest()[:16] for key, text in texts.items()}
 
 
 def check_same_parts(run: Path, earlier: Mapping[str, str], config: RunConfig) -> None:
@@ -295,9 +286,7 @@ def check_same_parts(run: Path, earlier: Mapping[str, str], config: RunConfig) -
 
     ``earlier`` are the digests in the run's ``run.json``.
     """
-    if not earlier:
-        return
-    now = part_digests(config)
+    now = part_digests(config) if earlier else {}
     for key, digest in earlier.items():
         if now.get(key, digest) != digest:
             raise ConfigError(

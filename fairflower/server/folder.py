@@ -73,6 +73,9 @@ def check_place(folder: Path) -> None:
 MAX_DIAGNOSTIC = 10_000
 
 
+#: Entries of ``run.json`` while a run goes on.
+_RUNNING = {"status": "running", "error": None, "finished": None, "seconds": None}
+
 #: Fields of the records in ``diagnostics.jsonl`` that are not diagnostics of the strategy.
 _OWN_FIELDS = frozenset(("round", "client_ids", "dropped", "dropped_in_test"))
 
@@ -96,8 +99,6 @@ class RunFolder:
         self._facts = dict(facts)
         self.metrics = History(facts.get("domains", ()))
         self._begin = time.monotonic() - seconds
-        #: Rounds that earlier sessions have begun, and the largest epsilon that they recorded.
-        self.begun, self.spent = 0, 0.0
 
     @classmethod
     def create(cls, config: RunConfig, facts: Mapping[str, Any]) -> RunFolder:
@@ -110,11 +111,8 @@ class RunFolder:
             "name": path.name,
             "path": str(path),
             "label": config.label,
-            "status": "running",
-            "error": None,
             "started": _now(),
-            "finished": None,
-            "seconds": None,
+            **_RUNNING,
             "rounds": 0,
             "command": _command(),
             "config": config.concise(),
@@ -144,8 +142,7 @@ class RunFolder:
         """
         server_round, sizes = (saved.server_round, saved.sizes) if saved else (0, {})
         for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
-            # Opening a named pipe would wait for its writer.
-            check_regular(file)
+            check_regular(file)  # opening a named pipe would wait for its writer
         earlier = earlier_facts(path)
         _compare(path, earlier, facts)
         if original_of(path, earlier):  # a run of its own from now on, with state of its own
@@ -155,22 +152,17 @@ class RunFolder:
         for key in changed:  # of files of the user: corrected code may go on
             text = "The file of %s has changed since %s began; its earlier rounds used the other."
             logger.warning(text, key, path)
-        kept = _facts_after(server_round, earlier)
+        kept = _facts_after(server_round, earlier) | ({"parts": parts} if changed else {})
         folder = cls(path, lock, {**facts, **kept}, saved.seconds if saved else 0.0)
-        if changed:
-            folder._facts["parts"] = facts["parts"]
         if config.privacy.on:
-            folder.begun, folder.spent = begun_and_spent(path, earlier)
-            ledger = PrivacyLedger(config.privacy, numbers_of(config), folder)
+            known = begun_and_spent(path, earlier)
+            ledger = PrivacyLedger(config.privacy, numbers_of(config), folder, *known)
             folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes)
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
-        running = {"status": "running", "error": None, "finished": None, "seconds": None}
-        folder._facts |= {**running, "rounds": server_round, "path": str(path)}
-        folder._facts["config"] = config.concise()
-        if not sizes:
-            folder._facts["label"] = config.label
+        folder._facts |= {**_RUNNING, "rounds": server_round, "path": str(path)}
+        folder._facts |= {"config": config.concise()} | ({} if sizes else {"label": config.label})
         session = {"after_round": server_round, "at": _now(), **_here(config)}
         session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)
@@ -224,10 +216,6 @@ class RunFolder:
             for metric, value in values.items():
                 cells = server_round, level, name, metric, repr(float(value))
                 writer.writerow(map(cell_of, cells))
-
-    def is_tested(self, server_round: int) -> bool:
-        """Return whether the history contains accuracies of a round."""
-        return any("accuracy/" in name for name in self.metrics.of(server_round))
 
     def append_diagnostics(
         self,
@@ -304,13 +292,11 @@ class RunFolder:
 
 
 _SITES = "data.dir, or exactly the same sites"
+_MODEL = ("model", "model.name, its class or client.name")
 
 #: Entry of run.json -> what a difference means on resuming, and the setting it comes from.
 _SOURCES = {
-    **dict.fromkeys(
-        ("num_parameters", "model_bytes", "local_arrays", "local_part"),
-        ("model", "model.name, its class or client.name"),
-    ),
+    **dict.fromkeys(("num_parameters", "model_bytes", "local_arrays", "local_part"), _MODEL),
     "metrics": ("metrics", "evaluate.metrics"),
     **dict.fromkeys(("digest", "images"), ("examples", _SITES)),
     "frozen": ("frozen weights", "model.weights or model.name"),

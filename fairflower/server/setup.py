@@ -105,45 +105,36 @@ class RunSetup:
 
     def facts(self) -> dict[str, Any]:
         """Return the entries of ``run.json`` about the federation and the model."""
-        federation = self.federation
+        federation, model, config = self.federation, self.evaluator.model, self.config
+        names = "num_classes", "classes", "shape", "domains", "sources", "test_sizes"
         facts = {
             "num_parameters": self.evaluator.num_parameters,
             "model_bytes": sum(a.nbytes for a in self.evaluator.arrays().values()),
-            "num_classes": federation.num_classes,
-            "classes": list(federation.classes),
-            "shape": list(federation.shape),
-            "domains": list(federation.domains),
-            "sources": list(federation.sources),
-            "test_sizes": list(federation.test_sizes),
+            **{name: getattr(federation, name) for name in names},
             "clients": [*map(by_field, federation.clients)],
             "nodes": self.registry.known_by_node(),
         }
-        if local := initial_local_arrays(self.evaluator.model):
+        if local := initial_local_arrays(model):
             facts["local_arrays"] = list(local)
-            facts["local_part"] = getattr(self.config.client.factory, "local_part", "")
-        available, places = self.strategy._availability, self.config.evaluate.metrics
-        masked, clients = self.config.secure_aggregation, len(federation.clients)
+            facts["local_part"] = getattr(config.client.factory, "local_part", "")
+        available, clients = self.strategy._availability, len(federation.clients)
+        groups, masked = federation.groups, config.secure_aggregation
         optional = {
-            "secure_aggregation": described(num_selected(self.config, clients)) if masked else {},
+            "secure_aggregation": described(num_selected(config, clients)) if masked else {},
             "frozen": self.frozen,
             "availability": available.digest if isinstance(available, Trace) else "",
-            "parts": part_digests(self.config),
-            "validation_sizes": list(federation.validation_sizes),
-            "metrics": directions(load_metrics(places)) if places else {},
+            "parts": part_digests(config),
+            "validation_sizes": federation.validation_sizes,
+            "metrics": directions(load_metrics(config.evaluate.metrics)),
+            "held_out": federation.held_out,
+            "held_out_size": federation.held_out_size,
+            "division": federation.division,
+            "redraw": self.redraw(),
+            "groups": {groups: federation.group_names} if groups else {},
         }
         facts |= {name: value for name, value in optional.items() if value}
-        if federation.held_out:
-            facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
-        if federation.division:
-            facts["division"] = federation.division
-        if redraw := self.redraw():
-            facts["redraw"] = redraw
-        if federation.groups:
-            facts["groups"] = {federation.groups: list(federation.group_names)}
-        if self.examples:
-            facts["digest"] = federation.digest
-        else:
-            facts["images"] = federation.fingerprint
+        images = {"images": federation.fingerprint}
+        facts |= {"digest": federation.digest} if self.examples else images
         if self.registry.sites:  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
