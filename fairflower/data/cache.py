@@ -14,9 +14,9 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from reprlib import repr as shortened
@@ -223,11 +223,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in ("train", "test"))
     most = 1 + max(int(trained[-1]), int(tested[-1]))
     num_classes = data_set.num_classes or len(data_set.classes) or most
-    people = {
-        (domain, split): groups_of(data_set, domain, split, values)
-        for split, by_domain in labels.items()
-        for domain, values in (by_domain if config.groups else {}).items()
-    }
+    people = cache(lambda d, split: groups_of(data_set, d, split, labels[split][d]))
     if not site:
         check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
@@ -275,7 +271,7 @@ def _arrays(
     rows: Mapping[str, Rows],
     examples: Mapping[str, Examples],
     labels: Mapping[str, Mapping[str, Ints]],
-    people: Mapping[tuple[str, str], Ints],
+    people: Callable[[str, str], Ints],
     shape: tuple[int, ...],
 ) -> Arrays:
     """Return a group's arrays: for each split x, y and, if there are groups of people, g.
@@ -292,8 +288,8 @@ def _arrays(
             x = corrupt(x, order, *how, seed=config.seed, domain=group.domain, split=SPLITS[split])
         arrays[f"x_{split}"] = x
         arrays[f"y_{split}"] = labels[SPLITS[split]][group.domain][order]
-        if place in people:
-            arrays[f"g_{split}"] = people[place][order]
+        if config.groups:
+            arrays[f"g_{split}"] = people(*place)[order]
     return arrays
 
 

@@ -366,22 +366,18 @@ class HAM10000(SplitFiles):
         kinds = np.unique(lesions)
         drawn = np.random.default_rng(0).permutation(kinds)[: round(TEST_SHARE * len(kinds))]
         test = np.isin(lesions, drawn)
-        images = pool.select_columns(["image"])
-        return DatasetDict(
-            {
-                split: images.select(distinct[chosen]).add_column("label", labels[chosen].tolist())
-                for split, chosen in (("train", ~test), ("test", test))
-            }
-        )
+        images, split = pool.select_columns(["image"]), DatasetDict()
+        for name, chosen in (("train", ~test), ("test", test)):
+            rows, of = images.select(distinct[chosen]), labels[chosen].tolist()
+            split[name] = rows.add_column("label", of)
+        return split
 
 
 def _class_of(diagnosis: str) -> int:
     name = _CLASS_OF_DIAGNOSIS.get(diagnosis.lower(), diagnosis.lower())
-    if name not in CLASSES:
-        raise DataError(
-            f"HAM10000: found the diagnosis {diagnosis!r}; expected {', '.join(CLASSES)}."
-        )
-    return CLASSES.index(name)
+    if name in CLASSES:
+        return CLASSES.index(name)
+    raise DataError(f"HAM10000: found the diagnosis {diagnosis!r}; expected {', '.join(CLASSES)}.")
 
 
 class ImageTable(ClassFolders):
@@ -441,24 +437,16 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     problem, remedy = f"{path} cannot be read as a table", "Replace it with the original file"
     with explained(problem, remedy), open_regular(path) as file, warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows with too many values
-        table = pd.read_csv(
-            file,
-            dtype=str,
-            index_col=False,
-            keep_default_na=False,
-            na_values=[""],
-            encoding="utf-8-sig",
-        )
+        empty: Any = {"keep_default_na": False, "na_values": [""]}
+        table = pd.read_csv(file, dtype=str, index_col=False, encoding="utf-8-sig", **empty)
         table = table.rename(columns=str.strip).apply(lambda column: column.str.strip())
         check_columns(str(path), columns, table.columns)
         table = table[list(columns)]
-        incomplete = table.isna().any(axis=1)
-        if incomplete.any():
-            row = int(incomplete.argmax())
+        for row in np.flatnonzero(table.isna().any(axis=1)):
             values = ", ".join(table.iloc[row].fillna("nothing"))
             raise DataError(
-                f"{path}, row {row + 1}: found {values}; expected a value in every "
-                f"column. {remedy}."
+                f"{path}, row {row + 1}: found {values}; expected a value in every column. "
+                f"{remedy}."
             )
         if len(table) and (length := table.map(len).max().max()) > 255:
             raise ValueError(f"a value has {length} characters")
@@ -552,11 +540,8 @@ class RSNAICH(ImageTable):
     def records(self, root: Path) -> list[tuple[int, Path]]:
         """Return the class and the file of every slice with exactly one kind of hemorrhage."""
         path = root / self.table
-        files = {
-            file.stem: file
-            for file in sorted((root / self.image_folder).iterdir())
-            if file.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")
-        }
+        found = sorted((root / self.image_folder).iterdir())
+        files = {f.stem: f for f in found if f.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")}
         table = read_table(path, ("ID", "Label"))
         rows = table["ID"].str.rpartition("_")[[0, 2]].set_axis(["image", "kind"], axis=1)
         used = rows["image"].isin(list(files)) & rows["kind"].isin(self.classes)

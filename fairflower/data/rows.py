@@ -199,11 +199,8 @@ def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
 
 def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float) -> None:
     """Raise ``DataError`` if a client has too few rows for the share."""
-    sizes = [
-        (name, len(held), len(np.unique(labels[name][held])))
-        for name, clients in rows.items()
-        for held in clients
-    ]
+    named = [(name, held) for name, clients in rows.items() for held in clients]
+    sizes = [(name, len(held), len(np.unique(labels[name][held]))) for name, held in named]
     for client, (name, images, classes) in enumerate(sizes):
         if _wanted(images, share) <= images - classes:
             continue
@@ -261,12 +258,8 @@ def draw_anew(data_set: DataSet) -> None:
         parts = (("train", at[first]), ("test", at[~first] - count))
         return np.concatenate([examples(domain, s, part) for s, part in parts if len(part)])
 
-    vars(data_set).update(
-        labels=partial(of_all, labels),
-        group_of=partial(of_all, group_of),
-        examples=examples_of,
-        places=places,
-    )
+    of = {"labels": partial(of_all, labels), "group_of": partial(of_all, group_of)}
+    vars(data_set).update(of, examples=examples_of, places=places)
 
 
 def division_of(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:

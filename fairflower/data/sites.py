@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from reprlib import repr as shortened
+from typing import Any
 
 import numpy as np
 
@@ -38,15 +39,12 @@ def open_site(config: DataConfig, domain: str) -> Federation:
             "data.domains, or change the domain in --node-config.",
             public=True,
         )
-    config = replace(
-        config,
-        domains="",
-        held_out="",
-        clients_per_domain=1,
-        dirichlet_alpha=0.0,
-        corrupted_clients=0,
-        imbalance_factor=1,
-    )
+    whole: dict[str, Any] = {
+        "clients_per_domain": 1,
+        "dirichlet_alpha": 0.0,
+        "corrupted_clients": 0,
+    }
+    config = replace(config, domains="", held_out="", imbalance_factor=1, **whole)
     domains = make_data_set(config).all_domains()
     if domain not in domains and len(domains) > 1:
         found = f"{len(domains)} domains, and none has the name of the site's domain"
@@ -125,9 +123,8 @@ def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
         texts = (f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items())
-        kind, remedy = sites[0].kind, "Give all examples the same size"
-        if kind == "images":
-            remedy = "Set data.image-size to resize them"
+        kind, images = sites[0].kind, "Set data.image-size to resize them"
+        remedy = images if kind == "images" else "Give all examples the same size"
         raise DataError(f"The sites' {kind} differ in size ({', '.join(texts)}). {remedy}.")
     for site in sites:  # grayscale images have the first of three channels' constants
         for name in ("mean", "std", "augment"):

@@ -21,18 +21,9 @@ import numpy as np
 
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
+from fairflower.data import files
 from fairflower.data.data_set import DataSetOfFiles, TokenSet
 from fairflower.data.federation import Ints
-from fairflower.data.files import (
-    MAX_BYTES,
-    TABLES,
-    check_columns,
-    check_memory,
-    check_twins,
-    explained,
-    open_regular,
-    stamp,
-)
 from fairflower.data.folders import OwnFiles
 from fairflower.errors import DataError, require
 
@@ -82,7 +73,7 @@ class TextSet(TokenSet):
 
     def tokens(self, domain: str, split: str, rows: Ints) -> Ints:
         size = f"{self.source(domain)}: {len(rows)} texts of {self.length} tokens take"
-        check_memory(size, 8 * len(rows) * self.length, "Lower length (texts:length=64).")
+        files.check_memory(size, 8 * len(rows) * self.length, "Lower length (texts:length=64).")
         ids = np.zeros((len(rows), self.length), np.int64)
         for row, text in zip(ids, self.texts(domain, split, rows), strict=True):
             found = self._encoder.encode(text)[: self.length]
@@ -180,7 +171,7 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Class names; the first use reads the files of all domains."""
         held = {d: set().union(*self._open(d)["label"].values()) for d in self.domains}
-        check_twins(f"{self.folder}: the classes", held, "Change the labels")
+        files.check_twins(f"{self.folder}: the classes", held, "Change the labels")
         return tuple(sorted(set().union(*held.values())))
 
     def labels(self, domain: str, split: str) -> Ints:
@@ -213,8 +204,8 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
 
     def fingerprint(self) -> Any:
         tokenizer = Path(self.tokenizer).expanduser()
-        kept = stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
-        return [*(stamp(self._path(domain)) for domain in self.domains), kept, self.length]
+        kept = files.stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
+        return [*(files.stamp(self._path(domain)) for domain in self.domains), kept, self.length]
 
     def source(self, domain: str) -> str:
         return str(self._path(domain))
@@ -233,18 +224,18 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
         wanted = {"text": "text", "label": "label", **self._settings}
         seen: Counter[str] = Counter()
         with (
-            explained(f"{path} cannot be read as a CSV file in UTF-8"),
-            open_regular(path) as file,
+            files.explained(f"{path} cannot be read as a CSV file in UTF-8"),
+            files.open_regular(path) as file,
             _long_fields(),
         ):
             lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
             needed = 2 * file.tell() + ROW_BYTES * lines
             found = f"{path}: reading its {lines} lines takes"
-            check_memory(found, needed, "Store fewer texts in it.")
+            files.check_memory(found, needed, "Store fewer texts in it.")
             file.seek(0)
             reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             columns = reader.fieldnames or ()
-            check_columns(str(path), wanted.values(), columns, f"{TABLES}.")
+            files.check_columns(str(path), wanted.values(), columns, f"{files.TABLES}.")
             wanted |= {"split": "split"} if "split" in columns else {}
             values: _Columns = {key: {split: [] for split in _SPLITS} for key in wanted}
             for row in reader:
@@ -271,16 +262,15 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
             return "has more values than the header. Quote texts that contain commas."
         if not row["label"] or row["text"] is None:
             return "has no label or no text. Add the missing value."
-        for key, name in self._settings.items():
-            if not row[name]:
-                return f"has no {name} ({key}). Add the value, or remove the row."
-        return ""
+        lacking = (f"{name} ({key})" for key, name in self._settings.items() if not row[name])
+        problem = next(lacking, "")
+        return f"has no {problem}. Add the value, or remove the row." if problem else ""
 
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
     """Let the csv module read texts of any length, instead of at most 131,072 characters."""
-    usual = csv.field_size_limit(MAX_BYTES)
+    usual = csv.field_size_limit(files.MAX_BYTES)
     try:
         yield
     finally:

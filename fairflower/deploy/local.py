@@ -364,8 +364,7 @@ class LocalDeployment:
     def complete(self) -> bool:
         """Return whether all sites are connected to the SuperLink."""
         nodes = self.flwr_json("supernode", "list", SUPERLINK_NAME)["nodes"]
-        online = [node for node in nodes if node["status"] == "online"]
-        return len(online) >= len(self.sites)
+        return len([node for node in nodes if node["status"] == "online"]) >= len(self.sites)
 
     def run(self, config: RunConfig) -> Path:
         """Start a run, or resume ``config.resume``; wait until it ends and return its run folder.
@@ -519,10 +518,10 @@ def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfi
         raise ConfigError(f"--site {given[0]}: a federation needs at least two sites.")
     places = [_place(text) for text in given]
     spelled: dict[str, str] = {}
-    for text, (domain, folder) in zip(given, places, strict=True):
-        if places.count((domain, folder)) > 1:
+    for k, (text, place) in enumerate(zip(given, places, strict=True)):
+        if place in places[:k]:
             raise ConfigError(f"--site {text} is given twice.")
-        if (other := spelled.setdefault(domain.casefold(), domain)) != domain:
+        if (other := spelled.setdefault(place[0].casefold(), place[0])) != place[0]:
             raise ConfigError(
                 f"--site {text}: another site's domain is spelled {other!r}. Use the same "
                 "spelling for all sites of a domain."

@@ -113,15 +113,12 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
         try:
             with chdir(sys.prefix):  # Ray's workers import from here before all libraries
                 ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)
-        except ValueError as error:  # too little memory
-            raise EngineError(
-                f"Ray cannot start ({error}). Free memory, or choose engine = 'inline'."
-            ) from error
-        except Exception as error:  # has no specific type
+        except Exception as error:  # has no specific type, except for too little memory
             ray.shutdown()
+            remedy = "Free memory" if isinstance(error, ValueError) else _start_remedy()
             raise EngineError(
-                f"Ray cannot start: {' '.join(str(error).split()).rstrip('.')}. {_start_remedy()}, "
-                "or choose engine = 'inline'."
+                f"Ray cannot start: {' '.join(str(error).split()).rstrip('.')}. {remedy}, or "
+                "choose engine = 'inline'."
             ) from error
         return ray
     key = f"ray-address = {address!r}"
@@ -188,22 +185,14 @@ class RayNode(NamedTuple):
 
 def nodes_alive(ray: Any, cpus: int, gpus: float) -> list[RayNode]:
     """Return all nodes that are alive, with their capacity for workers, sorted by name."""
-    nodes = [
-        RayNode(
-            node["NodeID"],
-            _name(node),
-            worker_capacity(node["Resources"], cpus, gpus),
-            " ".join(sorted(r for r in node["Resources"] if r.startswith("accelerator_type:"))),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    nodes = []
+    for node in (node for node in ray.nodes() if node["Alive"]):
+        address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
+        name = f"{address} ({host})" if host != address else address
+        capacity = worker_capacity(node["Resources"], cpus, gpus)
+        kinds = sorted(r for r in node["Resources"] if r.startswith("accelerator_type:"))
+        nodes.append(RayNode(node["NodeID"], name, capacity, " ".join(kinds)))
     return sorted(nodes, key=lambda node: node.name)
-
-
-def _name(node: Mapping[str, Any]) -> str:
-    address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
-    return f"{address} ({host})" if host != address else address
 
 
 def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> int:
@@ -262,17 +251,15 @@ def report_node(prepare: Callable[[], Any] | None, needed: Mapping[str, str]) ->
     """
     installed = versions()
     # Builds for different devices differ only in the local version: 2.5.1+cpu, 2.5.1+cu124.
+    pairs = {name: (installed[name], needed[name]) for name in needed if name != "fairflower"}
     lacking = [
-        f"{package} {installed[package]} (needed: {version})"
-        for package, version in needed.items()
-        if package != "fairflower"
-        and installed[package].partition("+")[0] != version.partition("+")[0]
+        f"{name} {there} (needed: {version})"
+        for name, (there, version) in pairs.items()
+        if there.partition("+")[0] != version.partition("+")[0]
     ]
     if lacking:
-        return NodeReport(
-            f"{', '.join(lacking)}. Install the needed versions on this node, and restart Ray on "
-            "it."
-        )
+        remedy = "Install the needed versions on this node, and restart Ray on it."
+        return NodeReport(f"{', '.join(lacking)}. {remedy}")
     try:
         prepared = prepare() if prepare else None
     except USER_ERRORS as error:
@@ -309,8 +296,8 @@ class RayNodes:
             reports |= self._answers(_WARN_EVERY)
             if names := ", ".join(node.name for node in self._asked.values()):
                 logger.warning("Waiting for Ray nodes to prepare their data: %s.", names)
-        problems = [(node.name, self._problem_of(report)) for node, report in reports.items()]
-        if listing := "".join(f"\n  {name}: {why}" for name, why in problems if why):
+        problems = {node.name: self._problem_of(report) for node, report in reports.items()}
+        if listing := "".join(f"\n  {name}: {why}" for name, why in problems.items() if why):
             raise ConfigError(f"Clients cannot run on these Ray nodes:{listing}")
         self._compare(reports)
         return list(reports)
@@ -373,12 +360,9 @@ class RayNodes:
             self._kinds[f"{report.hardware} {node.gpu if self.gpus else ''}"].append(node.name)
         if len(self._kinds) > max(known, 1):
             listing = (f"\n  {', '.join(names)}: {kind}" for kind, names in self._kinds.items())
-            logger.warning(
-                "The Ray nodes have %d kinds of hardware, which may round sums differently. The "
-                "last bits of the model therefore depend on which node trains which client.%s",
-                len(self._kinds),
-                "".join(listing),
-            )
+            text = "The Ray nodes have %d kinds of hardware, which may round sums differently. The "
+            text += "last bits of the model therefore depend on which node trains which client.%s"
+            logger.warning(text, len(self._kinds), "".join(listing))
 
 
 class LastWords:
@@ -598,12 +582,9 @@ class Workers:
     def replace(self, worker: Worker, stuck: bool = False) -> None:
         """Replace a worker that has died, or, if it is stuck, kill it first."""
         if stuck:
-            logger.warning(
-                "A worker on %s has not answered for %d s and is replaced. Clients that a round "
-                "still waits for are tried again.",
-                worker.node.name,
-                time.monotonic() - worker.begun,
-            )
+            text = "A worker on %s has not answered for %d s and is replaced. Clients that a round "
+            text += "still waits for are tried again."
+            logger.warning(text, worker.node.name, time.monotonic() - worker.begun)
             self._ray.kill(worker.actor)
         else:
             text = "A worker on %s has died. Its clients are retried once."
@@ -647,10 +628,8 @@ class Workers:
         """Start workers on nodes with capacity, up to the maximum number."""
         self._nodes |= {node.node_id: node for node in newcomers}
         used = [worker.node.node_id for worker in (*self.ready, *self.starting.values())]
-        free = [
-            node._replace(capacity=node.capacity - used.count(node.node_id))
-            for node in self._nodes.values()
-        ]
+        nodes = self._nodes.values()
+        free = [n._replace(capacity=n.capacity - used.count(n.node_id)) for n in nodes]
         for node in assign_workers(free, self._most - len(used)):
             options = {"num_gpus": self._gpus, **pin_to_node(node)}
             actor = self._actor.options(**options).remote(*self._arguments)

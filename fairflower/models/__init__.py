@@ -178,11 +178,8 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
                 "Classifier.exchanged_arrays."
             )
     first: dict[int, str] = {}
-    again = {
-        name
-        for name, p in model.named_parameters(remove_duplicate=False)
-        if name in arrays and first.setdefault(id(p), name) != name
-    }
+    named = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if n in arrays]
+    again = {name for name, p in named if first.setdefault(id(p), name) != name}
     held = {p.data_ptr() for p in model.parameters() if p.numel()}
     again |= {name for name, buffer in model.named_buffers() if buffer.data_ptr() in held}
     return {name: tensor for name, tensor in arrays.items() if name not in again}
@@ -238,15 +235,12 @@ def _head_and_body(model: nn.Module) -> tuple[list[str], list[str]]:
 def frozen_digest(model: nn.Module) -> str:
     """Return a digest of the arrays that all clients have from the start; empty if none."""
     moving = {tensor.data_ptr() for tensor in _arrays(model).values()}
-    still = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() not in moving
-    }
-    digest = hashlib.sha256()
-    for name, tensor in still.items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    still, digest = False, hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() not in moving:
+            still = True
+            digest.update(name.encode())
+            digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16] if still else ""
 
 

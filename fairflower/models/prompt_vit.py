@@ -185,15 +185,10 @@ def vit_tiny(num_classes: int = 1) -> VisionTransformer:
     from torchvision.models import VisionTransformer
     from torchvision.models.vision_transformer import ConvStemConfig
 
+    stem = [ConvStemConfig(channels, 3, 2) for channels in (32, 64, 96)]
+    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "hidden_dim": 128, "mlp_dim": 256}
     return VisionTransformer(
-        image_size=32,
-        patch_size=8,
-        num_layers=5,
-        num_heads=4,
-        hidden_dim=128,
-        mlp_dim=256,
-        num_classes=num_classes,
-        conv_stem_configs=[ConvStemConfig(channels, 3, 2) for channels in (32, 64, 96)],
+        **sizes, num_layers=5, num_heads=4, num_classes=num_classes, conv_stem_configs=stem
     )
 
 

@@ -30,13 +30,7 @@ from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, wri
 from fairflower.participation.availability import absolute_trace
 from fairflower.registry import METRICS
 from fairflower.registry.user_metrics import metric_names
-from fairflower.server.contents import (
-    checked_facts,
-    file_digest,
-    original_of,
-    read_config,
-    read_facts,
-)
+from fairflower.server import contents
 
 if TYPE_CHECKING:
     from fairflower.data import Federation
@@ -64,14 +58,10 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write a checkpoint to a run folder, and delete all but the newest ``keep`` checkpoints."""
     arrays = {f"model/{name}": array for name, array in checkpoint.model.items()}
     arrays |= {f"state/{name}": array for name, array in checkpoint.state.items()}
-    facts = {
-        "round": checkpoint.server_round,
-        "seconds": checkpoint.seconds,
-        "sizes": dict(checkpoint.sizes),
-        "digests": {name: file_digest(run / name, n) for name, n in checkpoint.sizes.items()},
-        "config": dict(checkpoint.config),
-        "facts": dict(checkpoint.facts),
-    }
+    facts: dict[str, Any] = {"round": checkpoint.server_round, "seconds": checkpoint.seconds}
+    facts |= {name: dict(getattr(checkpoint, name)) for name in ("sizes", "config", "facts")}
+    sizes = checkpoint.sizes.items()
+    facts["digests"] = {name: contents.file_digest(run / name, n) for name, n in sizes}
     path = run / "checkpoints" / f"round-{checkpoint.server_round:06}.safetensors"
     write_arrays(path, arrays, facts)
     prune(run, keep)
@@ -93,14 +83,9 @@ def load(run: Path) -> Checkpoint | None:
             problems.append(str(error))
             logger.warning("%s Trying the previous checkpoint.", error)
             continue
-        return Checkpoint(
-            server_round=facts["round"],
-            model=_part(arrays, "model/"),
-            state=_part(arrays, "state/"),
-            seconds=facts["seconds"],
-            sizes=facts["sizes"],
-            config=facts["config"],
-        )
+        model, state = _part(arrays, "model/"), _part(arrays, "state/")
+        rest = (facts[name] for name in ("seconds", "sizes", "config"))
+        return Checkpoint(facts["round"], model, state, *rest)
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(f"All checkpoints of {run} are unusable. Start a new run.{listed}")
@@ -113,7 +98,7 @@ def _check_begins_as(file: Path, size: int, digest: str | None, name: str) -> No
         return  # `RunFolder.reopen` refuses a named pipe or a folder
     if size > (file.stat().st_size if file.exists() else 0):
         raise DamagedFile(f"{file} is shorter than at the time of {name} (lines or line ends).")
-    if digest and file_digest(file, size) != digest:
+    if digest and contents.file_digest(file, size) != digest:
         raise DamagedFile(f"{file} has been changed since the time of {name}.")
 
 
@@ -124,13 +109,13 @@ def earlier_facts(run: Path) -> dict[str, Any]:
     begun, for differential privacy.
     """
     try:
-        return read_facts(run)
+        return contents.read_facts(run)
     except RunFolderError as error:
         facts = _newest_header(run).get("facts")
         if not facts or "privacy" in facts:
             raise
         logger.warning("%s The newest checkpoint is read instead.", error)
-        known = checked_facts({"clients": [], **facts}, run / "checkpoints")
+        known = contents.checked_facts({"clients": [], **facts}, run / "checkpoints")
         del known["clients"]
         return known
 
@@ -162,7 +147,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """
     run = run.expanduser().absolute()
     try:
-        facts, flat = earlier_facts(run), read_config(run)
+        facts, flat = earlier_facts(run), contents.read_config(run)
     except RunFolderError as error:
         raise ConfigError(str(error)) from error
     _check_unchanged(run, flat)
@@ -219,7 +204,7 @@ def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> 
 
 def check_own_states(run: Path, facts: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if a run folder is a copy, and its clients' state the original's."""
-    if facts.get("client_state") and (original := original_of(run, facts)):
+    if facts.get("client_state") and (original := contents.original_of(run, facts)):
         raise ConfigError(
             f"{run} is a copy of {original}, and only one of them can go on with the state of "
             f"their clients. Resume {original}, or start a new run."

@@ -20,15 +20,8 @@ from fairflower.data import Federation, Split
 from fairflower.errors import ConfigError, GpuMemoryError, failure_text, logger
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
+from fairflower.numerics import group_fairness as fairness
 from fairflower.numerics import metrics
-from fairflower.numerics.group_fairness import (
-    COUNTS,
-    GROUP_COUNTS,
-    METRICS,
-    Counts,
-    counts_by_group,
-    undefined,
-)
 from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import compute_metrics
 from fairflower.server.folder import RunFolder
@@ -48,9 +41,9 @@ class Tested(NamedTuple):
     #: Domain -> user-defined metric that failed -> reason.
     failed: dict[str, dict[str, str]]
     #: Client -> counts of people, with ``data.groups``.
-    counts: dict[int, Counts]
+    counts: dict[int, fairness.Counts]
     #: Counts of people in the held-out domain.
-    held_out_counts: Counts | None = None
+    held_out_counts: fairness.Counts | None = None
 
 
 class CentralizedEvaluator:
@@ -125,7 +118,7 @@ class CentralizedEvaluator:
         }
         results: dict[str, dict[str, float]] = {}
         failed: dict[str, dict[str, str]] = {}
-        people: dict[str, list[Counts]] = {}
+        people: dict[str, list[fairness.Counts]] = {}
         for domain, futures in pending.items():
             losses, *chunks = zip(*(future.result() for future in futures), strict=True)
             labels, predicted, logits = map(np.concatenate, chunks)
@@ -151,13 +144,13 @@ class CentralizedEvaluator:
 
     def _counted(
         self, domain: str, split: str, labels: NDArray[np.int64], predicted: NDArray[np.int64]
-    ) -> list[Counts]:
+    ) -> list[fairness.Counts]:
         """Count the people of each client in a domain; the clients' examples are concatenated."""
         groups = self._groups(domain, split)
         ends = np.cumsum([len(of_client) for of_client in groups])[:-1]
         parts = zip(np.split(labels, ends), np.split(predicted, ends), groups, strict=True)
         names = self.federation.group_names
-        return [counts_by_group(y, p, g, len(names)) for y, p, g in parts]
+        return [fairness.counts_by_group(y, p, g, len(names)) for y, p, g in parts]
 
     def _chunks(self, domain: str, split: str) -> list[Examples]:
         """Return a domain's examples from a split in batches, which are normalized when tested."""
@@ -221,7 +214,7 @@ class GroupMetrics:
         return len(self.federation.group_names)
 
     def record(
-        self, server_round: int, split: str, counts: Mapping[int, Counts]
+        self, server_round: int, split: str, counts: Mapping[int, fairness.Counts]
     ) -> dict[str, dict[str, float]]:
         """Write the metrics over all clients and per client; return the metrics per domain.
 
@@ -231,7 +224,7 @@ class GroupMetrics:
             return {}
         split_note = "" if split == "test" else f" ({split})"
         each: dict[int, dict[str, float]] = {}
-        by_domain: dict[str, list[Counts]] = {}
+        by_domain: dict[str, list[fairness.Counts]] = {}
         for client, of_client in sorted(counts.items()):
             domain = self.federation.clients[client].domain
             by_domain.setdefault(domain, []).append(of_client)
@@ -239,7 +232,8 @@ class GroupMetrics:
             self.folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
             each[client] = values
         whole = self.of(np.sum(list(counts.values()), axis=0), f"all clients{split_note}")
-        worst = {m.name: m.worst([v.get(m.name, math.nan) for v in each.values()]) for m in METRICS}
+        found = {m: [v.get(m.name, math.nan) for v in each.values()] for m in fairness.METRICS}
+        worst = {metric.name: metric.worst(values) for metric, values in found.items()}
         self.folder.append_metrics(server_round, OVERALL[split], ALL, whole)
         self.folder.append_metrics(server_round, OVERALL[split], WORST_CLIENT, _defined(worst))
         return {
@@ -252,23 +246,23 @@ class GroupMetrics:
         if self._undefined:
             self.folder.note("undefined_metrics", dict(self._undefined))
 
-    def of(self, counts: Counts, where: str) -> dict[str, float]:
+    def of(self, counts: fairness.Counts, where: str) -> dict[str, float]:
         """Compute metrics from counts; return them by name, and log undefined metrics."""
         names, positive = self.federation.group_names, self.federation.class_names[1]
-        wrong = undefined(counts, names, positive)
+        wrong = fairness.undefined(counts, names, positive)
         if wrong and where not in self._undefined:
             text = "; ".join(f"{metrics} ({reason})" for reason, metrics in wrong.items())
             logger.warning("Undefined for %s: %s.", where, text)
             self._undefined[where] = text
-        return _defined({metric.name: metric(counts) for metric in METRICS})
+        return _defined({metric.name: metric(counts) for metric in fairness.METRICS})
 
 
-def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, Counts]:
+def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:
     """Return the counts in clients' test metrics by client, each of shape (groups, 6)."""
     return {
-        client: np.reshape(answer[GROUP_COUNTS], (-1, len(COUNTS)))
+        client: np.reshape(answer[fairness.GROUP_COUNTS], (-1, len(fairness.COUNTS)))
         for client, answer in answers.items()
-        if GROUP_COUNTS in answer
+        if fairness.GROUP_COUNTS in answer
     }
 
 

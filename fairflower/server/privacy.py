@@ -26,32 +26,23 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     if not rounds:
         return 0.0
     require("dp", "Differential privacy")
-    try:
-        from flwr.serverapp import (
-            GaussianPrivacyEvent,
-            NeighboringRelation,
-            RdpAccountant,
-            SamplingMethod,
-        )
-        from flwr.serverapp import (
-            PrivacyConfig as FlowerPrivacy,
-        )
-    except ImportError as error:
+    from flwr import serverapp as flower  # imported late, because it is slow
+
+    if not hasattr(flower, "RdpAccountant"):
         raise NotInstalled(
             "Differential privacy needs the accountant in flwr 1.36 or newer. Run: pip install "
             '"flwr[dp]>=1.36"'
-        ) from error
-    accountant = RdpAccountant(
-        FlowerPrivacy(
-            target_delta=privacy.delta,
-            population_size=1,  # without amplification by sampling it does not matter
-            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-            sampling_method=SamplingMethod.NO_AMPLIFICATION,
         )
+    bounds = flower.PrivacyConfig(
+        target_delta=privacy.delta,
+        population_size=1,  # without amplification by sampling it does not matter
+        neighboring_relation=flower.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sampling_method=flower.SamplingMethod.NO_AMPLIFICATION,
     )
-    accountant.compose(GaussianPrivacyEvent(privacy.noise_multiplier, 1, 1), rounds)
+    accountant = flower.RdpAccountant(bounds)
+    accountant.compose(flower.GaussianPrivacyEvent(privacy.noise_multiplier, 1, 1), rounds)
     if numbers:
-        event = GaussianPrivacyEvent(privacy.number_noise_multiplier, 1, 1)
+        event = flower.GaussianPrivacyEvent(privacy.number_noise_multiplier, 1, 1)
         accountant.compose(event, rounds * numbers)
     return float(accountant.get_epsilon(privacy.delta))
 

@@ -202,12 +202,10 @@ class CallbackList:
         track, self._round = self._config.track, after + 1
         if track == "none":
             return
-        keys, place = (
-            self._folder.fact("tracked") or {},
-            (self._folder.path, self._config.concise()),
-        )
+        keys, path = self._folder.fact("tracked") or {}, self._folder.path
         try:
-            self._tracker = self._spec.make(*place, keys.get(track, ""), after)
+            key = keys.get(track, "")
+            self._tracker = self._spec.make(path, self._config.concise(), key, after)
             keys = {**keys, track: str(self._tracker.key)}
         except Exception as error:
             self._disable(error)

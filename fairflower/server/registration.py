@@ -146,17 +146,13 @@ class NodeDiscovery:
             more = ", and more" if away[_MAX_LISTED:] else ""
             absent = f"; missing: {away[:_MAX_LISTED]}{more}"
             node_config = "partition-id=<client>"
-        patience = ""
+        text = f"{len(self.infos)} of {expected} clients answered{absent}. Start a SuperNode for "
+        text += f"each with --node-config '{node_config}'."
         if self.silent:
-            patience = (
-                " Connected nodes that have not answered may still be preparing their data; in "
-                "that case, increase round-timeout."
-            )
-        reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
-        return ConfigError(
-            f"{len(self.infos)} of {expected} clients answered{absent}. Start a SuperNode "
-            f"for each with --node-config '{node_config}'.{patience}{reasons}"
-        )
+            text += " Connected nodes that have not answered may still be preparing their data; in "
+            text += "that case, increase round-timeout."
+        reasons = (f"\n  node {node}: {why}" for node, why in self.problems.items())
+        return ConfigError(text + "".join(reasons))
 
 
 def _parse_reply(reply: Message) -> NodeInfo:
@@ -167,12 +163,12 @@ def _parse_reply(reply: Message) -> NodeInfo:
     number, size = _whole_number(fields, "partition-id"), _whole_number(fields, "num-partitions")
     if "site" not in fields and number is None:
         raise ValueError("it has neither a partition-id nor a domain that identifies its client")
-    site, federation = (
-        _read_federation(str(fields[key]), _ELSEWHERE, "its description of its data")
-        if key in fields
-        else None
+    described = {
+        key: _read_federation(str(fields[key]), _ELSEWHERE, "its description of its data")
         for key in ("site", "federation")
-    )
+        if key in fields
+    }
+    site, federation = described.get("site"), described.get("federation")
     if site and len(site.domains + site.clients) != 2:
         raise ValueError(
             "a site must have a single client and a single domain, but the node describes several"

@@ -158,18 +158,12 @@ class RoundLoop:
         return best > 0
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
+        folder = self.folder
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
-        now = Checkpoint(
-            server_round=server_round,
-            model=arrays_of(arrays),
-            state=state,
-            seconds=self.folder.seconds,
-            sizes=self.folder.sizes(),
-            config=self.config.to_flat(),
-            facts=self.folder.kept_facts(),
-        )
-        checkpoint.save(self.folder.path, now, self.config.checkpoint.keep)
+        facts = folder.seconds, folder.sizes(), self.config.to_flat(), folder.kept_facts()
+        now = Checkpoint(server_round, arrays_of(arrays), state, *facts)
+        checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
     def _train(
         self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
@@ -241,12 +235,9 @@ class RoundLoop:
             return
         for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
             if state < merged.get(client, 0):
-                logger.warning(
-                    "Client %d has lost its state from round %d and trained with %s.",
-                    client,
-                    merged[client],
-                    f"its state from round {state:.0f}" if state else "a new state",
-                )
+                text = "Client %d has lost its state from round %d and trained with %s."
+                how = f"its state from round {state:.0f}" if state else "a new state"
+                logger.warning(text, client, merged[client], how)
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's accuracy on test examples, or else on validation examples."""
@@ -384,13 +375,9 @@ def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> 
             further = ", or the noise (privacy.clip)"
         elif setup.config.secure_aggregation:  # the server sees no single update to bound
             further = ""
-        logger.warning(
-            "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
-            "has diverged. Decrease train.lr%s.",
-            loss,
-            guessing,
-            further,
-        )
+        text = "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
+        text += "has diverged. Decrease train.lr%s."
+        logger.warning(text, loss, guessing, further)
 
 
 def _check_summed(folder: RunFolder, server_round: int) -> None:
