@@ -3,7 +3,7 @@
 from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.models.layers import norm_arrays
+from fairflower.models import norm_arrays
 
 
 class FedBN(LocalArraysTrainer):

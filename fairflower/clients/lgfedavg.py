@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.models.layers import body_arrays
+from fairflower.models import body_arrays
 
 
 class LGFedAvg(LocalArraysTrainer):

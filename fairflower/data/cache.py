@@ -14,9 +14,10 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import product
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -35,8 +36,8 @@ from fairflower.data.data_set import (
     check_comparable,
     check_smallest,
     check_used,
+    groups_of,
     mean_and_std,
-    people_by_domain,
     source_of,
 )
 from fairflower.data.federation import (
@@ -52,8 +53,15 @@ from fairflower.data.federation import (
 )
 from fairflower.data.images import to_chw
 from fairflower.data.partition import ClientGroup
-from fairflower.data.redraw import division_of, draw_anew, draw_facts
-from fairflower.data.rows import SPLITS, Rows, divided_rows, test_rows
+from fairflower.data.rows import (
+    SPLITS,
+    Rows,
+    divided_rows,
+    division_of,
+    draw_anew,
+    draw_facts,
+    test_rows,
+)
 from fairflower.errors import DataError
 from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
@@ -106,11 +114,11 @@ def _held_examples(config: DataConfig) -> dict[str, set[tuple[str, int]]]:
     """Return the domains and rows of all clients' examples, by split."""
     data_set = make_data_set(config)
     _, groups, rows = divided_rows(data_set)
-    domains = {group.name: group.domain for group in groups}
     held: dict[str, set[tuple[str, int]]] = {split: set() for split in rows}
-    for split, by_group in rows.items():
-        for domain, own in ((domains[name], np.concatenate(r)) for name, r in by_group.items()):
-            held[split] |= {(domain, k) for k in data_set.places(domain, SPLITS[split], own)}
+    for split, group in product(rows, groups):
+        own = np.concatenate(rows[split][group.name])
+        places = data_set.places(group.domain, SPLITS[split], own)
+        held[split] |= {(group.domain, k) for k in places}
     return held
 
 
@@ -215,7 +223,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in ("train", "test"))
     most = 1 + max(int(trained[-1]), int(tested[-1]))
     num_classes = data_set.num_classes or len(data_set.classes) or most
-    people = people_by_domain(data_set, labels)
+    people = cache(lambda d, split: groups_of(data_set, d, split, labels[split][d]))
     if not site:
         check_classes(config.name, num_classes)
         _warn_of_classes(data_set, num_classes, trained, tested)
@@ -229,12 +237,12 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         for y in _by_client(data[group.name]["y_train"], rows["train"][group.name]):
             counts = np.bincount(y, minlength=num_classes).tolist()
             clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
-    domains = (*(group.name for group in groups), config.held_out)
-    check_names((*domains, *data_set.classes, *data_set.group_names))
+    domains = tuple(group.name for group in groups)
+    check_names((*domains, config.held_out, *data_set.classes, *data_set.group_names))
     federation = Federation(
         name=config.name,
         folder=folder,
-        domains=tuple(group.name for group in groups),
+        domains=domains,
         sources=tuple(_source(data_set, group, shape) for group in groups),
         num_classes=num_classes,
         shape=shape,
@@ -263,7 +271,7 @@ def _arrays(
     rows: Mapping[str, Rows],
     examples: Mapping[str, Examples],
     labels: Mapping[str, Mapping[str, Ints]],
-    people: Mapping[tuple[str, str], Ints],
+    people: Callable[[str, str], Ints],
     shape: tuple[int, ...],
 ) -> Arrays:
     """Return a group's arrays: for each split x, y and, if there are groups of people, g.
@@ -280,8 +288,8 @@ def _arrays(
             x = corrupt(x, order, *how, seed=config.seed, domain=group.domain, split=SPLITS[split])
         arrays[f"x_{split}"] = x
         arrays[f"y_{split}"] = labels[SPLITS[split]][group.domain][order]
-        if place in people:
-            arrays[f"g_{split}"] = people[place][order]
+        if config.groups:
+            arrays[f"g_{split}"] = people(*place)[order]
     return arrays
 
 
@@ -316,15 +324,14 @@ def _sizes(rows: Rows) -> tuple[int, ...]:
 
 def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Ints) -> None:
     """Warn about classes without examples, and about classes that have only test examples."""
-    names = data_set.classes or tuple(map(str, range(num_classes)))
-    empty = [names[k] for k in np.setdiff1d(range(num_classes), [*train, *test])]
-    if empty:
+    names, start = data_set.classes or range(num_classes), f"{data_set.config.name}: "
+    if empty := [str(names[k]) for k in np.setdiff1d(range(num_classes), [*train, *test])]:
         remedy = "" if data_set.classes else " Number labels from 0, without gaps."
         text = f"out of {num_classes} classes, these have no examples: {shortened(empty)}.{remedy}"
-        logger.warning("%s: %s", data_set.config.name, text)
-    if unlearnt := [names[k] for k in np.setdiff1d(test, train)]:
+        logger.warning(start + text)
+    if unlearnt := [str(names[k]) for k in np.setdiff1d(test, train)]:
         text = f"these classes have test examples, but no training examples: {shortened(unlearnt)}."
-        logger.warning("%s: %s", data_set.config.name, text)
+        logger.warning(start + text)
 
 
 def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:
@@ -356,31 +363,25 @@ def _shape(data_set: DataSet, examples: Mapping[str, Examples]) -> tuple[int, ..
             f"{data_set.config.name}: found color images, but {type(data_set).__name__}.channels "
             "is 1. Set it to 3 or None, or return gray images."
         )
-    side = data_set.config.image_size or data_set.image_size
-    if side:
+    if side := data_set.config.image_size or data_set.image_size:
         return channels, side, side
-    sizes = {shape[:2] for shape in shapes}
-    if len(sizes) > 1:
+    if len({shape[:2] for shape in shapes}) > 1:
         raise DataError(
             f"The images differ in size ({_sizes_in(examples)}). Set data.image-size to resize "
             "them all."
         )
-    height, width = sizes.pop()
-    return channels, height, width
+    return channels, *shapes[0][:2]
 
 
 def _sizes_in(examples: Mapping[str, Examples]) -> str:
     """Describe the size of each group's examples, for each split if the splits differ."""
-    texts = []
-    for name in dict.fromkeys(name for by_group in examples.values() for name in by_group):
-        splits = {  # size -> the last split of this size
-            "x".join(map(str, by_group[name].shape[1:3])): SPLITS[split]
-            for split, by_group in examples.items()
-            if name in by_group
-        }
-        several = [f"{size} in {split}" for size, split in splits.items()]
-        texts.append(f"{name} {' and '.join(several if len(several) > 1 else splits)}")
-    return ", ".join(texts)
+    sizes: dict[str, dict[str, str]] = {}  # group -> size -> the last split of this size
+    for split, by_group in examples.items():
+        for name, x in by_group.items():
+            sizes.setdefault(name, {})["x".join(map(str, x.shape[1:3]))] = SPLITS[split]
+    several = {name: [f"{s} in {split}" for s, split in of.items()] for name, of in sizes.items()}
+    shown = {name: several[name] if len(of) > 1 else list(of) for name, of in sizes.items()}
+    return ", ".join(f"{name} {' and '.join(texts)}" for name, texts in shown.items())
 
 
 def _source(data_set: DataSet, group: ClientGroup, shape: tuple[int, ...]) -> str:

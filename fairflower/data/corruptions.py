@@ -30,14 +30,7 @@ BLUR: dict[int, tuple[tuple[int, float], ...]] = {
 
 
 def corrupt(
-    images: Pixels,
-    rows: Ints,
-    kind: str,
-    severity: int,
-    *,
-    seed: int,
-    domain: str,
-    split: str,
+    images: Pixels, rows: Ints, kind: str, severity: int, *, seed: int, domain: str, split: str
 ) -> Pixels:
     """Return corrupted copies of images, uint8 [N, C, H, W].
 

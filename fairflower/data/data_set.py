@@ -50,9 +50,7 @@ class DataSet(ABC):
     >>> Stripes(DataConfig(domains="dark")).domains
     ('dark',)
 
-    See Also
-    --------
-    fairflower.testing.check_data : Checks a data set.
+    `fairflower.testing.check_data` checks a data set.
     """
 
     #: Kind of the examples: "images", "features" or "tokens".
@@ -158,12 +156,12 @@ class DataSet(ABC):
 
         Raises ``DataError`` if they do not have the documented type and shape.
         """
-        x: Any = np.asarray(self.images(domain, split, rows))
+        x = np.asarray(self.images(domain, split, rows))
         picture = x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))
         if x.dtype != np.uint8 or not picture or len(x) != len(rows):
             expected = f"uint8 [{len(rows)}, H, W] or [{len(rows)}, H, W, 3]"
             raise invalid_values_error(self, domain, split, "images", x, expected)
-        return x  # type: ignore[no-any-return]
+        return x
 
     @abstractmethod
     def fingerprint(self) -> Any:
@@ -229,14 +227,13 @@ class FeatureSet(DataSet):
         """Return the features of these rows, finite float32 [len(rows), D]."""
 
     def examples(self, domain: str, split: str, rows: Ints) -> Floats:
-        x: Any = np.asarray(self.features(domain, split, rows))
+        x, place = np.asarray(self.features(domain, split, rows)), (self, domain, split, self.kind)
         if x.dtype != np.float32 or x.ndim != 2 or len(x) != len(rows):
-            expected = f"float32 [{len(rows)}, D]"
-            raise invalid_values_error(self, domain, split, self.kind, x, expected)
+            raise invalid_values_error(*place, x, f"float32 [{len(rows)}, D]")
         if not np.isfinite(x).all():
             expected = "finite numbers, without missing values"
-            raise invalid_values_error(self, domain, split, self.kind, "NaN or infinity", expected)
-        return x  # type: ignore[no-any-return]
+            raise invalid_values_error(*place, "NaN or infinity", expected)
+        return x
 
 
 class TokenSet(DataSet):
@@ -260,15 +257,13 @@ class TokenSet(DataSet):
                 f"{type(self).__name__}.vocabulary is missing. Set it to the number of token ids, "
                 "including 0."
             )
-        x: Any = np.asarray(self.tokens(domain, split, rows))
+        x, place = np.asarray(self.tokens(domain, split, rows)), (self, domain, split, self.kind)
         if x.dtype.kind not in "iu" or x.ndim != 2 or len(x) != len(rows):
-            expected = f"whole numbers [{len(rows)}, L]"
-            raise invalid_values_error(self, domain, split, self.kind, x, expected)
+            raise invalid_values_error(*place, x, f"whole numbers [{len(rows)}, L]")
         if x.size and not 0 <= x.min() <= x.max() < self.vocabulary:
             expected = f"0 to vocabulary - 1 = {self.vocabulary - 1}"
-            ids = f"{x.min()} to {x.max()}"
-            raise invalid_values_error(self, domain, split, self.kind, ids, expected)
-        return x.astype(np.int64)  # type: ignore[no-any-return]
+            raise invalid_values_error(*place, f"{x.min()} to {x.max()}", expected)
+        return x.astype(np.int64)
 
 
 class DataSetOfFiles(DataSet, Generic[Opened]):
@@ -318,14 +313,14 @@ def attributes_of(data_set: DataSet) -> dict[str, str]:
 
 def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
     """Return a domain's labels; raise ``DataError`` unless they are class numbers, int64 [N]."""
-    y: Any = np.asarray(data_set.labels(domain, split))
+    y, place = np.asarray(data_set.labels(domain, split)), (data_set, domain, split, "labels")
     if y.ndim != 1 or (len(y) and y.dtype != np.int64):
-        raise invalid_values_error(data_set, domain, split, "labels", y, "int64 [N]")
+        raise invalid_values_error(*place, y, "int64 [N]")
     most = (data_set.num_classes or len(data_set.classes) or MAX_CLASSES) - 1
     if len(y) and not 0 <= y.min() <= y.max() <= most:
-        found, expected = f"{y.min()} to {y.max()}", f"0 to {most}, the class numbers"
-        raise invalid_values_error(data_set, domain, split, "labels", found, expected)
-    return y  # type: ignore[no-any-return]
+        found = f"{y.min()} to {y.max()}"
+        raise invalid_values_error(*place, found, f"0 to {most}, the class numbers")
+    return y
 
 
 def mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
@@ -461,20 +456,19 @@ def check_smallest(data_set: DataSet, least: int) -> None:
     data set's class declares.
     """
     kind = type(data_set)
-    declared = isinstance(kind.num_classes, int) or (
-        isinstance(kind.classes, tuple) and kind.classes
-    )
-    grouped = data_set.config.groups and kind.group_names is not DataSet.group_names
+    named = isinstance(kind.classes, tuple) and kind.classes
     places = [(domain, split) for split in ("train", "test") for domain in data_set.domains]
-    numbers: dict[str, Any] = {} if declared else {"classes": partial(labels_of, data_set)}
-    numbers |= {"groups": data_set.group_of} if grouped else {}
+    numbers: dict[str, Any] = {}
+    if not (isinstance(kind.num_classes, int) or named):
+        numbers["classes"] = partial(labels_of, data_set)
+    if data_set.config.groups and kind.group_names is not DataSet.group_names:
+        numbers["groups"] = data_set.group_of
     for what, of in numbers.items():
         values = np.concatenate([of(*place) for place in places])
         different, counts = np.unique(values, return_counts=True)
         counted = what == "classes" and not data_set.classes
-        if counted and len(counts) == different.max(initial=-1) + 1:
-            continue
-        if rare := int((counts < least).sum()):
+        gaps = len(counts) <= different.max(initial=-1)
+        if (gaps or not counted) and (rare := int((counts < least).sum())):
             raise DataError(
                 f"{rare} of the {len(counts)} {what} have fewer than {least} examples here "
                 "(data.smallest-group, and smallest-group in the node config), so they may say "
@@ -503,31 +497,13 @@ def check_used(data_set: DataSet, arrays: Mapping[str, Any], least: int) -> None
             )
 
 
-def people_by_domain(
-    data_set: DataSet, labels: Mapping[str, Mapping[str, Ints]]
-) -> dict[tuple[str, str], Ints]:
-    """Return the groups of people by domain and split of the source; empty without ``data.groups``.
-
-    ``labels`` maps such a split and a domain to the labels of the examples.
-    """
-    if not data_set.config.groups:
-        return {}
-    return {
-        (domain, split): _checked_groups(data_set, domain, split, values)
-        for split, by_domain in labels.items()
-        for domain, values in by_domain.items()
-    }
-
-
-def _checked_groups(data_set: DataSet, domain: str, split: str, labels: Ints) -> Ints:
+def groups_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> Ints:
+    """Return the groups of people of examples with these labels; raise ``DataError`` if invalid."""
     count, values = len(data_set.group_names), np.asarray(data_set.group_of(domain, split))
-    where = f"{type(data_set).__name__}: {domain}: {split}: groups"
-    found: Any = f"{values.dtype} {list(values.shape)}"
+    place = data_set, domain, split, "groups"
     if values.dtype != np.int64 or values.shape != labels.shape:
-        raise DataError(f"{where}: found {found}; expected int64 {list(labels.shape)}.")
+        raise invalid_values_error(*place, values, f"int64 {list(labels.shape)}")
     if len(values) and not 0 <= values.min() <= values.max() < count:
-        raise DataError(
-            f"{where}: found numbers from {values.min()} to {values.max()}; expected 0 to "
-            f"{count - 1}, the indices of group_names."
-        )
+        found = f"numbers from {values.min()} to {values.max()}"
+        raise invalid_values_error(*place, found, f"0 to {count - 1}, the indices of group_names")
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,6 @@ class Federation:
     @classmethod
     def from_json(cls, text: str, folder: Path) -> Federation:
         """Return the federation that ``to_json`` wrote; ``folder`` need not contain its data."""
-        domains: dict[str, str] = {}
         counts: dict[str, tuple[int, ...]] = {}
 
         def client_in(entry: dict[str, Any]) -> Any:  # at once: all entries would take more memory
@@ -148,8 +148,8 @@ class Federation:
                 return entry
             values = entry["class_counts"]
             entry["class_counts"] = counts.setdefault(str(values), tuple(values))  # most are equal
-            if isinstance(domain := entry["domain"], str):
-                entry["domain"] = domains.setdefault(domain, domain)
+            if isinstance(entry["domain"], str):
+                entry["domain"] = sys.intern(entry["domain"])
             return ClientInfo(**entry)
 
         meta: dict[str, Any] = json.loads(text, object_hook=client_in)
@@ -176,33 +176,30 @@ class Federation:
         except ValueError as error:
             raise DataError(str(error)) from error
         domains, classes, groups, shape = self.domains, self.classes, self.group_names, self.shape
-        _expect(0 < len(set(domains)) == len(domains), domains=domains)
-        _expect(not set(OVER_DOMAINS) & set(domains), domains=domains)
-        _expect(len(set(classes)) == len(classes) in (0, self.num_classes), classes=classes)
-        _expect(len(shape) in KINDS, shape=shape)
+        distinct = 0 < len(set(domains)) == len(domains)
+        _expect(self, "domains", distinct and not set(OVER_DOMAINS) & set(domains))
+        _expect(self, "classes", len(set(classes)) == len(classes) in (0, self.num_classes))
+        _expect(self, "shape", len(shape) in KINDS)
         images, scaled = self.kind == "images", 0 if self.kind == "tokens" else shape[0]
-        _expect(not images or shape[0] in (1, 3), shape=shape)
-        _expect(len(self.mean) == scaled, mean=self.mean)
-        _expect(len(self.std) == scaled and min(self.std, default=1) > 0, std=self.std)
-        padding = self.augment.crop_padding
-        _expect(padding <= (max(shape[1:]) if images else 0), crop_padding=padding)
-        _expect(len(self.sources) == len(domains), sources=self.sources)
-        _expect(len(self.test_sizes) == len(domains), test_sizes=self.test_sizes)
-        kept = self.validation_sizes
-        _expect(len(kept) in (0, len(domains)), validation_sizes=kept)
+        _expect(self, "shape", not images or shape[0] in (1, 3))
+        _expect(self, "mean", len(self.mean) == scaled)
+        _expect(self, "std", len(self.std) == scaled and min(self.std, default=1) > 0)
+        most = max(shape[1:]) if images else 0
+        _expect(self.augment, "crop_padding", self.augment.crop_padding <= most)
+        _expect(self, "sources", len(self.sources) == len(domains))
+        _expect(self, "test_sizes", len(self.test_sizes) == len(domains))
+        _expect(self, "validation_sizes", len(self.validation_sizes) in (0, len(domains)))
         unseen = self.held_out not in (*domains, *OVER_DOMAINS) and "\r" not in self.held_out
-        _expect(unseen, held_out=self.held_out)
-        tested = bool(self.held_out_size) == bool(self.held_out)
-        _expect(tested, held_out_size=self.held_out_size)
-        named = bool(self.groups) == bool(groups)
-        _expect(named and len(set(groups)) == len(groups), group_names=groups)
-        _expect(bool(self.clients), clients=self.clients)
+        _expect(self, "held_out", unseen)
+        _expect(self, "held_out_size", bool(self.held_out_size) == bool(self.held_out))
+        named = bool(self.groups) == bool(groups) and len(set(groups)) == len(groups)
+        _expect(self, "group_names", named)
+        _expect(self, "clients", bool(self.clients))
         for k, client in enumerate(self.clients):
-            _expect(client.client_id == k, client_id=client.client_id)
-            _expect(client.domain in domains, domain=client.domain)
-            counts = client.class_counts
-            _expect(len(counts) == self.num_classes, class_counts=counts)
-            _expect(client.num_examples == sum(counts), num_examples=client.num_examples)
+            _expect(client, "client_id", client.client_id == k)
+            _expect(client, "domain", client.domain in domains)
+            _expect(client, "class_counts", len(client.class_counts) == self.num_classes)
+            _expect(client, "num_examples", client.num_examples == sum(client.class_counts))
 
     @property
     def kind(self) -> str:
@@ -317,10 +314,9 @@ def by_field(item: Any) -> dict[str, Any]:
     return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
 
-def _expect(holds: bool, **field: object) -> None:
+def _expect(item: object, name: str, holds: bool) -> None:
     if not holds:
-        ((name, value),) = field.items()
-        raise DataError(f"{name} = {shortened(value)}")
+        raise DataError(f"{name} = {shortened(getattr(item, name))}")
 
 
 def check_names(names: Iterable[str]) -> None:

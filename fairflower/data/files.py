@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,14 +138,9 @@ def _number(path: Path, before: str = "") -> int:
     return int(re.search(rf"^{before}(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
 
 
-class Header(NamedTuple):
-    """Shape and type of an array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
+def described(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """Return the type and shape of an array as text, such as "uint8 [9, 28, 28]"."""
+    return f"{dtype} {list(shape)}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,7 @@ class NpzFile:
     def labels(self, split: str) -> Ints:
         """Return the labels of a split, int64 [N]."""
         key = f"y_{split}"
-        with self._member(key) as (_, member):
+        with self._member(key) as (_, _, member):
             values = np.lib.format.read_array(member)
         return checked_labels(f"{self.path}: {key}", values, self.num_classes)
 
@@ -171,9 +166,9 @@ class NpzFile:
         """Return the values of ``<name>_<split>`` as strings, one for each label of the split."""
         key, count = f"{name}_{split}", len(self.labels(split))
         expected = f"whole numbers or strings [{count}], one for each label in y_{split}"
-        with self._member(key, f"{expected} ({setting} = {name!r})") as (header, member):
-            if header.dtype.kind not in "iubU" or header.shape != (count,):
-                raise self._wrong(key, header, expected)
+        with self._member(key, f"{expected} ({setting} = {name!r})") as (dtype, shape, member):
+            if dtype.kind not in "iubU" or shape != (count,):
+                raise self._wrong(key, described(dtype, shape), expected)
             values = [str(value) for value in np.lib.format.read_array(member)]
         if "" in values:
             raise self._wrong(key, f"an empty text for example {values.index('')}", expected)
@@ -182,20 +177,22 @@ class NpzFile:
     def images(self, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows, after checking the whole array."""
         key, count = f"x_{split}", len(self.labels(split))
-        with self._member(key) as (header, member):
-            sizes = header.shape[1:]
-            picture = len(sizes) == 2 or (len(sizes) == 3 and sizes[2] in (1, 3))
-            if header.dtype != np.uint8 or not picture or 0 in sizes:
-                table = f". {TABLES}" if len(header.shape) == 2 else ""
-                raise self._wrong(key, header, f"uint8 images [N, H, W] or [N, H, W, 3]{table}")
-            if header.shape[0] != count:
-                images = f"{header.shape[0]} images"
+        with self._member(key) as (dtype, shape, member):
+            picture = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
+            if dtype != np.uint8 or not picture or 0 in shape[1:]:
+                expected = "uint8 images [N, H, W] or [N, H, W, 3]"
+                expected += f". {TABLES}" if len(shape) == 2 else ""
+                raise self._wrong(key, described(dtype, shape), expected)
+            if shape[0] != count:
+                images = f"{shape[0]} images"
                 raise self._wrong(key, images, f"{count}, the number of labels in y_{split}")
             return np.lib.format.read_array(member)[rows]
 
     @contextmanager
-    def _member(self, key: str, expected: str = NPZ_FORMAT) -> Iterator[tuple[Header, IO[bytes]]]:
-        """Open an array, check its size, and yield its header and its file."""
+    def _member(
+        self, key: str, expected: str = NPZ_FORMAT
+    ) -> Iterator[tuple[np.dtype[Any], tuple[int, ...], IO[bytes]]]:
+        """Open an array, check its size, and yield its dtype, its shape and its file."""
         with explained(f"{self.path} cannot be read"), open_regular(self.path, None) as file:
             if not zipfile.is_zipfile(file):
                 raise DataError(f"{self.path} is not an .npz file. Expected {NPZ_FORMAT}.")
@@ -208,15 +205,15 @@ class NpzFile:
                 size = archive.getinfo(f"{key}.npy").file_size
                 with archive.open(f"{key}.npy") as member:
                     shape, _, dtype = read_npy_header(member)
-                    header, size = Header(shape, dtype), size - member.tell()
-                    needed = math.prod(shape) * dtype.itemsize
+                    size, needed = size - member.tell(), math.prod(shape) * dtype.itemsize
+                    array = described(dtype, shape)
                     if not dtype.hasobject and needed != size:
-                        there = f"{size} bytes of data for {header}"
+                        there = f"{size} bytes of data for {array}"
                         raise self._wrong(key, there, f"{needed} bytes")
-                    found = f"{self.path}: {key}: found {header},"
+                    found = f"{self.path}: {key}: found {array},"
                     check_memory(found, needed, "Store fewer or smaller images.")
                     member.seek(0)
-                    yield header, member
+                    yield dtype, shape, member
 
     def _wrong(self, key: str, content: object, expected: str) -> DataError:
         public = f"{key} in an .npz file is missing or wrong; expected {expected}"
@@ -258,8 +255,8 @@ def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None
     in the error message where the labels are.
     """
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        header = Header(values.shape, values.dtype)
-        raise DataError(f"{where}: found {header}; expected whole-number labels [N].")
+        found = described(values.dtype, values.shape)
+        raise DataError(f"{where}: found {found}; expected whole-number labels [N].")
     if len(values) == 0:
         raise DataError(f"{where}: found no labels; expected at least one example.")
     low, high = int(values.min()), int(values.max())

@@ -11,6 +11,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -19,27 +20,19 @@ import numpy.typing as npt
 
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
+from fairflower.data import files
 from fairflower.data.data_set import DataSet, DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import (
-    NPZ_FORMAT,
-    NpzFile,
-    check_twins,
-    checked_labels,
-    logger,
-    needed_folder,
-    stamp,
-)
 from fairflower.data.images import (
     SUFFIXES,
     FileTable,
     HuggingFaceImages,
-    HuggingFaceSplits,
     file_hash,
     is_hf_dataset_folder,
     load_hub,
     load_saved,
     read_picture,
+    split_table,
 )
 from fairflower.errors import DataError
 
@@ -121,7 +114,7 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         if self._root is None:
             return [self.hub]
         if is_hf_dataset_folder(self._root):
-            return stamp(self._root)
+            return files.stamp(self._root)
         return [_stamp(self.place(domain)) for domain in self.domains]
 
     def source(self, domain: str) -> str:
@@ -182,27 +175,25 @@ class ClassFolders(DataSetOfFiles[FileTable]):
 
     def _from_files(self, folder: Path) -> FileTable:
         classes = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
-        files: list[tuple[int, str, Path]] = []
+        found: list[tuple[int, str, Path]] = []
         skipped: list[Path] = []
         for class_folder, label in classes.items():
             if label != OTHER:
                 images, others = files_in(class_folder)
-                keys = (file_hash(path) if self.by_content else path.name for path in images)
-                files += [(label, key, path) for key, path in zip(keys, images, strict=True)]
+                found += [(label, file_hash(p) if self.by_content else p.name, p) for p in images]
                 skipped += others
         if skipped:
-            logger.warning(
+            files.logger.warning(
                 "%s: %d files have no image extension and are skipped, for example %s. Images have "
                 "%s.",
                 *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
             )
-        return self._of_files(files, folder)
+        return self._of_files(found, folder)
 
-    def _of_files(self, files: Iterable[tuple[int, str, Path]], folder: Path) -> FileTable:
+    def _of_files(self, entries: Iterable[tuple[int, str, Path]], folder: Path) -> FileTable:
         """Build a domain from tuples (label, text, path), sorted by label, then by text."""
-        ordered = sorted(files)
-        paths = [path for _, _, path in ordered]
-        labels = np.array([label for label, _, _ in ordered], np.int64)
+        numbers, _, paths = [*zip(*sorted(entries), strict=True)] or ((), (), ())
+        labels = np.array(numbers, np.int64)
         self._check_complete(str(folder), labels)
         return FileTable(
             labels, lambda i: str(paths[i]), lambda at: (read_picture(paths[i]) for i in at)
@@ -222,13 +213,14 @@ class ClassFolders(DataSetOfFiles[FileTable]):
                 )
             (data,) = data.values()
         images = HuggingFaceImages(data, where)
-        images.check_columns("image", "label", *(() if alone else ("domain",)))
+        wanted = ("image", "label") if alone else ("image", "label", "domain")
+        files.check_columns(where, wanted, data.column_names)
         rows = np.arange(len(data))
         if not alone:
             rows = np.flatnonzero(images.column("domain") == domain)
         labels = images.column("label")[rows]
         if labels.dtype.kind in "iu" and len(labels):
-            labels = checked_labels(f"{where}: label", labels, len(self.classes))
+            labels = files.checked_labels(f"{where}: label", labels, len(self.classes))
         else:
             labels = np.array([self._class_of(str(name), where) for name in labels], np.int64)
         rows, labels = rows[labels != OTHER], labels[labels != OTHER]
@@ -239,20 +231,15 @@ class ClassFolders(DataSetOfFiles[FileTable]):
 
     def _class_of(self, name: str, where: str) -> int:
         name = self.aliases.get(name, name)
-        if name not in self.classes:
-            if self.others:
-                return OTHER
-            raise DataError(
-                f"{where}: found the class {name!r}; expected {', '.join(self.classes)}."
-            )
-        return self.classes.index(name)
+        if name in self.classes:
+            return self.classes.index(name)
+        if self.others:
+            return OTHER
+        raise DataError(f"{where}: found the class {name!r}; expected {', '.join(self.classes)}.")
 
     def _check_complete(self, where: str, labels: Ints) -> None:
-        absent = [name for i, name in enumerate(self.classes) if i not in labels]
-        if absent:
-            raise DataError(
-                f"{where} has no images of {', '.join(absent)}. Add the missing images."
-            )
+        if absent := ", ".join(name for i, name in enumerate(self.classes) if i not in labels):
+            raise DataError(f"{where} has no images of {absent}. Add the missing images.")
 
 
 _REMEDY = (
@@ -261,7 +248,7 @@ _REMEDY = (
 )
 
 
-class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
+class SplitFiles(DataSetOfFiles["files.NpzFile | DatasetDict"]):
     """A data set whose domains have train and test images; a subclass names the domains.
 
     Images are read from one of these sources:
@@ -282,15 +269,26 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
     image_size: ClassVar[int]
 
     def labels(self, domain: str, split: str) -> Ints:
-        return self._open(domain).labels(split)
+        opened = self._open(domain)
+        if isinstance(opened, dict):
+            return split_table(opened, split, self.source(domain), self._num_classes).labels
+        return opened.labels(split)
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows. Only Hugging Face images are resized, to a square."""
-        return self._open(domain).images(split, rows)
+        opened, where = self._open(domain), self.source(domain)
+        if isinstance(opened, dict):
+            table, size = split_table(opened, split, where, self._num_classes), self.image_size
+            return table.pixels(rows, self.config.image_size or size, f"{where}: {split}")[0]
+        return opened.images(split, rows)
+
+    @property
+    def _num_classes(self) -> int | None:
+        return self.num_classes or len(self.classes) or None
 
     def fingerprint(self) -> Any:
         paths = {domain: self._path(domain) for domain in self.domains}
-        return [stamp(path) if path else [self.hub[domain]] for domain, path in paths.items()]
+        return [files.stamp(path) if path else [self.hub[domain]] for domain, path in paths.items()]
 
     def source(self, domain: str) -> str:
         path = self._path(domain)
@@ -319,18 +317,16 @@ class SplitFiles(DataSetOfFiles[NpzFile | HuggingFaceSplits]):
                 return path
         raise DataError(f"{self.title}: neither {file} nor {folder} exists. {_REMEDY}.")
 
-    def _read(self, domain: str) -> NpzFile | HuggingFaceSplits:
+    def _read(self, domain: str) -> files.NpzFile | DatasetDict:
         path = self._path(domain)
-        num_classes = self.num_classes or len(self.classes) or None
         if path and not path.is_dir():
-            return NpzFile(path, num_classes)
+            return files.NpzFile(path, self._num_classes)
         data = load_saved(path) if path else load_hub(*self.hub[domain], _REMEDY, self.hub_splits)
         if not isinstance(data, dict):
             raise DataError(
                 f"{path}: found a single split; expected a DatasetDict with train and test."
             )
-        size = self.config.image_size or self.image_size
-        return HuggingFaceSplits(self.adapt(data), self.source(domain), size, num_classes)
+        return self.adapt(data)
 
 
 #: Folder names that stand for splits and not for domains.
@@ -368,18 +364,16 @@ class DomainImageFolder(ClassFolders):
                 "<domain>/<class>/<image>; every fifth image becomes a test image. Put all images"
                 " of a class into one folder, or set data.domains to a single folder."
             )
-        held = {
-            domain: set(_encodable(p.name for p in folders_in(self.place(domain))))
-            for domain in self.domains
-        }
+        names = ((d, (p.name for p in folders_in(self.place(d)))) for d in self.domains)
+        held = {domain: set(_encodable(classes)) for domain, classes in names}
         self.classes = tuple(sorted(set().union(*held.values())))
-        check_twins(f"{self.folder}: the classes", held, "Rename their folders")
+        files.check_twins(f"{self.folder}: the classes", held, "Rename their folders")
 
     redrawable = True
 
     @cached_property
     def folder(self) -> Path:
-        return needed_folder(self.config, "<domain>/<class>/<image>")
+        return files.needed_folder(self.config, "<domain>/<class>/<image>")
 
     @property
     def _root(self) -> Path:
@@ -407,7 +401,7 @@ class DomainImageFolder(ClassFolders):
 
     def _from_files(self, folder: Path) -> FileTable:
         if folder == self.place(self.domains[0]) and (stray := files_in(self.folder)[0]):
-            logger.warning("%s is not in the folder of a class and is skipped.", stray[0])
+            files.logger.warning("%s is not in the folder of a class and is skipped.", stray[0])
         if not self._single and (stray := files_in(folder)[0]):
             raise DataError(
                 f"{stray[0]} is not in the folder of a class: {self.folder} must contain "
@@ -428,7 +422,7 @@ class DomainImageFolder(ClassFolders):
         if largest and bits < 16 and not self._depth_known:
             self._depth_known = True  # warn once
             name = f"{self.config.name}:bits={bits}"
-            logger.warning(
+            files.logger.warning(
                 "%s: the images are dark, because the largest value in the 16-bit images is %d "
                 "and white is 65535. If white is %d, set data.name = %s (--data %s).",
                 *(self.source(domain), largest, 2**bits - 1, name, name),
@@ -462,7 +456,7 @@ class OwnFiles(DataSet):
 
     @cached_property
     def folder(self) -> Path:
-        return needed_folder(self.config, self.content)
+        return files.needed_folder(self.config, self.content)
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the files, sorted, without hidden files, which macOS writes."""
@@ -484,10 +478,8 @@ class OwnFiles(DataSet):
 
     @cached_property
     def _values(self) -> dict[tuple[str, str], npt.NDArray[np.str_]]:
-        places = [(domain, split) for domain in self.domains for split in ("train", "test")]
-        return {
-            place: np.asarray(self.values_of("data.groups", *place), np.str_) for place in places
-        }
+        places = product(self.domains, ("train", "test"))
+        return {p: np.asarray(self.values_of("data.groups", *p), np.str_) for p in places}
 
     @cached_property
     def group_names(self) -> tuple[str, ...]:
@@ -504,7 +496,8 @@ class OwnFiles(DataSet):
                 f"{problem}, such as {', '.join(names[:3])}; {remedy}",
                 public=f"{problem}; {remedy}",
             )
-        check_twins(f"data.groups = {self.config.groups!r}: the groups", held, "Change the values")
+        what = f"data.groups = {self.config.groups!r}: the groups"
+        files.check_twins(what, held, "Change the values")
         return tuple(names)
 
     def group_of(self, domain: str, split: str) -> Ints:
@@ -526,11 +519,11 @@ class DomainNpzFolder(OwnFiles, SplitFiles):
 
     title = "A folder of .npz files"
     suffix = ".npz"
-    content = f"an .npz file per domain with {NPZ_FORMAT}"
+    content = f"an .npz file per domain with {files.NPZ_FORMAT}"
 
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
         file, name = self._open(domain), getattr(self.config, setting.removeprefix("data."))
-        if not isinstance(file, NpzFile) or name in ("x", "y"):
+        if not isinstance(file, files.NpzFile) or name in ("x", "y"):
             raise DataError(
                 f"{setting} = {name!r}: {self.source(domain)} has no values with this name. Store "
                 "them in .npz files, in an array with a name other than x and y, or remove "
@@ -542,10 +535,8 @@ class DomainNpzFolder(OwnFiles, SplitFiles):
 def _encodable(names: Iterable[str]) -> list[str]:
     """Return the names; raise ``DataError`` for a name that UTF-8 cannot encode."""
     for name in (names := list(names)):
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{name!r}: the name is not UTF-8. Rename it.") from None
+        if name.encode(errors="replace").decode() != name:
+            raise DataError(f"{name!r}: the name is not UTF-8. Rename it.")
     return names
 
 
@@ -569,7 +560,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
 def _stamp(folder: Path) -> Any:
     """Return the digest of `stamp`, cached until an image is added, removed or renamed."""
     if is_hf_dataset_folder(folder):
-        return stamp(folder)
+        return files.stamp(folder)
     folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
     return _digest(folder, tuple(path.stat().st_mtime_ns for path in folders))
 
@@ -581,4 +572,4 @@ def forget_stamps() -> None:
 
 @lru_cache(maxsize=32)
 def _digest(folder: Path, _times: tuple[int, ...]) -> str:
-    return hashlib.sha256(json.dumps(stamp(folder)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(files.stamp(folder)).encode()).hexdigest()

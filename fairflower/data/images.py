@@ -6,7 +6,7 @@ import hashlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from fairflower.data import files
 from fairflower.data.federation import Ints, Pixels
-from fairflower.data.files import (
-    check_columns,
-    check_memory,
-    check_regular,
-    checked_labels,
-    explained,
-    open_regular,
-)
 from fairflower.errors import DataError, require
 
 if TYPE_CHECKING:  # Pillow and pydicom are not in every installation
@@ -63,7 +56,7 @@ class FileTable:
         ``source`` is the name of the table in errors.
         """
         found = f"{source}: {len(rows)} images of {side}x{side} pixels take"
-        check_memory(found, 3 * len(rows) * side**2, "Lower data.image-size.")
+        files.check_memory(found, 3 * len(rows) * side**2, "Lower data.image-size.")
         pixels, largest = np.empty((len(rows), side, side, 3), np.uint8), 0
         for i, picture in enumerate(self.pictures(rows)):
             values = eight_bit(picture, self.where(int(rows[i])), bits)
@@ -80,28 +73,24 @@ class HuggingFaceImages:
     data: Dataset
     where: str
 
-    def check_columns(self, *names: str) -> None:
-        """Raise ``DataError`` if a column is missing."""
-        check_columns(self.where, names, self.data.column_names)
-
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column [N], with names instead of numbers if the column has class names."""
         values: npt.NDArray[Any] = np.asarray(self.data[name][:])
         names = getattr(self.data.features[name], "names", None)
         if names is None or values.dtype.kind not in "iu" or not len(values):
             return values
-        numbers = checked_labels(f"{self.where}: {name}", values, len(names))
+        numbers = files.checked_labels(f"{self.where}: {name}", values, len(names))
         return np.array([names[k] for k in numbers])
 
     def table(self, rows: Ints, labels: Ints) -> FileTable:
         """Return the table of the images in these rows, which have these labels."""
-        files, mode = self._files
+        undecoded, mode = self._files
 
         def where(position: int) -> str:
             return f"{self.where}: row {rows[position]}"
 
         def pictures(positions: Ints) -> Iterator[Image.Image]:
-            chosen = files.select(rows[positions])
+            chosen = undecoded.select(rows[positions])
             for position, example in zip(positions.tolist(), chosen, strict=True):
                 yield picture_in(example["image"], where(position), mode)
 
@@ -109,8 +98,8 @@ class HuggingFaceImages:
 
     def hashes(self, rows: Ints) -> list[str]:
         """Return the SHA-256 of each row's image file, or "" for a row without a file."""
-        files = (example["image"] for example in self._files[0].select(rows))
-        return [_hash(file) if isinstance(file, dict) else "" for file in files]
+        found = (example["image"] for example in self._files[0].select(rows))
+        return [_hash(file) if isinstance(file, dict) else "" for file in found]
 
     @cached_property
     def _files(self) -> tuple[Dataset, str | None]:
@@ -123,38 +112,19 @@ class HuggingFaceImages:
         return images.cast_column("image", Feature(decode=False)), feature.mode
 
 
-@dataclass(frozen=True)
-class HuggingFaceSplits:
-    """A domain in a Hugging Face ``DatasetDict``: train and test, with the columns image and label.
+def split_table(splits: DatasetDict, split: str, where: str, num_classes: int | None) -> FileTable:
+    """Return the table of a split of a Hugging Face data set with the columns image and label.
 
-    Images are resized to squares with a side of ``image_size``. Labels must be below
-    ``num_classes``, if it is given. ``where`` is the folder or name of the data in error messages.
+    Labels must be below ``num_classes``, if it is given. ``where`` is the data's name in errors.
     """
-
-    splits: DatasetDict
-    where: str
-    image_size: int
-    num_classes: int | None = None
-
-    def labels(self, split: str) -> Ints:
-        """Return the labels of a split, int64 [N]."""
-        return self._table(split).labels
-
-    def images(self, split: str, rows: Ints) -> Pixels:
-        """Return the images of these rows, uint8 [len(rows), image_size, image_size, 3]."""
-        return self._table(split).pixels(rows, self.image_size, f"{self.where}: {split}")[0]
-
-    def _table(self, split: str) -> FileTable:
-        if split not in self.splits:
-            raise DataError(
-                f"{self.where}: found the splits {', '.join(map(str, self.splits))}; "
-                "expected train and test."
-            )
-        images = HuggingFaceImages(self.splits[split], f"{self.where}: {split}")
-        images.check_columns("image", "label")
-        values = np.asarray(images.data["label"][:])
-        labels = checked_labels(f"{images.where}: label", values, self.num_classes)
-        return images.table(np.arange(len(labels)), labels)
+    if split not in splits:
+        found = ", ".join(map(str, splits))
+        raise DataError(f"{where}: found the splits {found}; expected train and test.")
+    images = HuggingFaceImages(splits[split], f"{where}: {split}")
+    files.check_columns(images.where, ("image", "label"), images.data.column_names)
+    values = np.asarray(images.data["label"][:])
+    labels = files.checked_labels(f"{images.where}: label", values, num_classes)
+    return images.table(np.arange(len(labels)), labels)
 
 
 def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) -> DatasetDict:
@@ -163,7 +133,7 @@ def load_hub(name: str, subset: str | None, remedy: str, splits: Sequence[str]) 
     from datasets import DatasetDict
     from flwr_datasets import FederatedDataset
 
-    with explained(f"{name} cannot be downloaded from the Hugging Face Hub", remedy):
+    with files.explained(f"{name} cannot be downloaded from the Hugging Face Hub", remedy):
         hub = FederatedDataset(dataset=name, subset=subset, partitioners={}, shuffle=False)
         return DatasetDict({split: hub.load_split(split) for split in splits})
 
@@ -175,8 +145,8 @@ def load_saved(folder: Path) -> Dataset | DatasetDict:
 
     for path in folder.rglob("*"):
         if path.exists() and not path.is_dir():
-            check_regular(path)
-    with explained(f"{folder} is not a Hugging Face data set written with save_to_disk"):
+            files.check_regular(path)
+    with files.explained(f"{folder} is not a Hugging Face data set written with save_to_disk"):
         return load_from_disk(str(folder))
 
 
@@ -187,7 +157,7 @@ def is_hf_dataset_folder(folder: Path) -> bool:
 
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a regular file."""
-    with open_regular(path) as file:
+    with files.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -204,10 +174,10 @@ def read_picture(path: Path) -> Image.Image:
     Raises ``DataError`` if the file is not a regular file, is damaged or is in none of the
     `FORMATS`, or if its header declares several frames or more than `MAX_PIXELS` pixels.
     """
-    with explained(*_unreadable(str(path))):
+    with _explained(path):
         if path.suffix.lower() in SUFFIXES:
             return read_dicom(path)
-        with open_regular(path) as file:
+        with files.open_regular(path) as file:
             return _decoded(file, str(path))
 
 
@@ -223,16 +193,17 @@ def picture_in(value: Any, where: str, mode: str | None = None) -> Image.Image:
             f"{where}: image: found {type(value).__name__}; expected a column of the feature type "
             "datasets.Image."
         )
-    with explained(*_unreadable(where)):
+    with _explained(where):
         content = value["bytes"]
-        opened = open_regular(Path(value["path"])) if content is None else io.BytesIO(content)
+        opened = files.open_regular(Path(value["path"])) if content is None else io.BytesIO(content)
         with opened as file:
             picture = _decoded(file, where)
         return picture.convert(mode) if mode else picture
 
 
-def _unreadable(where: str) -> tuple[str, str]:
-    return f"{where} cannot be read as an image", "Replace it with the original file"
+def _explained(where: Path | str) -> AbstractContextManager[None]:
+    problem = f"{where} cannot be read as an image"
+    return files.explained(problem, "Replace it with the original file")
 
 
 def _decoded(file: BinaryIO, where: str) -> Image.Image:
@@ -310,7 +281,7 @@ def to_chw(images: Pixels, channels: int, height: int, width: int) -> Pixels:
         images = images[..., 0]
     found = f"{len(images)} images of {height}x{width} pixels take"
     needed = len(images) * channels * height * width
-    check_memory(found, needed, "Lower data.image-size, or use fewer images.")
+    files.check_memory(found, needed, "Lower data.image-size, or use fewer images.")
     images = resize(images, (height, width))
     if images.ndim == 3:
         return np.repeat(images[:, None], channels, axis=1)
@@ -356,7 +327,7 @@ def read_dicom(path: Path) -> Image.Image:
             f"{path} is a DICOM file. To read it, install pydicom: pip install "
             "'fairflower[medical]'."
         ) from None
-    with open_regular(path) as file:
+    with files.open_regular(path) as file:
         syntax = read_file_meta_info(path).get("TransferSyntaxUID")
         if syntax is not None and syntax.is_deflated:
             raise DataError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,11 +91,9 @@ def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Client
         rng = np.random.default_rng(derive_seed(config.seed, domain, "groups"))
         clean = stratified_mask(values, lambda count: round((1 - corrupted / clients) * count), rng)
         prefix = f"{domain} " if len(labels) > 1 else ""
-        for name, chosen, members in (
-            ("clean", clean, clients - corrupted),
-            ("corrupted", ~clean, corrupted),
-        ):
-            rows = np.flatnonzero(chosen)
+        members_of = {"clean": clients - corrupted, "corrupted": corrupted}
+        for name, members in members_of.items():
+            rows = np.flatnonzero(clean == (name == "clean"))
             if len(rows) < members:
                 raise DataError(
                     f"{len(rows)} of the {len(values)} training examples of domain {domain!r} are "
@@ -155,14 +152,10 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     ``DataError`` if there are fewer, or if a setting divides the examples in another way.
     """
     config, tested = data_set.config, {d: bool(data_set.columns(d, "test")) for d in labels}
-    for key in (  # the clients have all examples of their partitions, so none is for validation
-        *("fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"),
-        *(
-            "validation_examples",
-            "imbalance_factor",
-            *(["test_examples"] if any(tested.values()) else []),
-        ),
-    ):
+    keys = ["fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"]
+    # The clients have all examples of their partitions, so none is for validation.
+    keys += ["validation_examples", "imbalance_factor"]
+    for key in [*keys, *(["test_examples"] if any(tested.values()) else [])]:
         if getattr(config, key) > (key == "imbalance_factor"):
             raise DataError(
                 f"data.{argument_to_key(key)}: {config.name} is divided by its partitioner. Leave "
@@ -172,8 +165,8 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     for domain, values in labels.items():
         test = labels_of(data_set, domain, "test") if tested[domain] else None
         trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
-        kept = range(len(trained_on))
-        usable = [k for k in kept if len(trained_on[k]) > 1 and (test is None or len(tested_on[k]))]
+        large = [k for k, rows in enumerate(trained_on) if len(rows) > 1]
+        usable = [k for k in large if test is None or len(tested_on[k])]
         if len(usable) < config.clients_per_domain:
             raise DataError(
                 f"Domain {domain!r} has only {len(usable)} partitions with at least two training "
@@ -367,8 +360,7 @@ def _drawn(
             "data.examples-per-client."
         )
     if needed > len(labels):
-        low, high = min(sizes), max(sizes)
-        each = f"{low}" if low == high else f"{low} to {high}"
+        each = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
         raise DataError(
             f"Domain {domain!r} has {len(labels)} training examples, but "
             f"{len(sizes)} clients x {each} examples = {needed} are needed. Change "
@@ -422,10 +414,7 @@ def apply_partitioner(
 
 
 def cover_every_class(
-    order: Ints,
-    labels: npt.NDArray[Any],
-    sizes: Sequence[int],
-    rng: np.random.Generator,
+    order: Ints, labels: Ints, sizes: Sequence[int], rng: np.random.Generator
 ) -> Ints:
     """Change a permutation as little as possible so that each client gets every class.
 

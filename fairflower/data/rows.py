@@ -1,13 +1,17 @@
 """Division of a data set's rows among the clients of each domain, for every split.
 
-Also selection of clients' validation examples, which are used to tune hyper-parameters.
+Also clients' validation examples, and other draws of the test examples (``data.redraw``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +48,12 @@ def _rows(
     test = test_rows(config, groups, labels["test"])
     skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
     if skewed:
-        test = _like_training(groups, train, test, labels, "test")
+        test = _like_training(groups, train, test, labels["train"], labels["test"])
     if count := config.validation_examples:
         pools = {group.name: group.rows for group in groups}
         unused = set_aside(pools, train, count, config.seed)
         if skewed:
-            unused = _like_training(groups, train, unused, labels, "train")
+            unused = _like_training(groups, train, unused, labels["train"], labels["train"])
         return {"train": train, "validation": unused, "test": test}
     if not config.validation_fraction:
         return {"train": train, "test": test}
@@ -102,23 +106,18 @@ def check_clients_can_test(config: DataConfig, federation: Federation, split: st
     for domain, count in zip(federation.domains, federation.sizes(split), strict=True):
         if count < clients[domain]:
             limit = " or raise data.test-examples" * (count == config.test_examples > 0)
-            remedy = (
-                f"Lower {client_count_key(config)}{limit}, or let the server test (evaluate.by)"
-            )
+            key = f"{client_count_key(config)}{limit}"
+            remedy = f"Lower {key}, or let the server test (evaluate.by)"
             raise too_few_examples_error(domain, count, split, clients[domain], remedy)
 
 
 def _like_training(
-    groups: list[ClientGroup],
-    train: Rows,
-    test: Rows,
-    labels: Mapping[str, Mapping[str, Ints]],
-    split: str,
+    groups: list[ClientGroup], train: Rows, test: Rows, labels: Mapping[str, Ints], tests: Any
 ) -> Rows:
-    """Divide test or validation rows, of a split, by class as each group's training rows are."""
+    """Divide test or validation rows, with labels ``tests``, by class as training rows are."""
     rows = dict(test)
     for group in (group for group in groups if not group.tested_on):
-        trained, tested = labels["train"][group.domain], labels[split][group.domain]
+        trained, tested = labels[group.domain], tests[group.domain]
         most = 1 + max(trained.max(), tested.max())
         counts = np.array([np.bincount(trained[own], minlength=most) for own in train[group.name]])
         kept = np.concatenate(test[group.name])
@@ -200,11 +199,8 @@ def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
 
 def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float) -> None:
     """Raise ``DataError`` if a client has too few rows for the share."""
-    sizes = [
-        (name, len(held), len(np.unique(labels[name][held])))
-        for name, clients in rows.items()
-        for held in clients
-    ]
+    named = [(name, held) for name, clients in rows.items() for held in clients]
+    sizes = [(name, len(held), len(np.unique(labels[name][held]))) for name, held in named]
     for client, (name, images, classes) in enumerate(sizes):
         if _wanted(images, share) <= images - classes:
             continue
@@ -221,3 +217,96 @@ def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share
             f"examples of {classes} classes; one example of each class must stay in training. "
             f"{remedy}"
         )
+
+
+def draw_anew(data_set: DataSet) -> None:
+    """Let a data set draw its training and test examples with ``data.seed``, by ``data.redraw``.
+
+    The examples of both splits of a domain are pooled, and as many test examples as before are
+    drawn: in each class, or by examples that stay together (`DataSet.units`).
+    """
+    config, splits = data_set.config, ("train", "test")
+    if data_set.partitioner() is not None:
+        raise DataError("data.redraw: a partitioner divides the data. Remove the setting.")
+    labels, examples, group_of = data_set.labels, data_set.examples, data_set.group_of
+
+    @cache
+    def drawn(domain: str) -> tuple[int, dict[str, Ints]]:
+        """Return the number of training examples in the files, and each split's places."""
+        trained, tested = (np.asarray(labels(domain, split)) for split in splits)
+        rng = np.random.default_rng(derive_seed(config.seed, domain, "redraw"))
+        if config.redraw == "rows":
+            test = _by_class(trained, tested, rng)
+        else:
+            units = np.concatenate([np.asarray(data_set.units(domain, s), str) for s in splits])
+            if len(np.unique(units)) < 2:
+                raise DataError(
+                    f"data.redraw = {config.redraw!r}: {domain!r} has only one. Set it to rows."
+                )
+            test = _by_unit(units, len(tested), rng)
+        return len(trained), {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
+
+    def places(domain: str, split: str, rows: Ints) -> Ints:
+        return drawn(domain)[1][split][rows]
+
+    def of_all(method: Any, domain: str, split: str) -> Any:
+        return np.concatenate([method(domain, s) for s in splits])[drawn(domain)[1][split]]
+
+    def examples_of(domain: str, split: str, rows: Ints) -> Any:
+        count, at = drawn(domain)[0], places(domain, split, rows)
+        first = at < count
+        parts = (("train", at[first]), ("test", at[~first] - count))
+        return np.concatenate([examples(domain, s, part) for s, part in parts if len(part)])
+
+    of = {"labels": partial(of_all, labels), "group_of": partial(of_all, group_of)}
+    vars(data_set).update(of, examples=examples_of, places=places)
+
+
+def division_of(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:
+    """Return `Federation.division`, from the rows of each client, in any order."""
+    digest = hashlib.sha256()
+    for split, by_group in rows.items():
+        for group in groups:
+            for own in by_group[group.name]:
+                places = np.sort(data_set.places(group.domain, SPLITS[split], own))
+                digest.update(f"{split} {group.name} {len(places)} ".encode() + places.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def draw_facts(
+    data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows], labels: Any
+) -> dict[str, float]:
+    """Return `Federation.redraw`: n of N examples are, in another draw, n / N times the same."""
+    redrawn, same, sizes = bool(data_set.config.redraw), {"train": 0.0, "test": 0.0}, Counter[str]()
+    for split, domain in product(("train", "test"), dict.fromkeys(g.domain for g in groups)):
+        own = [part for g in groups if g.domain == domain for part in rows[split][g.name]]
+        available = sum(len(labels[s][domain]) for s in labels if redrawn or s == split)
+        n = len(np.unique(np.concatenate(own)))
+        same[split] += n * n / available
+        sizes[split] += n
+    facts = {split: round(same[split] / n, 6) for split, n in sizes.items()}
+    if redrawn:
+        facts["tests per training example"] = sizes["test"] / sizes["train"]
+    trained = (part for s in rows if s != "test" for own in rows[s].values() for part in own)
+    facts["unused"] = max(0, sum(map(len, labels["train"].values())) - sum(map(len, trained)))
+    return facts
+
+
+def _by_class(train: Ints, test: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Return a mask, bool [N], of as many random test examples of each class as in ``test``."""
+    pooled = np.concatenate([train, test])
+    chosen = np.zeros(len(pooled), np.bool_)
+    for label in np.unique(test):
+        members = rng.permutation(np.flatnonzero(pooled == label))
+        chosen[members[: np.count_nonzero(test == label)]] = True
+    return chosen
+
+
+def _by_unit(
+    units: npt.NDArray[np.str_], count: int, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Return a mask, bool [N], of random units that have about ``count`` examples together."""
+    _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(sizes))
+    nearest = np.abs(np.cumsum(sizes[order])[:-1] - count).argmin()  # one unit is left to train on
+    return np.isin(unit, order[: 1 + nearest])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -12,10 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairflower.config.text import counted
-from fairflower.data.federation import Federation, Split
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from fairflower.data.federation import Federation
 
 #: Number of training images per domain on the contact sheet.
 COLUMNS = 12
@@ -45,12 +42,17 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
         train_size = sum(federation.clients[client].num_examples for client in clients)
         count = counted(len(clients), "client")
         sizes = f"{count}, {train_size:,} training images, {test_size:,} test images"
-        _heading(row[0], 0, domain, weight="bold", ha="left")
-        _heading(row[-1], 1, sizes, color="0.35", ha="right")
-        sample = _sample(federation, clients)
+        style: dict[str, Any] = {"fontsize": 9, "parse_math": False}
+        row[0].text(0, 1.3, domain, transform=row[0].transAxes, weight="bold", **style)
+        style |= {"color": "0.35", "ha": "right"}
+        row[-1].text(1, 1.3, sizes, transform=row[-1].transAxes, **style)
+        each = max(1, COLUMNS // len(clients))  # the first images of each client
+        parts = [(x[:each], y[:each]) for x, y in map(federation.train, clients[:COLUMNS])]
         for axis in row:
             axis.set_axis_off()
-        for axis, image, label in zip(row, sample.x, sample.y, strict=False):
+        for axis, image, label in zip(
+            row, *map(np.concatenate, zip(*parts, strict=True)), strict=False
+        ):
             picture = np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0)
             axis.imshow(picture, interpolation="nearest")
             name = names[label]
@@ -125,32 +127,18 @@ def examples_table(federation: Federation, names: Sequence[str] = ()) -> Table:
     )
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("")
+    rows = list(names) or [f"feature {k}" for k in range(*federation.shape[:1])]
+    if federation.kind == "tokens":
+        rows = ["tokens per text", f"distinct tokens, out of {federation.shape[0] - 1:,}"]
     columns = []
     for domain in federation.domains:
         shown.add_column(escape(domain), justify="right")
         x = federation.test(domain, "train").x
-        if federation.kind == "features":
-            pairs = zip(x.mean(0, np.float64), x.std(0, np.float64), strict=True)
-            columns.append([f"{mean:.3g} ±{std:.3g}" for mean, std in pairs])
-        else:
-            length = np.count_nonzero(x, axis=1)
-            used = len(np.unique(x[x > 0]))
-            columns.append([f"{length.mean():.3g} ±{length.std():.3g}", f"{used:,}"])
-    if federation.kind == "features":
-        rows = list(names) or [f"feature {k}" for k in range(*federation.shape)]
-    else:
-        rows = ["tokens per text", f"distinct tokens, out of {federation.shape[0] - 1:,}"]
+        values = x if federation.kind == "features" else np.count_nonzero(x, axis=1)[:, None]
+        pairs = zip(values.mean(0, np.float64), values.std(0, np.float64), strict=True)
+        columns.append([f"{mean:.3g} ±{std:.3g}" for mean, std in pairs])
+        if federation.kind == "tokens":
+            columns[-1].append(f"{len(np.unique(x[x > 0])):,}")
     for row, *cells in zip(rows, *columns, strict=True):
         shown.add_row(escape(row), *cells)
     return shown
-
-
-def _heading(axis: Axes, x: float, text: str, **style: Any) -> None:
-    axis.text(x, 1.3, text, transform=axis.transAxes, fontsize=9, parse_math=False, **style)
-
-
-def _sample(federation: Federation, clients: list[int]) -> Split:
-    """Return the first training images of these clients, up to ``COLUMNS`` in total."""
-    each = max(1, COLUMNS // len(clients))
-    parts = [(x[:each], y[:each]) for x, y in map(federation.train, clients[:COLUMNS])]
-    return Split(*(np.concatenate(part)[:COLUMNS] for part in zip(*parts, strict=True)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from reprlib import repr as shortened
+from typing import Any
 
 import numpy as np
 
@@ -38,15 +39,12 @@ def open_site(config: DataConfig, domain: str) -> Federation:
             "data.domains, or change the domain in --node-config.",
             public=True,
         )
-    config = replace(
-        config,
-        domains="",
-        held_out="",
-        clients_per_domain=1,
-        dirichlet_alpha=0.0,
-        corrupted_clients=0,
-        imbalance_factor=1,
-    )
+    whole: dict[str, Any] = {
+        "clients_per_domain": 1,
+        "dirichlet_alpha": 0.0,
+        "corrupted_clients": 0,
+    }
+    config = replace(config, domains="", held_out="", imbalance_factor=1, **whole)
     domains = make_data_set(config).all_domains()
     if domain not in domains and len(domains) > 1:
         found = f"{len(domains)} domains, and none has the name of the site's domain"
@@ -101,20 +99,19 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     check_classes(merged.name, merged.num_classes)
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
-    def summed(sizes: str) -> tuple[int, ...]:
+    def summed(split: str) -> tuple[int, ...]:
         """Sum sizes over the sites of each domain; empty if a site lacks the split."""
-        pairs = [(site.domains[0], getattr(site, sizes)) for site in sites]
-        if not all(size for _, size in pairs):
-            return ()
-        return tuple(sum(size[0] for name, size in pairs if name == domain) for domain in domains)
+        pairs = [(site.domains[0], sum(site.sizes(split))) for site in sites if site.sizes(split)]
+        sums = (sum(size for name, size in pairs if name == domain) for domain in domains)
+        return tuple(sums) if len(pairs) == len(sites) else ()
 
     return replace(
         merged,
         domains=domains,
         sources=("the sites' own",) * len(domains),
-        test_sizes=summed("test_sizes"),
+        test_sizes=summed("test"),
         clients=tuple(site_client_info(k, site, merged) for k, site in enumerate(sites)),
-        validation_sizes=summed("validation_sizes"),
+        validation_sizes=summed("validation"),
     )
 
 
@@ -126,9 +123,8 @@ def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
         texts = (f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items())
-        kind, remedy = sites[0].kind, "Give all examples the same size"
-        if kind == "images":
-            remedy = "Set data.image-size to resize them"
+        kind, images = sites[0].kind, "Set data.image-size to resize them"
+        remedy = images if kind == "images" else "Give all examples the same size"
         raise DataError(f"The sites' {kind} differ in size ({', '.join(texts)}). {remedy}.")
     for site in sites:  # grayscale images have the first of three channels' constants
         for name in ("mean", "std", "augment"):

@@ -30,8 +30,12 @@ class EmbeddedTable(FeatureSet):
     #: Name of the file in this package, and what its examples come from.
     file: ClassVar[str]
     origin: ClassVar[str]
+    #: Column of the table -> name of the feature, in the order of the features.
+    columns_of_features: ClassVar[Mapping[str, str]]
     #: Name of the column with the domains, and each domain's number in it.
     domain_column: tuple[str, Mapping[str, int]]
+    #: Column from which on, and from which value on, an example has class 1.
+    positive: tuple[str, int]
     #: Column with the number of a row's person (empty: each row is another one), and 3 for "third".
     person: ClassVar[str] = ""
     every: ClassVar[int]
@@ -41,17 +45,21 @@ class EmbeddedTable(FeatureSet):
 
     def column(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
         """Return the values of a column in a split of a domain, [N]."""
-        return _table(self.file)[name][self._rows(domain, split)]
-
-    def _rows(self, domain: str, split: str) -> Ints:
-        """Return a split's rows of the table, int64 [N]."""
         table, (column, numbers) = _table(self.file), self.domain_column
-        rows: Ints = np.flatnonzero(table[column] == numbers[domain])
+        rows = np.flatnonzero(table[column] == numbers[domain])
         person = np.arange(len(rows))
         if self.person:
             _, person = np.unique(table[self.person][rows], return_inverse=True)
         chosen: Ints = rows[(person % self.every == 0) == (split == "test")]
-        return chosen
+        return table[name][chosen]
+
+    def labels(self, domain: str, split: str) -> Ints:
+        column, least = self.positive
+        return (self.column(column, domain, split) >= least).astype(np.int64)
+
+    def features(self, domain: str, split: str, rows: Ints) -> Floats:
+        columns = [self.column(name, domain, split)[rows] for name in self.columns_of_features]
+        return np.stack(columns, axis=1).astype(np.float32)
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded table."""
@@ -101,11 +109,14 @@ class HeartDisease(EmbeddedTable):
     every = 3
     domain_column = ("hospital", {"cleveland": 0, "hungary": 1, "switzerland": 2, "long beach": 3})
     classes = ("no disease", "disease")
-    feature_names = (
-        *("age", "male", "atypical angina", "non-anginal pain", "no pain", "blood pressure"),
-        *("cholesterol", "fasting sugar", "ST-T abnormality", "hypertrophy", "heart rate"),
-        *("exercise angina", "ST depression"),
-    )
+    positive = ("disease", 1)
+    columns_of_features: ClassVar = {
+        **{"age": "age", "male": "male", "pain 2": "atypical angina", "pain 3": "non-anginal pain"},
+        **{"pain 4": "no pain", "pressure": "blood pressure", "cholesterol": "cholesterol"},
+        **{"sugar": "fasting sugar", "ecg 1": "ST-T abnormality", "ecg 2": "hypertrophy"},
+        **{"rate": "heart rate", "angina": "exercise angina", "depression": "ST depression"},
+    }
+    feature_names = tuple(columns_of_features.values())
     attributes: ClassVar = {"sex": ("female", "male"), "age": ("under 55", "55 or older")}
     mean = (
         *(53.03, 0.7724, 0.2073, 0.2256, 0.5224, 133.1, 222.2),
@@ -116,19 +127,6 @@ class HeartDisease(EmbeddedTable):
         *(0.3633, 0.369, 0.4282, 26.07, 0.4908, 1.054),
     )
 
-    def labels(self, domain: str, split: str) -> Ints:
-        return self.column("disease", domain, split).astype(np.int64)
-
-    def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        chosen = {name: self.column(name, domain, split)[rows] for name in _table(self.file)}
-        pain, ecg = chosen["pain"], chosen["ecg"]
-        columns = (
-            *(chosen["age"], chosen["male"], pain == 2, pain == 3, pain == 4),
-            *(chosen["pressure"], chosen["cholesterol"], chosen["sugar"], ecg == 1, ecg == 2),
-            *(chosen["rate"], chosen["angina"], chosen["depression"]),
-        )
-        return np.stack(columns, axis=1).astype(np.float32)
-
     def group_of(self, domain: str, split: str) -> Ints:
         column, limit = {"sex": ("male", 1), "age": ("age", 55)}[self.config.groups]
         return (self.column(column, domain, split) >= limit).astype(np.int64)
@@ -138,22 +136,6 @@ class HeartDisease(EmbeddedTable):
 GROUPS = {
     "health": {"excellent": 0, "good": 1, "fair": 2, "poor": 3},
     "site": {f"site {number}": number for number in range(1, 7)},
-}
-#: Column of the table -> name of the feature, in the order of the features.
-COLUMNS = {
-    "logc": "log coinsurance",
-    "idp": "deductible plan",
-    "lpi": "log incentive",
-    "fmde": "log maximum expenditure",
-    "physlm": "limitation",
-    "disea": "chronic diseases",
-    "linc": "log income",
-    "num": "log family size",
-    "educdec": "education in years",
-    "xage": "age",
-    "female": "female",
-    "child": "child",
-    "fchild": "female child",
 }
 
 
@@ -206,7 +188,13 @@ class RandHIE(EmbeddedTable):
     file = "randhie"
     origin = "RAND Health Insurance Experiment"
     person, every = "person", 5
-    feature_names = tuple(COLUMNS.values())
+    columns_of_features: ClassVar = {
+        **{"logc": "log coinsurance", "idp": "deductible plan", "lpi": "log incentive"},
+        **{"fmde": "log maximum expenditure", "physlm": "limitation", "disea": "chronic diseases"},
+        **{"linc": "log income", "num": "log family size", "educdec": "education in years"},
+        **{"xage": "age", "female": "female", "child": "child", "fchild": "female child"},
+    }
+    feature_names = tuple(columns_of_features.values())
     attributes: ClassVar = {"sex": ("male", "female"), "health": tuple(GROUPS["health"])}
     mean = (
         *(2.389, 0.2587, 4.707, 4.042, 0.1177, 11.17, 8.698),
@@ -224,16 +212,9 @@ class RandHIE(EmbeddedTable):
         groups: Literal["health", "site"] = "health",
         visits: Annotated[int, Range(1)] = 2,
     ) -> None:
-        self.domain_column, self.visits = (groups, GROUPS[groups]), visits
+        self.domain_column, self.positive = (groups, GROUPS[groups]), ("mdvis", visits)
         self.classes = (f"fewer than {visits} visits", f"{visits} visits or more")
         super().__init__(config)
-
-    def labels(self, domain: str, split: str) -> Ints:
-        return (self.column("mdvis", domain, split) >= self.visits).astype(np.int64)
-
-    def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        columns = [self.column(name, domain, split)[rows] for name in COLUMNS]
-        return np.stack(columns, axis=1).astype(np.float32)
 
     def group_of(self, domain: str, split: str) -> Ints:
         column = {"sex": "female", "health": "health"}[self.config.groups]
@@ -249,6 +230,9 @@ def _table(name: str) -> dict[str, npt.NDArray[np.float64]]:
         values = zlib.decompress(base64.b85decode(columns["values"])).decode().split(";")
         columns = dict(zip(columns["columns"], values, strict=True))
     table = {name: np.array(column.split(","), np.float64) for name, column in columns.items()}
+    if name == "heart_disease":
+        kinds = ("pain", 2), ("pain", 3), ("pain", 4), ("ecg", 1), ("ecg", 2)
+        table |= {f"{column} {kind}": 1.0 * (table[column] == kind) for column, kind in kinds}
     if name == "randhie":
         table["num"] = np.log(table["num"])
         table["fchild"] = table["female"] * table["child"]

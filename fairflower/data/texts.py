@@ -21,19 +21,9 @@ import numpy as np
 
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
+from fairflower.data import files
 from fairflower.data.data_set import DataSetOfFiles, TokenSet
 from fairflower.data.federation import Ints
-from fairflower.data.files import (
-    MAX_BYTES,
-    TABLES,
-    check_columns,
-    check_memory,
-    check_twins,
-    checked_labels,
-    explained,
-    open_regular,
-    stamp,
-)
 from fairflower.data.folders import OwnFiles
 from fairflower.errors import DataError, require
 
@@ -83,7 +73,7 @@ class TextSet(TokenSet):
 
     def tokens(self, domain: str, split: str, rows: Ints) -> Ints:
         size = f"{self.source(domain)}: {len(rows)} texts of {self.length} tokens take"
-        check_memory(size, 8 * len(rows) * self.length, "Lower length (texts:length=64).")
+        files.check_memory(size, 8 * len(rows) * self.length, "Lower length (texts:length=64).")
         ids = np.zeros((len(rows), self.length), np.int64)
         for row, text in zip(ids, self.texts(domain, split, rows), strict=True):
             found = self._encoder.encode(text)[: self.length]
@@ -159,16 +149,11 @@ def _of_transformers(name: str, length: int) -> _Encoder:
     return _Encoder(len(made), encode, pad)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Texts and labels of a domain, from a file that has a column ``split`` or does not."""
-
-    has_splits: bool
-    #: "text", "label", or a setting that names a column -> split -> the column's values.
-    columns: dict[str, dict[str, list[str]]]
+#: "text", "label", "split" if the file has it, or a setting that names a column -> split -> values.
+_Columns = dict[str, dict[str, list[str]]]
 
 
-class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
+class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
     """All files ``<domain>.csv`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), sorted by name.
 
     A file is encoded in UTF-8 and has a header with the columns ``text`` and ``label``. An optional
@@ -185,31 +170,30 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Class names; the first use reads the files of all domains."""
-        held = {d: set().union(*self._open(d).columns["label"].values()) for d in self.domains}
-        check_twins(f"{self.folder}: the classes", held, "Change the labels")
+        held = {d: set().union(*self._open(d)["label"].values()) for d in self.domains}
+        files.check_twins(f"{self.folder}: the classes", held, "Change the labels")
         return tuple(sorted(set().union(*held.values())))
 
     def labels(self, domain: str, split: str) -> Ints:
         numbers = {name: k for k, name in enumerate(self.classes)}
-        labels = self._open(domain).columns["label"][split]
+        labels = self._open(domain)["label"][split]
         if not labels:
             raise DataError(
                 f"{self.source(domain)} has no {split} texts. Add some. Without a column split, "
                 "the first text of a class and every fifth after it are test texts."
             )
-        values = np.array([numbers[label] for label in labels], np.int64)
-        return checked_labels(self.source(domain), values, len(numbers))
+        return np.array([numbers[label] for label in labels], np.int64)
 
     def texts(self, domain: str, split: str, rows: Ints) -> Sequence[str]:
-        texts = self._open(domain).columns["text"][split]
+        texts = self._open(domain)["text"][split]
         return [texts[row] for row in rows.tolist()]
 
     @property
     def redrawable(self) -> bool:  # type: ignore[override]
-        return not any(self._open(domain).has_splits for domain in self.domains)
+        return not any("split" in self._open(domain) for domain in self.domains)
 
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        return self._open(domain).columns[setting][split]
+        return self._open(domain)[setting][split]
 
     @property
     def _settings(self) -> dict[str, str]:
@@ -220,8 +204,8 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
 
     def fingerprint(self) -> Any:
         tokenizer = Path(self.tokenizer).expanduser()
-        kept = stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
-        return [*(stamp(self._path(domain)) for domain in self.domains), kept, self.length]
+        kept = files.stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
+        return [*(files.stamp(self._path(domain)) for domain in self.domains), kept, self.length]
 
     def source(self, domain: str) -> str:
         return str(self._path(domain))
@@ -229,7 +213,7 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
     def _path(self, domain: str) -> Path:
         return self.folder / f"{domain}.csv"
 
-    def _read(self, domain: str) -> _Table:
+    def _read(self, domain: str) -> _Columns:
         path = self._path(domain)
         if self.config.groups in ("text", "label", "split"):
             raise DataError(
@@ -238,28 +222,29 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
                 public=True,
             )
         wanted = {"text": "text", "label": "label", **self._settings}
-        values: dict[str, dict[str, list[str]]] = {key: {s: [] for s in _SPLITS} for key in wanted}
         seen: Counter[str] = Counter()
         with (
-            explained(f"{path} cannot be read as a CSV file in UTF-8"),
-            open_regular(path) as file,
+            files.explained(f"{path} cannot be read as a CSV file in UTF-8"),
+            files.open_regular(path) as file,
             _long_fields(),
         ):
             lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
             needed = 2 * file.tell() + ROW_BYTES * lines
             found = f"{path}: reading its {lines} lines takes"
-            check_memory(found, needed, "Store fewer texts in it.")
+            files.check_memory(found, needed, "Store fewer texts in it.")
             file.seek(0)
             reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
             columns = reader.fieldnames or ()
-            check_columns(str(path), wanted.values(), columns, f"{TABLES}.")
+            files.check_columns(str(path), wanted.values(), columns, f"{files.TABLES}.")
+            wanted |= {"split": "split"} if "split" in columns else {}
+            values: _Columns = {key: {split: [] for split in _SPLITS} for key in wanted}
             for row in reader:
                 line = f"line {reader.line_num}"
                 where = f"{path}: {line}"
                 if problem := self._problem(row):
                     raise DataError(f"{where} {problem}", public=f"{line} of a table {problem}")
                 label = row["label"]
-                split = row["split"] if "split" in columns else _SPLITS[seen[label] % 5 > 0]
+                split = row["split"] if "split" in wanted else _SPLITS[seen[label] % 5 > 0]
                 seen[label] += 1
                 if split not in _SPLITS:
                     remedy = "expected train or test. Correct it, or remove the column."
@@ -269,7 +254,7 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
                     )
                 for key, name in wanted.items():
                     values[key][split].append(row[name] if key == "text" else sys.intern(row[name]))
-        return _Table("split" in columns, values)
+        return values
 
     def _problem(self, row: Mapping[Any, Any]) -> str:
         """Return what is wrong with a row: too many values, or too few; empty if nothing is."""
@@ -277,16 +262,15 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Table]):
             return "has more values than the header. Quote texts that contain commas."
         if not row["label"] or row["text"] is None:
             return "has no label or no text. Add the missing value."
-        for key, name in self._settings.items():
-            if not row[name]:
-                return f"has no {name} ({key}). Add the value, or remove the row."
-        return ""
+        lacking = (f"{name} ({key})" for key, name in self._settings.items() if not row[name])
+        problem = next(lacking, "")
+        return f"has no {problem}. Add the value, or remove the row." if problem else ""
 
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
     """Let the csv module read texts of any length, instead of at most 131,072 characters."""
-    usual = csv.field_size_limit(MAX_BYTES)
+    usual = csv.field_size_limit(files.MAX_BYTES)
     try:
         yield
     finally:

@@ -191,13 +191,12 @@ def too_many_starts(log: str) -> str:
     busy machine this would never end.
     """
     kind, starts = unanswered({"": log}).get("", ("", 0))
-    if starts <= MOST_STARTS:
-        return ""
-    return (
+    text = (
         f"has not answered a {kind} message with {MOST_STARTS} processes. Flower replaces each "
         "that does not report within 60 seconds. Try again when this machine is less busy, or with "
         "fewer --sites. Its last messages"
     )
+    return text if starts > MOST_STARTS else ""
 
 
 #: Ports that `free_port` has returned; their processes may still be starting.
@@ -283,8 +282,7 @@ class LocalDeployment:
         superlink = [
             script("flower-superlink"),
             *("--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key),
-            "--enable-supernode-auth",
-            *("--host", HOST, "--port", str(self.port)),
+            *("--enable-supernode-auth", "--host", HOST, "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db")),
             # Otherwise its ServerApps would continue for half a minute after it ends.
             *("--isolation", "process", *secret),
@@ -308,8 +306,7 @@ class LocalDeployment:
             script("flower-supernode"),
             *("--root-certificates", str(self.certificates.authority)),
             *("--auth-supernode-private-key", str(home / "key")),
-            *("--superlink", f"{HOST}:{self.port}"),
-            *("--host", HOST, "--port", str(free_port())),
+            *("--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())),
             *("--node-config", " ".join(settings)),
         ]
         return Process(name, command, home, self.folder / f"{name}.log")
@@ -367,8 +364,7 @@ class LocalDeployment:
     def complete(self) -> bool:
         """Return whether all sites are connected to the SuperLink."""
         nodes = self.flwr_json("supernode", "list", SUPERLINK_NAME)["nodes"]
-        online = [node for node in nodes if node["status"] == "online"]
-        return len(online) >= len(self.sites)
+        return len([node for node in nodes if node["status"] == "online"]) >= len(self.sites)
 
     def run(self, config: RunConfig) -> Path:
         """Start a run, or resume ``config.resume``; wait until it ends and return its run folder.
@@ -445,15 +441,10 @@ class LocalDeployment:
 
     def flwr(self, *arguments: str) -> str:
         """Run a ``flwr`` command and return its output; raise ``TrialError`` if it fails."""
-        command = f"flwr {' '.join(arguments)}"
-        options = {
-            "capture_output": True,
-            "timeout": TIMEOUT,
-            "check": False,
-            **_flwr_options(self.superlink.home),
-        }
+        command, options = f"flwr {' '.join(arguments)}", _flwr_options(self.superlink.home)
+        options |= {"capture_output": True, "timeout": TIMEOUT}
         try:
-            done = subprocess.run([script("flwr"), *arguments], **options)
+            done = subprocess.run([script("flwr"), *arguments], check=False, **options)
         except subprocess.TimeoutExpired as error:
             raise TrialError(f"{command}: no answer after {TIMEOUT:.0f} seconds.") from error
         if done.returncode:
@@ -462,8 +453,7 @@ class LocalDeployment:
 
     def flwr_json(self, *arguments: str) -> dict[str, Any]:
         """Run a ``flwr`` command with ``--format json`` and return the parsed output."""
-        answer: dict[str, Any] = json.loads(self.flwr(*arguments, "--format", "json"))
-        return answer
+        return json.loads(self.flwr(*arguments, "--format", "json"))  # type: ignore[no-any-return]
 
     def _answers(self) -> bool:
         trusted = ssl.create_default_context(cafile=str(self.certificates.authority))
@@ -527,15 +517,15 @@ def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfi
     if len(given) == 1:
         raise ConfigError(f"--site {given[0]}: a federation needs at least two sites.")
     places = [_place(text) for text in given]
-    for k, (domain, folder) in enumerate(places):
-        for other, elsewhere in places[:k]:
-            if domain == other and folder == elsewhere:
-                raise ConfigError(f"--site {given[k]} is given twice.")
-            if domain != other and domain.casefold() == other.casefold():
-                raise ConfigError(
-                    f"--site {given[k]}: another site's domain is spelled {other!r}. Use the same "
-                    "spelling for all sites of a domain."
-                )
+    spelled: dict[str, str] = {}
+    for k, (text, place) in enumerate(zip(given, places, strict=True)):
+        if place in places[:k]:
+            raise ConfigError(f"--site {text} is given twice.")
+        if (other := spelled.setdefault(place[0].casefold(), place[0])) != place[0]:
+            raise ConfigError(
+                f"--site {text}: another site's domain is spelled {other!r}. Use the same "
+                "spelling for all sites of a domain."
+            )
     merge_sites([_opened(data, domain, folder) for domain, folder in places])
     return [{"domain": domain, "data-dir": str(folder)} for domain, folder in places]
 

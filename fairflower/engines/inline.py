@@ -19,13 +19,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fairflower import flower_compat
 from fairflower.errors import GpuMemoryError, RunInterrupted
-from fairflower.flower_compat import (
-    copied,
-    ensure_task_identity,
-    set_message_id,
-    set_request_id,
-)
 from fairflower.training.device import out_of_memory
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -78,7 +73,7 @@ class InlineGrid(Grid):
         *,
         raise_errors: bool = False,
     ) -> None:
-        ensure_task_identity()
+        flower_compat.ensure_task_identity()
         self.client_app = client_app
         self.raise_errors = raise_errors
         self.contexts = _Contexts(num_supernodes, run_config or {})
@@ -113,7 +108,7 @@ class InlineGrid(Grid):
         ids = []
         for message in messages:
             self._count += 1
-            set_message_id(message, f"message-{self._count}")
+            flower_compat.set_message_id(message, f"message-{self._count}")
             if message.metadata.dst_node_id not in self.contexts:
                 ids.append("")  # as Flower does
                 continue
@@ -159,7 +154,7 @@ class InlineGrid(Grid):
         if reason := memory_problem(reply):
             raise gpu_memory_error(reason)
         self._count += 1
-        set_message_id(reply, f"message-{self._count}")
+        flower_compat.set_message_id(reply, f"message-{self._count}")
         return reply
 
 
@@ -181,7 +176,7 @@ def send_and_receive(
     waiting = set()
     for message, message_id in zip(messages, grid.push_messages(messages), strict=True):
         # A message that Flower rejects has no id, for example if the node is disconnected.
-        set_message_id(message, message_id or "")
+        flower_compat.set_message_id(message, message_id or "")
         waiting |= {message_id} - {"", None}
     deadline = time.monotonic() + timeout
     patient = getattr(grid, "computes_replies", False)
@@ -211,7 +206,9 @@ def send_and_receive(
 
 def set_content(message: Message, content: Mapping[str, Any]) -> None:
     """Set a message's content to copies of records that share the arrays' immutable bytes."""
-    message.__dict__["_content"] = RecordDict({name: copied(r) for name, r in content.items()})
+    message.__dict__["_content"] = RecordDict(
+        {name: flower_compat.copied(r) for name, r in content.items()}
+    )
 
 
 def answer(
@@ -227,7 +224,9 @@ def answer(
         if raise_errors:
             raise
         reply = error_reply(message, error)
-    set_request_id(reply, message.metadata.message_id)  # a mod's reply may name no message
+    flower_compat.set_request_id(
+        reply, message.metadata.message_id
+    )  # a mod's reply may name no message
     return reply
 
 

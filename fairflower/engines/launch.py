@@ -200,12 +200,9 @@ def _run_by_flower(
             f"engine = 'flower': Flower {version('flwr')} has no run_simulation. Choose engine = "
             "'ray', which gives exactly the same results."
         )
-    local = {  # "local" avoids joining a cluster that runs on this machine
-        "address": "local",
-        "num_cpus": num_cpus,
-        "logging_level": logging.ERROR,
-        "log_to_driver": False,
-    }
+    # "local" avoids joining a cluster that runs on this machine.
+    local: dict[str, Any] = {"address": "local", "num_cpus": num_cpus}
+    local |= {"logging_level": logging.ERROR, "log_to_driver": False}
     backend = {"client_resources": granted, "init_args": local}
     with unchanged_import_path():
         run_simulation(server_app, client_app, num_supernodes, backend_config=backend)

@@ -25,25 +25,21 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fairflower.arrays import SharedArray, array_bytes
-from fairflower.engines.inline import (
-    RUN_ID,
-    SERVER_NODE,
-    InlineGrid,
-    answer,
-    error_reply,
-    gpu_memory_error,
-    memory_problem,
-    set_content,
-)
+from fairflower.engines import inline
 from fairflower.engines.ray_cluster import (
+    Batch,
     RayNodes,
+    Task,
+    TaskQueue,
+    Worker,
+    Workers,
     connect,
+    done,
     keeping_signals,
     last_words,
     object_store_full_error,
     prepare_ray,
 )
-from fairflower.engines.workers import Batch, Task, TaskQueue, Worker, Workers, done
 from fairflower.errors import EngineError, logger
 from fairflower.flower_compat import set_task_identity
 
@@ -70,7 +66,7 @@ _POLL_SECONDS = 0.1
 _HERE = "the server's node"
 
 
-class RayGrid(InlineGrid):
+class RayGrid(inline.InlineGrid):
     """A grid whose clients run on Ray actors, several at a time.
 
     Clients that took longest in the previous round start first, and fast clients are sent in
@@ -137,11 +133,8 @@ class RayGrid(InlineGrid):
         stored: dict[int, Any] = {}  # id of a record -> its reference
         tasks = []
         for message in pushed:
-            large = {
-                name: record
-                for name, record in message.content.array_records.items()
-                if num_bytes(record) >= LARGE
-            }
+            records = message.content.array_records
+            large = {name: r for name, r in records.items() if num_bytes(r) >= LARGE}
             for record in large.values():
                 if id(record) not in stored:
                     stored[id(record)] = self._put(record)
@@ -228,13 +221,13 @@ class RayGrid(InlineGrid):
             running, *queued = [batch.tasks for batch in worker.batches.values()]
             self._workers.replace(worker, stuck=True)
             self._queue.forget(running)
-            self._queue.put_first(task for tasks in queued for task in tasks)
-            self._queue.put_last(running)
+            self._queue.put_back(task for tasks in queued for task in tasks)
+            self._queue.put_back(running, last=True)
 
     def _is_stuck(self, worker: Worker) -> bool:
         """Return whether a worker is too late; a single task has time until it is discarded."""
         reference, batch = next(iter(worker.batches.items()))
-        unwanted = self._queue.is_unwanted(batch.tasks)
+        unwanted = len(self._queue.wanted(batch.tasks)) < len(batch.tasks)
         most = _LATE if unwanted else _STUCK if len(worker.tasks()) > 1 else math.inf
         # The reply may have arrived while this process did something else.
         return time.monotonic() - worker.begun > most and not done(self._ray, [reference])
@@ -245,7 +238,7 @@ class RayGrid(InlineGrid):
         for task in tasks:
             content, node = task.message.content, task.message.metadata.dst_node_id
             small = copy.copy(task.message)
-            set_content(small, {n: r for n, r in content.items() if n not in task.stored})
+            inline.set_content(small, {n: r for n, r in content.items() if n not in task.stored})
             state = self._states[node]
             if not isinstance(state, bytes):
                 held.append(state)
@@ -253,8 +246,8 @@ class RayGrid(InlineGrid):
             context = self.contexts[node]
             self._newest[node] = task.message.metadata.message_id
             requests.append(Request(small, list(content), task.stored, context, state))
-        answer = worker.actor.answer.options(num_returns=1 + len(held))
-        returned = answer.remote(requests, *held)
+        call = worker.actor.answer.options(num_returns=1 + len(held))
+        returned = call.remote(requests, *held)
         replies, *states = returned if held else [returned]
         if not worker.batches:
             worker.begun = time.monotonic()
@@ -274,7 +267,7 @@ class RayGrid(InlineGrid):
             large = iter(states)
         except errors.RayActorError as error:
             first, *queued = worker.batches.values()
-            self._queue.put_first(task for other in queued for task in other.tasks)
+            self._queue.put_back(task for other in queued for task in other.tasks)
             self._workers.replace(worker)
             return self._try_again(first, error)
         except errors.ObjectLostError as error:  # lost with its node
@@ -285,9 +278,9 @@ class RayGrid(InlineGrid):
             raise object_store_full_error(worker.node.name if remote else _HERE) from error
         except errors.RayError as error:
             del worker.batches[reference]
-            return [error_reply(task.message, error) for task in batch.tasks]
+            return [inline.error_reply(task.message, error) for task in batch.tasks]
         for task, (reply, _, _) in zip(batch.tasks, replies, strict=True):
-            if reason := memory_problem(reply):
+            if reason := inline.memory_problem(reply):
                 return self._with_fewer_workers(task, reason)  # queues this batch again, too
         del worker.batches[reference]
         for task, (_, seconds, state) in zip(batch.tasks, replies, strict=True):
@@ -317,34 +310,29 @@ class RayGrid(InlineGrid):
         at_work = self._workers.tasks()
         left = 0 if task.lacked_memory or not self._retry_out_of_memory else self._workers.halve()
         if not left:
-            raise gpu_memory_error(reason)
-        logger.warning(
-            "A client ran out of GPU memory (%s). It is retried once, and from now on %d clients "
-            "train in parallel.",
-            reason,
-            left,
-        )
+            raise inline.gpu_memory_error(reason)
+        text = "A client ran out of GPU memory (%s). It is retried once, and from now on %d "
+        logger.warning(text + "clients train in parallel.", reason, left)
         task.lacked_memory = True
-        self._queue.put_first([task, *(other for other in at_work if other is not task)])
+        self._queue.put_back([task, *(other for other in at_work if other is not task)])
         return []
 
     def _try_again(self, batch: Batch, error: Exception) -> list[Message]:
         """Queue the tasks of a dead worker again; return error replies after a second death."""
         for task in batch.tasks:
             task.deaths += 1
-        self._queue.put_first(task for task in batch.tasks if task.deaths == 1)
-        return [error_reply(task.message, error) for task in batch.tasks if task.deaths > 1]
+        self._queue.put_back(task for task in batch.tasks if task.deaths == 1)
+        return [inline.error_reply(task.message, error) for task in batch.tasks if task.deaths > 1]
 
 
 def _pickled_app(client_app: ClientApp) -> bytes:
     try:
-        pickled: bytes = prepare_ray().cloudpickle.dumps(client_app)
+        return prepare_ray().cloudpickle.dumps(client_app)  # type: ignore[no-any-return]
     except Exception as error:  # pickling a user's app may raise anything
         raise EngineError(
             f"The ClientApp cannot be sent to Ray's workers ({type(error).__name__}: {error}). "
             "Create what cannot be pickled inside the app's functions, or choose engine = 'inline'."
         ) from error
-    return pickled
 
 
 # --- worker processes ----------------------------------------------------------------------------
@@ -374,7 +362,7 @@ class Actor:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.chdir(folder or ".")
         sys.path += [path for path in paths if path not in sys.path]
-        set_task_identity(RUN_ID, SERVER_NODE)
+        set_task_identity(inline.RUN_ID, inline.SERVER_NODE)
         if shared:
             share_arrays()
         self._pickled = client_app
@@ -383,8 +371,7 @@ class Actor:
     @functools.cached_property
     def _app(self) -> ClientApp:
         """The ClientApp; an exception during its import becomes the reply to every message."""
-        app: ClientApp = prepare_ray().cloudpickle.loads(self._pickled)
-        return app
+        return prepare_ray().cloudpickle.loads(self._pickled)  # type: ignore[no-any-return]
 
     def answer(self, requests: list[Request], *held: RecordDict) -> Any:
         """Answer messages in order; ``held`` contains the large states of nodes.
@@ -407,21 +394,18 @@ class Actor:
             begin = time.perf_counter()
             records = {n: self._records[r.hex()] for n, r in stored.items()}
             content = {**message.content, **records}
-            set_content(message, {name: content[name] for name in names})
+            inline.set_content(message, {name: content[name] for name in names})
             context.state = next(large) if state is None else pickle.loads(state)
-            reply = answer(lambda *request: self._app(*request), message, context)
+            reply = inline.answer(lambda *request: self._app(*request), message, context)
             seconds = time.perf_counter() - begin
             if state is None:
                 left.append(context.state)
                 replies.append((reply, seconds, None))
             else:
-                replies.append((reply, seconds, _pickled_if_small(context.state)))
+                after = context.state
+                small = sum(map(num_bytes, after.array_records.values())) < LARGE
+                replies.append((reply, seconds, pickle.dumps(after) if small else after))
         return [replies, *left] if left else replies
-
-
-def _pickled_if_small(state: RecordDict) -> bytes | RecordDict:
-    small = sum(map(num_bytes, state.array_records.values())) < LARGE
-    return pickle.dumps(state) if small else state
 
 
 def num_bytes(record: ArrayRecord) -> int:

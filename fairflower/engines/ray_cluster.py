@@ -1,8 +1,9 @@
-"""Ray on this machine or a cluster: connecting, and checking nodes."""
+"""Ray on this machine or a cluster: connecting, checking nodes, workers, and tasks for them."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import shutil
@@ -12,15 +13,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fairflower
 from fairflower.errors import USER_ERRORS, ConfigError, EngineError, logger, require
 from fairflower.machine import HANGUP, machine, versions
+
+if TYPE_CHECKING:  # slow to import
+    from flwr.app import Message
 
 #: Seconds to wait for an answer from a cluster's address.
 _CONNECT_TIMEOUT = 10
@@ -36,6 +42,12 @@ _LONGEST_FOLDER = 35
 
 #: Bytes and open files without which Ray does not start.
 _LEAST_SPACE, _LEAST_FILES = 64 * 2**20, 1024
+
+#: Seconds within which the first worker on a cluster must get free CPUs and start.
+_FIRST_WORKER = 120
+
+#: Largest batch as a fraction of a worker's remaining work in a round.
+_SHARE = 0.7
 
 #: Seconds for which Ray may still list a killed node (measured: about 10).
 _NODE_LOSS_TIMEOUT = 30
@@ -101,15 +113,12 @@ def connect(address: str, cpus: int, gpus: int | None = None) -> Any:
         try:
             with chdir(sys.prefix):  # Ray's workers import from here before all libraries
                 ray.init("local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **quiet)
-        except ValueError as error:  # too little memory
-            raise EngineError(
-                f"Ray cannot start ({error}). Free memory, or choose engine = 'inline'."
-            ) from error
-        except Exception as error:  # has no specific type
+        except Exception as error:  # has no specific type, except for too little memory
             ray.shutdown()
+            remedy = "Free memory" if isinstance(error, ValueError) else _start_remedy()
             raise EngineError(
-                f"Ray cannot start: {' '.join(str(error).split()).rstrip('.')}. {_start_remedy()}, "
-                "or choose engine = 'inline'."
+                f"Ray cannot start: {' '.join(str(error).split()).rstrip('.')}. {remedy}, or "
+                "choose engine = 'inline'."
             ) from error
         return ray
     key = f"ray-address = {address!r}"
@@ -176,22 +185,14 @@ class RayNode(NamedTuple):
 
 def nodes_alive(ray: Any, cpus: int, gpus: float) -> list[RayNode]:
     """Return all nodes that are alive, with their capacity for workers, sorted by name."""
-    nodes = [
-        RayNode(
-            node["NodeID"],
-            _name(node),
-            worker_capacity(node["Resources"], cpus, gpus),
-            " ".join(sorted(r for r in node["Resources"] if r.startswith("accelerator_type:"))),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    nodes = []
+    for node in (node for node in ray.nodes() if node["Alive"]):
+        address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
+        name = f"{address} ({host})" if host != address else address
+        capacity = worker_capacity(node["Resources"], cpus, gpus)
+        kinds = sorted(r for r in node["Resources"] if r.startswith("accelerator_type:"))
+        nodes.append(RayNode(node["NodeID"], name, capacity, " ".join(kinds)))
     return sorted(nodes, key=lambda node: node.name)
-
-
-def _name(node: Mapping[str, Any]) -> str:
-    address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
-    return f"{address} ({host})" if host != address else address
 
 
 def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> int:
@@ -250,28 +251,22 @@ def report_node(prepare: Callable[[], Any] | None, needed: Mapping[str, str]) ->
     """
     installed = versions()
     # Builds for different devices differ only in the local version: 2.5.1+cpu, 2.5.1+cu124.
+    pairs = {name: (installed[name], needed[name]) for name in needed if name != "fairflower"}
     lacking = [
-        f"{package} {installed[package]} (needed: {version})"
-        for package, version in needed.items()
-        if package != "fairflower" and _public(installed[package]) != _public(version)
+        f"{name} {there} (needed: {version})"
+        for name, (there, version) in pairs.items()
+        if there.partition("+")[0] != version.partition("+")[0]
     ]
     if lacking:
-        return NodeReport(
-            f"{', '.join(lacking)}. Install the needed versions on this node, and restart Ray on "
-            "it."
-        )
+        remedy = "Install the needed versions on this node, and restart Ray on it."
+        return NodeReport(f"{', '.join(lacking)}. {remedy}")
     try:
         prepared = prepare() if prepare else None
     except USER_ERRORS as error:
         return NodeReport(f"{error} (A node uses the environment in which `ray start` was called.)")
-    facts = machine()
-    torch = f"torch {installed['torch']}"
-    hardware = (facts["processor"], facts["kernels"], facts["instructions"], torch)
-    return NodeReport("", ", ".join(hardware), prepared)
-
-
-def _public(version: str) -> str:
-    return version.partition("+")[0]
+    facts = {**machine(), "torch": f"torch {installed['torch']}"}
+    kinds = ("processor", "kernels", "instructions", "torch")
+    return NodeReport("", ", ".join(facts[kind] for kind in kinds), prepared)
 
 
 class RayNodes:
@@ -301,8 +296,8 @@ class RayNodes:
             reports |= self._answers(_WARN_EVERY)
             if names := ", ".join(node.name for node in self._asked.values()):
                 logger.warning("Waiting for Ray nodes to prepare their data: %s.", names)
-        problems = [(node.name, self._problem_of(report)) for node, report in reports.items()]
-        if listing := "".join(f"\n  {name}: {why}" for name, why in problems if why):
+        problems = {node.name: self._problem_of(report) for node, report in reports.items()}
+        if listing := "".join(f"\n  {name}: {why}" for name, why in problems.items() if why):
             raise ConfigError(f"Clients cannot run on these Ray nodes:{listing}")
         self._compare(reports)
         return list(reports)
@@ -321,11 +316,9 @@ class RayNodes:
         return list(reports)
 
     def _problem_of(self, report: NodeReport) -> str:
-        if not report.error and report.prepared != self._here.prepared:
-            return (
-                "its data differ from the data on this machine. Copy the same files to this node."
-            )
-        return report.error
+        if report.error or report.prepared == self._here.prepared:
+            return report.error
+        return "its data differ from the data on this machine. Copy the same files to this node."
 
     def _ask(self) -> None:
         ask = self._ray.remote(num_cpus=0)(report_node)
@@ -337,19 +330,15 @@ class RayNodes:
 
     def _answers(self, timeout: float) -> dict[RayNode, NodeReport]:
         reports: dict[RayNode, NodeReport] = {}
-        if not self._asked:
-            return reports
         errors = self._ray.exceptions
-        done, _ = self._ray.wait([*self._asked], num_returns=len(self._asked), timeout=timeout)
-        for reference in done:
+        for reference in done(self._ray, self._asked, timeout):
             node = self._asked.pop(reference)
             try:
                 reports[node] = self._ray.get(reference)
-            except (errors.TaskUnschedulableError, errors.NodeDiedError):
-                logger.warning("Ray node %s is lost.", node.name)
             except errors.RayError as error:
                 # A dying node may cause any error, for example of a worker or the network.
-                if not isinstance(error, errors.RayTaskError) and self._is_gone(node):
+                lost = isinstance(error, (errors.TaskUnschedulableError, errors.NodeDiedError))
+                if lost or (not isinstance(error, errors.RayTaskError) and self._is_gone(node)):
                     logger.warning("Ray node %s is lost.", node.name)
                 else:
                     reports[node] = NodeReport(" ".join(str(error).split()))
@@ -371,12 +360,9 @@ class RayNodes:
             self._kinds[f"{report.hardware} {node.gpu if self.gpus else ''}"].append(node.name)
         if len(self._kinds) > max(known, 1):
             listing = (f"\n  {', '.join(names)}: {kind}" for kind, names in self._kinds.items())
-            logger.warning(
-                "The Ray nodes have %d kinds of hardware, which may round sums differently. The "
-                "last bits of the model therefore depend on which node trains which client.%s",
-                len(self._kinds),
-                "".join(listing),
-            )
+            text = "The Ray nodes have %d kinds of hardware, which may round sums differently. The "
+            text += "last bits of the model therefore depend on which node trains which client.%s"
+            logger.warning(text, len(self._kinds), "".join(listing))
 
 
 class LastWords:
@@ -412,3 +398,249 @@ class LastWords:
 
 
 last_words = LastWords()
+
+
+# --- tasks and workers ----------------------------------------------------------------------------
+
+
+@dataclass
+class Task:
+    """A message that has not been answered yet."""
+
+    message: Message
+    stored: dict[str, Any]  # records of the message that are in the object store
+    deaths: int = 0  # of workers that processed the message
+    lacked_memory: bool = False  # whether the client has run out of GPU memory
+
+
+class TaskQueue:
+    """A queue of tasks that no worker has, and the durations of the clients' last messages.
+
+    A task of unknown duration is in a batch of its own.
+
+    Attributes
+    ----------
+    discarded : set of str
+        Ids of messages that nobody waits for. Their tasks are not queued again.
+    """
+
+    def __init__(self) -> None:
+        self.discarded: set[str] = set()
+        self._tasks: deque[Task] = deque()
+        # Node and type -> duration of its last message.
+        self._seconds: dict[tuple[int, str], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def first(self) -> Task:
+        """The task that is sent next."""
+        return self._tasks[0]
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Queue new tasks; the longest are sent first."""
+        self._tasks = deque(sorted([*self._tasks, *tasks], key=self._expected, reverse=True))
+
+    def put_back(self, tasks: Iterable[Task], *, last: bool = False) -> None:
+        """Queue tasks before or behind all others, unless they are discarded."""
+        wanted = self.wanted(tasks)
+        self._tasks = deque([*self._tasks, *wanted] if last else [*wanted, *self._tasks])
+
+    def discard(self, message_ids: Collection[str]) -> None:
+        """Remove the tasks of these messages, and do not queue them again."""
+        self.discarded |= set(message_ids)
+        self._tasks = deque(self.wanted(self._tasks))
+
+    def next_batch(self, workers: int, longest: float) -> list[Task]:
+        """Remove and return the first task, and more tasks up to ``longest`` seconds in total.
+
+        Batches become smaller towards the end of a round, so that all workers finish together.
+        """
+        left = 0.0
+        for task in self._tasks:  # as many as decide: the first is the longest
+            if (left := left + self._expected(task)) * _SHARE / workers >= longest:
+                break
+        most = min(longest, _SHARE * left / workers)
+        batch = [self._tasks.popleft()]
+        seconds = self._expected(batch[0])
+        while self._tasks and not batch[0].deaths and not self._tasks[0].deaths:
+            seconds += self._expected(self._tasks[0])
+            if seconds > most:
+                break
+            batch.append(self._tasks.popleft())
+        return batch
+
+    def seconds(self, tasks: Iterable[Task]) -> float:
+        """Return the total duration that is expected of tasks; infinity if one is unknown."""
+        return sum(map(self._expected, tasks))
+
+    def note(self, task: Task, seconds: float) -> None:
+        """Store how long a task took."""
+        self._seconds[_kind(task)] = seconds
+
+    def forget(self, tasks: Iterable[Task]) -> None:
+        """Count the durations of tasks as unknown, so that each is sent alone."""
+        for task in tasks:
+            self._seconds.pop(_kind(task), None)
+
+    def _expected(self, task: Task) -> float:
+        return self._seconds.get(_kind(task), math.inf)
+
+    def wanted(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return the tasks for which somebody waits."""
+        return [t for t in tasks if t.message.metadata.message_id not in self.discarded]
+
+
+def _kind(task: Task) -> tuple[int, str]:
+    return task.message.metadata.dst_node_id, task.message.metadata.message_type
+
+
+@dataclass
+class Batch:
+    """Messages that a worker answers in one call, and references to large new states of nodes."""
+
+    tasks: list[Task]
+    states: list[Any]
+
+
+@dataclass
+class Worker:
+    """A Ray actor, its node, and its batches in order, keyed by references to their replies."""
+
+    actor: Any
+    node: RayNode
+    batches: dict[Any, Batch] = field(default_factory=dict)
+    begun: float = 0.0  # when its first batch began, by `time.monotonic`
+    tried: bool = False  # whether it has answered a batch
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks of its batches, in order."""
+        return [task for batch in self.batches.values() for task in batch.tasks]
+
+
+class Workers:
+    """The workers on this machine or a cluster; each is a Ray actor.
+
+    At most ``most`` workers with the resources ``cpus`` and ``gpus`` call ``actor(*arguments)`` on
+    the nodes of a ``cluster``, or on this machine. ``ready`` lists those that have started;
+    ``starting`` has the others by the reference that becomes ready. Raises ``ConfigError`` if no
+    node has capacity for a worker, or a node of a cluster cannot be used.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        actor: Any,
+        arguments: Collection[Any],
+        most: int,
+        cpus: int,
+        gpus: float,
+        cluster: RayNodes | None,
+    ) -> None:
+        self._ray, self._cluster, self._most = ray, cluster, most
+        self._cpus, self._gpus = cpus, gpus
+        self._actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(actor)
+        self._arguments = arguments
+        self._nodes: dict[str, RayNode] = {}  # by node_id
+        self.ready: list[Worker] = []
+        self.starting: dict[Any, Worker] = {}
+        self._start_workers(cluster.begin() if cluster else self._alive())
+        wanted = f"client-cpus = {cpus}, client-gpus = {gpus:g}"
+        if not self.starting:
+            raise ConfigError(
+                f"{wanted}: no node of this Ray cluster has these resources. Decrease these "
+                "settings."
+            )
+        if cluster and not ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
+            raise ConfigError(
+                f"{wanted}: no node of the Ray cluster had these resources free within "
+                f"{_FIRST_WORKER} s. Stop other jobs (`ray status` lists used resources), or "
+                "decrease these settings."
+            )
+
+    def look_for_nodes(self) -> None:
+        """Start workers on nodes that have joined the cluster."""
+        if self._cluster and (newcomers := self._cluster.joined()):
+            self._start_workers(newcomers)
+
+    def collect_started(self) -> None:
+        """Move workers that have started to ``ready``."""
+        for reference in done(self._ray, self.starting):
+            worker = self.starting.pop(reference)
+            try:
+                self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                self._forget_lost_nodes()
+                if node := self._nodes.get(worker.node.node_id):
+                    logger.warning("A worker cannot start on %s: %s", node.name, error)
+                    self._nodes[node.node_id] = node._replace(capacity=node.capacity - 1)
+                self._start_workers()
+            else:
+                self.ready.append(worker)
+
+    def replace(self, worker: Worker, stuck: bool = False) -> None:
+        """Replace a worker that has died, or, if it is stuck, kill it first."""
+        if stuck:
+            text = "A worker on %s has not answered for %d s and is replaced. Clients that a round "
+            text += "still waits for are tried again."
+            logger.warning(text, worker.node.name, time.monotonic() - worker.begun)
+            self._ray.kill(worker.actor)
+        else:
+            text = "A worker on %s has died. Its clients are retried once."
+            logger.warning(text, worker.node.name)
+        worker.batches = {}
+        self.ready.remove(worker)
+        self._forget_lost_nodes()
+        self._start_workers()
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks of all batches, starting with the batches that are running."""
+        batches = [[*worker.batches.values()] for worker in self.ready]
+        return [t for turn in zip_longest(*batches) for batch in turn if batch for t in batch.tasks]
+
+    def halve(self) -> int:
+        """Replace all workers with half as many, each with twice the fraction of a GPU.
+
+        Returns the new number of workers. If each worker has a GPU of its own, nothing is done and
+        0 is returned. The batches of the old workers are lost. New processes can use all memory
+        that the old processes reserved.
+        """
+        old = [*self.ready, *self.starting.values()]
+        sharing = int(1 / self._gpus + 1e-9) if self._gpus else len(old)
+        if len(old) < 2 or sharing < 2:
+            return 0
+        for worker in old:
+            self._ray.kill(worker.actor)
+            worker.batches = {}
+        self.ready, self.starting = [], {}
+        self._most = len(old) // 2
+        self._gpus = share_of(sharing // 2) if self._gpus else 0.0
+        if self._cluster:
+            self._cluster.gpus = self._gpus
+        self._start_workers(node for node in self._alive() if node.node_id in self._nodes)
+        return len(self.starting)
+
+    def _alive(self) -> list[RayNode]:
+        return nodes_alive(self._ray, self._cpus, self._gpus)
+
+    def _start_workers(self, newcomers: Iterable[RayNode] = ()) -> None:
+        """Start workers on nodes with capacity, up to the maximum number."""
+        self._nodes |= {node.node_id: node for node in newcomers}
+        used = [worker.node.node_id for worker in (*self.ready, *self.starting.values())]
+        nodes = self._nodes.values()
+        free = [n._replace(capacity=n.capacity - used.count(n.node_id)) for n in nodes]
+        for node in assign_workers(free, self._most - len(used)):
+            options = {"num_gpus": self._gpus, **pin_to_node(node)}
+            actor = self._actor.options(**options).remote(*self._arguments)
+            self.starting[actor.__ray_ready__.remote()] = Worker(actor, node)
+
+    def _forget_lost_nodes(self) -> None:
+        for lost in self._nodes.keys() - {node.node_id for node in self._alive()}:
+            logger.warning("Ray node %s is lost.", self._nodes.pop(lost).name)
+
+
+def done(ray: Any, references: Collection[Any], timeout: float = 0) -> list[Any]:
+    """Return the references whose values are available, or will be within ``timeout`` seconds."""
+    wanted = {"num_returns": len(references), "timeout": timeout}
+    return list(ray.wait([*references], **wanted)[0]) if references else []

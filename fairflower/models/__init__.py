@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from fairflower.config.methods import AdapterSpec, ModelSpec
@@ -21,6 +22,9 @@ from fairflower.errors import ConfigError
 from fairflower.registry import KINDS, MODELS
 
 logger = logging.getLogger(__name__)
+
+#: Batch and instance norm layers of all dimensions, and norm layers without running statistics.
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class Classifier(nn.Module):
@@ -151,8 +155,7 @@ def keep_local(model: nn.Module, names: Iterable[str]) -> None:
 
 def initial_local_arrays(model: nn.Module) -> dict[str, Tensor]:
     """Return the initial values of the arrays that stay on the clients, by name."""
-    initial: dict[str, Tensor] = getattr(model, "_initial_local_arrays", {})
-    return initial
+    return getattr(model, "_initial_local_arrays", {})
 
 
 def local_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -175,30 +178,69 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
                 "Classifier.exchanged_arrays."
             )
     first: dict[int, str] = {}
-    again = {
-        name
-        for name, p in model.named_parameters(remove_duplicate=False)
-        if name in arrays and first.setdefault(id(p), name) != name
-    }
+    named = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if n in arrays]
+    again = {name for name, p in named if first.setdefault(id(p), name) != name}
     held = {p.data_ptr() for p in model.parameters() if p.numel()}
     again |= {name for name, buffer in model.named_buffers() if buffer.data_ptr() in held}
     return {name: tensor for name, tensor in arrays.items() if name not in again}
 
 
+def norm_arrays(model: nn.Module, *, affine: bool) -> list[str]:
+    """Return the names of running statistics and, with ``affine``, of scales and shifts.
+
+    >>> norm_arrays(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), affine=False)
+    ['1.running_mean', '1.running_var', '1.num_batches_tracked']
+    >>> norm_arrays(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), affine=True)
+    ['1.weight', '1.bias']
+    """
+    names = []
+    for prefix, module in model.named_modules():
+        if isinstance(module, NORMS):
+            arrays = [*(module.named_parameters(recurse=False) if affine else ())]
+            arrays += module.named_buffers(recurse=False)
+            names += [f"{prefix}.{name}" if prefix else name for name, _ in arrays]
+    return names
+
+
+def head_arrays(model: nn.Module) -> list[str]:
+    """Return the names of the arrays of ``model.head`` that are exchanged.
+
+    Raises ``ConfigError`` if the network has no layer named ``head``, or no other arrays.
+
+    >>> head_arrays(build("mlp", num_classes=3, shape=(5,), seed=0))
+    ['head.weight', 'head.bias']
+    """
+    return _head_and_body(model)[0]
+
+
+def body_arrays(model: nn.Module) -> list[str]:
+    """Return the names of the exchanged arrays outside the head; see `head_arrays`."""
+    return _head_and_body(model)[1]
+
+
+def _head_and_body(model: nn.Module) -> tuple[list[str], list[str]]:
+    names = list({**exchanged_arrays(model), **local_tensors(model)})
+    head = [name for name in names if name.startswith("head.")]
+    body = [name for name in names if not name.startswith("head.")]
+    if not (head and body):
+        raise ConfigError(
+            f"{type(model).__name__} has no {'body' if head else 'head'}: its arrays are "
+            f"{', '.join(names[:6])}{', ...' if len(names) > 6 else ''}. This client needs a "
+            "network with a layer named `head` and other layers. Name the last layer `head`, as in "
+            "a Classifier, or choose another client.name."
+        )
+    return head, body
+
+
 def frozen_digest(model: nn.Module) -> str:
     """Return a digest of the arrays that all clients have from the start; empty if none."""
-    moving = {
-        t.data_ptr() for t in (*exchanged_arrays(model).values(), *local_tensors(model).values())
-    }
-    still = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() not in moving
-    }
-    digest = hashlib.sha256()
-    for name, tensor in still.items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    moving = {tensor.data_ptr() for tensor in _arrays(model).values()}
+    still, digest = False, hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() not in moving:
+            still = True
+            digest.update(name.encode())
+            digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16] if still else ""
 
 
@@ -257,8 +299,8 @@ def set_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]], owner: str)
     missing = ", ".join([name for name in tensors if name not in arrays][:3])
     excess = ", ".join([name for name in arrays if name not in tensors][:3])
     if missing or excess:
-        hint, once = "", dict(model.named_parameters())
-        if set(arrays) & dict(model.named_parameters(remove_duplicate=False)).keys() - once.keys():
+        hint, tied = "", dict(model.named_parameters(remove_duplicate=False)).keys()
+        if set(arrays) & tied - dict(model.named_parameters()).keys():
             hint = " Of tied parameters, send only the first: fairflower.models.copy_arrays(model)."
         elif set(arrays) & local_tensors(model).keys():
             hint = (

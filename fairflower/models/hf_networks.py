@@ -107,22 +107,17 @@ def is_folder(name: str) -> bool:
 
 def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
     """Remove the classifier's last linear layer, and return the layer's number of inputs."""
-    names = [
-        name
-        for name, module in body.named_modules()
-        if isinstance(module, nn.Linear)
-        and module.out_features == labels
-        and not name.startswith(prefix)
-    ]
-    if not names:
+    linear = ((name, m) for name, m in body.named_modules() if isinstance(m, nn.Linear))
+    heads = [(n, m) for n, m in linear if m.out_features == labels and not n.startswith(prefix)]
+    if not heads:
         raise ConfigError(
             f"model.name: {type(body).__name__} from transformers does not end in a linear layer. "
             "Choose another network."
         )
-    above, _, last = names[-1].rpartition(".")
-    parent, head = body.get_submodule(above), body.get_submodule(names[-1])
-    setattr(parent, last, nn.Identity())
-    return int(head.in_features)  # type: ignore[arg-type]
+    name, head = heads[-1]
+    above, _, last = name.rpartition(".")
+    setattr(body.get_submodule(above), last, nn.Identity())
+    return head.in_features
 
 
 def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> None:
@@ -165,12 +160,8 @@ def _check_length(name: str, body: nn.Module, config: Any, length: int) -> None:
 
 def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
     """Raise ``ConfigError`` if pretrained weights other than those of a pooler are missing."""
-    lost = [
-        key
-        for key in missing
-        if key.startswith(f"{body.base_model_prefix}.") and ".pooler." not in key
-    ]
-    if lost:
+    start = f"{body.base_model_prefix}."
+    if lost := [key for key in missing if key.startswith(start) and ".pooler." not in key]:
         raise ConfigError(
             f"model.name = 'hf:{name}': its weights lack {len(lost)} arrays ({sorted(lost)[0]}, "
             "...). Its config.json and its weights belong to different networks."
@@ -185,19 +176,20 @@ def _explained(name: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
+        problem = (
+            "this is neither a folder nor a network in the local cache of the Hugging Face Hub, "
+            "and runs do not download networks. Download it on every machine that trains or tests: "
+            f"hf download {name}. Or download its config.json, model.safetensors and tokenizer "
+            "files to a folder, and set model.name = 'hf:FOLDER'."
+        )
         if is_folder(name):
             reason = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"model.name = 'hf:{name}': the folder cannot be read as a network: {reason} It "
-                "needs config.json and model.safetensors, as save_pretrained writes them; "
-                "without model.safetensors, set model.weights = 'random'."
-            ) from error
-        raise ConfigError(
-            f"model.name = 'hf:{name}': this is neither a folder nor a network in the local cache "
-            "of the Hugging Face Hub, and runs do not download networks. Download it on every "
-            f"machine that trains or tests: hf download {name}. Or download its config.json, "
-            "model.safetensors and tokenizer files to a folder, and set model.name = 'hf:FOLDER'."
-        ) from error
+            problem = (
+                f"the folder cannot be read as a network: {reason} It needs config.json and "
+                "model.safetensors, as save_pretrained writes them; without model.safetensors, "
+                "set model.weights = 'random'."
+            )
+        raise ConfigError(f"model.name = 'hf:{name}': {problem}") from error
 
 
 @contextmanager

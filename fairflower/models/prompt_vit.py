@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fairflower.models.bodies import as_rgb, resized
 from fairflower.models.weights import (
     copy_into,
     decode_json_weights,
-    from_torchvision,
+    load_weights,
     load_weights_file,
 )
 
@@ -66,11 +66,7 @@ class PromptViT(Classifier):
         gc_net: bool = True,
     ) -> None:
         super().__init__()
-        if shape[0] not in (1, 3):
-            raise ConfigError(
-                f"A ViT needs images with 1 or 3 channels, but the data have {shape[0]}. Choose "
-                "another model.name."
-            )
+        as_rgb(torch.empty(1, *shape), "A ViT")  # raises for other numbers of channels
         d = vit.hidden_dim
         self.prompts = nn.Parameter(torch.empty(NUM_PROMPTS, d).normal_(std=0.02))
         # GC-Net is always drawn, so that a seed gives the same head with and without GC-Net.
@@ -151,10 +147,9 @@ def prompt_vit_tiny(
             "model.weights = 'imagenet': prompt-vit-tiny has no ImageNet weights. Leave "
             "model.weights empty for the included weights, or set it to a file."
         )
-    vit = vit_tiny()
     arrays = load_weights_file(weights) if weights else _shipped()
-    _load(vit, arrays, "fairflower.models.prompt_vit.vit_tiny", weights)
-    return PromptViT(vit, num_classes, shape, gc_net)
+    kind = "fairflower.models.prompt_vit.vit_tiny"
+    return _built(vit_tiny(), arrays, kind, weights, num_classes, shape, gc_net)
 
 
 def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
@@ -172,12 +167,8 @@ def prompt_vit_b_16(
     """
     from torchvision.models import ViT_B_16_Weights, vit_b_16
 
-    vit = vit_b_16()
-    published = ViT_B_16_Weights.IMAGENET1K_V1
-    imagenet = weights in ("", "imagenet")
-    arrays = from_torchvision(published) if imagenet else load_weights_file(weights)
-    _load(vit, arrays, "torchvision's vit_b_16", weights)
-    return PromptViT(vit, num_classes, shape, gc_net)
+    arrays, kind = load_weights(weights, ViT_B_16_Weights.IMAGENET1K_V1), "torchvision's vit_b_16"
+    return _built(vit_b_16(), arrays, kind, weights, num_classes, shape, gc_net)
 
 
 def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
@@ -194,15 +185,10 @@ def vit_tiny(num_classes: int = 1) -> VisionTransformer:
     from torchvision.models import VisionTransformer
     from torchvision.models.vision_transformer import ConvStemConfig
 
+    stem = [ConvStemConfig(channels, 3, 2) for channels in (32, 64, 96)]
+    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "hidden_dim": 128, "mlp_dim": 256}
     return VisionTransformer(
-        image_size=32,
-        patch_size=8,
-        num_layers=5,
-        num_heads=4,
-        hidden_dim=128,
-        mlp_dim=256,
-        num_classes=num_classes,
-        conv_stem_configs=[ConvStemConfig(channels, 3, 2) for channels in (32, 64, 96)],
+        **sizes, num_layers=5, num_heads=4, num_classes=num_classes, conv_stem_configs=stem
     )
 
 
@@ -213,6 +199,9 @@ def _shipped() -> dict[str, Tensor]:
     return decode_json_weights(file.read_text(encoding="ascii"))
 
 
-def _load(vit: VisionTransformer, arrays: dict[str, Tensor], kind: str, source: str) -> None:
+def _built(
+    vit: VisionTransformer, arrays: dict[str, Tensor], kind: str, source: str, *options: Any
+) -> PromptViT:
     vit.heads = nn.Identity()
     copy_into(vit, arrays, "heads.", kind, source)
+    return PromptViT(vit, *options)

@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock
 
 from fairflower.errors import ConfigError
 from fairflower.models import PlainNetwork
-from fairflower.models.weights import copy_into, from_torchvision, load_weights_file
+from fairflower.models.weights import copy_into, load_weights
 
 
 class ResNet(PlainNetwork):
@@ -59,9 +59,7 @@ def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -
                 f"model.weights = {weights!r}: these weights are for images with 3 channels, but "
                 f"the data have {shape[0]}. Leave model.weights empty."
             )
-        published = ResNet18_Weights.IMAGENET1K_V1
-        imagenet = weights == "imagenet"
-        arrays = from_torchvision(published) if imagenet else load_weights_file(weights)
+        arrays = load_weights(weights, ResNet18_Weights.IMAGENET1K_V1)
         copy_into(model.body, arrays, "fc.", "torchvision's resnet18", weights)
     elif shape[0] != 3:
         model.body.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)

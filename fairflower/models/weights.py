@@ -75,16 +75,19 @@ def check_file(path: str) -> None:
         raise ConfigError(f"model.weights = {path!r}: file not found. {_EXPECTED}")
 
 
-def from_torchvision(weights: WeightsEnum) -> dict[str, Tensor]:
-    """Load named tensors published by torchvision, which are downloaded once to torch's cache.
+def load_weights(weights: str, published: WeightsEnum) -> dict[str, Tensor]:
+    """Load named tensors from a file, or those ``published`` by torchvision for "" or "imagenet".
 
-    Raises ``ConfigError``, with the address, if the download fails or does not match its hash.
+    The latter are downloaded once to torch's cache. Raises ``ConfigError``, with the address, if
+    the download fails or does not match its hash.
     """
+    if weights not in ("", "imagenet"):
+        return load_weights_file(weights)
     try:
-        return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
+        return dict(published.get_state_dict(progress=False, check_hash=True, weights_only=True))
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"The weights {weights} cannot be downloaded ({error}). Download {weights.url} in "
+            f"The weights {published} cannot be downloaded ({error}). Download {published.url} in "
             "another way, and set model.weights to the file."
         ) from error
 

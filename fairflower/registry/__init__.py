@@ -242,16 +242,16 @@ DATA_SETS = Registry(
             "DomainNet from a folder: ten classes of objects in six image styles (FedGCR)",
         ),
         "ham10000": (
-            "medical:HAM10000",
+            "image_sets:HAM10000",
             "HAM10000: seven classes of skin lesions in one domain, for federations of clean "
             "and corrupted clients",
         ),
         "isic2019": (
-            "medical:ISIC2019",
+            "image_sets:ISIC2019",
             "ISIC 2019 from a folder: eight classes of skin lesions in one domain (FedISM)",
         ),
         "rsna-ich": (
-            "medical:RSNAICH",
+            "image_sets:RSNAICH",
             "RSNA intracranial hemorrhage from a folder: five types of hemorrhage in one domain "
             "(FedISM)",
         ),

@@ -30,13 +30,7 @@ from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, wri
 from fairflower.participation.availability import absolute_trace
 from fairflower.registry import METRICS
 from fairflower.registry.user_metrics import metric_names
-from fairflower.server.contents import (
-    checked_facts,
-    file_digest,
-    original_of,
-    read_config,
-    read_facts,
-)
+from fairflower.server import contents
 
 if TYPE_CHECKING:
     from fairflower.data import Federation
@@ -64,14 +58,10 @@ def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write a checkpoint to a run folder, and delete all but the newest ``keep`` checkpoints."""
     arrays = {f"model/{name}": array for name, array in checkpoint.model.items()}
     arrays |= {f"state/{name}": array for name, array in checkpoint.state.items()}
-    facts = {
-        "round": checkpoint.server_round,
-        "seconds": checkpoint.seconds,
-        "sizes": dict(checkpoint.sizes),
-        "digests": {name: file_digest(run / name, n) for name, n in checkpoint.sizes.items()},
-        "config": dict(checkpoint.config),
-        "facts": dict(checkpoint.facts),
-    }
+    facts: dict[str, Any] = {"round": checkpoint.server_round, "seconds": checkpoint.seconds}
+    facts |= {name: dict(getattr(checkpoint, name)) for name in ("sizes", "config", "facts")}
+    sizes = checkpoint.sizes.items()
+    facts["digests"] = {name: contents.file_digest(run / name, n) for name, n in sizes}
     path = run / "checkpoints" / f"round-{checkpoint.server_round:06}.safetensors"
     write_arrays(path, arrays, facts)
     prune(run, keep)
@@ -93,14 +83,9 @@ def load(run: Path) -> Checkpoint | None:
             problems.append(str(error))
             logger.warning("%s Trying the previous checkpoint.", error)
             continue
-        return Checkpoint(
-            server_round=facts["round"],
-            model=_part(arrays, "model/"),
-            state=_part(arrays, "state/"),
-            seconds=facts["seconds"],
-            sizes=facts["sizes"],
-            config=facts["config"],
-        )
+        model, state = _part(arrays, "model/"), _part(arrays, "state/")
+        rest = (facts[name] for name in ("seconds", "sizes", "config"))
+        return Checkpoint(facts["round"], model, state, *rest)
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(f"All checkpoints of {run} are unusable. Start a new run.{listed}")
@@ -113,7 +98,7 @@ def _check_begins_as(file: Path, size: int, digest: str | None, name: str) -> No
         return  # `RunFolder.reopen` refuses a named pipe or a folder
     if size > (file.stat().st_size if file.exists() else 0):
         raise DamagedFile(f"{file} is shorter than at the time of {name} (lines or line ends).")
-    if digest and file_digest(file, size) != digest:
+    if digest and contents.file_digest(file, size) != digest:
         raise DamagedFile(f"{file} has been changed since the time of {name}.")
 
 
@@ -124,14 +109,15 @@ def earlier_facts(run: Path) -> dict[str, Any]:
     begun, for differential privacy.
     """
     try:
-        return read_facts(run)
+        return contents.read_facts(run)
     except RunFolderError as error:
-        facts = (_newest_header(run) or {}).get("facts")
+        facts = _newest_header(run).get("facts")
         if not facts or "privacy" in facts:
             raise
         logger.warning("%s The newest checkpoint is read instead.", error)
-        known = checked_facts({"clients": [], **facts}, run / "checkpoints")
-        return {name: value for name, value in known.items() if name != "clients"}
+        known = contents.checked_facts({"clients": [], **facts}, run / "checkpoints")
+        del known["clients"]
+        return known
 
 
 def prune(run: Path, keep: int) -> None:
@@ -161,7 +147,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     """
     run = run.expanduser().absolute()
     try:
-        facts, flat = earlier_facts(run), read_config(run)
+        facts, flat = earlier_facts(run), contents.read_config(run)
     except RunFolderError as error:
         raise ConfigError(str(error)) from error
     _check_unchanged(run, flat)
@@ -193,37 +179,32 @@ def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> 
     Likewise if it already has more rounds than ``config`` asks for, or if it is a copy of a run
     whose clients have state.
     """
-    done = int(facts["rounds"])
-    if facts["status"] == "completed" and (reason := facts.get("ended_early")):
+    done, complete = int(facts["rounds"]), facts["status"] == "completed"
+    problem, last, states = "", config.num_server_rounds, facts.get("client_state")
+    if complete and (reason := facts.get("ended_early")):
         limit = "privacy.max-epsilon" if "privacy.max-epsilon" in reason else "stop.patience"
-        raise ConfigError(
-            f"{run} is complete: it ended after round {done}: {reason}. Start a new run with a "
-            f"larger {limit}, or with {limit} = 0."
-        )
-    if config.num_server_rounds < done:
-        raise ConfigError(
-            f"num-server-rounds = {config.num_server_rounds}: {run} already has {done} rounds."
-        )
-    if facts["status"] == "completed" and config.num_server_rounds == done:
-        remedy = "Start" if facts.get("client_state") else "Increase num-server-rounds, or start"
-        raise ConfigError(
-            f"{run} is complete: all of its {done} rounds are done. {remedy} a new run."
-        )
-    if done and not _paths(run):
-        raise ConfigError(
+        problem = f"{run} is complete: it ended after round {done}: {reason}. Start a new run with "
+        problem += f"a larger {limit}, or with {limit} = 0."
+    elif last < done:
+        problem = f"num-server-rounds = {last}: {run} already has {done} rounds."
+    elif complete and last == done:
+        remedy = "Start" if states else "Increase num-server-rounds, or start"
+        problem = f"{run} is complete: all of its {done} rounds are done. {remedy} a new run."
+    elif done and not _paths(run):
+        problem = (
             f"{run} has no checkpoint (perhaps because checkpoint.every = 0). Start a new run."
         )
-    if facts["status"] == "completed" and facts.get("client_state"):
-        raise ConfigError(
-            f"{run} is complete, and the state of its clients ({config.client.name}) was deleted "
-            "after the last round. Start a new run with more rounds."
-        )
+    elif complete and states:
+        problem = f"{run} is complete, and the state of its clients ({config.client.name}) was "
+        problem += "deleted after the last round. Start a new run with more rounds."
+    if problem:
+        raise ConfigError(problem)
     check_own_states(run, facts)
 
 
 def check_own_states(run: Path, facts: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if a run folder is a copy, and its clients' state the original's."""
-    if facts.get("client_state") and (original := original_of(run, facts)):
+    if facts.get("client_state") and (original := contents.original_of(run, facts)):
         raise ConfigError(
             f"{run} is a copy of {original}, and only one of them can go on with the state of "
             f"their clients. Resume {original}, or start a new run."
@@ -237,10 +218,8 @@ def rounds(run: Path) -> list[int]:
 
 def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` if settings differ from those in the newest readable checkpoint."""
-    saved = _newest_header(run)
-    if saved is None:
-        return  # without a checkpoint the run begins again
-    begun, flat = with_absolute_paths(saved["config"]), with_absolute_paths(flat)
+    begun = _newest_header(run).get("config", flat)  # without a checkpoint the run begins again
+    begun, flat = with_absolute_paths(begun), with_absolute_paths(flat)
     if changed := changed_settings(begun, flat, CHANGEABLE):
         raise ConfigError(
             f"{run / 'config.toml'} has been changed since the run began: {changed}. "
@@ -248,12 +227,12 @@ def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
         )
 
 
-def _newest_header(run: Path) -> Mapping[str, Any] | None:
-    """Return the metadata of the newest readable checkpoint, or None if there is none."""
+def _newest_header(run: Path) -> Mapping[str, Any]:
+    """Return the metadata of the newest readable checkpoint; empty if there is none."""
     for path in _paths(run):
         with suppress(DamagedFile):
             return sealed_facts(path)
-    return None
+    return {}
 
 
 def with_absolute_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,12 +261,9 @@ def part_digests(config: RunConfig) -> dict[str, str]:
     files["evaluate.metrics"] = [METRICS.own_file(place) for place in places]
     if config.model.file:
         files["model.weights"] = [Path(config.model.file).expanduser()]
-    digests = {}
-    for key, paths in files.items():
-        told = [_digest(path) for path in paths if path and path.is_file()]
-        if told:
-            digests[key] = hashlib.sha256(" ".join(told).encode()).hexdigest()[:16]
-    return digests
+    found = {key: [_digest(p) for p in paths if p and p.is_file()] for key, paths in files.items()}
+    texts = {key: " ".join(digests).encode() for key, digests in found.items() if digests}
+    return {key: hashlib.sha256(text).hexdigest()[:16] for key, text in texts.items()}
 
 
 def check_same_parts(run: Path, earlier: Mapping[str, str], config: RunConfig) -> None:
@@ -295,9 +271,7 @@ def check_same_parts(run: Path, earlier: Mapping[str, str], config: RunConfig) -
 
     ``earlier`` are the digests in the run's ``run.json``.
     """
-    if not earlier:
-        return
-    now = part_digests(config)
+    now = part_digests(config) if earlier else {}
     for key, digest in earlier.items():
         if now.get(key, digest) != digest:
             raise ConfigError(

@@ -264,9 +264,8 @@ def read_config(path: Path) -> dict[str, Any]:
         settings = read_toml(file)
         check_values(settings)
     except ConfigError as error:
-        text = str(error)
-        named = str(file) in text
-        raise RunFolderError(text if named else f"{file}: {text}") from error
+        named = "" if str(file) in str(error) else f"{file}: "
+        raise RunFolderError(f"{named}{error}") from error
     if "strategy.name" not in settings:
         raise RunFolderError(
             f"{file} has no strategy.name, so the file is empty or incomplete. Restore the file, "
@@ -287,26 +286,18 @@ def parse_values(
     """Yield the rows of a table with the columns ``first`` and then those of ``history.csv``."""
     reader = csv.reader(lines, strict=True)
     try:
-        header = next(reader, [])
-        if header != [*first, *HISTORY_COLUMNS]:
-            expected = ",".join([*first, *HISTORY_COLUMNS])
-            actual = quoted(",".join(header))
-            raise RunFolderError(f"{path} has the columns {actual}; expected {expected!r}.")
+        header, expected = next(reader, []), [*first, *HISTORY_COLUMNS]
+        if header != expected:
+            found, wanted = quoted(",".join(header)), ",".join(expected)
+            raise RunFolderError(f"{path} has the columns {found}; expected {wanted!r}.")
         for row in reader:
-            *before, number, level, name, metric, text = map(text_of, row)
-            if not (_ROUND.fullmatch(number) and _NUMBER.fullmatch(text)) or len(before) != len(
-                first
-            ):
-                raise ValueError(number)
+            cells = row if len(row) == len(expected) else expected  # these are no numbers
+            *before, number, level, name, metric, text = map(text_of, cells)
+            if not (_ROUND.fullmatch(number) and _NUMBER.fullmatch(text)):
+                raise RunFolderError(f"{path}, line {reader.line_num}: cannot read {quoted(row)}.")
             yield tuple(before), Value(int(number), level, name, metric, float(text))
     except csv.Error as error:
         raise RunFolderError(f"{path}, line {reader.line_num}: {error}.") from error
-    except ValueError as error:
-        if isinstance(error, RunFolderError):
-            raise
-        raise RunFolderError(
-            f"{path}, line {reader.line_num}: cannot read {quoted(row)}."
-        ) from error
 
 
 _ROUND = re.compile(r"\d{1,15}", re.ASCII)

@@ -1,7 +1,8 @@
-"""Centralized evaluation: the server tests the global model on all domains."""
+"""Tests of the global model by the server, and metrics of group fairness from tests of anyone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -10,19 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from flwr.app import MetricRecord
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
-from fairflower.errors import ConfigError, GpuMemoryError, failure_text
+from fairflower.errors import ConfigError, GpuMemoryError, failure_text, logger
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
+from fairflower.numerics import group_fairness as fairness
 from fairflower.numerics import metrics
-from fairflower.numerics.group_fairness import Counts, counts_by_group
 from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import compute_metrics
-from fairflower.server.history import ADAPTED
+from fairflower.server.folder import RunFolder
+from fairflower.server.history import ADAPTED, ALL, LEVELS, OVERALL, WORST_CLIENT
 from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on, out_of_memory
@@ -37,9 +40,9 @@ class Tested(NamedTuple):
     #: Domain -> user-defined metric that failed -> reason.
     failed: dict[str, dict[str, str]]
     #: Client -> counts of people, with ``data.groups``.
-    counts: dict[int, Counts]
+    counts: dict[int, fairness.Counts]
     #: Counts of people in the held-out domain.
-    held_out_counts: Counts | None = None
+    held_out_counts: fairness.Counts | None = None
 
 
 class CentralizedEvaluator:
@@ -106,15 +109,15 @@ class CentralizedEvaluator:
     def _tested(self, arrays: Mapping[str, NDArray[np.generic]], split: str) -> Tested:
         set_arrays(self.model, arrays, "The server")
         self.model.eval()
+        held_out = self.federation.held_out
+        domains = (*self.federation.domains, *([held_out] if held_out and split == "test" else ()))
         pending = {
-            domain: [
-                self._pool.submit(self._test, images) for images in self._chunks(domain, split)
-            ]
-            for domain in self._domains(split)
+            domain: [self._pool.submit(self._test, chunk) for chunk in self._chunks(domain, split)]
+            for domain in domains
         }
         results: dict[str, dict[str, float]] = {}
         failed: dict[str, dict[str, str]] = {}
-        people: dict[str, list[Counts]] = {}
+        people: dict[str, list[fairness.Counts]] = {}
         for domain, futures in pending.items():
             losses, *chunks = zip(*(future.result() for future in futures), strict=True)
             labels, predicted, logits = map(np.concatenate, chunks)
@@ -130,7 +133,6 @@ class CentralizedEvaluator:
             results[domain] |= of_user
             if self.federation.groups:
                 people[domain] = self._counted(domain, split, labels, predicted)
-        held_out = self.federation.held_out
         if self.adabn and (unseen := results.get(held_out)):
             chunks = self._chunks(held_out, split)
             unseen[ADAPTED] = self._pool.submit(self._test_adapted, chunks).result()
@@ -141,18 +143,13 @@ class CentralizedEvaluator:
 
     def _counted(
         self, domain: str, split: str, labels: NDArray[np.int64], predicted: NDArray[np.int64]
-    ) -> list[Counts]:
+    ) -> list[fairness.Counts]:
         """Count the people of each client in a domain; the clients' examples are concatenated."""
         groups = self._groups(domain, split)
         ends = np.cumsum([len(of_client) for of_client in groups])[:-1]
         parts = zip(np.split(labels, ends), np.split(predicted, ends), groups, strict=True)
         names = self.federation.group_names
-        return [counts_by_group(y, p, g, len(names)) for y, p, g in parts]
-
-    def _domains(self, split: str) -> tuple[str, ...]:
-        """Return the domains that have examples in a split."""
-        held_out = self.federation.held_out if split == "test" else ""
-        return (*self.federation.domains, *filter(None, [held_out]))
+        return [fairness.counts_by_group(y, p, g, len(names)) for y, p, g in parts]
 
     def _chunks(self, domain: str, split: str) -> list[Examples]:
         """Return a domain's examples from a split in batches, which are normalized when tested."""
@@ -194,3 +191,79 @@ class CentralizedEvaluator:
             wanted = logits if self.auc or self.metrics else logits[:, :0]
             results = (y, logits.argmax(1), wanted.to(float64_on(wanted.device)))
             return loss.item(), *(values.numpy(force=True) for values in results)  # type: ignore[return-value]
+
+
+class GroupMetrics:
+    """Writes metrics of group fairness from a run's tests to the run folder.
+
+    A metric is undefined if, for example, nobody in a group has a positive label. It is then not
+    written, and the reason is logged and stored in ``run.json``.
+    """
+
+    def __init__(self, folder: RunFolder, federation: Federation) -> None:
+        self.folder, self.federation = folder, federation
+        if self.number:
+            text = "data.groups = %r: the positive class is %s."
+            logger.info(text, federation.groups, federation.class_names[1])
+        self._undefined: dict[str, str] = dict(folder.fact("undefined_metrics") or {})
+
+    @property
+    def number(self) -> int:
+        """Number of groups of people, or 0 if there are none."""
+        return len(self.federation.group_names)
+
+    def record(
+        self, server_round: int, split: str, counts: Mapping[int, fairness.Counts]
+    ) -> dict[str, dict[str, float]]:
+        """Write the metrics over all clients and per client; return the metrics per domain.
+
+        ``counts`` are counts of the clients' test examples by client id, each of shape (groups, 6).
+        """
+        if not counts:
+            return {}
+        split_note = "" if split == "test" else f" ({split})"
+        each: dict[int, dict[str, float]] = {}
+        by_domain: dict[str, list[fairness.Counts]] = {}
+        for client, of_client in sorted(counts.items()):
+            domain = self.federation.clients[client].domain
+            by_domain.setdefault(domain, []).append(of_client)
+            values = self.of(of_client, f"client {client} of {domain}{split_note}")
+            self.folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
+            each[client] = values
+        whole = self.of(np.sum(list(counts.values()), axis=0), f"all clients{split_note}")
+        found = {m: [v.get(m.name, math.nan) for v in each.values()] for m in fairness.METRICS}
+        worst = {metric.name: metric.worst(values) for metric, values in found.items()}
+        self.folder.append_metrics(server_round, OVERALL[split], ALL, whole)
+        self.folder.append_metrics(server_round, OVERALL[split], WORST_CLIENT, _defined(worst))
+        return {
+            domain: self.of(np.sum(parts, axis=0), f"domain {domain}{split_note}")
+            for domain, parts in by_domain.items()
+        }
+
+    def note(self) -> None:
+        """Record the undefined metrics in ``run.json``: once a test, and not once a client."""
+        if self._undefined:
+            self.folder.note("undefined_metrics", dict(self._undefined))
+
+    def of(self, counts: fairness.Counts, where: str) -> dict[str, float]:
+        """Compute metrics from counts; return them by name, and log undefined metrics."""
+        names, positive = self.federation.group_names, self.federation.class_names[1]
+        wrong = fairness.undefined(counts, names, positive)
+        if wrong and where not in self._undefined:
+            text = "; ".join(f"{metrics} ({reason})" for reason, metrics in wrong.items())
+            logger.warning("Undefined for %s: %s.", where, text)
+            self._undefined[where] = text
+        return _defined({metric.name: metric(counts) for metric in fairness.METRICS})
+
+
+def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:
+    """Return the counts in clients' test metrics by client, each of shape (groups, 6)."""
+    return {
+        client: np.reshape(answer[fairness.GROUP_COUNTS], (-1, len(fairness.COUNTS)))
+        for client, answer in answers.items()
+        if fairness.GROUP_COUNTS in answer
+    }
+
+
+def _defined(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if not math.isnan(value)}

@@ -28,14 +28,8 @@ from fairflower.errors import ConfigError, logger
 from fairflower.files import cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
+from fairflower.server import contents
 from fairflower.server.checkpoint import Checkpoint, earlier_facts
-from fairflower.server.contents import (
-    GROWING,
-    HISTORY_COLUMNS,
-    file_digest,
-    original_of,
-    read_config,
-)
 from fairflower.server.history import History
 from fairflower.server.privacy import PrivacyLedger, begun_and_spent, numbers_of
 
@@ -73,6 +67,9 @@ def check_place(folder: Path) -> None:
 MAX_DIAGNOSTIC = 10_000
 
 
+#: Entries of ``run.json`` while a run goes on.
+_RUNNING = {"status": "running", "error": None, "finished": None, "seconds": None}
+
 #: Fields of the records in ``diagnostics.jsonl`` that are not diagnostics of the strategy.
 _OWN_FIELDS = frozenset(("round", "client_ids", "dropped", "dropped_in_test"))
 
@@ -96,8 +93,6 @@ class RunFolder:
         self._facts = dict(facts)
         self.metrics = History(facts.get("domains", ()))
         self._begin = time.monotonic() - seconds
-        #: Rounds that earlier sessions have begun, and the largest epsilon that they recorded.
-        self.begun, self.spent = 0, 0.0
 
     @classmethod
     def create(cls, config: RunConfig, facts: Mapping[str, Any]) -> RunFolder:
@@ -105,18 +100,19 @@ class RunFolder:
 
         ``facts`` are additional entries for ``run.json`` (domains, clients, number of parameters).
         """
-        path, lock = _new_folder(runs_home(config), config.run_name or _name(config))
+        method = file_name(config.label).replace("=", "")
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{method}-{file_name(config.data.name)}"
+        path, lock = _new_folder(runs_home(config), config.run_name or f"{name}-seed{config.seed}")
+        program = Path(sys.argv[0]).name
         begun = {
             "name": path.name,
             "path": str(path),
             "label": config.label,
-            "status": "running",
-            "error": None,
             "started": _now(),
-            "finished": None,
-            "seconds": None,
+            **_RUNNING,
             "rounds": 0,
-            "command": _command(),
+            # Without Flower's secret token.
+            "command": program if "--token" in sys.argv else shlex.join([program, *sys.argv[1:]]),
             "config": config.concise(),
             **_here(config),
             **facts,
@@ -143,34 +139,28 @@ class RunFolder:
         a run folder, or if an entry of its ``run.json`` differs from ``facts``.
         """
         server_round, sizes = (saved.server_round, saved.sizes) if saved else (0, {})
-        for file in filter(Path.exists, (path / name for name in (*GROWING, LOG))):
-            # Opening a named pipe would wait for its writer.
-            check_regular(file)
+        for file in filter(Path.exists, (path / name for name in (*contents.GROWING, LOG))):
+            check_regular(file)  # opening a named pipe would wait for its writer
         earlier = earlier_facts(path)
         _compare(path, earlier, facts)
-        if original_of(path, earlier):  # a run of its own from now on, with state of its own
+        if contents.original_of(path, earlier):  # from now on a run with state of its own
             earlier.pop("run_id", None)
         before, parts = earlier.get("parts", {}), facts.get("parts", {})
         changed = [k for k, digest in parts.items() if before.get(k, digest) != digest]
         for key in changed:  # of files of the user: corrected code may go on
             text = "The file of %s has changed since %s began; its earlier rounds used the other."
             logger.warning(text, key, path)
-        kept = _facts_after(server_round, earlier)
+        kept = _facts_after(server_round, earlier) | ({"parts": parts} if changed else {})
         folder = cls(path, lock, {**facts, **kept}, saved.seconds if saved else 0.0)
-        if changed:
-            folder._facts["parts"] = facts["parts"]
         if config.privacy.on:
-            folder.begun, folder.spent = begun_and_spent(path, earlier)
-            ledger = PrivacyLedger(config.privacy, numbers_of(config), folder)
+            known = begun_and_spent(path, earlier)
+            ledger = PrivacyLedger(config.privacy, numbers_of(config), folder, *known)
             folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes)
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
-        running = {"status": "running", "error": None, "finished": None, "seconds": None}
-        folder._facts |= {**running, "rounds": server_round, "path": str(path)}
-        folder._facts["config"] = config.concise()
-        if not sizes:
-            folder._facts["label"] = config.label
+        folder._facts |= {**_RUNNING, "rounds": server_round, "path": str(path)}
+        folder._facts |= {"config": config.concise()} | ({} if sizes else {"label": config.label})
         session = {"after_round": server_round, "at": _now(), **_here(config)}
         session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)
@@ -194,7 +184,7 @@ class RunFolder:
 
     def sizes(self) -> dict[str, int]:
         """Flush the growing files to disk, and return their sizes in bytes."""
-        paths = [self.path / name for name in GROWING if (self.path / name).exists()]
+        paths = [self.path / name for name in contents.GROWING if (self.path / name).exists()]
         for path in paths:
             sync(path)
         return {path.name: path.stat().st_size for path in paths}
@@ -224,10 +214,6 @@ class RunFolder:
             for metric, value in values.items():
                 cells = server_round, level, name, metric, repr(float(value))
                 writer.writerow(map(cell_of, cells))
-
-    def is_tested(self, server_round: int) -> bool:
-        """Return whether the history contains accuracies of a round."""
-        return any("accuracy/" in name for name in self.metrics.of(server_round))
 
     def append_diagnostics(
         self,
@@ -269,19 +255,19 @@ class RunFolder:
         ended = {"finished": _now(), "seconds": self.seconds}
         self._facts |= {"status": status, "error": error, **ended}
         try:
-            written = [self.path / name for name in (*GROWING, "model.safetensors")]
-            self._facts["files"] = {f.name: file_digest(f) for f in written if f.exists()}
+            written = [self.path / name for name in (*contents.GROWING, "model.safetensors")]
+            self._facts["files"] = {f.name: contents.file_digest(f) for f in written if f.exists()}
             self._write_facts()
         finally:
             self._lock.release()
 
     def _rewind(self, sizes: Mapping[str, int]) -> None:
-        for name in GROWING:
+        for name in contents.GROWING:
             if (path := self.path / name).exists():
                 os.truncate(path, sizes.get(name, 0))
         if not sizes:
             with self._open("history.csv") as file:
-                csv.writer(file).writerow(HISTORY_COLUMNS)
+                csv.writer(file).writerow(contents.HISTORY_COLUMNS)
 
     def _add_diagnostics(self, line: Mapping[str, Any]) -> None:
         with self._open("diagnostics.jsonl") as file:
@@ -304,13 +290,11 @@ class RunFolder:
 
 
 _SITES = "data.dir, or exactly the same sites"
+_MODEL = ("model", "model.name, its class or client.name")
 
 #: Entry of run.json -> what a difference means on resuming, and the setting it comes from.
 _SOURCES = {
-    **dict.fromkeys(
-        ("num_parameters", "model_bytes", "local_arrays", "local_part"),
-        ("model", "model.name, its class or client.name"),
-    ),
+    **dict.fromkeys(("num_parameters", "model_bytes", "local_arrays", "local_part"), _MODEL),
     "metrics": ("metrics", "evaluate.metrics"),
     **dict.fromkeys(("digest", "images"), ("examples", _SITES)),
     "frozen": ("frozen weights", "model.weights or model.name"),
@@ -346,12 +330,6 @@ def _here(config: RunConfig) -> dict[str, Any]:
     return {"versions": versions(*solvers), "machine": machine(config.train.device)}
 
 
-def _command() -> str:
-    """Return the command line of this process, without Flower's secret token."""
-    name = Path(sys.argv[0]).name
-    return name if "--token" in sys.argv else shlex.join([name, *sys.argv[1:]])
-
-
 def lock_folder(path: Path, name: str = LOCK) -> FileLock:
     """Lock a folder with a file in it, until this process ends or releases the lock.
 
@@ -376,7 +354,7 @@ def lock_folder(path: Path, name: str = LOCK) -> FileLock:
 
 def rewrite_config(path: Path, changed: Mapping[str, Any]) -> None:
     """Replace settings in the ``config.toml`` of a run folder that no process uses."""
-    _replace(path / "config.toml", toml_tables(read_config(path) | dict(changed)).encode())
+    _replace(path / "config.toml", toml_tables(contents.read_config(path) | dict(changed)).encode())
 
 
 def is_locked(path: Path) -> bool:
@@ -388,12 +366,6 @@ def is_locked(path: Path) -> bool:
             return False
     except (NotImplementedError, OSError):  # a Timeout is an OSError
         return True
-
-
-def _name(config: RunConfig) -> str:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    method = file_name(config.label).replace("=", "")
-    return f"{stamp}-{method}-{file_name(config.data.name)}-seed{config.seed}"
 
 
 def _new_folder(parent: Path, name: str) -> tuple[Path, FileLock]:

@@ -92,10 +92,8 @@ class History:
         elif "train_loss" in values and "num-examples" in values:
             total, count = self._losses.get(server_round, (0.0, 0.0))
             examples = float(values["num-examples"])
-            self._losses[server_round] = (
-                total + examples * float(values["train_loss"]),
-                count + examples,
-            )
+            total += examples * float(values["train_loss"])
+            self._losses[server_round] = total, count + examples
 
     def put(self, row: Value) -> None:
         """Add a value, also of a client."""
@@ -163,8 +161,7 @@ class History:
         metrics: Metrics = {}
         for domain in self.domains:
             values = [tests[r].get(domain, math.nan) for r in last]
-            values = [value for value in values if not math.isnan(value)]
-            if values:
+            if values := [value for value in values if not math.isnan(value)]:
                 metrics[_NAMES[level].format(metric="accuracy", name=domain)] = mean(values)
         return metrics | _over_domains(metrics, self.domains, level)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fairflower.config.privacy import PrivacyConfig
 from fairflower.errors import ConfigError, NotInstalled, require
@@ -26,32 +26,23 @@ def epsilon(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     if not rounds:
         return 0.0
     require("dp", "Differential privacy")
-    try:
-        from flwr.serverapp import (
-            GaussianPrivacyEvent,
-            NeighboringRelation,
-            RdpAccountant,
-            SamplingMethod,
-        )
-        from flwr.serverapp import (
-            PrivacyConfig as FlowerPrivacy,
-        )
-    except ImportError as error:
+    from flwr import serverapp as flower  # imported late, because it is slow
+
+    if not hasattr(flower, "RdpAccountant"):
         raise NotInstalled(
             "Differential privacy needs the accountant in flwr 1.36 or newer. Run: pip install "
             '"flwr[dp]>=1.36"'
-        ) from error
-    accountant = RdpAccountant(
-        FlowerPrivacy(
-            target_delta=privacy.delta,
-            population_size=1,  # without amplification by sampling it does not matter
-            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-            sampling_method=SamplingMethod.NO_AMPLIFICATION,
         )
+    bounds = flower.PrivacyConfig(
+        target_delta=privacy.delta,
+        population_size=1,  # without amplification by sampling it does not matter
+        neighboring_relation=flower.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sampling_method=flower.SamplingMethod.NO_AMPLIFICATION,
     )
-    accountant.compose(GaussianPrivacyEvent(privacy.noise_multiplier, 1, 1), rounds)
+    accountant = flower.RdpAccountant(bounds)
+    accountant.compose(flower.GaussianPrivacyEvent(privacy.noise_multiplier, 1, 1), rounds)
     if numbers:
-        event = GaussianPrivacyEvent(privacy.number_noise_multiplier, 1, 1)
+        event = flower.GaussianPrivacyEvent(privacy.number_noise_multiplier, 1, 1)
         accountant.compose(event, rounds * numbers)
     return float(accountant.get_epsilon(privacy.delta))
 
@@ -128,38 +119,28 @@ def begun_and_spent(run: Path, facts: Mapping[str, Any]) -> tuple[int, float]:
     return begun, max([0.0, *(line.value for line in history if line.metric == "epsilon")])
 
 
-class LedgerFolder(Protocol):
-    """What the ledger needs of a `RunFolder`."""
-
-    path: Path
-    begun: int
-    spent: float
-
-    def fact(self, name: str) -> Any: ...  # noqa: D102
-    def note(self, name: str, value: Any) -> None: ...  # noqa: D102
-
-
 class PrivacyLedger:
     """Counts started rounds in ``run.json``, and reports when the privacy budget is used up.
 
     A round counts as soon as its messages are sent, even if it is repeated after the run was
-    killed. If ``run.json`` lacks them, rounds are counted from the checkpoint and the history.
-    Without differential privacy this class does nothing.
+    killed. If ``run.json`` lacks them, rounds are counted from the checkpoint and the history
+    (`begun_and_spent`). Without differential privacy this class does nothing. ``folder`` is a
+    `RunFolder`.
     """
 
-    def __init__(self, privacy: PrivacyConfig, numbers: int, folder: LedgerFolder) -> None:
+    def __init__(
+        self, privacy: PrivacyConfig, numbers: int, folder: Any, begun: int = 0, spent: float = 0.0
+    ) -> None:
         self.privacy, self.numbers, self.folder = privacy, numbers, folder
-        self.rounds = max((folder.fact("privacy") or {}).get("rounds", 0), folder.begun)
-        if not privacy.on:
-            return
-        for _ in range(1000):  # rounds that were repeated are only in the recorded epsilon
-            if self.epsilon >= folder.spent * (1 - 1e-9):
-                return
+        self.rounds = max((folder.fact("privacy") or {}).get("rounds", 0), begun)
+        most = self.rounds + 1000  # rounds that were repeated are only in the recorded epsilon
+        while privacy.on and self.epsilon < spent * (1 - 1e-9):
             self.rounds += 1
-        raise ConfigError(
-            f"{folder.path} cannot be resumed: no number of rounds has the epsilon in its "
-            f"history.csv, {folder.spent:.6g}. Start a new run."
-        )
+            if self.rounds == most:
+                raise ConfigError(
+                    f"{folder.path} cannot be resumed: no number of rounds has the epsilon in its "
+                    f"history.csv, {spent:.6g}. Start a new run."
+                )
 
     @property
     def epsilon(self) -> float:

@@ -85,7 +85,11 @@ class RunProgress:
         if self._live is not None:
             self._live.update(self._view())
         elif accuracies:
-            self._print_line(*self._rows[-1])
+            done = server_round - self._first
+            left = (
+                (time.monotonic() - self._begin) / max(done, 1) * (self.num_rounds - server_round)
+            )
+            self._print_last(f"  {left:.0f} s left" if done and left else "")
 
     def stop(self) -> None:
         """Remove the live table, and print the line of the last tested round."""
@@ -93,21 +97,12 @@ class RunProgress:
             self._live.stop()
             self._live = None
             if self._rows:
-                self._print_line(*self._rows[-1], with_eta=False)
+                self._print_last()
         elif self.console.is_jupyter and self._rows and not self.console.quiet:
             print()
 
-    def _print_line(
-        self,
-        server_round: int,
-        accuracies: Mapping[str, float],
-        beside: Mapping[str, str],
-        with_eta: bool = True,
-    ) -> None:
-        passed = time.monotonic() - self._begin
-        rounds_done = server_round - self._first
-        left = passed / rounds_done * (self.num_rounds - server_round) if rounds_done else 0.0
-        eta = f"  {left:.0f} s left" if with_eta and left else ""
+    def _print_last(self, eta: str = "") -> None:
+        server_round, accuracies, beside = self._rows[-1]
         line = round_line(server_round, self.num_rounds, accuracies, beside) + eta
         if not self.console.is_jupyter:
             self.console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -174,18 +169,11 @@ def round_line(
 def _beside(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the held-out domain's accuracy, the differences between groups, and epsilon."""
     start = f"{HELD_OUT_PREFIX}accuracy/"
-    held_out = {
-        f"held out: {name.removeprefix(start)}": _percent(value)
-        for name, value in metrics.items()
-        if name.startswith(start)
-    }
-    differences = {
-        metric.title: _percent(metrics[f"{ALL}_{metric.name}"])
-        for metric in DIFFERENCES
-        if f"{ALL}_{metric.name}" in metrics
-    }
-    epsilon = {"epsilon": f"{metrics['epsilon']:.3g}"} if "epsilon" in metrics else {}
-    return held_out | differences | epsilon
+    held_out = [name for name in metrics if name.startswith(start)]
+    beside = {f"held out: {n.removeprefix(start)}": _percent(metrics[n]) for n in held_out}
+    named = {f"{ALL}_{metric.name}": metric.title for metric in DIFFERENCES}
+    beside |= {title: _percent(metrics[name]) for name, title in named.items() if name in metrics}
+    return beside | ({"epsilon": f"{metrics['epsilon']:.3g}"} if "epsilon" in metrics else {})
 
 
 def _tested(accuracies: Mapping[str, float]) -> list[float]:
@@ -214,16 +202,15 @@ class CallbackList:
         track, self._round = self._config.track, after + 1
         if track == "none":
             return
-        keys = self._folder.fact("tracked") or {}
-        config = self._config.concise()
+        keys, path = self._folder.fact("tracked") or {}, self._folder.path
         try:
-            tracker = self._spec.make(self._folder.path, config, keys.get(track, ""), after)
-            key = str(tracker.key)
+            key = keys.get(track, "")
+            self._tracker = self._spec.make(path, self._config.concise(), key, after)
+            keys = {**keys, track: str(self._tracker.key)}
         except Exception as error:
             self._disable(error)
-            return
-        self._tracker = tracker
-        self._folder.note("tracked", {**keys, track: key})
+        else:
+            self._folder.note("tracked", keys)
 
     def round(self, server_round: int, metrics: Metrics) -> bool:
         """Call the tracker and ``on_round`` after a round; return True if the run should stop."""

@@ -146,17 +146,13 @@ class NodeDiscovery:
             more = ", and more" if away[_MAX_LISTED:] else ""
             absent = f"; missing: {away[:_MAX_LISTED]}{more}"
             node_config = "partition-id=<client>"
-        patience = ""
+        text = f"{len(self.infos)} of {expected} clients answered{absent}. Start a SuperNode for "
+        text += f"each with --node-config '{node_config}'."
         if self.silent:
-            patience = (
-                " Connected nodes that have not answered may still be preparing their data; in "
-                "that case, increase round-timeout."
-            )
-        reasons = "".join(f"\n  node {node}: {why}" for node, why in self.problems.items())
-        return ConfigError(
-            f"{len(self.infos)} of {expected} clients answered{absent}. Start a SuperNode "
-            f"for each with --node-config '{node_config}'.{patience}{reasons}"
-        )
+            text += " Connected nodes that have not answered may still be preparing their data; in "
+            text += "that case, increase round-timeout."
+        reasons = (f"\n  node {node}: {why}" for node, why in self.problems.items())
+        return ConfigError(text + "".join(reasons))
 
 
 def _parse_reply(reply: Message) -> NodeInfo:
@@ -167,7 +163,12 @@ def _parse_reply(reply: Message) -> NodeInfo:
     number, size = _whole_number(fields, "partition-id"), _whole_number(fields, "num-partitions")
     if "site" not in fields and number is None:
         raise ValueError("it has neither a partition-id nor a domain that identifies its client")
-    site, federation = _parse_federation(fields, "site"), _parse_federation(fields, "federation")
+    described = {
+        key: _read_federation(str(fields[key]), _ELSEWHERE, "its description of its data")
+        for key in ("site", "federation")
+        if key in fields
+    }
+    site, federation = described.get("site"), described.get("federation")
     if site and len(site.domains + site.clients) != 2:
         raise ValueError(
             "a site must have a single client and a single domain, but the node describes several"
@@ -179,24 +180,15 @@ def _parse_reply(reply: Message) -> NodeInfo:
     return NodeInfo(number, size, site, federation, digest)
 
 
-def _parse_federation(fields: Mapping[str, object], key: str) -> Federation | None:
-    if key not in fields:
-        return None
-    try:
-        return _read_federation(str(fields[key]), _ELSEWHERE)
-    except ValueError as error:
-        raise ValueError(f"its description of its data {error}") from error
-
-
-def _read_federation(text: str, folder: Path) -> Federation:
-    """Return the federation that ``Federation.to_json`` wrote; raise ``ValueError`` otherwise."""
+def _read_federation(text: str, folder: Path, name: str) -> Federation:
+    """Return what ``Federation.to_json`` wrote; raise ``ValueError``, with the ``name``, if not."""
     try:
         federation = Federation.from_json(text, folder)
         federation.check()
     except DataError as error:
-        raise ValueError(f"is invalid: {error}") from error
+        raise ValueError(f"{name} is invalid: {error}") from error
     except Exception as error:  # another version, or a hostile node, may send anything
-        raise ValueError(f"cannot be read ({error!r})") from error
+        raise ValueError(f"{name} cannot be read ({error!r})") from error
     return federation
 
 
@@ -255,15 +247,15 @@ class ClientRegistry:
         except (ValueError, IndexError):  # a class that no site had
             return False
 
-    def name_of(self, client: int) -> str:
-        """Return a client's name in messages."""
+    @property
+    def clients(self) -> tuple[ClientInfo, ...]:
+        """All clients, as the nodes describe them."""
         assert self.federation is not None
-        return _name_of(self.federation.clients[client])
+        return self.federation.clients
 
     def _clients_by_site(self) -> dict[tuple[str, int | None], int]:
         """Return (domain, number) -> client for sites that this pair identifies."""
-        assert self.federation is not None
-        domains = [client.domain for client in self.federation.clients]
+        domains = [client.domain for client in self.clients]
         return {
             (domain, client if self.numbered else None): client
             for client, domain in enumerate(domains)
@@ -277,9 +269,10 @@ def recorded_sites(run: Path, facts: Mapping[str, Any]) -> Federation:
     Raises ``RunFolderError`` if the description is damaged.
     """
     try:
-        return _read_federation(json.dumps(facts["sites"]["federation"]), run)
-    except (KeyError, ValueError) as error:
-        raise RunFolderError(f"{run / 'run.json'}: sites.federation {error}") from error
+        text = json.dumps(facts["sites"]["federation"])
+        return _read_federation(text, run, f"{run / 'run.json'}: sites.federation")
+    except ValueError as error:
+        raise RunFolderError(str(error)) from error
 
 
 def register_clients(
@@ -427,8 +420,7 @@ def register_resumed_clients(
     Raises ``ConfigError`` if no site is connected, a site has different data than before, or sites
     that share a domain have new node ids.
     """
-    assert earlier.federation is not None
-    clients = earlier.federation.clients
+    clients = earlier.clients
     discovery = NodeDiscovery(grid, timeout, stop, asked)
     while True:
         fresh = discovery.ask()
@@ -479,9 +471,10 @@ def _match_known_sites(
             changed[node] = client
     for node, client in changed.items():
         if client not in reconnected:
+            name = _name_of(earlier.clients[client])
             raise ConfigError(
-                f"{earlier.name_of(client)} has different data than when the run began (node "
-                f"{node}). Restore its data, or start a new run."
+                f"{name} has different data than when the run began (node {node}). Restore its "
+                "data, or start a new run."
             )
     return reconnected, sorted([*unknown_nodes, *changed])
 
@@ -524,7 +517,7 @@ class NodeTracker:
             if client is None or client not in gone or node in nodes.values():
                 continue
             if not self.registry.has_same_data(client, info):
-                name = self.registry.name_of(client)
+                name = _name_of(self.registry.clients[client])
                 self._leave_out(node, f"{name} had different data when the run began")
                 continue
             gone.remove(client)

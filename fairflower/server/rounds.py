@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -36,8 +37,8 @@ from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
+from fairflower.server.evaluation import GroupMetrics, counts_in
 from fairflower.server.folder import LOG, RunFolder
-from fairflower.server.group_metrics import GroupMetrics, counts_in
 from fairflower.server.history import HELD_OUT, LEVELS, Metrics, domain_means, early_stop_round
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
@@ -119,7 +120,9 @@ class RoundLoop:
             stopped = on_round(server_round, metrics)
             if every and (server_round % every == 0 or ending or stopped):
                 self._save(server_round, arrays)
-            self._release_memory()
+            if time.monotonic() - self._released > _RELEASE_EVERY:
+                release_memory()
+                self._released = time.monotonic()
             if ending:
                 _warn_if_diverged(self.folder, self.setup, server_round)
                 return
@@ -129,16 +132,11 @@ class RoundLoop:
     def _finish_resumed(self, server_round: int, arrays: ArrayRecord) -> None:
         """Complete a run that was stopped after its last round."""
         _check_summed(self.folder, server_round)
-        if not self.folder.is_tested(server_round):  # it was not known to be the last round
+        tested = any("accuracy/" in name for name in self.folder.metrics.of(server_round))
+        if not tested:  # it was not known to be the last round
             self._evaluate(server_round, arrays)
             self._save(server_round, arrays)  # otherwise more rounds would cut off this test
         _warn_if_diverged(self.folder, self.setup, server_round)
-
-    def _release_memory(self) -> None:
-        """Release free memory, unless this was done just before."""
-        if time.monotonic() - self._released > _RELEASE_EVERY:
-            release_memory()
-            self._released = time.monotonic()
 
     def _ends_early(self) -> bool:
         """Return whether the privacy budget or the loss ends the run now, and record why."""
@@ -160,18 +158,12 @@ class RoundLoop:
         return best > 0
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
+        folder = self.folder
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
-        now = Checkpoint(
-            server_round=server_round,
-            model=arrays_of(arrays),
-            state=state,
-            seconds=self.folder.seconds,
-            sizes=self.folder.sizes(),
-            config=self.config.to_flat(),
-            facts=self.folder.kept_facts(),
-        )
-        checkpoint.save(self.folder.path, now, self.config.checkpoint.keep)
+        facts = folder.seconds, folder.sizes(), self.config.to_flat(), folder.kept_facts()
+        now = Checkpoint(server_round, arrays_of(arrays), state, *facts)
+        checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
     def _train(
         self, server_round: int, arrays: ArrayRecord, seconds: dict[str, float]
@@ -187,8 +179,7 @@ class RoundLoop:
             if self._secure is None:
                 replies = self._exchange(messages)
             else:
-                with self._naming_failures(server_round):
-                    merged = _summed(self._secure, folder, server_round, messages, arrays)
+                merged = self._summed(server_round, messages, arrays)
         if self._secure is None:
             with _timed(seconds, "merge_seconds"), self._naming_failures(server_round):
                 merged = strategy.aggregate_train(server_round, replies)[0]
@@ -202,6 +193,21 @@ class RoundLoop:
             folder.append_diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
         self._check_client_states(before)
         return merged
+
+    def _summed(
+        self, server_round: int, messages: Sequence[Message], arrays: ArrayRecord
+    ) -> ArrayRecord:
+        """Compute the next model by secure aggregation; keep the model if there is no sum."""
+        assert self._secure is not None
+        with self._naming_failures(server_round):
+            try:
+                return self._secure.train(server_round, messages, arrays)
+            except Halted as reason:
+                text = "Round %d: secure aggregation stopped, so the model is unchanged: %s."
+                logger.warning(text, server_round, reason)
+                halted = self.folder.fact("halted_rounds") or {}
+                self.folder.note("halted_rounds", halted | {str(server_round): str(reason)})
+                return arrays
 
     def _configure(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
         """Return the strategy's train messages for a round."""
@@ -229,12 +235,9 @@ class RoundLoop:
             return
         for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
             if state < merged.get(client, 0):
-                logger.warning(
-                    "Client %d has lost its state from round %d and trained with %s.",
-                    client,
-                    merged[client],
-                    f"its state from round {state:.0f}" if state else "a new state",
-                )
+                text = "Client %d has lost its state from round %d and trained with %s."
+                how = f"its state from round {state:.0f}" if state else "a new state"
+                logger.warning(text, client, merged[client], how)
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's accuracy on test examples, or else on validation examples."""
@@ -314,20 +317,16 @@ class RoundLoop:
         self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]
     ) -> None:
         """Report user-defined metrics that a client did not compute."""
-        names = metric_names(self.config.evaluate.metrics)
-        reasons_at: dict[int, Mapping[str, object]] = {
-            reply.metadata.src_node_id: dict(reply.content.config_records.get(FAILED_METRICS) or {})
+        reasons_at: dict[int, Any] = {
+            reply.metadata.src_node_id: reply.content.config_records.get(FAILED_METRICS) or {}
             for reply in replies
             if reply.has_content()
         }
         default = "the client sent no value; its SuperNode may run an older version of fairflower"
         for client, answer in sorted(answers.items()):
+            lacking = [n for n in metric_names(self.config.evaluate.metrics) if n not in answer]
             reasons = reasons_at.get(self.nodes[client], {})
-            wrong = {
-                name: escaped(str(reasons.get(name, default))[:300])
-                for name in names
-                if name not in answer
-            }
+            wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
             domain = self.federation.clients[client].domain
             self._report_failed(server_round, f"client {client} of domain {domain}", wrong)
 
@@ -376,13 +375,9 @@ def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> 
             further = ", or the noise (privacy.clip)"
         elif setup.config.secure_aggregation:  # the server sees no single update to bound
             further = ""
-        logger.warning(
-            "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
-            "has diverged. Decrease train.lr%s.",
-            loss,
-            guessing,
-            further,
-        )
+        text = "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
+        text += "has diverged. Decrease train.lr%s."
+        logger.warning(text, loss, guessing, further)
 
 
 def _check_summed(folder: RunFolder, server_round: int) -> None:
@@ -396,38 +391,16 @@ def _check_summed(folder: RunFolder, server_round: int) -> None:
         )
 
 
-def _summed(
-    secure: SecureAggregation,
-    folder: RunFolder,
-    server_round: int,
-    messages: Sequence[Message],
-    arrays: ArrayRecord,
-) -> ArrayRecord:
-    """Compute the next model by secure aggregation; keep the model if there is no sum."""
-    try:
-        return secure.train(server_round, messages, arrays)
-    except Halted as reason:
-        logger.warning(
-            "Round %d: secure aggregation stopped, so the model is unchanged: %s.",
-            server_round,
-            reason,
-        )
-        halted = folder.fact("halted_rounds") or {}
-        folder.note("halted_rounds", halted | {str(server_round): str(reason)})
-        return arrays
-
-
 def _with_remedy(error: StrategyError, setup: RunSetup, client: str) -> StrategyError:
     """If a measurement or an array that stays on the clients is missing, add this to the error."""
     missing = error.__cause__.args[:1] if isinstance(error.__cause__, KeyError) else ()
+    remedy = ""
     if missing and missing[0] in MEASUREMENTS:
-        return StrategyError(
-            f"{error} Clients send {missing[0]!r} if the class has it in `measurements`."
+        remedy = f"Clients send {missing[0]!r} if the class has it in `measurements`."
+    elif missing and missing[0] in initial_local_arrays(setup.evaluator.model):
+        remedy = (
+            f"The array {missing[0]!r} stays with the clients (client.name = {client!r}), so the "
+            "global model lacks it. Choose another client.name, or a strategy that does not need "
+            "the array."
         )
-    if not missing or missing[0] not in initial_local_arrays(setup.evaluator.model):
-        return error
-    return StrategyError(
-        f"{error} The array {missing[0]!r} stays with the clients (client.name = {client!r}), so "
-        "the global model lacks it. Choose another client.name, or a strategy that does not need "
-        "the array."
-    )
+    return StrategyError(f"{error} {remedy}") if remedy else error

@@ -56,10 +56,8 @@ class Session:
         # Every message contains this config, so paths must not depend on the working directory or
         # environment of a worker. Sites know the path of their data, and so do the nodes of a
         # cluster if data.dir is not set.
-        nodes_have_paths = config.evaluate.by == "clients" or (
-            config.ray_address and not config.data.dir
-        )
-        who = config.participation
+        by_clients, who = config.evaluate.by == "clients", config.participation
+        nodes_have_paths = by_clients or (config.ray_address and not config.data.dir)
         self.config = replace(
             config,
             data=config.data if nodes_have_paths else with_absolute_dir(config.data),
@@ -142,17 +140,17 @@ class Session:
     def _warn(self, setup: RunSetup) -> None:
         """Log warnings about settings that have no effect or an unexpected effect."""
         evaluator, config = setup.evaluator, self.config
-        notes = [
+        lacking = (
+            "evaluate.adabn: the network has no BatchNorm layers with running statistics, so the "
+            "held-out domain is not tested with AdaBN."
+        )
+        for note in (
             about_precision(config.train.precision, evaluator.device),
             config.client.factory.run_warning(evaluator.model, config.evaluate.by),
-        ]
-        if config.evaluate.adabn and not evaluator.adabn:
-            notes.append(
-                "evaluate.adabn: the network has no BatchNorm layers with running statistics, so "
-                "the held-out domain is not tested with AdaBN."
-            )
-        for note in filter(None, notes):
-            logger.warning(note)
+            lacking if config.evaluate.adabn and not evaluator.adabn else "",
+        ):
+            if note:
+                logger.warning(note)
 
     def _open(self, setup: RunSetup) -> tuple[RunFolder, Checkpoint | None]:
         """Create the run folder, or open the folder of a run to resume and load its checkpoint."""

@@ -33,17 +33,11 @@ from fairflower.registry import MODELS, RANDOM_WEIGHTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
+from fairflower.server import registration
 from fairflower.server.checkpoint import earlier_facts, part_digests
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
 from fairflower.server.privacy import check_reachable
-from fairflower.server.registration import (
-    ClientRegistry,
-    check_num_supernodes,
-    recorded_sites,
-    register_clients,
-    register_resumed_clients,
-)
 from fairflower.strategies import FairStrategy
 from fairflower.testing.models import check_unsent, made_up, rehearse, unsent_buffers
 from fairflower.training.build import build_model, build_trainer
@@ -59,7 +53,7 @@ class RunSetup:
 
     config: RunConfig
     federation: Federation
-    registry: ClientRegistry
+    registry: registration.ClientRegistry
     evaluator: CentralizedEvaluator
     strategy: FairStrategy
     #: The federation with its examples; None if only the clients have them.
@@ -93,57 +87,47 @@ class RunSetup:
     def settings(self) -> dict[str, Any]:
         """Return the config of every message: the run config and, for sites, the federation."""
         flat: dict[str, Any] = self.config.to_flat()
-        if self.frozen:
-            flat["frozen"] = self.frozen
+        flat |= {"frozen": self.frozen} if self.frozen else {}
         if self.registry.sites:
             # Other sites must not see what a site has; they need the common classes and channels.
-            shared = replace(
-                self.federation, clients=(), domains=(), test_sizes=(), validation_sizes=()
+            private: Any = dict.fromkeys(
+                ("clients", "domains", "test_sizes", "validation_sizes"), ()
             )
-            flat["federation"] = shared.to_json()
+            flat["federation"] = replace(self.federation, **private).to_json()
         return flat
 
     def facts(self) -> dict[str, Any]:
         """Return the entries of ``run.json`` about the federation and the model."""
-        federation = self.federation
+        federation, model, config = self.federation, self.evaluator.model, self.config
+        names = "num_classes", "classes", "shape", "domains", "sources", "test_sizes"
         facts = {
             "num_parameters": self.evaluator.num_parameters,
             "model_bytes": sum(a.nbytes for a in self.evaluator.arrays().values()),
-            "num_classes": federation.num_classes,
-            "classes": list(federation.classes),
-            "shape": list(federation.shape),
-            "domains": list(federation.domains),
-            "sources": list(federation.sources),
-            "test_sizes": list(federation.test_sizes),
+            **{name: getattr(federation, name) for name in names},
             "clients": [*map(by_field, federation.clients)],
             "nodes": self.registry.known_by_node(),
         }
-        if local := initial_local_arrays(self.evaluator.model):
+        if local := initial_local_arrays(model):
             facts["local_arrays"] = list(local)
-            facts["local_part"] = getattr(self.config.client.factory, "local_part", "")
-        available, places = self.strategy._availability, self.config.evaluate.metrics
-        masked, clients = self.config.secure_aggregation, len(federation.clients)
+            facts["local_part"] = getattr(config.client.factory, "local_part", "")
+        available, clients = self.strategy._availability, len(federation.clients)
+        groups, masked = federation.groups, config.secure_aggregation
         optional = {
-            "secure_aggregation": described(num_selected(self.config, clients)) if masked else {},
+            "secure_aggregation": described(num_selected(config, clients)) if masked else {},
             "frozen": self.frozen,
             "availability": available.digest if isinstance(available, Trace) else "",
-            "parts": part_digests(self.config),
-            "validation_sizes": list(federation.validation_sizes),
-            "metrics": directions(load_metrics(places)) if places else {},
+            "parts": part_digests(config),
+            "validation_sizes": federation.validation_sizes,
+            "metrics": directions(load_metrics(config.evaluate.metrics)),
+            "held_out": federation.held_out,
+            "held_out_size": federation.held_out_size,
+            "division": federation.division,
+            "redraw": self.redraw(),
+            "groups": {groups: federation.group_names} if groups else {},
         }
         facts |= {name: value for name, value in optional.items() if value}
-        if federation.held_out:
-            facts |= {"held_out": federation.held_out, "held_out_size": federation.held_out_size}
-        if federation.division:
-            facts["division"] = federation.division
-        if redraw := self.redraw():
-            facts["redraw"] = redraw
-        if federation.groups:
-            facts["groups"] = {federation.groups: list(federation.group_names)}
-        if self.examples:
-            facts["digest"] = federation.digest
-        else:
-            facts["images"] = federation.fingerprint
+        images = {"images": federation.fingerprint}
+        facts |= {"digest": federation.digest} if self.examples else images
         if self.registry.sites:  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
@@ -157,12 +141,11 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     the run cannot start.
     """
     federation, registry = _register(grid, config, resume, stop)
-    check_comparable(
-        "the federation", federation.groups, federation.group_names, federation.num_classes
-    )
+    groups = federation.groups, federation.group_names
+    check_comparable("the federation", *groups, federation.num_classes)
     _check_metric_names(config, federation)
     num_clients = len(federation.clients)
-    check_num_supernodes(len(registry.nodes), num_clients)
+    registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
@@ -173,8 +156,6 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.privacy.on:
         _check_privacy(config, evaluator, strategy, num_clients)
     _check_available(config, strategy, num_clients)
-    if isinstance(strategy._availability, Trace):
-        strategy._availability.warn_about_unknown_clients(num_clients)
     examples: Federation | None = federation
     if config.evaluate.by == "clients":
         apart = is_deployed(grid) or config.ray_address or registry.sites
@@ -232,11 +213,14 @@ def _check_metric_names(config: RunConfig, federation: Federation) -> None:
 def _check_available(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
     """Raise ``ConfigError`` if no client will be available in a round, which is known now."""
     text, rounds = config.participation.availability, config.num_server_rounds
+    available = strategy._availability
+    if isinstance(available, Trace):
+        available.warn_about_unknown_clients(num_clients)
     # With more clients a round without any is unlikely, and the draws would take seconds.
-    if text == "always" or rounds * num_clients > 100_000 or strategy._availability is None:
+    if text == "always" or rounds * num_clients > 100_000 or available is None:
         return
     for server_round in range(1, rounds + 1):
-        if not strategy._availability(server_round, range(num_clients)):
+        if not available(server_round, range(num_clients)):
             raise ConfigError(
                 f"participation.availability = {text!r}: no client is available in round "
                 f"{server_round}. Change it so that each of the {rounds} rounds has a client."
@@ -249,9 +233,7 @@ def _check_padding(config: RunConfig, model: Classifier) -> None:
     if pad is None or config.model.weights == RANDOM_WEIGHTS:
         return
     data_set = make_data_set(config.data)
-    if not isinstance(data_set, TextSet) or data_set.tokenizer == "hash":
-        return
-    if data_set.padding != pad:
+    if isinstance(data_set, TextSet) and data_set.tokenizer != "hash" and data_set.padding != pad:
         raise ConfigError(
             f"model.name = {config.model.name!r}: it pads with token {pad}, but the tokenizer "
             f"{data_set.tokenizer!r} pads with token {data_set.padding}, so the network would take "
@@ -262,19 +244,21 @@ def _check_padding(config: RunConfig, model: Classifier) -> None:
 
 def _register(
     grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event
-) -> tuple[Federation, ClientRegistry]:
+) -> tuple[Federation, registration.ClientRegistry]:
     timeout = config.round_timeout
     if config.evaluate.by != "clients":
         federation = prepare(config.data)
-        return federation, register_clients(grid, len(federation.clients), timeout, stop)
+        num_clients = len(federation.clients)
+        return federation, registration.register_clients(grid, num_clients, timeout, stop)
     settings = ConfigRecord(dict(config.to_flat()))
     if resume and "sites" in (facts := earlier_facts(resume)):
         nodes = {int(client): node for client, node in facts["nodes"].items()}
-        federation, numbered = recorded_sites(resume, facts), facts["sites"]["numbered"]
-        earlier = ClientRegistry(nodes, federation, sites=True, numbered=numbered)
-        registry = register_resumed_clients(grid, earlier, timeout, stop, settings)
+        federation = registration.recorded_sites(resume, facts)
+        numbered = facts["sites"]["numbered"]
+        earlier = registration.ClientRegistry(nodes, federation, sites=True, numbered=numbered)
+        registry = registration.register_resumed_clients(grid, earlier, timeout, stop, settings)
     else:
-        registry = register_clients(grid, None, timeout, stop, settings, config.sites)
+        registry = registration.register_clients(grid, None, timeout, stop, settings, config.sites)
     data = config.data
     divided = data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1
     if registry.sites and divided:

@@ -21,8 +21,15 @@ from fairflower.clients.fedrep import FedRep
 from fairflower.clients.lgfedavg import LGFedAvg
 from fairflower.clients.silobn import SiloBN
 from fairflower.errors import ConfigError, StrategyError
-from fairflower.models import build, copy_arrays, keep_local, set_arrays
-from fairflower.models.layers import body_arrays, head_arrays, norm_arrays
+from fairflower.models import (
+    body_arrays,
+    build,
+    copy_arrays,
+    head_arrays,
+    keep_local,
+    norm_arrays,
+    set_arrays,
+)
 from fairflower.participation import PowerOfChoice
 from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.strategies import FedAvg, FedEquilibria, Uniform

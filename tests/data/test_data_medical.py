@@ -15,8 +15,8 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, Federation, medical, prepare
-from fairflower.data.medical import CLASSES, HAM10000, ISIC2019, RSNAICH
+from fairflower.data import Augment, Federation, image_sets, prepare
+from fairflower.data.image_sets import CLASSES, HAM10000, ISIC2019, RSNAICH
 from fairflower.data.partition import client_groups
 from fairflower.errors import DataError
 
@@ -218,7 +218,7 @@ def test_ich_draws_the_same_slices_for_every_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ich(tmp_path, singles(20))
-    monkeypatch.setattr(medical, "SLICES", 60)
+    monkeypatch.setattr(image_sets, "SLICES", 60)
     chosen = [RSNAICH(ich(tmp_path, seed=seed)).records(tmp_path) for seed in (0, 1)]
     assert chosen[0] == chosen[1]
     assert len(set(chosen[0])) == 60

@@ -20,8 +20,8 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import files, prepare
+from fairflower.data.image_sets import read_table
 from fairflower.data.images import FORMATS, MAX_PIXELS, eight_bit, picture_in, read_picture
-from fairflower.data.medical import read_table
 from fairflower.errors import DataError
 
 RNG = np.random.default_rng(0)

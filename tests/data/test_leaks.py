@@ -401,8 +401,8 @@ def faulty(kind: str) -> None:
 def test_an_error_of_an_unusual_kind_stays_at_the_site(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairflower.data.texts.check_columns", lambda *_: faulty(kind))
-    monkeypatch.setattr("fairflower.data.texts.explained", lambda *_: nullcontext())
+    monkeypatch.setattr("fairflower.data.files.check_columns", lambda *_: faulty(kind))
+    monkeypatch.setattr("fairflower.data.files.explained", lambda *_: nullcontext())
     site = table(tmp_path / "x.csv", people())
     expected = "Unkind" if kind == "own text" else "ValueError"
     assert f"Message: site 'north': {expected} (the" in refusal(described(site, **TEXTS))

@@ -24,12 +24,12 @@ from fairflower.engines.ray_cluster import (
     NodeReport,
     RayNode,
     RayNodes,
+    Workers,
     assign_workers,
     connect,
     report_node,
     worker_capacity,
 )
-from fairflower.engines.workers import Workers
 from fairflower.errors import ConfigError, DataError, EngineError
 from fairflower.machine import versions
 

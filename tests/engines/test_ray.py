@@ -23,7 +23,7 @@ from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
-from fairflower.engines.workers import Batch, Task, TaskQueue, Worker
+from fairflower.engines.ray_cluster import Batch, Task, TaskQueue, Worker
 from fairflower.errors import ConfigError, EngineError
 from fairflower.flower_compat import set_message_id, set_task_identity
 
@@ -239,7 +239,7 @@ def test_queued_messages_are_discarded_after_the_timeout():
     assert send_and_receive(grid, messages, 0.0, threading.Event()) == []
     assert not grid._queue
     (task, *_) = (Task(message, {}) for message in messages)
-    grid._queue.put_first([task])  # its worker died
+    grid._queue.put_back([task])  # its worker died
     assert not grid._queue, "a discarded message is queued again"
 
 

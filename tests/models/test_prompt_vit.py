@@ -296,7 +296,7 @@ def test_the_representation_of_vpt_is_the_first_stage() -> None:
 def test_vpt_vit_b_16_trains_only_prompts_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: dict[str, Tensor] = {}
     monkeypatch.setattr(ViT_B_16_Weights, "get_state_dict", lambda *args, **options: weights)
-    monkeypatch.setattr(prompt_vit, "_load", lambda *args: None)
+    monkeypatch.setattr(prompt_vit, "copy_into", lambda *args: None)
     with torch.device("meta"):
         model = prompt_vit.vpt_vit_b_16(10, (3, 224, 224))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 10_762

@@ -27,8 +27,7 @@ from fairflower.report.methods import group_runs
 from fairflower.report.tables.accuracy import group_tables
 from fairflower.report.text import UNDEFINED
 from fairflower.server.checkpoint import resumed_config
-from fairflower.server.evaluation import CentralizedEvaluator
-from fairflower.server.group_metrics import counts_in
+from fairflower.server.evaluation import CentralizedEvaluator, counts_in
 
 HEARTS: dict[str, Any] = {
     "data.name": "heart-disease",

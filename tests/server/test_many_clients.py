@@ -20,7 +20,7 @@ from fairflower.client_app import app as client_app
 from fairflower.data import Federation, prepare
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.engines.ray import RayGrid
-from fairflower.engines.workers import Task, TaskQueue
+from fairflower.engines.ray_cluster import Task, TaskQueue
 from fairflower.errors import ConfigError
 from fairflower.server import contents
 from fairflower.server.folder import RunFolder

@@ -401,9 +401,9 @@ def test_a_ledger_that_says_less_than_the_history_is_not_believed(
     (last,) = [line for line in history.splitlines() if line.startswith("3,run,,epsilon,")]
     (done / "history.csv").write_bytes(history.replace(last, f"{last[:-4]}e+09").encode())
     begun, spent = begun_and_spent(done, read_facts(done))
-    folder: Any = SimpleNamespace(path=done, fact={}.get, begun=begun, spent=spent)
+    folder: Any = SimpleNamespace(path=done, fact={}.get)
     with pytest.raises(ConfigError, match=r"no number of rounds has the epsilon in its h"):
-        PrivacyLedger(PrivacyConfig(noise_multiplier=1.0), 0, folder)
+        PrivacyLedger(PrivacyConfig(noise_multiplier=1.0), 0, folder, begun, spent)
     with pytest.raises(UserError, match=r"history\.csv has been changed"):
         resume(done, **{"num-server-rounds": 4})
 
