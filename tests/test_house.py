@@ -35,7 +35,7 @@ BUDGETS = {
     "server": 3680,
     "statistics": 450,
     "strategies": 3710,
-    "testing": 1120,
+    "testing": 1150,
     "trackers": 260,
     "training": 2620,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairflower.aggregation.cohort import Cohort
+from fairflower.config.privacy import is_proven
 from fairflower.config.text import unknown
 from fairflower.numerics.simplex import on_simplex
 from fairflower.registry.measurements import MEASUREMENTS
@@ -206,6 +207,33 @@ def check_sums(make: Make) -> None:
             )
 
 
+def check_private(make: Make) -> None:
+    """Check that weights depend only on numbers, and the model on weights, if it is ``private``."""
+    if not is_proven(type(make())):
+        return
+    random = np.random.default_rng(10)
+    pair = [Rounds(make(), MODEL, range(4)) for _ in range(2)]
+    for _ in range(3):
+        weights = []
+        for rounds in pair:  # with the same numbers and different updates
+            rounds.config["privacy.noise-multiplier"] = 1.0
+            before, moves = rounds.model["conv.weight"], updates(random, range(4))
+            try:
+                after = rounds.step(moves)["conv.weight"]
+            except ValueError:  # the strategy is private only with other arguments
+                return
+            weights.append(np.asarray(rounds.strategy.diagnostics["weights"]))
+            mean = np.tensordot(weights[-1], [moves[k]["conv.weight"] for k in moves], 1)
+            assert np.allclose(after, before + mean, rtol=1e-5, atol=1e-5), (
+                "the model is not the mean of the clients' models with these weights. Merge with "
+                "cohort.average, or set private = False."
+            )
+        assert np.array_equal(weights[0], weights[1]), (
+            "other updates with the same numbers gave other weights. Use only numbers in `weigh`, "
+            "or set private = False."
+        )
+
+
 def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Arrays:
     """Compute the next model as secure aggregation does, but without masks and rounding."""
     given = {f.name: getattr(cohort, f.name) for f in fields(cohort)} | {"returned": ()}
@@ -240,6 +268,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     check_enormous_updates,
     check_resuming,
     check_sums,
+    check_private,
 )
 
 
