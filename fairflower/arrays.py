@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -61,9 +61,8 @@ def view(array: Array) -> NDArray[Any]:
     data = array_bytes(array)
     length_size = 2 if data[6] == 1 else 4  # of the header's length, by format version
     length = int.from_bytes(data[_MAGIC : _MAGIC + length_size], "little")
-    header = _header(bytes(data[: _MAGIC + length_size + length]))
-    flat = np.frombuffer(data, header.dtype, count=header.num_values, offset=header.num_bytes)
-    return flat.reshape(header.shape, order=header.order)
+    shape, order, place = _header(bytes(data[: _MAGIC + length_size + length]))
+    return np.frombuffer(data, *place).reshape(shape, order=order)
 
 
 class SharedArray(Array):
@@ -94,22 +93,15 @@ def array_bytes(array: Array) -> bytes | memoryview:
     return array.__dict__["buffer"] if isinstance(array, SharedArray) else array.data
 
 
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    order: Any
-    dtype: np.dtype[Any]
-    num_values: int
-    num_bytes: int  # length of the header in bytes
-
-
 @lru_cache(maxsize=4096)  # a model's headers are the same for all clients and rounds
-def _header(data: bytes) -> _Header:
+def _header(data: bytes) -> tuple[tuple[int, ...], Any, tuple[np.dtype[Any], int, int]]:
+    """Return an array's shape and order, and its dtype, number of values and offset in bytes."""
     stream = io.BytesIO(data)
     shape, fortran_order, dtype = read_npy_header(stream)
     if dtype.hasobject:
         raise ValueError("it contains Python objects")
     count = int(np.prod(shape, dtype=np.int64))
-    return _Header(shape, "F" if fortran_order else "C", dtype, count, stream.tell())
+    return shape, "F" if fortran_order else "C", (dtype, count, stream.tell())
 
 
 def swap_padding(ids: Any, pad: int) -> Any:

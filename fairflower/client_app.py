@@ -293,16 +293,13 @@ def _data(federation: Federation, client_id: int, site: Federation | None = None
 def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
     source, number = (federation, client_id) if site is None else (site, 0)
     names = ("train", "test", "validation") if source.validation_sizes else ("train", "test")
-    splits = source.splits(number, *names)
+    splits = dict(zip(names, source.splits(number, *names), strict=True))
     groups = {name: source.groups_of(number, name) for name in names if source.groups}
     if site is not None:
-        splits = [as_in(federation, site, split) for split in splits]
+        splits = {name: as_in(federation, site, split) for name, split in splits.items()}
         groups = {name: groups_in(federation, site, values) for name, values in groups.items()}
-    train, test, *validation = splits
     return ClientData(
-        train=train,
-        test=test,
-        validation=next(iter(validation), None),
+        **splits,
         mean=federation.mean,
         std=federation.std,
         augment=federation.augment,

@@ -172,20 +172,14 @@ USER_ERRORS = (UserError, OSError)
 STOPS = (KeyboardInterrupt, GeneratorExit)
 
 
-_PATH = "Check this path."
-_RIGHTS = (
-    "Change the permissions, or choose another folder (--output-dir, --out or FAIRFLOWER_HOME)."
-)
-_ROOM = "Free some disk space, or choose another folder (--output-dir, --out or FAIRFLOWER_HOME)."
+_ELSEWHERE = "or choose another folder (--output-dir, --out or FAIRFLOWER_HOME)."
 _REMEDIES = {
     errno.EEXIST: "Existing files are not overwritten. Choose another name, or move the file.",
-    errno.ENOENT: _PATH,
-    errno.ENOTDIR: _PATH,
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: _RIGHTS,
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "Check this path."),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), f"Change the permissions, {_ELSEWHERE}"
+    ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"Free some disk space, {_ELSEWHERE}"),
 }
 
 
@@ -259,15 +253,9 @@ def naming_failures(
     except (*USER_ERRORS, *STOPS, RunInterrupted):
         raise
     except BaseException as error:
-        if exits_by_signal(error):
-            raise
+        flower = getattr(sys.modules.get("flwr"), "__file__", None)
+        if flower and not isinstance(error, Exception):  # SystemExit of Flower's signal handler?
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            if Path(flower).parent in Path(last.filename).parents:
+                raise
         raise raised(f"{subject} failed with {failure_text(error, module)}. {remedy}") from error
-
-
-def exits_by_signal(error: BaseException) -> bool:
-    """Return whether an exception, such as ``SystemExit``, comes from Flower's signal handler."""
-    flower = getattr(sys.modules.get("flwr"), "__file__", None)
-    if isinstance(error, Exception) or flower is None:
-        return False
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return Path(flower).parent in Path(last.filename).parents

@@ -6,11 +6,13 @@ import errno
 import os
 import re
 import stat
+from contextlib import suppress
 from datetime import datetime
 from io import BufferedReader
+from os import PathLike
 from pathlib import Path
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, quoted
 
 #: Names of the files in a run folder, except its checkpoints.
 RUN_FILES = frozenset(
@@ -40,6 +42,15 @@ def file_name(text: str) -> str:
     'moon-mu=1+my_package.rules-MinLoss'
     """
     return re.sub(r"[^\w.+=-]", "-", text)
+
+
+def path_of(name: str, value: str | PathLike[str]) -> Path:
+    """Return an argument as a path; raise ``ConfigError`` if it cannot be a path."""
+    if isinstance(value, str | PathLike):
+        with suppress(UnicodeEncodeError):
+            if b"\0" not in os.fsencode(value):
+                return Path(value)
+    raise ConfigError(f"{name} = {quoted(value)}: expected a path.")
 
 
 def client_states() -> Path:

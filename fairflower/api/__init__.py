@@ -5,8 +5,8 @@
     results.table, results.history, results.differences  # pandas DataFrames
     results.plot("worst")
 
-The module ``runs`` starts and reads runs, ``overrides`` converts arguments to run config keys,
-``results`` provides DataFrames, figures and tables, and ``final_model`` exports a final model.
+The module ``runs`` starts and reads runs, ``results`` provides DataFrames, figures and tables, and
+``final_model`` exports a final model.
 """
 
 from fairflower.api.results import Result, Results

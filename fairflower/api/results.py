@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rich.console import Console
 
-from fairflower.api.overrides import path_of
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.paths import path_of
 from fairflower.report import Analysis, Run, analyze, terminal_table, write_report, write_summary
 from fairflower.report.pages import html_table
 from fairflower.report.reading import model_file

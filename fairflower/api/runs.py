@@ -1,31 +1,37 @@
-"""Functions that carry out a run or a comparison, and read run folders."""
+"""Functions that carry out a run or a comparison, and read run folders.
+
+Their arguments are converted to run config keys and methods.
+"""
 
 from __future__ import annotations
 
 import glob
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 from rich.console import Console
 
-from fairflower.api.overrides import (
-    MethodLike,
-    SettingsLike,
-    ShortSettings,
-    method,
-    methods,
-    path_of,
-    settings_from_options,
-    settings_of,
-)
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.config.methods import SPECS, Choice, MethodSpec
+from fairflower.config.run import check_keys, methods_of
+from fairflower.config.settings import SHORT_NAMES
+from fairflower.config.text import (
+    argument_to_key,
+    flatten_tables,
+    is_argument,
+    key_to_argument,
+    read_toml,
+    unknown,
+)
 from fairflower.errors import ConfigError, RunFolderError, quoted
-from fairflower.paths import new_folder, run_folders
+from fairflower.paths import new_folder, path_of, run_folders
 from fairflower.plans.execution import (
     announce,
     check_no_studies,
@@ -39,12 +45,23 @@ from fairflower.plans.plan import (
     replicates,
     single_run_config,
 )
+from fairflower.registry import METRICS
 from fairflower.report import Run, read_run, read_runs
 from fairflower.server.checkpoint import resumed_config
 
 if TYPE_CHECKING:  # Flower is slow to import, and errors in arguments come first
     from fairflower.server.progress import OnRound
 
+#: Run config keys, either dotted or nested in tables, or the path of a TOML file. Values that name
+#: a class or a function may also be this class or function.
+SettingsLike = Mapping[str, Any] | str | PathLike[str]
+
+#: A method: a name with arguments (``"fedheal:tau=0.4"``), a class, or a mapping with the key
+#: ``name`` (a name or a class) and the arguments.
+MethodLike = str | type | Mapping[str, Any]
+
+#: Key whose value names a class or a function -> the registry of names.
+_REGISTRIES = {kind.KEY: kind.REGISTRY for kind in SPECS} | {"evaluate.metrics": METRICS}
 
 #: Settings that cannot be the same for all runs of a comparison -> what to do instead.
 _OTHERWISE = {
@@ -53,6 +70,21 @@ _OTHERWISE = {
     "output-dir": "use output_dir",
     "resume": "compare again, with the output_dir of the comparison to resume",
 }
+
+
+class ShortSettings(TypedDict, total=False):
+    """Settings with short names; the commands have options with the same names."""
+
+    data: str | type
+    data_dir: str | PathLike[str]
+    model: str | type
+    rounds: int
+    fraction_train: float
+    epochs: int
+    lr: float
+    engine: str
+    ray_address: str
+    workers: int
 
 
 def run(
@@ -280,3 +312,126 @@ def _places(pattern: str | PathLike[str]) -> list[Path]:
     return run_folders(
         *(m for m in matches if m.suffix == ".csv" or (m.is_dir() and any(m.rglob("run.json"))))
     )
+
+
+def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()) -> dict[str, Any]:
+    """Return settings as flat run config keys; omit settings that are None.
+
+    An argument of a method may be None. Raises ``ConfigError`` for an unknown key, that is, also
+    for an argument that neither the methods of ``settings`` nor those of ``chosen`` have.
+    """
+    if settings is None:
+        return {}
+    if isinstance(settings, Mapping):
+        try:
+            flat = {
+                ".".join(map(argument_to_key, key.split("."))): value
+                for key, value in flatten_tables(settings).items()
+            }
+        except RecursionError:
+            raise ConfigError(
+                "settings: expected run config keys, or tables of keys; the given tables are "
+                "nested too deeply."
+            ) from None
+    else:
+        flat = read_toml(str(settings))
+    given = {
+        key: _plain(key, value)
+        for key, value in flat.items()
+        if value is not None or is_argument(key)  # arguments may be None
+    }
+    check_keys(flat, [*chosen, *methods_of(given)])
+    return given
+
+
+def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings with short names to run config keys; omit settings that are None."""
+    settings = {}
+    for name, value in options.items():
+        if name not in SHORT_NAMES:
+            raise ConfigError(
+                f"{unknown('argument', name, SHORT_NAMES)} Pass other run config keys in "
+                f"settings={{...}}."
+            )
+        if value is not None:
+            settings[SHORT_NAMES[name]] = _plain(SHORT_NAMES[name], value)
+    return settings
+
+
+def method(kind: type[Choice], given: MethodLike | Choice) -> Choice:
+    """Convert a method to a config.
+
+    Raises ``ConfigError`` for several methods and for instances, because a run config needs the
+    name and the arguments of a method.
+    """
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, str):
+        chosen = kind.parse(given)
+        if len(chosen) != 1:
+            raise ConfigError(f"{kind.TABLE} = {given!r}: expected a single method.")
+        return chosen[0]
+    if isinstance(given, type):
+        return kind(name_of(kind.KEY, given))
+    if isinstance(given, Mapping) and "name" in given and all(isinstance(k, str) for k in given):
+        args = {
+            key_to_argument(argument_to_key(k)): _plain(f"{kind.TABLE}.{k}", v)
+            for k, v in given.items()
+            if k != "name"
+        }
+        named = method(kind, given["name"])
+        args = {a: None if isinstance(v, str) and v == "none" else v for a, v in args.items()}
+        return kind(named.name, {**named.args, **args})
+    raise ConfigError(
+        f"{kind.TABLE} = {given!r}: expected a name, with or without arguments ('{kind.name}', "
+        "'name:argument=value'), a class, or a dict with name and arguments. Instances are not "
+        "accepted, because a run config stores names and arguments."
+    )
+
+
+def methods(
+    kind: type[Choice], given: MethodLike | Iterable[MethodLike | Choice] | None
+) -> list[Choice]:
+    """Convert methods to configs; return an empty list for None."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return kind.parse(given)
+    if isinstance(given, type | Mapping | kind):
+        return [method(kind, given)]
+    items: list[Any]
+    try:
+        items = list(given)
+    except TypeError:  # not a list, either
+        items = [given]
+    return [method(kind, item) for item in items]
+
+
+def name_of(key: str, given: type | FunctionType) -> str:
+    """Return the name of a class or function in run configs: registered, or ``module:Class``."""
+    kind = "class" if isinstance(given, type) else "function"
+    if (registry := _REGISTRIES.get(key)) is None:
+        raise ConfigError(f"{key} = {given!r}: expected a name, a number or a word, not a {kind}.")
+    for name in registry.data:
+        if registry.module_of(name) in sys.modules and registry[name] is given:
+            return name
+    if given.__module__ == "__main__" or "<" in given.__qualname__:
+        raise ConfigError(
+            f"{key}: {given.__qualname__} is defined in a notebook, a script or a function, so "
+            f"other processes cannot import it. Move the {kind} to a module, and import it from "
+            "there."
+        )
+    return f"{given.__module__}:{given.__qualname__}"
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Convert a value to a run config scalar."""
+    if value is None:
+        return "none"
+    if isinstance(value, type | FunctionType):
+        return name_of(key, value)
+    if key == "evaluate.metrics" and isinstance(value, list | tuple):
+        return ",".join(str(_plain(key, metric)) for metric in value)
+    if hasattr(value, "tolist"):  # of NumPy, PyTorch or pandas
+        return value.tolist()
+    return str(value) if isinstance(value, PathLike) else value

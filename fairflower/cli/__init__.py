@@ -15,14 +15,7 @@ from typing import Annotated
 import typer
 
 import fairflower
-from fairflower.cli import (
-    deploy,
-    export,
-    listing,
-    report,
-    run,
-    tune,
-)
+from fairflower.cli import deploy, listing, report, run, tune
 from fairflower.cli.terminal import PLAIN, console
 
 app = typer.Typer(
@@ -49,7 +42,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
     group.command(name, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(command)
 
 
-for command in (run.run, run.compare, tune.tune, report.report, export.export):
+for command in (run.run, run.compare, tune.tune, report.report, report.export):
     add(app, command)
 add(app, listing.list_, "list")
 

@@ -20,7 +20,7 @@ from fairflower.cli.options import (
     with_settings,
 )
 from fairflower.cli.report import print_report
-from fairflower.cli.terminal import console, friendly_errors
+from fairflower.cli.terminal import console, friendly_errors, say
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
@@ -129,7 +129,7 @@ def certificates(
     from fairflower.deploy.credentials import make_certificates
 
     for file in make_certificates(out, hosts, days):
-        console.print(file, soft_wrap=True, highlight=False, markup=False)
+        say(file)
 
 
 @friendly_errors(extra="")
@@ -147,4 +147,4 @@ def key(
             f"{str(path)!r} is not the name of a file. Give a file name for the private key."
         )
     public = make_key_pair(path)
-    console.print(f"{path}\n{public}", soft_wrap=True, highlight=False, markup=False)
+    say(f"{path}\n{public}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,28 +11,26 @@ from rich.table import Table
 
 from fairflower.arguments import ArgumentSpec, argument_specs
 from fairflower.cli.options import ConfigOverrides, with_settings
-from fairflower.cli.terminal import console, friendly_errors, say_where, text_table
+from fairflower.cli.terminal import console, friendly_errors, say, say_where, text_table
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import (
     AdapterSpec,
     DataSpec,
+    MethodSpec,
     ModelSpec,
     ParticipationSpec,
+    Spec,
     TrackerSpec,
 )
 from fairflower.config.run import default_values, key_help
 from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.errors import ConfigError, require
+from fairflower.paths import check_output_file
 from fairflower.registry.named import distribution_of
 
-_Methods = type[ClientConfig | StrategyConfig]
-_Described = type[DataSpec | ModelSpec | AdapterSpec | ParticipationSpec | TrackerSpec]
-
-_METHODS: dict[str, tuple[str, _Methods]] = {
+_LISTS: dict[str, tuple[str, type[Spec]]] = {
     "strategies": ("Strategies", StrategyConfig),
     "clients": ("Clients", ClientConfig),
-}
-_PARTS: dict[str, tuple[str, _Described]] = {
     "data": ("Data sets", DataSpec),
     "models": ("Models", ModelSpec),
     "adapters": ("Adapters", AdapterSpec),
@@ -46,7 +43,7 @@ _PARTS: dict[str, tuple[str, _Described]] = {
 def list_(
     what: Annotated[
         str,
-        typer.Argument(help=f"What to list: {', '.join([*_METHODS, *_PARTS])}, settings or all."),
+        typer.Argument(help=f"What to list: {', '.join(_LISTS)}, settings or all."),
     ] = "all",
 ) -> None:
     """List methods, data sets, models, settings and more, with their papers and arguments.
@@ -55,45 +52,40 @@ def list_(
     "tuned over" and the range that `fairflower tune` searches, beyond which numbers are accepted,
     too) and other accepted words. `all` does not include the settings.
     """
-    if what not in (words := {*_METHODS, *_PARTS, "settings", "all"}):
+    if what not in (words := {*_LISTS, "settings", "all"}):
         raise ConfigError(unknown("list", what, words))
     if what in ("clients", "settings", "all"):
         require("train", f"`fairflower list {what}`")
-    for name, (title, kind) in _METHODS.items():
+    for name, (title, kind) in _LISTS.items():
         if what in (name, "all"):
-            console.print(_methods(title, kind))
-    for name, (title, part) in _PARTS.items():
-        if what in (name, "all"):
-            console.print(_described(title, part))
+            console.print(_table(title, kind))
     if what == "settings":
-        console.print(_settings())
+        texts = key_help()
+        rows = (
+            (key, repr(default) if isinstance(default, str) else str(default).lower(), texts[key])
+            for key, default in default_values().items()
+        )
+        columns = ("key", "default", "meaning")
+        console.print(text_table("Settings (run config keys)", columns, rows))
 
 
-def _methods(title: str, kind: _Methods) -> Table:
-    rows = [
-        (name, _summary(method), method.paper, _arguments(method))
-        for name, method in kind.REGISTRY.items()
-    ]
-    rows += _offered(kind)
-    columns = ("name", "description", "paper", f"arguments ({kind.TABLE}.*)")
-    return text_table(f"{title} ({kind.KEY})", columns, rows)
-
-
-def _described(title: str, kind: _Described) -> Table:
-    rows = [(name, line) for name, line in kind.REGISTRY.lines.items()]
-    for name, line, package, arguments in _offered(kind):
-        rows.append((name, f"{line} (from {package}; arguments: {arguments})"))
-    return text_table(f"{title} ({kind.KEY})", ("name", "description"), rows)
-
-
-def _offered(kind: _Methods | _Described) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the name, summary (or error), package and arguments of other packages' components."""
+def _table(title: str, kind: type[Spec]) -> Table:
+    """Return a table of the parts of a kind: built-in ones, and those of other packages."""
+    columns: tuple[str, ...] = ("name", "description")
+    rows: list[tuple[str, ...]] = [*kind.REGISTRY.lines.items()]
+    if issubclass(kind, MethodSpec):
+        columns += ("paper", f"arguments ({kind.TABLE}.*)")
+        rows = [(n, _summary(m), m.paper, _arguments(m)) for n, m in kind.REGISTRY.items()]
     for name, offer in kind.REGISTRY.offers().items():
+        package = distribution_of(offer)
         try:
-            component = kind(name).factory
-            yield name, _summary(component), distribution_of(offer), _arguments(component)
+            part = kind(name).factory
+            line, arguments = _summary(part), _arguments(part)
         except ConfigError as error:
-            yield name, str(error), distribution_of(offer), ""
+            line, arguments = str(error), ""
+        about = f"{line} (from {package}; arguments: {arguments})"
+        rows.append((name, line, package, arguments) if len(columns) == 4 else (name, about))
+    return text_table(f"{title} ({kind.KEY})", columns, rows)
 
 
 def _summary(thing: Any) -> str:
@@ -116,15 +108,6 @@ def _range(spec: ArgumentSpec) -> str:
     """Return the range that `fairflower tune` searches, marked if other numbers are accepted."""
     ends = [(r.low, r.high) for r in (spec.range, spec.search) if r]
     return f"{'' if ends[:1] == ends[1:] else 'tuned over '}{spec.search}"
-
-
-def _settings() -> Table:
-    texts = key_help()
-    rows = (
-        (key, repr(default) if isinstance(default, str) else str(default).lower(), texts[key])
-        for key, default in default_values().items()
-    )
-    return text_table("Settings (run config keys)", ("key", "default", "meaning"), rows)
 
 
 @with_settings("data_dir")
@@ -150,20 +133,17 @@ def show(
         raise ConfigError(f"--set data.name={other}: the command names {name}. Remove one of them.")
     settings = overrides.file | {"data.name": name} | overrides.options | overrides.assigned
     config = RunConfig.from_flat(settings)
-    path = (out or Path(f"{name}.png")).absolute()
-    if path.suffix != ".png":
-        raise ConfigError(f"--out {out}: expected a file name that ends in .png.")
+    path = out or Path(f"{name}.png")
+    check_output_file(path, ".png")
     from fairflower.data import prepare
     from fairflower.data.cache import make_data_set
     from fairflower.data.show import clients_table, contact_sheet, examples_table
 
     federation = prepare(config.data)
     if (factor := config.data.imbalance_factor) > 1 and "data.clients-per-domain" in settings:
-        console.print(
+        say(
             f"data.clients-per-domain has no effect, because data.imbalance-factor = {factor} "
-            "determines the number of clients per domain.",
-            soft_wrap=True,
-            highlight=False,
+            "determines the number of clients per domain."
         )
     if federation.kind != "images":
         if out:

@@ -13,7 +13,7 @@ import typer
 
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config.methods import Choice
-from fairflower.config.run import check_key, check_values
+from fairflower.config.run import check_keys, check_values, schema
 from fairflower.config.settings import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_assignments, parse_float, read_toml
 from fairflower.errors import ConfigError
@@ -77,9 +77,7 @@ class ConfigOverrides:
         flat = read_toml(self.config)
         try:
             check_values(flat)
-            for key in flat:
-                if not is_argument(key):  # another option may name its method
-                    check_key(key)
+            check_keys(key for key in flat if not is_argument(key))  # an option may name its method
         except ConfigError as error:
             raise ConfigError(f"{self.config}: {error}") from error
         return flat
@@ -107,30 +105,31 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
         @functools.wraps(command)
         @friendly_errors()
         def call(config: Path | None, set_: list[str] | None, **params: Any) -> None:
-            values = {SHORT_NAMES[name][0]: params.pop(name) for name in names}
+            values = {SHORT_NAMES[name]: params.pop(name) for name in names}
             options = {key: value for key, value in values.items() if value is not None}
             assigned = parse_assignments(set_ or [], "--set")
             command(overrides=ConfigOverrides(config, options, assigned), **params)
 
-        shared: dict[str, Any] = {}
-        for name in names:
-            key, kind, meaning = SHORT_NAMES[name]
-            number: dict[str, Any] = NUMBER if kind is float else {}
-            shared[name] = Annotated[
-                kind | None, typer.Option(help=f"{meaning} ({key}).", **number)
-            ]
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            added = shared if parameter.name == "overrides" else {}
-            parameters += [*map(_parameter, added, added.values())] or [parameter]
-        parameters += [_parameter("config", _Config), _parameter("set_", _Set)]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        parameters: dict[str, inspect.Parameter] = {}
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            added = {n: _setting(n) for n in names} if name == "overrides" else {name: parameter}
+            parameters |= added
+        parameters |= {"config": _optional("config", _Config), "set_": _optional("set_", _Set)}
+        call.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
         return call
 
     return decorate
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+def _setting(name: str) -> inspect.Parameter:
+    """Return the option for a setting, with the setting's help text."""
+    key, spec = SHORT_NAMES[name], schema()[SHORT_NAMES[name]]
+    kind, number = (int, {}) if spec.whole else (float, NUMBER) if spec.number else (str, {})
+    option = typer.Option(help=f"{spec.help} Sets {key}.", **number)
+    return _optional(name, Annotated[kind | None, option])
+
+
+def _optional(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )

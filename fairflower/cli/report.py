@@ -1,4 +1,4 @@
-"""``fairflower report``, and the report that other commands print at the end."""
+"""``fairflower report`` and ``export``, and the report that other commands print at the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fairflower.cli.options import DataDir
 from fairflower.cli.terminal import console, friendly_errors, printable, say_where
 from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
@@ -233,3 +234,32 @@ def readable_runs(paths: list[Path], messages: Console) -> list[Run]:
         except RunFolderError as error:
             messages.print(f"[yellow]Skipped:[/] {escape(printable(error))}", soft_wrap=True)
     return runs
+
+
+@friendly_errors()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="onnx|torchscript|state-dict",
+            help="onnx or torchscript: the model including normalization, so that it accepts raw "
+            "examples. state-dict: the model's arrays for PyTorch, as safetensors.",
+        ),
+    ] = "onnx",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output file. Default: a file in the run folder."),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Export a run's final model for use in other programs."""
+    from fairflower.api.final_model import FORMATS
+    from fairflower.api.final_model import export as write
+    from fairflower.report import read_run
+
+    if out:
+        check_output_file(out, Path(FORMATS.get(format_, "")).suffix)
+    say_where("model", write(read_run(run), format_, out, data_dir or ""))

@@ -22,10 +22,10 @@ from fairflower.cli.options import (
     with_settings,
 )
 from fairflower.cli.report import print_report, readable_runs
-from fairflower.cli.terminal import console, text_table
+from fairflower.cli.terminal import console, say, text_table
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.methods import MethodSpec
-from fairflower.config.run import check_key, methods_of
+from fairflower.config.run import check_keys, methods_of
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
@@ -89,7 +89,7 @@ def run(
     folders = execute(plan, console)
     print_report(folders)
     path = escape(shlex.quote(str(folders[0])))
-    console.print(f"Report with figures: [bold]fairflower report {path}[/]", soft_wrap=True)
+    say(f"Report with figures: [bold]fairflower report {path}[/]", markup=True)
 
 
 @with_settings(
@@ -229,8 +229,7 @@ def plan_of(
     strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
     client_configs = methods_named(overrides, ClientConfig, "--clients", clients)
     named = [*strategy_configs, *client_configs, *methods_of(overrides.settings)]
-    for key in overrides.settings:
-        check_key(key, named)
+    check_keys(overrides.settings, named)
     return Plan.grid(
         settings, strategy_configs, seeds, overrides.shared, client_configs, federations, held_out
     )
@@ -241,9 +240,6 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     from fairflower.plans import power
     from fairflower.report.text import within_range
     from fairflower.statistics.differences import MIN_PAIRS
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False)
 
     methods = power.comparisons_of(plan)
     if federations == 1:
@@ -267,7 +263,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     if differing := power.other_settings(plan, pilot_runs):
         say(
             "[yellow]Warning:[/] The earlier runs may have another spread than the planned runs: "
-            f"{escape('; '.join(differing))}."
+            f"{escape('; '.join(differing))}.",
+            markup=True,
         )
     rows = [
         (

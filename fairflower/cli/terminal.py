@@ -72,9 +72,14 @@ def printable(error: BaseException) -> str:
     return error_text(error).encode("utf-8", "backslashreplace").decode()
 
 
+def say(text: object, markup: bool = False) -> None:
+    """Print text without line breaks in a sentence or path, so that it can be copied."""
+    console.print(text, soft_wrap=True, highlight=False, markup=markup)
+
+
 def say_where(what: str, path: Path) -> None:
-    """Print the path of an output on a single line, so that it can be copied."""
-    console.print(f"{what}: {path.absolute()}", soft_wrap=True, highlight=False, markup=False)
+    """Print the path of an output."""
+    say(f"{what}: {path.absolute()}")
 
 
 def text_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
 
 from fairflower.cli.options import Clients, ConfigOverrides, InlineJobs, OutputDir, with_settings
 from fairflower.cli.report import print_report
 from fairflower.cli.run import parse_jobs, plan_of
-from fairflower.cli.terminal import console
+from fairflower.cli.terminal import console, say
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
@@ -159,17 +158,10 @@ def _announce(tuning: TuningStudies) -> None:
     for method in tuning.tuned():
         ranges = "; ".join(f"{key} from {search}" for key, search in method.ranges.items())
         trials = counted(len(method.trials), "trial")
-        console.print(
-            f"{method.method}: {trials}, {ranges or 'nothing to tune'}",
-            highlight=False,
-            markup=False,
-        )
+        say(f"{method.method}: {trials}, {ranges or 'nothing to tune'}")
     if done := _num_finished(tuning):
-        console.print(f"Already finished: {counted(done, 'trial')}.")
-    console.print(
-        f"At most {counted(tuning.total, 'run')} left. Output folder: {escape(str(tuning.folder))}",
-        soft_wrap=True,
-    )
+        say(f"Already finished: {counted(done, 'trial')}.")
+    say(f"At most {counted(tuning.total, 'run')} left. Output folder: {tuning.folder}")
 
 
 def _num_finished(tuning: TuningStudies) -> int:

@@ -323,5 +323,11 @@ class ClientConfig(MethodSpec):
     )
 
 
+#: All kinds of parts that a run config names.
+SPECS: tuple[type[Spec], ...] = (
+    *(StrategyConfig, ClientConfig, DataSpec, ModelSpec),
+    *(AdapterSpec, ParticipationSpec, TrackerSpec),
+)
+
 #: Either kind of method.
 Choice = TypeVar("Choice", bound=MethodSpec)

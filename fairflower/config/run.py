@@ -20,6 +20,7 @@ from fairflower.config.methods import (
     MethodSpec,
     ModelSpec,
     ParticipationSpec,
+    Spec,
     StrategyConfig,
     TrackerSpec,
 )
@@ -162,6 +163,20 @@ class RunConfig:
         client, strategy = self.client.label, self.strategy.label
         return strategy if client in PLAIN_CLIENTS else f"{client}+{strategy}"
 
+    @property
+    def parts(self) -> list[Spec]:
+        """The parts that the config names, with their arguments."""
+        adapter, tracker = self.model.adapter, self.track
+        return [
+            self.strategy,
+            self.client,
+            DataSpec.read(self.data.name),
+            ModelSpec.read(self.model.name),
+            ParticipationSpec.read(self.participation.policy),
+            *([AdapterSpec.read(adapter)] if adapter else []),
+            *([TrackerSpec.read(tracker)] if tracker != "none" else []),
+        ]
+
     def evaluates(self, split: str) -> bool:
         """Return whether models are tested on a split, ``"test"`` or ``"validation"``."""
         return self.evaluate.test if split == "test" else self.data.validated
@@ -179,8 +194,7 @@ class RunConfig:
         methods = methods_of(flat)
         for method in methods:
             method.factory  # noqa: B018  # an unknown name is reported before its arguments
-        for key in flat:
-            check_key(key, methods)
+        check_keys(flat, methods)
         config = _build({key: _converted(key, value) for key, value in flat.items()})
         _check(config)
         load_metrics(config.evaluate.metrics)
@@ -193,7 +207,7 @@ class RunConfig:
         The types and ranges of settings are checked; keys that are not settings are ignored. The
         strategy stays a name: only the server imports it, in `from_flat`.
         """
-        settings = {k: checked(k, flat[k], spec) for k, spec in _schema().items() if k in flat}
+        settings = {k: checked(k, flat[k], spec) for k, spec in schema().items() if k in flat}
         methods = {k: v for k, v in flat.items() if k.startswith(METHOD_TABLES)}
         return _build(settings | methods)
 
@@ -204,7 +218,7 @@ class RunConfig:
 
     def concise(self) -> dict[str, Scalar]:
         """Return the keys with their values, without arguments that the config does not set."""
-        settings = {key: attrgetter(key.replace("-", "_"))(self) for key in _schema()}
+        settings = {key: attrgetter(key.replace("-", "_"))(self) for key in schema()}
         return settings | self.client.to_flat() | self.strategy.to_flat()
 
     def to_toml(self, parent: str = "") -> str:
@@ -221,7 +235,7 @@ def default_values() -> MappingProxyType[str, Scalar]:
 
     These are the declared ones: a default that depends on another setting is not resolved.
     """
-    declared = {key: spec.default for key, spec in _schema().items()}
+    declared = {key: spec.default for key, spec in schema().items()}
     return MappingProxyType(RunConfig().to_flat() | declared)
 
 
@@ -230,35 +244,38 @@ def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:
     return [kind.of(flat) for kind in _METHODS]
 
 
-def check_key(key: str, methods: Iterable[MethodSpec] = ()) -> None:
+def check_keys(keys: Iterable[str], methods: Sequence[MethodSpec] = ()) -> None:
     """Raise ``ConfigError`` for an unknown key; the error suggests the most similar valid key.
 
     All settings, and the arguments of built-in methods and of ``methods``, are valid. For a key in
     a method's table, the error lists only the arguments of ``methods``.
     """
-    if key in (*_schema(), *_NAMES) or key in default_values():
-        return
-    named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
-    arguments = {f"{m.TABLE}.{argument_to_key(a)}" for m in named for a in m.factory.arguments()}
-    if key in arguments:
-        return
-    valid = (arguments | {m.KEY for m in named}) or default_values()
-    words = unknown("run config key", key, valid, key_help())
-    if named and not arguments:
-        names = ", ".join(m.name for m in named)
-        words += f" {names} has no arguments, that is, no keyword-only parameters."
-    raise ConfigError(words)
+    for key in keys:
+        if key in schema() or key in _NAMES or key in default_values():
+            continue
+        named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
+        arguments = {
+            f"{m.TABLE}.{argument_to_key(a)}" for m in named for a in m.factory.arguments()
+        }
+        if key in arguments:
+            continue
+        valid = (arguments | {m.KEY for m in named}) or default_values()
+        words = unknown("run config key", key, valid, key_help())
+        if named and not arguments:
+            names = ", ".join(m.name for m in named)
+            words += f" {names} has no arguments, that is, no keyword-only parameters."
+        raise ConfigError(words)
 
 
 def is_setting(key: str) -> bool:
     """Return whether a key of a message is a setting or an argument of a method."""
-    return key in _schema() or key.startswith(METHOD_TABLES)
+    return key in schema() or key.startswith(METHOD_TABLES)
 
 
 @cache
 def key_help() -> Mapping[str, str]:
     """Return the help text of every key."""
-    texts = {key: spec.help for key, spec in _schema().items()}
+    texts = {key: spec.help for key, spec in schema().items()}
     for kind in _METHODS:
         texts[kind.KEY] = kind.HELP
         for arg, owners in kind.REGISTRY.arguments().items():
@@ -269,7 +286,7 @@ def key_help() -> Mapping[str, str]:
 @cache
 def execution_keys() -> frozenset[str]:
     """Return the keys that affect how a run is executed, but not its result."""
-    return frozenset(key for key, spec in _schema().items() if spec.execution)
+    return frozenset(key for key, spec in schema().items() if spec.execution)
 
 
 _METHODS: tuple[type[MethodSpec], ...] = (ClientConfig, StrategyConfig)
@@ -277,14 +294,14 @@ _NAMES = tuple(kind.KEY for kind in _METHODS)
 
 
 @cache
-def _schema() -> dict[str, ArgumentSpec]:
+def schema() -> dict[str, ArgumentSpec]:
     """Return all settings by key, without methods and their arguments."""
-    schema = dict(setting_specs(RunConfig))
+    specs = dict(setting_specs(RunConfig))
     for table in dataclasses.fields(RunConfig):
         if table.default is dataclasses.MISSING and table.name not in ("client", "strategy"):
             settings = setting_specs(table.default_factory)  # type: ignore[arg-type]
-            schema |= {f"{table.name}.{key}": spec for key, spec in settings.items()}
-    return schema
+            specs |= {f"{table.name}.{key}": spec for key, spec in settings.items()}
+    return specs
 
 
 def check_values(flat: Mapping[str, Any]) -> None:
@@ -302,14 +319,14 @@ def _converted(key: str, value: Any) -> Any:
     """Convert a value to its key's type; raise ``ConfigError`` if it is not allowed."""
     if key in _NAMES:
         return value
-    if key not in _schema():
+    if key not in schema():
         fits = is_text(value) if isinstance(value, str) else isinstance(value, bool | int | float)
         if fits and not (isinstance(value, int) and abs(value) > MAX_INT):
             return None if str(value).lower() == "none" else value
         raise ConfigError(
             f"{key} = {quoted(value)}: expected a number, a word, 'none' or 'default'."
         )
-    return checked(key, value, _schema()[key])
+    return checked(key, value, schema()[key])
 
 
 def _build(flat: Mapping[str, Any]) -> RunConfig:
@@ -329,23 +346,13 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
 
 def _check(config: RunConfig) -> None:
     """Raise ``ConfigError`` if a name is not registered or settings conflict."""
-    if config.ray_address and config.engine not in ("auto", "ray"):
-        raise ConfigError(
-            f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
-            "machine. Set engine = 'ray', or remove ray-address."
-        )
-    for choice in (
-        config.strategy,
-        config.client,
-        DataSpec.read(config.data.name),
-        ModelSpec.read(config.model.name),
-        ParticipationSpec.read(config.participation.policy),
-        *([] if config.track == "none" else [TrackerSpec.read(config.track)]),
-    ):
-        choice.check()
+    for part in config.parts:
+        part.check()
     _check_model(config.model)
-    client = config.client.factory
-    _check_kind(config, DataSpec.read(config.data.name).kind)
+    client, kind = config.client.factory, DataSpec.read(config.data.name).kind
+    ModelSpec.read(config.model.name).check_kind(kind)
+    client.check_kind(kind)
+    _check_conflicts(config, kind)
     with config.client.naming_failures():
         client.check_model(config.model.name)
         client.check_steps(config.train)
@@ -355,11 +362,11 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"strategy.{error}") from error
     with config.strategy.naming_failures():
         measurements = strategy._measurements
-    known = {name: MEASUREMENTS[name] for name in measurements if name in MEASUREMENTS}
-    if wrong := [name for name in measurements if name not in known]:
-        raise ConfigError(
-            f"{config.strategy.name}: {unknown('measurement', wrong[0], MEASUREMENTS)}"
-        )
+    for name in measurements:
+        if name not in MEASUREMENTS:
+            words = unknown("measurement", name, MEASUREMENTS)
+            raise ConfigError(f"{config.strategy.name}: {words}")
+        MEASUREMENTS[name]  # one of another package is imported
     with config.client.naming_failures():
         try:
             exchanges = client.make_exchanges(config.client.args)
@@ -378,7 +385,6 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(str(error)) from error
     if config.secure_aggregation:
         check_secure(config, strategy, exchanges)
-    _check_amounts(config)
 
 
 def _check_model(model: ModelConfig) -> None:
@@ -390,40 +396,51 @@ def _check_model(model: ModelConfig) -> None:
             f"model.weights = {quoted(model.weights)}: {model.name} does not support pretrained "
             f"weights. Remove it, or choose {others}."
         )
-    if model.adapter:
-        if not getattr(chosen.factory, "adaptable", False):
-            raise ConfigError(
-                f"model.adapter = {quoted(model.adapter)}: {model.name} does not support "
-                "adapters. Remove it, or choose a pretrained network (timm:NAME or hf:NAME)."
-            )
-        AdapterSpec.read(model.adapter).check()
+    if model.adapter and not getattr(chosen.factory, "adaptable", False):
+        raise ConfigError(
+            f"model.adapter = {quoted(model.adapter)}: {model.name} does not support adapters. "
+            "Remove it, or choose a pretrained network (timm:NAME or hf:NAME)."
+        )
 
 
-def _check_amounts(config: RunConfig) -> None:
-    """Raise ``ConfigError`` if settings for data and evaluation conflict."""
-    if not (config.evaluate.test or config.data.validated):
-        raise ConfigError(
-            "evaluate.test = false: the run has no validation examples to test on instead. Set "
-            "data.validation-fraction or data.validation-examples, or remove evaluate.test."
-        )
-    if config.data.held_out and config.evaluate.by == "clients":
-        raise ConfigError(
-            f"data.held-out = {quoted(config.data.held_out)}: no client has this domain, so the "
-            "server must test on it. Set evaluate.by to server or both, or remove data.held-out."
-        )
-    if config.evaluate.auc and config.evaluate.by == "clients":
-        raise ConfigError("evaluate.auc = true: clients compute no AUC. Set evaluate.by to both.")
-    if config.evaluate.adabn and not config.data.held_out:
-        raise ConfigError(
-            "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. "
-            "Set data.held-out, or remove evaluate.adabn."
-        )
-    if config.data.validation_fraction and config.data.validation_examples:
-        raise ConfigError(
-            "data.validation-fraction and data.validation-examples are both set. Set one to 0."
-        )
-    if config.data.fraction and config.data.examples_per_client:
-        raise ConfigError("data.fraction and data.examples-per-client are both set. Set one to 0.")
+def _check_conflicts(config: RunConfig, kind: str) -> None:
+    """Raise ``ConfigError`` if settings conflict; ``kind`` is that of the data's examples."""
+    data, evaluate = config.data, config.evaluate
+    only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
+    conflicts = {
+        f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
+        "machine. Set engine = 'ray', or remove ray-address.": (
+            config.ray_address and config.engine not in ("auto", "ray")
+        ),
+        f"data.image-size = {data.image_size}: this setting {only_images}": (
+            data.image_size and kind != "images"
+        ),
+        f"data.corrupted-clients = {data.corrupted_clients}: this setting {only_images}": (
+            data.corrupted_clients and kind != "images"
+        ),
+        "evaluate.test = false: the run has no validation examples to test on instead. Set "
+        "data.validation-fraction or data.validation-examples, or remove evaluate.test.": not (
+            evaluate.test or data.validated
+        ),
+        f"data.held-out = {quoted(data.held_out)}: no client has this domain, so the server must "
+        "test on it. Set evaluate.by to server or both, or remove data.held-out.": (
+            data.held_out and evaluate.by == "clients"
+        ),
+        "evaluate.auc = true: clients compute no AUC. Set evaluate.by to both.": (
+            evaluate.auc and evaluate.by == "clients"
+        ),
+        "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. Set "
+        "data.held-out, or remove evaluate.adabn.": evaluate.adabn and not data.held_out,
+        "data.validation-fraction and data.validation-examples are both set. Set one to 0.": (
+            data.validation_fraction and data.validation_examples
+        ),
+        "data.fraction and data.examples-per-client are both set. Set one to 0.": (
+            data.fraction and data.examples_per_client
+        ),
+    }
+    for message, conflict in conflicts.items():
+        if conflict:
+            raise ConfigError(message)
 
 
 def check_tuned(configs: Sequence[RunConfig]) -> None:
@@ -439,22 +456,6 @@ def check_tuned(configs: Sequence[RunConfig]) -> None:
         for key in names_in(tuned):
             if key not in valid:
                 raise ConfigError(f"tuned = {quoted(tuned)}: {unknown('setting', key, valid)}")
-
-
-def _check_kind(config: RunConfig, kind: str) -> None:
-    """Raise ``ConfigError`` if model, client or settings do not support the kind of examples."""
-    ModelSpec.read(config.model.name).check_kind(kind)
-    config.client.factory.check_kind(kind)
-    data = config.data
-    for key, value in (
-        ("image-size", data.image_size),
-        ("corrupted-clients", data.corrupted_clients),
-    ):
-        if value and kind != "images":
-            raise ConfigError(
-                f"data.{key} = {value}: this setting applies to images only, but data.name = "
-                f"{data.name!r} has {kind}. Remove it."
-            )
 
 
 def tested_split(config: Mapping[str, Any]) -> str:

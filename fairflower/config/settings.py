@@ -429,26 +429,18 @@ class EvaluateConfig:
     ] = "stop"
 
 
-#: Short name (of a command's option or a Python argument) -> run config key, type and help text.
-SHORT_NAMES: dict[str, tuple[str, type, str]] = {
-    "data": ("data.name", str, "Data set"),
-    "data_dir": ("data.dir", str, "Folder of local data"),
-    "model": ("model.name", str, "Model"),
-    "rounds": ("num-server-rounds", int, "Number of training rounds"),
-    "fraction_train": ("fraction-train", float, "Fraction of the clients that train in each round"),
-    "epochs": ("train.local-epochs", int, "Local epochs"),
-    "lr": ("train.lr", float, "Learning rate"),
-    "seed": ("seed", int, "Random seed for everything except the partition"),
-    "engine": (
-        "engine",
-        str,
-        "Simulation engine: auto, ray, flower (Flower's engine on Ray) or inline",
-    ),
-    "ray_address": (
-        "ray-address",
-        str,
-        "Address of a Ray cluster: auto, host:port or ray://host:port",
-    ),
-    "workers": ("workers", int, "Number of parallel clients on Ray"),
-    "output_dir": ("output-dir", str, "Parent folder of run folders"),
+#: Short name (of a command's option or a Python argument) -> run config key.
+SHORT_NAMES = {
+    "data": "data.name",
+    "data_dir": "data.dir",
+    "model": "model.name",
+    "rounds": "num-server-rounds",
+    "fraction_train": "fraction-train",
+    "epochs": "train.local-epochs",
+    "lr": "train.lr",
+    "seed": "seed",
+    "engine": "engine",
+    "ray_address": "ray-address",
+    "workers": "workers",
+    "output_dir": "output-dir",
 }

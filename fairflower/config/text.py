@@ -8,6 +8,7 @@ import keyword
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,6 @@ from fairflower.paths import read_text
 METHOD_TABLES = ("client.", "strategy.")
 
 Scalar = bool | int | float | str
-
-#: Reason in errors for text that `is_text` rejects.
-NO_TEXT = "it contains a null byte or a surrogate, which are not allowed"
 
 
 def argument_to_key(name: str) -> str:
@@ -57,9 +55,12 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     """Read the tables of a TOML file; raise ``ConfigError`` if it cannot be read."""
     path = Path(path).expanduser()
     if not is_text(str(path)):
-        raise ConfigError(f"Cannot read the config file {str(path)!r}: {NO_TEXT}.")
+        raise ConfigError(
+            f"Cannot read the config file {str(path)!r}: it contains a null byte or a surrogate, "
+            "which are not allowed."
+        )
     try:
-        tables = _parse_toml(read_text(path, "utf-8-sig"))
+        tables = tomllib.loads(read_text(path, "utf-8-sig"), parse_float=parse_float)
         flatten_tables(tables)  # fails where Python's recursion limit is below their depth
         return tables
     except OSError as error:
@@ -71,10 +72,6 @@ def read_tables(path: str | Path) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-
-
-def _parse_toml(text: str) -> dict[str, Any]:
-    return tomllib.loads(text, parse_float=parse_float)
 
 
 def parse_float(text: str) -> float:
@@ -113,36 +110,31 @@ def split_spec(text: str) -> list[str]:
     return re.split(r":(?![\\/])|(?<![:=][A-Za-z]):", text)
 
 
-def parse_assignment(text: str, where: str = "") -> tuple[str, Any]:
-    """Parse ``key=value``; the value is a TOML scalar, but no date, if possible, else a string.
-
-    ``where`` names the place of the text in errors.
-
-    >>> parse_assignment("train.lr=0.1"), parse_assignment("model.name=cnn")
-    (('train.lr', 0.1), ('model.name', 'cnn'))
-    """
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        given = f"{where}: expected" if where else "Expected"
-        raise ConfigError(f"{given} key=value, got {quoted(text)}.")
-    try:
-        parsed = _parse_toml(f"value = {value}")
-    except (ValueError, RecursionError):
-        parsed = {}
-    # A value with a line break could set other keys. A run may be named after a date.
-    if len(parsed) != 1 or isinstance(parsed["value"], date | time):
-        return key.strip(), value.strip()
-    return key.strip(), parsed["value"]
-
-
 def parse_assignments(texts: Iterable[str], where: str = "") -> dict[str, Any]:
-    """Parse several ``key=value`` strings; raise ``ConfigError`` if a key is repeated."""
+    """Parse texts ``key=value``; raise ``ConfigError`` if a key is repeated.
+
+    A value is a TOML scalar, but no date, if possible, else a string. ``where`` names the place of
+    the texts in errors.
+
+    >>> parse_assignments(["train.lr=0.1", "model.name=cnn"])
+    {'train.lr': 0.1, 'model.name': 'cnn'}
+    """
     assigned: dict[str, Any] = {}
-    for key, value in (parse_assignment(text, where) for text in texts):
+    for text in texts:
+        key, sign, value = map(str.strip, text.partition("="))
+        if not sign or not key:
+            given = f"{where}: expected" if where else "Expected"
+            raise ConfigError(f"{given} key=value, got {quoted(text)}.")
+        scalar: Any = value
+        with suppress(ValueError, RecursionError):
+            parsed = tomllib.loads(f"value = {value}", parse_float=parse_float)
+            # A value with a line break could set other keys. A run may be named after a date.
+            if len(parsed) == 1 and not isinstance(parsed["value"], date | time):
+                scalar = parsed["value"]
         if key in assigned:
-            values = f"{quoted(assigned[key])} and {quoted(value)}"
+            values = f"{quoted(assigned[key])} and {quoted(scalar)}"
             raise ConfigError(f"{key} is given twice, as {values}. Give a single value.")
-        assigned[key] = value
+        assigned[key] = scalar
     return assigned
 
 

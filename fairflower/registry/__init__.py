@@ -94,64 +94,34 @@ PLAIN_CLIENTS = ("sgd", "fedavg")
 MODELS = Registry(
     "fairflower.models",
     {
-        "cnn": (
-            "small:CNN",
-            "three convolutional layers with group norm or BatchNorm (cnn:norm=batch), 26 k to "
-            "34 k parameters",
-        ),
-        "mlp": (
-            "small:MLP",
-            "two hidden layers of 64 units (mlp:hidden=64), for features and for images of any "
-            "size",
-        ),
-        "embedding-bag": (
-            "small:EmbeddingBag",
-            "a linear classifier on the mean of 64-dimensional token embeddings "
-            "(embedding-bag:width=64), for token ids",
-        ),
-        "resnet10": ("resnet:resnet10", "the papers' ResNet-10, 4.9 M parameters"),
-        "resnet12": ("resnet:resnet12", "the papers' ResNet-12, 5.0 M parameters"),
-        "resnet18": (
-            "resnet:resnet18",
-            "torchvision's ResNet-18, 11.2 M parameters (FedISM); pretrained with model.weights "
-            "= imagenet or a file",
-        ),
-        "prompt-vit-tiny": (
-            "prompt_vit:prompt_vit_tiny",
-            "FedGCR's prompts for a frozen ViT that is small enough for a CPU: 0.76 M "
-            "parameters, pretrained on printed characters; 0.13 M parameters are trained",
-        ),
-        "prompt-vit-b-16": (
-            "prompt_vit:prompt_vit_b_16",
-            "FedGCR's prompts for a frozen ViT-B/16: 85.8 M parameters, pretrained on ImageNet; "
-            "4.7 M parameters are trained",
-        ),
-        "vpt-vit-tiny": (
-            "prompt_vit:vpt_vit_tiny",
-            "visual prompt tuning (Jia et al. 2022): prompt-vit-tiny without GC-Net, the "
-            "baseline in FedGCR's ablation; 1.8 k parameters are trained",
-        ),
-        "vpt-vit-b-16": (
-            "prompt_vit:vpt_vit_b_16",
-            "visual prompt tuning: prompt-vit-b-16 without GC-Net; 10.8 k parameters are trained",
-        ),
-        "timm:NAME": (
-            "timm_networks:timm",
-            "any image classifier from timm, trained as a whole or with an adapter",
-        ),
-        "hf:NAME": (
-            "hf_networks:hf",
-            "an image or text classifier from transformers, in a folder or on the Hugging Face "
-            "Hub, trained as a whole or with an adapter",
-        ),
-        "prompt-timm:NAME": (
-            "timm_networks:prompt_timm",
-            "FedGCR's prompts for a frozen ViT from timm",
-        ),
-        "vpt-timm:NAME": (
-            "timm_networks:vpt_timm",
-            "visual prompt tuning of a frozen ViT from timm: prompt-timm without GC-Net",
-        ),
+        "cnn": "small:CNN - three convolutional layers with group norm or BatchNorm "
+        "(cnn:norm=batch), 26 k to 34 k parameters",
+        "mlp": "small:MLP - two hidden layers of 64 units (mlp:hidden=64), for features and for "
+        "images of any size",
+        "embedding-bag": "small:EmbeddingBag - a linear classifier on the mean of 64-dimensional "
+        "token embeddings (embedding-bag:width=64), for token ids",
+        "resnet10": "resnet:resnet10 - the papers' ResNet-10, 4.9 M parameters",
+        "resnet12": "resnet:resnet12 - the papers' ResNet-12, 5.0 M parameters",
+        "resnet18": "resnet:resnet18 - torchvision's ResNet-18, 11.2 M parameters (FedISM); "
+        "pretrained with model.weights = imagenet or a file",
+        "prompt-vit-tiny": "prompt_vit:prompt_vit_tiny - FedGCR's prompts for a frozen ViT that is "
+        "small enough for a CPU: 0.76 M parameters, pretrained on printed characters; 0.13 M "
+        "parameters are trained",
+        "prompt-vit-b-16": "prompt_vit:prompt_vit_b_16 - FedGCR's prompts for a frozen ViT-B/16: "
+        "85.8 M parameters, pretrained on ImageNet; 4.7 M parameters are trained",
+        "vpt-vit-tiny": "prompt_vit:vpt_vit_tiny - visual prompt tuning (Jia et al. 2022): "
+        "prompt-vit-tiny without GC-Net, the baseline in FedGCR's ablation; 1.8 k parameters are "
+        "trained",
+        "vpt-vit-b-16": "prompt_vit:vpt_vit_b_16 - visual prompt tuning: prompt-vit-b-16 without "
+        "GC-Net; 10.8 k parameters are trained",
+        "timm:NAME": "timm_networks:timm - any image classifier from timm, trained as a whole or "
+        "with an adapter",
+        "hf:NAME": "hf_networks:hf - an image or text classifier from transformers, in a folder or "
+        "on the Hugging Face Hub, trained as a whole or with an adapter",
+        "prompt-timm:NAME": "timm_networks:prompt_timm - FedGCR's prompts for a frozen ViT from "
+        "timm",
+        "vpt-timm:NAME": "timm_networks:vpt_timm - visual prompt tuning of a frozen ViT from timm: "
+        "prompt-timm without GC-Net",
     },
     kind="model",
     base="torch.nn:Module",
@@ -162,11 +132,8 @@ MODELS = Registry(
 ADAPTERS = Registry(
     "fairflower.models",
     {
-        "lora": (
-            "bodies:lora",
-            "low-rank adapters parallel to linear layers (lora:r=8; Hu et al. 2022), implemented "
-            "by PEFT",
-        )
+        "lora": "bodies:lora - low-rank adapters parallel to linear layers (lora:r=8; Hu et al. "
+        "2022), implemented by PEFT",
     },
     kind="adapter",
     base="builtins:object",
@@ -178,17 +145,12 @@ ADAPTERS = Registry(
 PARTICIPATION = Registry(
     "fairflower.participation",
     {
-        "uniform": ("policies:Uniform", "uniform at random"),
-        "by-examples": (
-            "policies:ByExamples",
-            "at random, in proportion to training examples, which fedavg then counts twice",
-        ),
-        "round-robin": ("policies:RoundRobin", "in turn"),
-        "power-of-choice": (
-            "policies:PowerOfChoice",
-            "the clients with the largest losses among d random candidates "
-            "(power-of-choice:d=10; Cho, Wang & Joshi 2022)",
-        ),
+        "uniform": "policies:Uniform - uniform at random",
+        "by-examples": "policies:ByExamples - at random, in proportion to training examples, which "
+        "fedavg then counts twice",
+        "round-robin": "policies:RoundRobin - in turn",
+        "power-of-choice": "policies:PowerOfChoice - the clients with the largest losses among d "
+        "random candidates (power-of-choice:d=10; Cho, Wang & Joshi 2022)",
     },
     kind="participation policy",
     base="fairflower.aggregation.participation:Participation",
@@ -199,9 +161,9 @@ PARTICIPATION = Registry(
 TRACKERS = Registry(
     "fairflower.trackers",
     {
-        "tensorboard": ("tensorboard:TensorBoard", "TensorBoard, in the run folder"),
-        "mlflow": ("mlflow:MLflow", "MLflow, on a server or in a file"),
-        "wandb": ("wandb:WandB", "Weights & Biases"),
+        "tensorboard": "tensorboard:TensorBoard - TensorBoard, in the run folder",
+        "mlflow": "mlflow:MLflow - MLflow, on a server or in a file",
+        "wandb": "wandb:WandB - Weights & Biases",
     },
     kind="tracker",
     base="fairflower.trackers:Tracker",
@@ -217,74 +179,36 @@ OWN_FILES = ("images", "npz", "texts")
 DATA_SETS = Registry(
     "fairflower.data",
     {
-        "uci-digits": (
-            "uci_digits:UCIDigits",
-            "embedded: UCI handwritten digits in four domains (plain, inverted on texture, "
-            "rotated and noisy, printed fonts)",
-        ),
-        "digits": (
-            "image_sets:Digits",
-            "MNIST, USPS, SVHN and SYN, the Digits benchmark of FedHEAL and FedEquilibria",
-        ),
-        "office-caltech": (
-            "image_sets:OfficeCaltech",
-            "Office-Caltech-10 from a folder: ten classes of objects in images from amazon, "
-            "caltech, dslr and webcam (FedHEAL, FedEquilibria)",
-        ),
-        "pacs": (
-            "image_sets:PACS",
-            "seven classes of objects in photos, art paintings, cartoons and sketches "
-            "(FedEquilibria)",
-        ),
-        "digit-five": ("image_sets:DigitFive", "MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR"),
-        "domainnet": (
-            "image_sets:DomainNet",
-            "DomainNet from a folder: ten classes of objects in six image styles (FedGCR)",
-        ),
-        "ham10000": (
-            "image_sets:HAM10000",
-            "HAM10000: seven classes of skin lesions in one domain, for federations of clean "
-            "and corrupted clients",
-        ),
-        "isic2019": (
-            "image_sets:ISIC2019",
-            "ISIC 2019 from a folder: eight classes of skin lesions in one domain (FedISM)",
-        ),
-        "rsna-ich": (
-            "image_sets:RSNAICH",
-            "RSNA intracranial hemorrhage from a folder: five types of hemorrhage in one domain "
-            "(FedISM)",
-        ),
-        "cifar10": (
-            "image_sets:CIFAR10",
-            "CIFAR-10 in one domain, divided among clients equally or by a Dirichlet partition",
-        ),
-        "femnist": ("image_sets:FEMNIST", "FEMNIST in one domain; each client is a writer"),
-        "randhie": (
-            "tables:RandHIE",
-            "embedded, features: doctor visits in the RAND Health Insurance Experiment, in four "
-            "domains by self-rated health (excellent, good, fair, poor)",
-        ),
-        "heart-disease": (
-            "tables:HeartDisease",
-            "embedded, features: heart disease in 740 patients at four hospitals (Cleveland, "
-            "Hungary, Switzerland, Long Beach)",
-        ),
-        "images": (
-            "folders:DomainImageFolder",
-            "your own images: a folder with <domain>/<class>/<image>; images:bits=12 for 16-bit "
-            "gray images that store 12-bit values",
-        ),
-        "npz": (
-            "folders:DomainNpzFolder",
-            "your own arrays: a folder with <domain>.npz for each domain (x_train, y_train, "
-            "x_test, y_test)",
-        ),
-        "texts": (
-            "texts:DomainTextFolder",
-            "your own texts: a folder with <domain>.csv for each domain (text, label); "
-            "texts:length=64:tokenizer=FOLDER for a network from transformers",
-        ),
+        "uci-digits": "uci_digits:UCIDigits - embedded: UCI handwritten digits in four domains "
+        "(plain, inverted on texture, rotated and noisy, printed fonts)",
+        "digits": "image_sets:Digits - MNIST, USPS, SVHN and SYN, the Digits benchmark of FedHEAL "
+        "and FedEquilibria",
+        "office-caltech": "image_sets:OfficeCaltech - Office-Caltech-10 from a folder: ten classes "
+        "of objects in images from amazon, caltech, dslr and webcam (FedHEAL, FedEquilibria)",
+        "pacs": "image_sets:PACS - seven classes of objects in photos, art paintings, cartoons and "
+        "sketches (FedEquilibria)",
+        "digit-five": "image_sets:DigitFive - MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR",
+        "domainnet": "image_sets:DomainNet - DomainNet from a folder: ten classes of objects in "
+        "six image styles (FedGCR)",
+        "ham10000": "image_sets:HAM10000 - HAM10000: seven classes of skin lesions in one domain, for "
+        "federations of clean and corrupted clients",
+        "isic2019": "image_sets:ISIC2019 - ISIC 2019 from a folder: eight classes of skin lesions in "
+        "one domain (FedISM)",
+        "rsna-ich": "image_sets:RSNAICH - RSNA intracranial hemorrhage from a folder: five types of "
+        "hemorrhage in one domain (FedISM)",
+        "cifar10": "image_sets:CIFAR10 - CIFAR-10 in one domain, divided among clients equally or "
+        "by a Dirichlet partition",
+        "femnist": "image_sets:FEMNIST - FEMNIST in one domain; each client is a writer",
+        "randhie": "tables:RandHIE - embedded, features: doctor visits in the RAND Health "
+        "Insurance Experiment, in four domains by self-rated health (excellent, good, fair, poor)",
+        "heart-disease": "tables:HeartDisease - embedded, features: heart disease in 740 patients "
+        "at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
+        "images": "folders:DomainImageFolder - your own images: a folder with "
+        "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
+        "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "
+        "domain (x_train, y_train, x_test, y_test)",
+        "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "
+        "domain (text, label); texts:length=64:tokenizer=FOLDER for a network from transformers",
     },
     kind="data set",
     base="fairflower.data:DataSet",

@@ -35,9 +35,10 @@ class Registry(UserDict[str, Any]):
     package : str
         Package of the built-in entries.
     entries : mapping
-        Built-in name -> ``"module:attribute"`` in ``package``, or this and a one-line description,
-        so that listing the entries imports nothing. A name ``FAMILY:NAME`` stands for every network
-        of a library: ``FAMILY:x`` is the entry's function with the first argument ``"x"``.
+        Built-in name -> ``"module:attribute"`` in ``package``, or ``"module:attribute - line"``
+        with a description, so that listing the entries imports nothing. A name ``FAMILY:NAME``
+        stands for every network of a library: ``FAMILY:x`` is the entry's function with the first
+        argument ``"x"``.
     kind : str
         Word for an entry in messages, for example "strategy".
     base : str, default=""
@@ -53,17 +54,17 @@ class Registry(UserDict[str, Any]):
     def __init__(
         self,
         package: str,
-        entries: Mapping[str, str | tuple[str, str]],
+        entries: Mapping[str, str],
         kind: str,
         base: str = "",
         makers: bool = False,
         server_only: bool = False,
         group: str = "",
     ) -> None:
-        places = {n: e if isinstance(e, str) else e[0] for n, e in entries.items()}
-        super().__init__({n: place for n, place in places.items() if ":" not in n})
-        self.families = {n.partition(":")[0]: place for n, place in places.items() if ":" in n}
-        self.lines = {name: e[1] for name, e in entries.items() if not isinstance(e, str)}
+        parts = {name: entry.partition(" - ") for name, entry in entries.items()}
+        super().__init__({n: place for n, (place, _, _) in parts.items() if ":" not in n})
+        self.families = {n.partition(":")[0]: e[0] for n, e in parts.items() if ":" in n}
+        self.lines = {name: line for name, (_, _, line) in parts.items() if line}
         self.package = package
         self.group = group or package
         self.kind = kind

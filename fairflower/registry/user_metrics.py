@@ -102,7 +102,7 @@ def compute_metrics(
         try:
             returned = load_metrics(place)[name](logits.copy(), labels.copy())
             values[name] = _number(name, returned)
-        except (ConfigError, _WrongValue) as error:
+        except ConfigError as error:
             wrong[name] = str(error)
         except STOPS:
             raise
@@ -111,26 +111,24 @@ def compute_metrics(
     return values, wrong
 
 
-class _WrongValue(Exception):
-    """A metric did not return a finite number."""
-
-
 def _number(name: str, returned: Any) -> float:
+    """Return a metric's value; raise ``ConfigError`` if it is no number in the metric's range."""
     try:
         array = np.asarray(returned)
     except Exception:  # for example a tensor on another device
         array = np.empty((), dtype=object)
+    got, wanted = "", "a number"
     if array.shape != ():
-        raise _WrongValue(f"it returned an array of shape {array.shape}; expected a number")
-    if np.ma.is_masked(returned):
-        raise _WrongValue("it returned a masked value; expected a number")
-    if array.dtype.kind not in "biuf":
-        raise _WrongValue(f"it returned a {type(returned).__name__}; expected a number")
-    value = float(array)
-    if not abs(value) <= LARGEST:  # NaN, too
-        raise _WrongValue(f"it returned {value}; expected a finite number")
-    if range_of(name) == (0, 1) and not 0 <= value <= 1:
-        raise _WrongValue(
-            f"it returned {value}; expected a number from 0 to 1, because the name ends in accuracy"
-        )
-    return value
+        got = f"an array of shape {array.shape}"
+    elif np.ma.is_masked(returned):
+        got = "a masked value"
+    elif array.dtype.kind not in "biuf":
+        got = f"a {type(returned).__name__}"
+    elif not abs(array) <= LARGEST:  # NaN, too
+        got, wanted = f"{float(array)}", "a finite number"
+    elif range_of(name) == (0, 1) and not 0 <= array <= 1:
+        got = f"{float(array)}"
+        wanted = "a number from 0 to 1, because the name ends in accuracy"
+    if got:
+        raise ConfigError(f"it returned {got}; expected {wanted}")
+    return float(array)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflower.config import ModelConfig, RunConfig
-from fairflower.config.methods import AdapterSpec, DataSpec, ModelSpec, ParticipationSpec
 from fairflower.config.run import (
     changed_settings,
-    check_key,
+    check_keys,
     check_values,
     execution_keys,
     methods_of,
@@ -163,7 +162,7 @@ def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -
     """Raise ``ConfigError`` for a given setting that is invalid or may not change."""
     methods, before = methods_of(flat), with_absolute_paths(flat)
     for key, value in given.items():
-        check_key(key, methods)
+        check_keys([key], methods)
         check_values({key: value})
         after = with_absolute_paths({**flat, key: value})
         if key not in CHANGEABLE and after.get(key) != before.get(key):
@@ -248,15 +247,8 @@ def part_digests(config: RunConfig) -> dict[str, str]:
 
     Built-in parts, those of installed packages, and files that are missing have no digest.
     """
-    specs = (
-        config.strategy,
-        config.client,
-        DataSpec.read(config.data.name),
-        ModelSpec.read(config.model.name),
-        ParticipationSpec.read(config.participation.policy),
-        AdapterSpec.read(config.model.adapter),
-    )
-    files = {spec.KEY: [spec.REGISTRY.own_file(spec.name)] for spec in specs}
+    parts = (part for part in config.parts if part.KEY != "track")  # it changes no result
+    files = {part.KEY: [part.REGISTRY.own_file(part.name)] for part in parts}
     places = sorted(metric_names(config.evaluate.metrics).values())
     files["evaluate.metrics"] = [METRICS.own_file(place) for place in places]
     if config.model.file:

@@ -13,22 +13,15 @@ import importlib
 from typing import Any
 
 _PLACES = {
-    "check_strategy": "strategies",
-    "make_cohort": "rounds",
     "Rounds": "rounds",
-    "check_trainer": "trainers",
-    "check_model": "models",
     "check_data": "data",
+    "check_model": "models",
+    "check_strategy": "strategies",
+    "check_trainer": "trainers",
+    "make_cohort": "rounds",
 }
 
-__all__ = [
-    "Rounds",
-    "check_data",
-    "check_model",
-    "check_strategy",
-    "check_trainer",
-    "make_cohort",
-]
+__all__ = list(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,19 @@
-"""What all checks share: failures that name the checked part, and misspelt hooks."""
+"""What all checks share: errors that name the checked part, misspelt hooks, ranges and arrays."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.arguments import Configurable
 from fairflower.errors import NotInstalled, UserError, failure_text
+
+Arrays = Mapping[str, NDArray[Any]]
 
 
 @contextmanager
@@ -14,9 +21,9 @@ def as_assertions(name: str, module: str) -> Iterator[None]:
     """Turn exceptions into an ``AssertionError`` with the part's name and, in ``module``, place."""
     try:
         yield
-    except (AssertionError, NotInstalled):
+    except NotInstalled:
         raise
-    except UserError as error:
+    except (AssertionError, UserError) as error:
         raise AssertionError(f"{name}: {error}") from error
     except Exception as error:
         raise AssertionError(
@@ -45,3 +52,21 @@ def check_hooks(kind: type, base: type) -> None:
             raise AssertionError(
                 f"{kind.__name__}.{name}: nothing calls this method. Did you mean {near[0]}?"
             )
+
+
+def check_ranges(kind: type[Configurable]) -> None:
+    """Check that all arguments declare which values are allowed."""
+    for name, argument in kind.argument_specs().items():
+        assert argument.bounded or argument.text, (
+            f"{name} has no declared range. Declare it as Annotated[float, Range(0, 1)] or "
+            "Literal['a', 'b']."
+        )
+
+
+def check_arrays(model: Arrays, like: Arrays, problem: str = "") -> None:
+    """Check that a model has the arrays of another, with their shapes and types, and is finite."""
+    assert list(model) == list(like), f"{problem}arrays were added, lost or reordered."
+    for key, array in model.items():
+        after, before = ((a.dtype, a.shape) for a in (array, like[key]))
+        assert after == before, f"{problem}{key} was {before}, but became {after}."
+        assert np.isfinite(array).all(), f"{problem}{key} is no longer finite."

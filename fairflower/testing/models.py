@@ -62,8 +62,8 @@ def _check(
 ) -> None:
     kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
     assert kind in kinds, (
-        f"{name}: checked on {kind}, but it takes {' or '.join(kinds)}. Set kinds = ({kind!r},), "
-        "or pass another shape to `check_model`."
+        f"checked on {kind}, but it takes {' or '.join(kinds)}. Set kinds = ({kind!r},), or pass "
+        "another shape to `check_model`."
     )
 
     def make(seed: int) -> Classifier:
@@ -73,8 +73,8 @@ def _check(
             return model
 
     model, again, other = make(0), make(0), make(1)
-    assert isinstance(model, Classifier), f"{name}: made {type(model)}, expected a Classifier."
-    assert isinstance(model.head, nn.Linear), f"{name}: the head must be a torch.nn.Linear."
+    assert isinstance(model, Classifier), f"made {type(model)}, expected a Classifier."
+    assert isinstance(model.head, nn.Linear), "the head must be a torch.nn.Linear."
     draws = torch.Generator().manual_seed(0)
     if kind == "tokens":
         x = torch.randint(shape[0], (_BATCH, shape[1]), generator=draws)
@@ -86,27 +86,23 @@ def _check(
         network.eval()
     with torch.no_grad():
         logits, features = model(x), model.features(x)
-        sizes = tuple(logits.shape)
+        sizes, single = tuple(logits.shape), tuple(model(x[:1]).shape)
         assert sizes == (_BATCH, _CLASSES), (
-            f"{name}: logits of {_BATCH} examples in {_CLASSES} classes have shape {sizes}."
+            f"logits of {_BATCH} examples in {_CLASSES} classes have shape {sizes}."
         )
-        assert torch.equal(logits, model.head(features)), (
-            f"{name}: forward(x) is not head(features(x))."
-        )
+        assert single == (1, _CLASSES), f"logits of a single example have shape {single}."
+        assert torch.equal(logits, model.head(features)), "forward(x) is not head(features(x))."
         assert model.represent(x).shape[:1] == (_BATCH,), (
-            f"{name}: `represent` does not return one row for each example."
+            "`represent` does not return one row for each example."
         )
         assert torch.equal(logits, again(x)), (
-            f"{name}: two models with the same seed differ. Draw only from torch's generator."
+            "two models with the same seed differ. Draw only from torch's generator."
         )
         set_arrays(other, copy_arrays(model), name)
         assert torch.equal(logits, other(x)), (
-            f"{name}: a model that received all exchanged arrays has different outputs. Arrays "
-            "outside the state dict, or outside `exchanged_arrays`, must be the same for all seeds."
+            "a model that received all exchanged arrays has different outputs. Arrays outside the "
+            "state dict, or outside `exchanged_arrays`, must be the same for all seeds."
         )
-
-        single = tuple(model(x[:1]).shape)
-        assert single == (1, _CLASSES), f"{name}: logits of a single example have shape {single}."
     check_exchanged(model, name)
     examples, settings = made_up(shape, _CLASSES), replace(SETTINGS, batch_size=_BATCH)
     for method in (Trainer, MOON, FedProc):
@@ -115,11 +111,9 @@ def _check(
 
     model.train()
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    assert trainable(model), "the model has no trainable parameters."
     idle = [key for key, parameter in trainable(model).items() if parameter.grad is None]
-    assert trainable(model), f"{name}: the model has no trainable parameters."
-    assert not idle, (
-        f"{name}: {', '.join(idle)} get no gradient. Freeze or remove these parameters."
-    )
+    assert not idle, f"{', '.join(idle)} get no gradient. Freeze or remove these parameters."
 
 
 def made_up(shape: tuple[int, ...], classes: int) -> ClientData:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
+from fairflower.config.privacy import is_proven
 from fairflower.config.text import unknown
 from fairflower.numerics.simplex import on_simplex
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.secure.vectors import SumCohort, WeightedSum
 from fairflower.strategies import FairStrategy
-from fairflower.testing.failures import as_assertions, check_hooks
+from fairflower.testing.failures import (
+    Arrays,
+    as_assertions,
+    check_arrays,
+    check_hooks,
+    check_ranges,
+)
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
 
 #: Creates a new strategy with the given `fairflower.aggregation.strategy.Options`.
@@ -37,19 +42,13 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     >>> check_strategy(TERM, t=2.0)
     """
     check_hooks(rule, FairStrategy)
-    with _quiet(), as_assertions(rule.__name__, rule.__module__):
-        for check in CHECKS:
-            check(lambda **options: rule(**arguments, **options))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings about absent clients."""
     log = logging.getLogger("flwr")
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(logging.ERROR)  # no warnings about absent clients
     try:
-        yield
+        with as_assertions(rule.__name__, rule.__module__):
+            for check in CHECKS:
+                check(lambda **options: rule(**arguments, **options))
     finally:
         log.setLevel(level)
 
@@ -57,17 +56,13 @@ def _quiet() -> Iterator[None]:
 def check_arguments(make: Make) -> None:
     """Check that arguments declare ranges and do not repeat those that all strategies have."""
     rule = type(make())
-    for name, argument in rule.argument_specs().items():
-        assert argument.bounded or argument.text, (
-            f"{rule.__name__}: {name} has no declared range. Declare it as "
-            "Annotated[float, Range(0, 1)] or Literal['a', 'b']."
-        )
+    check_ranges(rule)
     assert "fraction_train" not in rule.arguments(), (
-        f"{rule.__name__}: do not repeat arguments of FedAvg; accept them as **options."
+        "do not repeat arguments of FedAvg; accept them as **options."
     )
     options = make(fraction_train=0.5, min_train_nodes=3)
     assert (options.fraction_train, options.min_train_nodes) == (0.5, 3), (
-        f"{rule.__name__}: pass **options to super().__init__."
+        "pass **options to super().__init__."
     )
 
 
@@ -75,13 +70,10 @@ def check_measurements(make: Make) -> None:
     """Check that ``measurements`` exist, and that no name in ``reported_metrics`` is misspelt."""
     rule, known = make(), [*MEASUREMENTS, "train_loss", "num-examples"]
     for name in rule.reported_metrics:
-        assert name in known or not difflib.get_close_matches(name, known, cutoff=0.8), (
-            f"{type(rule).__name__}: {unknown('metric', name, known)}"
-        )
+        near = difflib.get_close_matches(name, known, cutoff=0.8)
+        assert name in known or not near, unknown("metric", name, known)
     for name in rule._measurements:
-        assert name in MEASUREMENTS, (
-            f"{type(rule).__name__}: {unknown('measurement', name, MEASUREMENTS)}"
-        )
+        assert name in MEASUREMENTS, unknown("measurement", name, MEASUREMENTS)
 
 
 def check_zero_updates(make: Make) -> None:
@@ -89,7 +81,7 @@ def check_zero_updates(make: Make) -> None:
     rounds = Rounds(make(), MODEL, range(3))
     for _ in range(3):
         model = rounds.step({k: zero_update() for k in range(3)}, {0: 5, 1: 70, 2: 900})
-    _expect_same(model, MODEL, f"{_name(rounds)}: zero updates changed the model")
+    _expect_same(model, MODEL, "zero updates changed the model")
 
 
 def check_order_of_replies(make: Make) -> None:
@@ -99,13 +91,11 @@ def check_order_of_replies(make: Make) -> None:
     for _ in range(4):
         moves = updates(random, range(5))
         examples = {k: 10 * k + 1 for k in range(5)}
-        a = first.step(moves, examples)
-        b = second.step(moves, examples, order=random.permutation(5).tolist())
         _expect_same(
-            a,
-            b,
-            f"{_name(first)}: the same replies in a different order gave a different model. Sum "
-            "in the order of cohort.client_ids, and draw only from self.seed and the round",
+            first.step(moves, examples),
+            second.step(moves, examples, order=random.permutation(5).tolist()),
+            "the same replies in a different order gave a different model. Sum in the order of "
+            "cohort.client_ids, and draw only from self.seed and the round",
         )
 
 
@@ -128,9 +118,8 @@ def check_weights_and_hull(make: Make) -> None:
                 low, high = np.minimum(steps.min(0), 0), np.maximum(steps.max(0), 0)
                 inside = (after >= before + low - 1e-5) & (after <= before + high + 1e-5)
                 assert inside.all(), (
-                    f"{_name(rounds)}: the merged model is outside the convex hull of the models "
-                    f"of {clients} clients. Set extrapolates = True if the strategy may "
-                    "extrapolate."
+                    f"the merged model is outside the convex hull of the models of {clients} "
+                    "clients. Set extrapolates = True if the strategy may extrapolate."
                 )
 
 
@@ -143,29 +132,14 @@ def check_unanimity(make: Make) -> None:
         (move,) = updates(random, [0]).values()
         before = rounds.model
         after = rounds.step(dict.fromkeys(range(4), move))
-        if rounds.strategy.keeps_agreement:
-            for key in MODEL:
-                wanted = before[key] + move[key]
-                assert np.allclose(after[key], wanted, rtol=1e-6, atol=1e-6), (
-                    f"{_name(rounds)}: equal values of {key} were merged into a different value. "
-                    "Set keeps_agreement = False if this is intended."
-                )
+        for key in MODEL if rounds.strategy.keeps_agreement else ():
+            assert np.allclose(after[key], before[key] + move[key], rtol=1e-6, atol=1e-6), (
+                f"equal values of {key} were merged into a different value. Set keeps_agreement = "
+                "False if this is intended."
+            )
         assert after[count] == before[count] + move[count], (
-            f"{_name(rounds)}: equal batch counters were merged into a different value. "
-            "Average the buffers."
+            "equal batch counters were merged into a different value. Average the buffers."
         )
-
-
-def check_shapes_and_types(make: Make) -> None:
-    """Check that all arrays keep their shapes and types, including those of batch norm."""
-    random = np.random.default_rng(3)
-    rounds = Rounds(make(), MODEL, range(2))
-    for _ in range(2):
-        model = rounds.step(updates(random, range(2)))
-        assert list(model) == list(MODEL), f"{_name(rounds)}: arrays were added, lost or reordered."
-        for key, array in MODEL.items():
-            after, before = ((a.dtype, a.shape) for a in (model[key], array))
-            assert after == before, f"{_name(rounds)}: {key} was {before}, but became {after}."
 
 
 def check_partial_participation(make: Make) -> None:
@@ -176,16 +150,16 @@ def check_partial_participation(make: Make) -> None:
         model = rounds.step(updates(random, present), {k: k + 1 for k in present})
         assert rounds.strategy.client_ids == tuple(present)
         _expect_simplex(rounds.strategy, len(present))
-        _expect_finite(rounds, model)
+        check_arrays(model, MODEL)
 
 
 def check_enormous_updates(make: Make) -> None:
     """Check that a very large update from a client does not cause an overflow."""
     # The model is large, because updates far larger than the model are rejected.
-    rounds = Rounds(make(), {"x": np.full(4, 1e24, np.float32)}, range(2))
+    start = {"x": np.full(4, 1e24, np.float32)}
+    rounds = Rounds(make(), start, range(2))
     for _ in range(2):
-        model = rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1e24)}})
-        _expect_finite(rounds, model)
+        check_arrays(rounds.step({0: {"x": np.full(4, 1e30)}, 1: {"x": np.full(4, 1e24)}}), start)
         _expect_simplex(rounds.strategy, 2)
 
 
@@ -206,8 +180,8 @@ def check_resuming(make: Make) -> None:
         _expect_same(
             steady.step(moves, examples),
             stopped.step(moves, examples),
-            f"{_name(steady)}: resumed before round {steady.round}, the strategy gave a different "
-            "model. List its state in STATE, and in every round read the config and draw from "
+            f"resumed before round {steady.round}, the strategy gave a different model. List its "
+            "state in STATE, and in every round read the config and draw from "
             "np.random.default_rng([self.seed, cohort.server_round])",
         )
 
@@ -227,13 +201,40 @@ def check_sums(make: Make) -> None:
         found = _from_sums(masked.strategy, seen[-1])
         for key in MODEL:
             assert np.allclose(found[key], model[key], rtol=1e-5, atol=1e-5), (
-                f"{_name(plain)}: with only a weighted sum of updates, {key} was merged into a "
-                "different value. Use only numbers in `weigh`, and only the cohort's `average` "
-                "or `move` with these weights in `combine`, or set sums_suffice = False."
+                f"with only a weighted sum of updates, {key} was merged into a different value. "
+                "Use only numbers in `weigh`, and only the cohort's `average` or `move` with these "
+                "weights in `combine`, or set sums_suffice = False."
             )
 
 
-def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Mapping[str, NDArray[Any]]:
+def check_private(make: Make) -> None:
+    """Check that weights depend only on numbers, and the model on weights, if it is ``private``."""
+    if not is_proven(type(make())):
+        return
+    random = np.random.default_rng(10)
+    pair = [Rounds(make(), MODEL, range(4)) for _ in range(2)]
+    for _ in range(3):
+        weights = []
+        for rounds in pair:  # with the same numbers and different updates
+            rounds.config["privacy.noise-multiplier"] = 1.0
+            before, moves = rounds.model["conv.weight"], updates(random, range(4))
+            try:
+                after = rounds.step(moves)["conv.weight"]
+            except ValueError:  # the strategy is private only with other arguments
+                return
+            weights.append(np.asarray(rounds.strategy.diagnostics["weights"]))
+            mean = np.tensordot(weights[-1], [moves[k]["conv.weight"] for k in moves], 1)
+            assert np.allclose(after, before + mean, rtol=1e-5, atol=1e-5), (
+                "the model is not the mean of the clients' models with these weights. Merge with "
+                "cohort.average, or set private = False."
+            )
+        assert np.array_equal(weights[0], weights[1]), (
+            "other updates with the same numbers gave other weights. Use only numbers in `weigh`, "
+            "or set private = False."
+        )
+
+
+def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Arrays:
     """Compute the next model as secure aggregation does, but without masks and rounding."""
     given = {f.name: getattr(cohort, f.name) for f in fields(cohort)} | {"returned": ()}
     known = {k: v for k, v in cohort.metrics.items() if k not in strategy.used_next_round}
@@ -263,40 +264,28 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     check_order_of_replies,
     check_weights_and_hull,
     check_unanimity,
-    check_shapes_and_types,
     check_partial_participation,
     check_enormous_updates,
     check_resuming,
     check_sums,
+    check_private,
 )
 
 
-def _name(rounds: Rounds) -> str:
-    return type(rounds.strategy).__name__
-
-
-def _expect_same(
-    a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]], problem: str
-) -> None:
+def _expect_same(a: Arrays, b: Arrays, problem: str) -> None:
     for key in MODEL:
         assert a[key].tobytes() == b[key].tobytes(), f"{problem} ({key})."
 
 
-def _expect_finite(rounds: Rounds, model: Mapping[str, NDArray[Any]]) -> None:
-    for key, array in model.items():
-        assert np.isfinite(array).all(), f"{_name(rounds)}: {key} is no longer finite."
-
-
 def _expect_simplex(strategy: FairStrategy, clients: int) -> None:
-    name = type(strategy).__name__
     assert "weights" in strategy.diagnostics, (
-        f"{name}: `merge` does not record the weights. Store them in self.diagnostics['weights']."
+        "`merge` does not record the weights. Store them in self.diagnostics['weights']."
     )
     weights = np.asarray(strategy.diagnostics["weights"])
     assert weights.shape == (clients,), (
-        f"{name}: weights of {clients} clients have shape {weights.shape}. Return an array of "
-        f"shape ({clients},)."
+        f"weights of {clients} clients have shape {weights.shape}. Return an array of shape "
+        f"({clients},)."
     )
     assert on_simplex(weights), (
-        f"{name}: the weights {weights} are not on the simplex. Return weights >= 0 that sum to 1."
+        f"the weights {weights} are not on the simplex. Return weights >= 0 that sum to 1."
     )

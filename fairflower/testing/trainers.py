@@ -14,7 +14,12 @@ from fairflower.config import TrainConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.models import Classifier, trainable
 from fairflower.strategies import FairStrategy, FedEquilibria, FedHEAL, Uniform
-from fairflower.testing.failures import as_assertions, check_hooks
+from fairflower.testing.failures import (
+    as_assertions,
+    check_arrays,
+    check_hooks,
+    check_ranges,
+)
 from fairflower.testing.federations import (
     CLASSES,
     SETTINGS,
@@ -78,11 +83,6 @@ class TrainerCase:
         """Return the initial global model."""
         return self.trainer().send()
 
-    @property
-    def name(self) -> str:
-        """Name of the method in error messages."""
-        return self.kind.__name__
-
 
 def check_trainer(
     kind: type[Trainer], *, model: Callable[[], Classifier] = tiny_model, **arguments: Any
@@ -108,17 +108,12 @@ def check_trainer(
 def check_training(method: TrainerCase, strategy: type[FairStrategy]) -> None:
     """Check that the method trains with a strategy and does not depend on the order of clients."""
     start, (model, _) = method.start(), method.two_rounds(strategy)
-    problem = f"{method.name} with {strategy.__name__}"
-    assert list(model) == list(start), f"{problem}: arrays were added, lost or reordered."
-    for key, array in model.items():
-        after, before = ((a.dtype, a.shape) for a in (array, start[key]))
-        assert after == before, f"{problem}: {key} was {before}, but became {after}."
-        assert np.isfinite(array).all(), f"{problem}: {key} is no longer finite."
-    moved = any(not np.array_equal(model[key], start[key]) for key in start)
-    assert moved, f"{problem}: two rounds did not change the model."
+    problem = f"with {strategy.__name__}: "
+    check_arrays(model, start, problem)
+    assert not models_equal(model, start), f"{problem}two rounds did not change the model."
     again, _ = method.two_rounds(strategy, reverse=True)
     assert models_equal(model, again), (
-        f"{problem}: a different order of clients gave a different model. Draw from "
+        f"{problem}a different order of clients gave a different model. Draw from "
         "derive_seed(server_round, purpose) or torch's generator, and do not store state in "
         "global variables."
     )
@@ -135,9 +130,8 @@ def check_reused_model(method: TrainerCase) -> None:
     separate, contexts = method.two_rounds()
     shared, shared_contexts = method.two_rounds(model=method.model(), reverse=True)
     problem = (
-        f"{method.name}: clients that share a worker's network train differently than with "
-        "separate networks. Store a client's state in self.state, and undo the changes made in "
-        "`begin`."
+        "clients that share a worker's network train differently than with separate networks. "
+        "Store a client's state in self.state, and undo the changes made in `begin`."
     )
     assert models_equal(separate, shared), problem
     for node, context in contexts.contexts.items():
@@ -157,9 +151,7 @@ def check_no_steps(method: TrainerCase) -> None:
     ):
         model, _ = method.two_rounds(settings=settings)
         for key in filter(start.__contains__, names):
-            assert np.array_equal(model[key], start[key]), (
-                f"{method.name}: {key} changed although {cause}."
-            )
+            assert np.array_equal(model[key], start[key]), f"{key} changed although {cause}."
 
 
 def check_diverging_loss(method: TrainerCase) -> None:
@@ -171,46 +163,33 @@ def check_diverging_loss(method: TrainerCase) -> None:
     except FloatingPointError as error:
         text = str(error)
     assert text, (
-        f"{method.name}: train.lr = 1e30 raised no FloatingPointError. Return the batch's mean "
-        "loss from `step`."
+        "train.lr = 1e30 raised no FloatingPointError. Return the batch's mean loss from `step`."
     )
-    assert "Client 3: " in text, (
-        f"{method.name}: the error about a diverging loss does not name the client."
-    )
-    assert "round 7" in text, (
-        f"{method.name}: the error about a diverging loss does not name the round."
-    )
+    for named in ("Client 3: ", "round 7"):
+        assert named in text, f"the error about a diverging loss does not name {named!r}."
 
 
 def check_without_exchanges(method: TrainerCase) -> None:
     """Check training with a server that has no exchanges, as in other apps."""
     model, _ = run_toy_rounds(Uniform(), method.trainer, 2, 2)
-    _expect_finite(method, model, "with a server that has no exchanges")
+    check_arrays(model, method.start(), "with a server that has no exchanges: ")
 
 
 def check_absent_class(method: TrainerCase) -> None:
     """Check training of a client that has no examples of a class."""
-    model, _ = run_toy_rounds(
-        method.strategy(),
-        lambda k: method.trainer(k, data_=data(k, classes=CLASSES - k)),
-        3,
-        2,
-    )
-    _expect_finite(method, model, "with a client that has no examples of a class")
+    clients = (lambda k: method.trainer(k, data_=data(k, classes=CLASSES - k)), 3, 2)
+    model, _ = run_toy_rounds(method.strategy(), *clients)
+    check_arrays(model, method.start(), "with a client that has no examples of a class: ")
 
 
 def check_arguments(method: TrainerCase) -> None:
     """Check that arguments declare ranges, and that exchanges have the same defaults."""
-    specs = method.kind.argument_specs()
-    for name, argument in specs.items():
-        assert argument.bounded or argument.text, (
-            f"{method.name}: {name} has no declared range. Declare it as "
-            "Annotated[float, Range(0, 1)] or Literal['a', 'b']."
-        )
+    check_ranges(method.kind)
+    defaults = method.kind.arguments()
     for exchange in method.kind.exchanges:
         for name, default in exchange.arguments().items():
-            assert name not in specs or specs[name].default == default, (
-                f"{method.name}: {name} has a different default in {exchange.__name__}."
+            assert defaults.get(name, default) == default, (
+                f"{name} has a different default in {exchange.__name__}."
             )
 
 
@@ -223,8 +202,3 @@ CHECKS: tuple[Callable[[TrainerCase], None], ...] = (
     check_without_exchanges,
     check_absent_class,
 )
-
-
-def _expect_finite(method: TrainerCase, model: Model, problem: str) -> None:
-    for key, array in model.items():
-        assert np.isfinite(array).all(), f"{method.name}: {problem}, {key} is no longer finite."

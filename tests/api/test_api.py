@@ -16,7 +16,7 @@ from rich.console import Console
 from run_folders import constant, edit, make_run, rising
 
 import fairflower as ff
-from fairflower.api.overrides import method, methods, name_of, settings_from_options, settings_of
+from fairflower.api.runs import method, methods, name_of, settings_from_options, settings_of
 from fairflower.clients.moon import MOON
 from fairflower.config import StrategyConfig
 from fairflower.data.uci_digits import UCIDigits

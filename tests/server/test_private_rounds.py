@@ -70,36 +70,6 @@ def test_strategies_have_a_privacy_proof_or_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in STRATEGIES if n != "fedavg" and is_proven(STRATEGIES[n])]
-)
-def test_a_proven_strategy_averages_updates_with_weights_that_depend_only_on_numbers(
-    name: str,
-) -> None:
-    """Other updates with the same numbers get the same weights; the model is the weighted mean."""
-    weights = []
-    for seed in (0, 1):
-        cohort = make_cohort(
-            np.random.default_rng(seed).normal(size=(4, 6)),
-            **{
-                number: [0.1, 0.2, 0.5, 0.9]
-                for number in (
-                    *("received_loss", "trained_loss", "local_loss", "sharpness"),
-                    *("received_accuracy", "received_balanced_accuracy"),
-                )
-            },
-        )
-        settings = {"strategy.name": name} | (
-            {"strategy.rule": "weights"} if name == "qffl" else {}
-        )
-        strategy = RunConfig.from_flat(settings).strategy.make(max_client_weight=0.4)
-        strategy.read_config({"train.lr": 0.1, "num-server-rounds": 5})
-        merged = strategy.merge(cohort)
-        weights.append(np.asarray(strategy.diagnostics["weights"]))
-        assert merged["w"] == pytest.approx(cohort.average(weights[-1])["w"])
-    assert weights[0] == pytest.approx(weights[1])
-
-
-@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"strategy.name": "qffl"}, "strategy.rule = 'weights'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fairflower.errors import ConfigError, RoundFailed
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
 from fairflower.testing import check_strategy
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
-from fairflower.testing.strategies import CHECKS
+from fairflower.testing.strategies import CHECKS, check_private
 
 
 @every_strategy
@@ -95,6 +96,23 @@ class Silent(FedAvg):
         return cohort.average(self.weigh(cohort))
 
 
+class Peeks(FedAvg):
+    private, sums_suffice = True, False
+
+    def weigh(self, cohort):
+        norms = cohort.squared_norms() + 1
+        return norms / norms.sum()
+
+
+class Skews(FedAvg):
+    private, sums_suffice = True, False
+
+    def merge(self, cohort):
+        super().merge(cohort)
+        ranks = np.arange(len(cohort)) + 1
+        return cohort.average(ranks / ranks.sum())
+
+
 class Misspells(FedAvg):
     measurements = ("received_los",)
 
@@ -115,11 +133,17 @@ class Misreads(FedAvg):
         (KeepsToItself, r"pass \*\*options to"),
         (Forgets, "List its state in STATE"),
         (Silent, r"self.diagnostics\['weights'\]"),
+        (Peeks, "other updates with the same numbers gave other weights"),
+        (Skews, "the model is not the mean of the clients' models with these weights"),
     ],
 )
 def test_check_strategy_reports_broken_requirements(rule, message):
     with pytest.raises(AssertionError, match=f"^{rule.__name__}: .*{message}"):
         check_strategy(rule)
+
+
+def test_q_ffl_with_weights_is_private():
+    check_private(partial(STRATEGIES["qffl"], rule="weights"))
 
 
 def test_a_metric_that_no_client_reports_fails_the_round():
