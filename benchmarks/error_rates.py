@@ -30,7 +30,7 @@ from common import log_progress, machine_facts, markdown
 from numpy.typing import NDArray
 
 from experiments.leaderboard.benchmarks import mixed_model, over_benchmarks
-from fairflower.statistics.differences import Difference, differences, holm, judged_as_family
+from fairflower.statistics import Difference, differences, holm, judged_as_family
 
 #: Standard deviations in points: of the interaction of method and federation, and of a run's noise.
 FEDERATION, RUN = 0.9 / np.sqrt(2), 2.0

@@ -40,7 +40,7 @@ from fairflower.report.pages import generated_markdown, markdown_board, replace_
 from fairflower.report.summary import read_summary
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
 from fairflower.report.text import format_number
-from fairflower.statistics.differences import Difference
+from fairflower.statistics import Difference
 
 HERE = Path(__file__).parent
 PAGE = HERE / "privacy-price.md"
@@ -204,7 +204,7 @@ def methods(runs: Sequence[Run]) -> dict[tuple[str, str], Method]:
 def table(runs: Sequence[Run]) -> Table:
     """Return the differences from the same strategy without privacy, paired by federation."""
     by_cell = methods(runs)
-    measure = Measure("price", METRICS, ("better", "worse"), tuple(by_cell.values()))
+    measure = Measure("price", METRICS, tuple(by_cell.values()), ("better", "worse"))
     pairs = {}
     for (condition, strategy), method in by_cell.items():
         baseline = by_cell.get((AGAINST.get(condition, ""), strategy))

@@ -450,8 +450,9 @@ def test_the_documented_metrics_are_computed_in_a_run(
     metrics = "my_metrics:macro_f1,my_metrics:overconfidence"
     folder = runs.run(runs.config(tmp_path, **{"evaluate.metrics": metrics}))
     run = read_run(folder)
-    assert run.user_metrics == {"macro_f1": 1, "overconfidence": -1}
-    assert all(np.isfinite(run.scores[name]).all() for name in run.user_metrics)
+    scores = {score.name: score.better for score in run.user_scores}
+    assert scores == {"macro_f1": 1, "overconfidence": -1}
+    assert all(np.isfinite(run.scores[name]).all() for name in scores)
 
 
 def test_the_documented_private_strategy_can_be_constructed(programs: Any) -> None:

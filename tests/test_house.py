@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2000,
     "registry": 770,
-    "report": 5640,
+    "report": 5450,
     "secure": 1200,
     "server": 3500,
     "statistics": 450,

@@ -31,8 +31,7 @@ from fairflower.errors import ConfigError, UserError
 from fairflower.plans.plan import Plan
 from fairflower.registry import ADAPTERS, MODELS, STRATEGIES
 from fairflower.report import read_run
-from fairflower.report.grids import sweeps
-from fairflower.report.methods import group_runs
+from fairflower.report.methods import group_runs, sweeps
 from fairflower.report.tables.notes import run_notes
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session

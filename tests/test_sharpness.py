@@ -19,6 +19,7 @@ from fairflower.clients import Images, sharpness
 from fairflower.config import RunConfig
 from fairflower.data import Augment, prepare
 from fairflower.engines.launch import launch
+from fairflower.plans.execution import execute_in_turn
 from fairflower.plans.plan import Plan
 from fairflower.report import read_run
 
@@ -38,7 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = RunConfig.from_flat(settings)
     folders: list[Path] = []
     plan, quiet = Plan([config]), Console(quiet=True)
-    launch(lambda grid: plan.execute(grid, quiet, threading.Event(), folders), config, 8)
+    launch(
+        lambda grid: execute_in_turn(plan.runs, grid, quiet, threading.Event(), folders), config, 8
+    )
     return folders[0]
 
 

@@ -19,7 +19,7 @@ from experiments.leaderboard.stages import Stages
 from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
 from fairflower.numerics.scores import ACCURACY
 from fairflower.server.history import WINDOW
-from fairflower.statistics.differences import (
+from fairflower.statistics import (
     MIN_PAIRS,
     Difference,
     differences,

@@ -12,14 +12,15 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, stdtr
 
-from fairflower.statistics.differences import (
+from fairflower.statistics import (
+    LEVEL,
     Difference,
     MeanStd,
+    chi,
     difference_of,
     differences,
     judged_as_family,
 )
-from fairflower.statistics.power import LEVEL, chi
 
 _Key = TypeVar("_Key")
 

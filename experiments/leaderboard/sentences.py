@@ -18,8 +18,7 @@ from fairflower.report.text import (
     join_words,
     within_range,
 )
-from fairflower.statistics.differences import MIN_PAIRS, Difference
-from fairflower.statistics.power import LEVEL
+from fairflower.statistics import LEVEL, MIN_PAIRS, Difference
 
 #: Pairs for question 2 of the protocol: a method, and the same method without its local training.
 WITH_ITS_CLIENTS = (("gsam+fedism", "fedism"), ("scaffold+uniform", "uniform"))

@@ -19,7 +19,7 @@ from experiments.leaderboard.sentences import (
 )
 from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
 from fairflower.report.text import DASH, format_number, format_std, join_words
-from fairflower.statistics.differences import Difference, MeanStd
+from fairflower.statistics import Difference, MeanStd
 
 #: One-sided tests reject more than a two-sided interval shows.
 _MARKS = (

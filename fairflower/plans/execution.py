@@ -6,7 +6,7 @@ import logging
 import math
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -18,7 +18,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.status import Status
 
-from fairflower.config import DataConfig, RunConfig
+from fairflower.config import RunConfig
 from fairflower.config.settings import Engine
 from fairflower.config.text import counted
 from fairflower.errors import (
@@ -26,12 +26,13 @@ from fairflower.errors import (
     ConfigError,
     NotInstalled,
     RunInterrupted,
+    error_text,
     installed,
     require,
 )
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
-from fairflower.plans.plan import Plan
+from fairflower.plans.plan import Plan, run_title
 from fairflower.registry import MODEL_OF
 from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
@@ -42,7 +43,6 @@ if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before Flow
     from flwr.serverapp import Grid
 
     from fairflower.data import Federation
-    from fairflower.plans.devices import Placement
     from fairflower.plans.parallel import Study
     from fairflower.server.progress import OnRound
 
@@ -268,7 +268,8 @@ def execute(
     with spinner("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
         from fairflower.engines.launch import quiet_flower, stop_on_interrupt
-        from fairflower.plans.devices import parallel_line, place_clients
+        from fairflower.plans.devices import parallel_line
+        from fairflower.plans.parallel import execute_parallel
         from fairflower.server.setup import check_client_settings
 
     first = plan.runs[0]
@@ -281,36 +282,68 @@ def execute(
     check_client_settings(first, federation)
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
-    parallel = study is not None or (jobs > 1 and on_round is None)
-    if parallel:
+    in_turn = None
+    if study is not None or (jobs > 1 and on_round is None):
         jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
-        line = parallel_line(plan.runs, jobs)
+        _say(console, "device", parallel_line(plan.runs, jobs))
     else:
-        if first.engine == "ray":
-            examples = sum(client.num_examples for client in federation.clients)
-            first = replace(first, engine=chosen_engine(plan.runs[0], examples * len(plan.runs)))
-        if engine := engine_line(plan.runs[0]) if first.engine == "inline" else "":
-            console.print(f"  engine    {escape(engine)}", soft_wrap=True, highlight=False)
-        num_clients = max([len(federation.clients), *_client_counts(plan, first.data)])
-        placed = place_clients([first, *plan.runs[1:]], num_clients)
-        line = placed.line
-    if line:
-        console.print(f"  device    {escape(line)}", soft_wrap=True, highlight=False)
+        in_turn = _on_one_engine(plan, first, federation, console, folders, on_round)
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
     )
     with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
         try:
-            if parallel:
-                from fairflower.plans.parallel import execute_parallel
-
-                execute_parallel(plan, jobs, console, stop, folders, study)
+            if in_turn:
+                in_turn(stop)
             else:
-                _execute_in_turn(plan, placed, num_clients, console, stop, folders, on_round)
+                execute_parallel(plan, jobs, console, stop, folders, study)
         except RunInterrupted:
             console.print(f"Stopped.{escape(_how_to_resume(folders, home))}", soft_wrap=True)
             raise KeyboardInterrupt from None
     return folders
+
+
+def _say(console: Console, name: str, line: str) -> None:
+    if line:
+        console.print(f"  {name:<9} {escape(line)}", soft_wrap=True, highlight=False)
+
+
+def _on_one_engine(
+    plan: Plan,
+    first: RunConfig,
+    federation: Federation,
+    console: Console,
+    folders: list[Path],
+    on_round: OnRound | None,
+) -> Callable[[threading.Event], None]:
+    """Choose and print the engine and the device; return a function that executes the runs."""
+    from fairflower.data import prepare
+    from fairflower.engines.launch import launch
+    from fairflower.plans.devices import place_clients
+
+    if first.engine == "ray":
+        examples = sum(client.num_examples for client in federation.clients)
+        first = replace(first, engine=chosen_engine(plan.runs[0], examples * len(plan.runs)))
+    if first.engine == "inline":
+        _say(console, "engine", engine_line(plan.runs[0]))
+    counts = [len(federation.clients)]
+    for data in {replace(c.data, seed=first.data.seed) for c in plan.runs} - {first.data}:
+        with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
+            counts.append(len(prepare(data).clients))
+    placed = place_clients([first, *plan.runs[1:]], max(counts))
+    _say(console, "device", placed.line)
+
+    def run(stop: threading.Event) -> None:
+        with spinner(f"Starting the engine ({placed.config.engine})", console) as starting:
+
+            def run_all(grid: Grid) -> None:
+                starting.stop()
+                execute_in_turn(plan.runs, grid, console, stop, folders, on_round)
+
+            auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
+            launch(run_all, placed.config, max(counts), placed.num_gpus, fall_back=auto)
+
+    return run
 
 
 def _how_to_resume(folders: list[Path], home: Path | None) -> str:
@@ -338,35 +371,38 @@ def _check_before_data(plan: Plan) -> None:
         choose_device(device)
 
 
-def _execute_in_turn(
-    plan: Plan,
-    placed: Placement,
-    num_clients: int,
+def execute_in_turn(
+    runs: Sequence[RunConfig],
+    grid: Grid,
     console: Console,
     stop: threading.Event,
     folders: list[Path],
-    on_round: OnRound | None,
+    on_round: OnRound | None = None,
 ) -> None:
-    """Run a plan on one engine, which has nodes for ``num_clients`` clients."""
-    from fairflower.engines.launch import launch
+    """Execute runs one after another; append each run folder to ``folders``.
 
-    with spinner(f"Starting the engine ({placed.config.engine})", console) as starting:
+    If a run fails, the others are still executed, and the first failure is raised at the end.
+    """
+    from fairflower.server.session import Session
 
-        def run_all(grid: Grid) -> None:
-            starting.stop()
-            plan.execute(grid, console, stop, folders, on_round)
-
-        auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
-        launch(run_all, placed.config, num_clients, placed.num_gpus, fall_back=auto)
-
-
-def _client_counts(plan: Plan, first: DataConfig) -> Iterator[int]:
-    """Yield the number of clients for a plan's other data settings, with the seed of the first."""
-    from fairflower.data import prepare
-
-    for data in {replace(config.data, seed=first.seed) for config in plan.runs} - {first}:
-        with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
-            yield len(prepare(data).clients)
+    failure: Exception | None = None
+    for number, config in enumerate(runs, 1):
+        title = run_title(config)
+        if len(runs) > 1:
+            title += f", seed {config.seed} ({number} of {len(runs)})"
+        session = Session(grid, config, console, title=title, stop=stop, on_round=on_round)
+        try:
+            session.run()
+        except USER_ERRORS as error:
+            failure = failure or error
+            if len(runs) > 1:
+                line = f"[red]{escape(title)} failed:[/] {escape(error_text(error))}"
+                console.print(line, soft_wrap=True)
+        finally:
+            if session.folder is not None:
+                folders.append(session.folder.path)
+    if failure is not None:
+        raise failure
 
 
 # --- engine and parallel runs --------------------------------------------------------------------

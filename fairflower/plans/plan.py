@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.markup import escape
 
 from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import Choice, DataSpec, MethodSpec
 from fairflower.config.run import check_tuned, data_key, method_key
 from fairflower.config.text import argument_to_key, counted, is_argument, key_to_argument
-from fairflower.errors import USER_ERRORS, ConfigError, error_text
+from fairflower.errors import USER_ERRORS, ConfigError
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
 from fairflower.server.checkpoint import check_same_examples, check_same_parts, with_absolute_paths
 from fairflower.server.folder import rewrite_config, runs_home
 
-if TYPE_CHECKING:  # Flower is slow to import, and a plan is checked before it runs
-    from flwr.serverapp import Grid
-    from rich.console import Console
-
+if TYPE_CHECKING:  # slow to import
     from fairflower.report import Run
-    from fairflower.server.progress import OnRound
-
 
 #: Largest number of federations or seeds; a larger number is assumed to be a typing error.
 MAX_SEEDS = 1000
@@ -326,41 +317,6 @@ class Plan:
         resumed = [folders.get(key, "") for key in keys]
         pairs = zip(self.runs, resumed, strict=True)
         return Plan([dataclasses.replace(config, resume=folder) for config, folder in pairs])
-
-    def execute(
-        self,
-        grid: Grid,
-        console: Console,
-        stop: threading.Event,
-        folders: list[Path],
-        on_round: OnRound | None = None,
-    ) -> None:
-        """Execute the runs one after another; append each run folder to ``folders``.
-
-        If a run fails, the other runs are still executed, and the first failure is raised at the
-        end.
-        """
-        # Imported late, because Flower and torch are slow to import.
-        from fairflower.server.session import Session
-
-        failure: Exception | None = None
-        for number, config in enumerate(self.runs, 1):
-            title = run_title(config)
-            if len(self.runs) > 1:
-                title += f", seed {config.seed} ({number} of {len(self.runs)})"
-            session = Session(grid, config, console, title=title, stop=stop, on_round=on_round)
-            try:
-                session.run()
-            except USER_ERRORS as error:
-                failure = failure or error
-                if len(self.runs) > 1:
-                    line = f"[red]{escape(title)} failed:[/] {escape(error_text(error))}"
-                    console.print(line, soft_wrap=True)
-            finally:
-                if session.folder is not None:
-                    folders.append(session.folder.path)
-        if failure is not None:
-            raise failure
 
 
 def run_title(config: RunConfig) -> str:

@@ -16,7 +16,7 @@ from fairflower.report import Run
 from fairflower.report.contrasts import paired_differences
 from fairflower.report.measures import fairness
 from fairflower.report.methods import group_runs
-from fairflower.statistics.power import LEVEL, detectable, needed, needed_for_equivalence
+from fairflower.statistics import LEVEL, detectable, needed, needed_for_equivalence
 
 #: Difference in percentage points for which the required number of federations is computed.
 EFFECT = 2.0
@@ -61,7 +61,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
             pairs = paired_differences(method, uniform, group) if uniform else None
             if pairs is None or len(pairs.values[0]) < 2:
                 continue
-            variances = by_unit.setdefault(pairs.unit, {})
+            variances = by_unit.setdefault(method.unit, {})
             for metric, values in zip(group.metrics, pairs.values, strict=True):
                 variances.setdefault(metric.name, []).append(float(np.var(values, ddof=1)))
                 margins[metric.name] = metric.margin
@@ -85,10 +85,9 @@ def other_settings(plan: Plan, runs: Sequence[Run]) -> list[str]:
     """
     planned = [config.to_flat() for config in plan.runs]
     differing = []
-    for key in planned[0]:
-        compared = key == "num-server-rounds" or key.startswith(("data.", "model."))
-        if compared and key != "data.seed" and key not in execution_keys():
-            wanted = list(dict.fromkeys(quoted(flat[key]) for flat in planned))
+    for key in [key for key in planned[0] if key not in {"data.seed", *execution_keys()}]:
+        if key == "num-server-rounds" or key.startswith(("data.", "model.")):
+            wanted = dict.fromkeys(quoted(flat[key]) for flat in planned)
             given = dict.fromkeys(quoted(run.config[key]) for run in runs if key in run.config)
             if others := [value for value in given if value not in wanted]:
                 differing.append(f"{key} is {', '.join(others)} instead of {', '.join(wanted)}")
@@ -115,15 +114,14 @@ def detectable_in_sd(methods: int, federations: int, metrics: int = 3) -> float:
 
 
 def design_power(known_spreads: Sequence[Spread], methods: int, federations: int) -> list[Power]:
-    """Return, for each metric, what `detectable_in_sd` federations detect and how many are needed.
-
-    Two one-sided tests show equivalence (`fairflower.statistics.power`).
-    """
+    """Return, for each metric, what the federations detect and how many would be needed."""
     level = level_of(methods, len(known_spreads))
     in_sd = detectable_in_sd(methods, federations, len(known_spreads))
-    powers = []
-    for spread in known_spreads:
-        for_equivalence = needed_for_equivalence(spread.sd, spread.margin, level)
-        numbers = needed(spread.sd, EFFECT, level), for_equivalence
-        powers.append(Power(spread, in_sd * spread.sd, *numbers))
-    return powers
+    return [
+        Power(
+            *(spread, in_sd * spread.sd),
+            needed(spread.sd, EFFECT, level),
+            needed_for_equivalence(spread.sd, spread.margin, level),
+        )
+        for spread in known_spreads
+    ]

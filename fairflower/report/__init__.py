@@ -5,8 +5,8 @@
     page = write_report(runs, Path("report"))  # report/index.html, report/figures/*
 
 ``reading`` reads run folders, and ``summary`` reads and writes a small file about many runs.
-``methods`` groups runs that differ only in the seed into methods, and ``grids`` finds grids and
-sweeps among methods. ``contrasts`` compares methods by ``measures``, and gives verdicts in words.
+``methods`` groups runs that differ only in the seed into methods, and finds grids and sweeps among
+them. ``contrasts`` compares methods by ``measures``, and gives verdicts in words.
 ``tables`` contains the numbers and notes, and ``figures`` the plots. ``pages`` arranges all of them
 for the terminal, Markdown, LaTeX and the HTML page.
 """

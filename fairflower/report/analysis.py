@@ -16,13 +16,7 @@ from functools import cached_property
 
 from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.report.contrasts import (
-    Contrasts,
-    Section,
-    contrasts_of,
-    verdict_legend,
-    verdicts,
-)
+from fairflower.report.contrasts import Contrasts, Section, contrasts_of, verdict_legend, verdicts
 from fairflower.report.methods import Comparison, group_runs
 from fairflower.report.reading import Run
 from fairflower.report.tables.accuracy import accuracy_tables, fairness_tables, held_out_tables
@@ -48,8 +42,8 @@ class Chapter:
         return f"{', '.join(names)}: {', '.join(self.comparison.domains)}{without}"
 
     @cached_property
-    def contrasts(self) -> Contrasts:
-        """The contrasts between the methods."""
+    def contrasts(self) -> list[Contrasts]:
+        """The contrasts between the methods, by measure."""
         return contrasts_of(self.comparison)
 
     @cached_property
@@ -76,7 +70,7 @@ class Chapter:
     @cached_property
     def notes(self) -> list[str]:
         """Facts that readers should know before they compare rows of the tables."""
-        return notes(self.comparison)
+        return [*notes(self.comparison)]
 
     @property
     def legend(self) -> str:

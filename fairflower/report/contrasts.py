@@ -3,7 +3,7 @@
 A difference is significant if there are at least five pairs and their t test has p < 0.05 after a
 correction over all metrics of a measure and all methods of a group: those that are compared
 with the same baseline, or one kind of local training under all strategies. Variances are moderated
-across the methods (`fairflower.statistics.differences`).
+across the methods (`fairflower.statistics`).
 `contrasts_of` computes all contrasts of a comparison, from which tables, verdicts, the legend and
 data frames are made.
 
@@ -16,19 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
 from fairflower.registry import PLAIN_CLIENTS
-from fairflower.report.grids import client_strategy_grids, sweeps
 from fairflower.report.measures import Measure, Metric, measures
-from fairflower.report.methods import BASELINES, Comparison, Method
+from fairflower.report.methods import BASELINES, Comparison, Method, client_strategy_grids, sweeps
 from fairflower.report.reading import Run
 from fairflower.report.text import format_number, format_std, join_words, within_range
-from fairflower.statistics.differences import (
+from fairflower.statistics import (
     MIN_PAIRS,
     Difference,
     MeanStd,
@@ -51,14 +49,11 @@ class Pairs:
     """Differences between two methods in each pair of runs, by metric, in points."""
 
     measure: Measure
+    method: Method
     #: For each metric, the difference of each pair.
     values: tuple[tuple[float, ...], ...]
     #: For each metric, the argument ``floors`` of `differences`.
     floors: tuple[float, ...]
-    #: What the runs of a pair share: ``"federation"``, or ``"seed of federation 0"``.
-    unit: str
-    #: The argument ``overlap`` of `redrawn`.
-    overlap: float = 0.0
 
 
 class MetricDifference(NamedTuple):
@@ -74,7 +69,8 @@ class Contrast:
     """Differences between two methods in each metric of a measure, in percentage points."""
 
     measure: Measure
-    differences: tuple[Difference, ...]
+    differences: Sequence[Difference]
+    #: What the runs of a pair share: ``"federation"``, or ``"seed of federation 0"``.
     unit: str = "seed"
 
     @property
@@ -129,47 +125,43 @@ class ContrastGroup:
     contrasts: Mapping[str, Contrast]
 
 
-#: Method -> title of a baseline -> contrast.
-ByBaseline = Mapping[str, Mapping[str, Contrast]]
-
-
 @dataclass(frozen=True)
 class Contrasts:
-    """All contrasts of a comparison. The lists have the same order as ``measures``."""
+    """All contrasts of a comparison in a measure."""
 
-    measures: list[Measure]
-    against_baselines: list[ByBaseline]
-    #: The contrasts of ``against_baselines``, grouped by strategy over all kinds of local training.
-    by_strategy: list[list[ContrastGroup]]
+    measure: Measure
+    #: Method -> title of a baseline -> contrast.
+    against_baselines: Mapping[str, Mapping[str, Contrast]]
+    #: The same contrasts, grouped by strategy over all kinds of local training.
+    by_strategy: Sequence[ContrastGroup]
     #: Title of an additional comparison (`FURTHER`) -> its groups.
-    further: Mapping[str, list[list[ContrastGroup]]]
-
-    @property
-    def empty(self) -> bool:
-        """Whether no two methods could be compared."""
-        pairs = chain.from_iterable(groups.values() for groups in self.against_baselines)
-        return not any(pairs) and not any(chain.from_iterable(self.further.values()))
+    further: Mapping[str, Sequence[ContrastGroup]]
 
 
-def contrasts_of(comparison: Comparison) -> Contrasts:
-    """Compute all contrasts between the methods of a comparison."""
-    all_measures = measures(comparison)
-    baselines: list[ByBaseline] = []
-    for measure in all_measures:
+def contrasts_of(comparison: Comparison) -> list[Contrasts]:
+    """Compute all contrasts between the methods of a comparison, for each measure."""
+    contrasts = []
+    for measure in measures(comparison):
         groups = judged_groups(against_baselines, comparison, measure)
-        names = (method.name for method in measure.methods)
-        baselines.append(
-            {n: {g.heading: g.contrasts[n] for g in groups if n in g.contrasts} for n in names}
+        against: dict[str, dict[str, Contrast]] = {m.name: {} for m in measure.methods}
+        for group in groups:
+            for name, contrast in group.contrasts.items():
+                against[name][group.heading] = contrast
+        by_strategy: dict[tuple[str, str], dict[str, Contrast]] = {}
+        for grid in client_strategy_grids(comparison):
+            for client, row in grid.items():
+                for strategy, method in row.items():
+                    for name, contrast in against.get(method.name, {}).items():
+                        by_strategy.setdefault((strategy, name), {})[client] = contrast
+        contrasts.append(
+            Contrasts(
+                measure,
+                against,
+                [ContrastGroup(*names, found) for names, found in by_strategy.items()],
+                {t: judged_groups(yielded, comparison, measure) for t, yielded in FURTHER.items()},
+            )
         )
-    return Contrasts(
-        measures=all_measures,
-        against_baselines=baselines,
-        by_strategy=[by_strategy(comparison, against) for against in baselines],
-        further={
-            title: [judged_groups(against, comparison, measure) for measure in all_measures]
-            for title, against in FURTHER.items()
-        },
-    )
+    return contrasts
 
 
 def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs | None:
@@ -193,7 +185,7 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     values = (tuple(metric.value(a) - metric.value(b) for a, b in pairs) for metric in metrics)
     runs = [run for pair in pairs for run in pair]
     floors = (fmean(metric.example_worth(run) for run in runs) for metric in metrics)
-    return Pairs(measure, tuple(values), tuple(floors), method.unit, method.overlap)
+    return Pairs(measure, method, tuple(values), tuple(floors))
 
 
 def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
@@ -208,25 +200,14 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
             metric.margin,
             {name: pairs.floors[i] for name, pairs in family.items()},
         )
-        alone |= {(n, i): redrawn(one, family[n].overlap) for n, one in by_method.items()}
+        alone |= {(n, i): redrawn(one, family[n].method.overlap) for n, one in by_method.items()}
     judged = judged_as_family(alone)
     return {
         name: Contrast(
-            measure, tuple(judged[name, i] for i in range(len(measure.metrics))), pairs.unit
+            measure, [judged[name, i] for i in range(len(measure.metrics))], pairs.method.unit
         )
         for name, pairs in family.items()
     }
-
-
-def by_strategy(comparison: Comparison, against: ByBaseline) -> list[ContrastGroup]:
-    """Group the contrasts with the baselines by strategy, over all kinds of local training."""
-    groups: dict[tuple[str, str], dict[str, Contrast]] = {}
-    for grid in client_strategy_grids(comparison):
-        for client, row in grid.items():
-            for strategy, method in row.items():
-                for name, contrast in against.get(method.name, {}).items():
-                    groups.setdefault((strategy, name), {})[client] = contrast
-    return [ContrastGroup(*names, contrasts) for names, contrasts in groups.items()]
 
 
 #: A heading, the name of the other method, and name -> (method, the method to compare it with).
@@ -313,8 +294,7 @@ class Verdict:
     too_few: bool = False  # whether every comparison has too few pairs
 
     def __str__(self) -> str:
-        numbers = f"{self.numbers}: " if self.numbers else ""
-        return f"{self.name}: {numbers}{self.conclusion}."
+        return f"{': '.join(filter(None, (self.name, self.numbers, self.conclusion)))}."
 
 
 @dataclass(frozen=True)
@@ -328,22 +308,25 @@ class Section:
     verdicts: Sequence[Verdict]
 
 
-def verdicts(comparison: Comparison, contrasts: Contrasts) -> list[Section]:
+def verdicts(comparison: Comparison, contrasts: Sequence[Contrasts]) -> list[Section]:
     """Return the sentences about all methods, for every measure and every comparison."""
-    fair, *others = contrasts.against_baselines
-    found = {"": [fairness_verdict(comparison, m, fair[m.name]) for m in comparison.methods]}
-    for measure, by_method in zip(contrasts.measures[1:], others, strict=True):
-        found[f"Against the baselines, {measure.name}"] = [
-            plain_verdict(name, by_baseline)
-            for name, by_baseline in by_method.items()
-            if by_baseline
+    fair, *others = contrasts
+    found = {
+        "": [
+            fairness_verdict(comparison, method, fair.against_baselines[method.name])
+            for method in comparison.methods
         ]
-    by_title = {"Strategies by local training": contrasts.by_strategy, **contrasts.further}
-    for title, by_measure in by_title.items():
+    }
+    for one in others:
+        found[f"Against the baselines, {one.measure.name}"] = [
+            verdict_on(name, against) for name, against in one.against_baselines.items() if against
+        ]
+    for title in ("Strategies by local training", *FURTHER):
         # A grid has too many methods for one sentence per method.
-        write = _of_each if title in contrasts.further and title != PLAIN_TITLE else _of_group
-        for measure, groups in zip(contrasts.measures, by_measure, strict=True):
-            found[f"{title}, {measure.name}"] = [v for group in groups for v in write(group)]
+        write = _of_each if title in FURTHER and title != PLAIN_TITLE else _of_group
+        for one in contrasts:
+            groups = one.further.get(title, one.by_strategy)
+            found[f"{title}, {one.measure.name}"] = [v for group in groups for v in write(group)]
     return [Section(title, _with_few_summed_up(said)) for title, said in found.items() if said]
 
 
@@ -361,29 +344,51 @@ def fairness_verdict(
     comparison: Comparison, method: Method, against: Mapping[str, Contrast]
 ) -> Verdict:
     """Return the verdict on a method's fairness over the last five tested rounds."""
+    conclusion = ""
     if not (against or method.fully_tested()):
-        return Verdict(
-            method.name, "", "not compared, because some domains were not tested in every round"
-        )
-    if len(comparison.domains) < 2:
-        return Verdict(method.name, "", "not judged, because a single domain has no spread")
-    if not against:
+        conclusion = "not compared, because some domains were not tested in every round"
+    elif len(comparison.domains) < 2:
+        conclusion = "not judged, because a single domain has no spread"
+    elif not against:
         wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
-        conclusion = f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
         baselines = [comparison.baseline(method, name) for name in BASELINES]
         tested = all(baseline is None or baseline.fully_tested() for baseline in baselines)
-        condition = "" if tested else ", tested on every domain,"
-        return Verdict(method.name, "", f"{conclusion}{condition} to compare with")
+        conclusion = (
+            f"no {' or '.join(wanted)} run with the same settings, rounds and seeds"
+            f"{'' if tested else ', tested on every domain,'} to compare with"
+        )
+    if conclusion:
+        return Verdict(method.name, "", conclusion)
     worst = [f"{signed(c['MIN'].difference)} points against {name}" for name, c in against.items()]
     std = [signed(contrast["STD"].difference) for contrast in against.values()]
     lower = [f"{name}'s" for name, contrast in against.items() if contrast["AVG"].sign < 0]
+    numbers = f"worst domain {', '.join(worst)}, STD {' and '.join(std)}"
+    below = f", with an average below {' and '.join(lower)}" if lower else ""
+    return verdict_on(method.name, against, numbers, below)
+
+
+def verdict_on(
+    name: str, contrasts: Mapping[str, Contrast], numbers: str = "", added: str = ""
+) -> Verdict:
+    """Return the verdict with a method's differences and the conclusion from its contrasts.
+
+    The conclusion is, for example, ``fairer (STD) than FedAvg``; ``added`` follows it.
+    """
+    numbers = numbers or "; ".join(
+        ", ".join(f"{one.metric.name} {signed(one.difference)}" for one in contrast.by_metric)
+        + f" points against {other}"
+        for other, contrast in contrasts.items()
+    )
+    parts = []
+    for (judgment, preposition), names in _by_judgment(contrasts).items():
+        if judgment == UNDECIDED:
+            names = [f"{other} (detectable: {contrasts[other].detectable})" for other in names]
+        parts.append(f"{judgment} {preposition} {' and '.join(names)}")
     return Verdict(
-        method.name,
-        f"worst domain {', '.join(worst)}, STD {' and '.join(std)} "
-        f"({pairs_text(against.values())})",
-        conclusion_text(against)
-        + (f", with an average below {' and '.join(lower)}" if lower else ""),
-        all_too_few(against),
+        name,
+        f"{numbers} ({pairs_text(contrasts.values())})",
+        ", ".join(parts) + added,
+        all_too_few(contrasts),
     )
 
 
@@ -400,12 +405,12 @@ def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
 def _of_each(group: ContrastGroup) -> Iterator[Verdict]:
     """Yield one verdict on each contrast of the group."""
     for name, contrast in group.contrasts.items():
-        yield plain_verdict(f"{group.heading}, {name}", {group.other: contrast})
+        yield verdict_on(f"{group.heading}, {name}", {group.other: contrast})
 
 
-def verdict_legend(contrasts: Contrasts) -> str:
+def verdict_legend(contrasts: Sequence[Contrasts]) -> str:
     """Explain the words used in verdicts; empty if no methods were compared."""
-    if contrasts.empty:
+    if not any(any(c.against_baselines.values()) or any(c.further.values()) for c in contrasts):
         return ""
     return (
         "Fairer: higher worst domain or lower STD, neither worse; t tests, p < 0.05 (corrected). "
@@ -413,34 +418,9 @@ def verdict_legend(contrasts: Contrasts) -> str:
     )
 
 
-def plain_verdict(name: str, contrasts: Mapping[str, Contrast]) -> Verdict:
-    """Return the verdict with a method's differences and the conclusion from them."""
-    numbers = "; ".join(
-        ", ".join(f"{one.metric.name} {signed(one.difference)}" for one in contrast.by_metric)
-        + f" points against {other}"
-        for other, contrast in contrasts.items()
-    )
-    return Verdict(
-        name,
-        f"{numbers} ({pairs_text(contrasts.values())})",
-        conclusion_text(contrasts),
-        all_too_few(contrasts),
-    )
-
-
 def all_too_few(contrasts: Mapping[str, Contrast]) -> bool:
     """Return whether no contrast has enough pairs for a verdict."""
-    return all(contrast.judgment[0] == TOO_FEW for contrast in contrasts.values())
-
-
-def conclusion_text(contrasts: Mapping[str, Contrast]) -> str:
-    """Return the conclusion from a method's contrasts, for example ``fairer (STD) than FedAvg``."""
-    parts = []
-    for (judgment, preposition), names in _by_judgment(contrasts).items():
-        if judgment == UNDECIDED:
-            names = [f"{name} (detectable: {contrasts[name].detectable})" for name in names]
-        parts.append(f"{judgment} {preposition} {' and '.join(names)}")
-    return ", ".join(parts)
+    return all(contrast.n < MIN_PAIRS for contrast in contrasts.values())
 
 
 def pairs_text(contrasts: Iterable[Contrast]) -> str:

@@ -13,7 +13,7 @@ from fairflower.report.reading import Run
 from fairflower.report.tables.accuracy import columns, held_out_columns
 from fairflower.report.tables.cells import MARKS
 from fairflower.server.contents import HISTORY_COLUMNS, read_history
-from fairflower.statistics.differences import MIN_PAIRS, Difference
+from fairflower.statistics import MIN_PAIRS, Difference
 
 
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -65,7 +65,7 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
         rows = {}
         for method in comparison.methods:
             row: dict[tuple[str, str], float] = {("seeds", "n"): len(method.runs)}
-            for column in [*columns(comparison.domains), *held_out_columns(comparison)]:
+            for column in [*columns(comparison), *held_out_columns(comparison)]:
                 estimate = column.estimate(method)
                 row |= {
                     (column.title, "mean"): estimate.mean,
@@ -103,8 +103,8 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
             _verdict(d, sign),
         )
         for chapter in analyze(runs).chapters
-        for by_method in chapter.contrasts.against_baselines
-        for name, contrasts in by_method.items()
+        for of_measure in chapter.contrasts
+        for name, contrasts in of_measure.against_baselines.items()
         for baseline, contrast in contrasts.items()
         for metric, d, sign in contrast.by_metric
     ]

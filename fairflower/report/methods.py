@@ -3,14 +3,15 @@
 Runs that differ only in the seed, or only in the seed and the federation drawn with it
 (``data.seed`` = ``seed``), are a *method*. A method's numbers are means and standard deviations
 over its runs. Methods are *comparable* if they differ only in ``strategy.*``, ``client.*`` and
-``bound.*`` and reached the same round.
+``bound.*`` and reached the same round. Among comparable methods there may be grids of clients and
+strategies, and sweeps of an argument.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.methods import MethodSpec
 from fairflower.config.run import COMPARED_TABLES, data_key, method_key, tuned_keys
-from fairflower.config.text import key_to_argument
+from fairflower.config.text import is_argument, key_to_argument
 from fairflower.numerics import Vector
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.reading import Run
 from fairflower.report.text import untested
 from fairflower.server.history import WINDOW
-from fairflower.statistics.differences import MeanStd
+from fairflower.statistics import MeanStd
 
 _Settings = frozenset[tuple[str, str]]
 
@@ -218,6 +220,8 @@ class Comparison:
     methods: tuple[Method, ...]
     #: Setting -> {method name: value}, for each setting that differs between methods.
     differing: Mapping[str, Mapping[str, str]]
+    #: The primary score, whose fairness over domains is judged.
+    score: Score = ACCURACY
 
     @property
     def runs(self) -> list[tuple[Method, Run]]:
@@ -269,6 +273,61 @@ class Comparison:
         which = f"the last {window}" if len(rounds) == window else f"all {len(rounds)}"
         return f"mean of {which} tested rounds ({rounds[0]} to {rounds[-1]})"
 
+    def having(self, condition: Callable[[Run], object]) -> list[Method]:
+        """Return the methods whose runs all fulfill a condition."""
+        return [method for method in self.methods if all(map(condition, method.runs))]
+
+    def user_scores(self) -> Iterator[tuple[Score, list[Method]]]:
+        """Yield each user metric, and the methods that have it."""
+        scores = {score.name: score for run in self.kept_runs for score in run.user_scores}
+        for name, score in scores.items():
+            if methods := self.having(lambda run: name in run.scores):  # noqa: B023
+                yield score, methods
+
+    def attributes(self) -> Iterator[tuple[str, list[Method]]]:
+        """Yield each sensitive attribute, and the methods that have metrics of group fairness."""
+        for name in dict.fromkeys(run.attribute for run in self.kept_runs if run.attribute):
+            yield name, self.having(lambda run: run.attribute == name)  # noqa: B023
+
+    def rated(self) -> list[Method]:
+        """Return the methods for FedISM's tables.
+
+        Their runs have an AUC, or class-balanced accuracies and corrupted images.
+        """
+        return self.having(
+            lambda run: (
+                "auc" in run.scores
+                or ("balanced_accuracy" in run.scores and run.config.get("data.corrupted-clients"))
+            )
+        )
+
+    def typed(self) -> list[Method]:
+        """Return the methods for FedGCR's table, whose domains have different numbers of clients.
+
+        If a method recorded clusters, equal numbers above 1 are also accepted.
+        """
+        clustered = bool(self.having(lambda run: run.clusters))
+
+        def several(method: Method) -> bool:
+            counts = set(Counter(client.domain for client in method.runs[0].clients).values())
+            corrupted = method.config.get("data.corrupted-clients")
+            return (len(counts) > 1 or (clustered and max(counts) > 1)) and not corrupted
+
+        return [method for method in self.methods if several(method)]
+
+    def groups(self, methods: Iterable[Method]) -> list[tuple[str, dict[str, Method]]]:
+        """Group comparable methods by name. If there are several groups, each has a heading."""
+        by_setting: dict[Any, dict[str, Method]] = {}
+        for method in methods:
+            by_setting.setdefault(method.comparable, {})[method.name] = method
+        groups = []
+        for members in by_setting.values():
+            first = next(iter(members.values()))
+            parts = [f"{key} = {values[first.name]}" for key, values in self.differing.items()]
+            heading = ", ".join([*parts, f"round {first.runs[0].reach}"])
+            groups.append((heading if len(by_setting) > 1 else "", members))
+        return groups
+
     def baseline(self, method: Method, name: str) -> Method | None:
         """Return the comparable method with strategy ``name`` and the same client, or None.
 
@@ -300,11 +359,6 @@ def several_runs(methods: Iterable[Method]) -> bool:
     return any(len(method.runs) > 1 for method in methods)
 
 
-def methods_with_clusters(methods: Iterable[Method]) -> list[Method]:
-    """Return the methods that recorded clusters in every run."""
-    return [method for method in methods if all(run.clusters for run in method.runs)]
-
-
 def mean_of_last(counts: Iterable[int], window: int = WINDOW) -> str:
     """Describe means over the last ``window`` tested rounds, of which runs may have fewer."""
     if min(counts, default=window) < window:
@@ -318,8 +372,10 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     for run in runs:
         by_domains.setdefault(run.domains, []).append(run)
     comparisons = []
+    rank = {name: place for place, name in enumerate(BASELINES)}
     for domains, members in by_domains.items():
-        methods = _methods(members)
+        methods = [Method(name, same, *_one_per_seed(of)) for name, same, of in _groups(members)]
+        methods.sort(key=lambda method: rank.get(method.strategy, len(rank)))
         names = [method.name for method in methods]
         apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
@@ -398,14 +454,6 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, _Settings, list[Run]]]:
     return named
 
 
-def _methods(runs: Iterable[Run]) -> list[Method]:
-    methods = [
-        Method(name, settings, *_one_per_seed(members)) for name, settings, members in _groups(runs)
-    ]
-    rank = {name: place for place, name in enumerate(BASELINES)}
-    return sorted(methods, key=lambda method: rank.get(method.strategy, len(rank)))
-
-
 def _in_common(values: Vector) -> Vector:
     """Return values [runs, ..., D] with NaN for all runs wherever one run has NaN."""
     return np.where(np.isfinite(values).all(axis=0), values, np.nan)
@@ -447,3 +495,82 @@ def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     keys = dict.fromkeys(key for mapping in settings for key in mapping)
     values = {key: [mapping.get(key, "not set") for mapping in settings] for key in keys}
     return {key: per_key for key, per_key in values.items() if len(set(per_key)) > 1}
+
+
+# --- grids and sweeps -----------------------------------------------------------------
+
+
+class Sweep(NamedTuple):
+    """Methods that differ in a run config key, in ascending order of its value.
+
+    ``others`` maps values that are not numbers to methods, as in ``num_clusters=auto``.
+    """
+
+    key: str
+    values: Vector
+    methods: tuple[Method, ...]
+    others: Mapping[str, Method]
+
+
+def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
+    """Return grids of comparable methods by client and strategy, with the largest grid first.
+
+    A grid has at least two clients and two strategies.
+    """
+    sets = (members for _, members in comparison.groups(comparison.methods))
+    grids = []
+    for members in sorted(sets, key=len, reverse=True):
+        grid: dict[str, dict[str, Method]] = {}
+        for method in members.values():
+            row = grid.setdefault(method.client, {})
+            # Methods that were tuned differently may share their cell.
+            row[method.name if method.aggregation in row else method.aggregation] = method
+        strategies = {strategy for row in grid.values() for strategy in row}
+        if len(grid) > 1 and len(strategies) > 1:
+            grids.append(grid)
+    return grids
+
+
+def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
+    """Return the largest of `client_strategy_grids`; empty without a grid."""
+    return next(iter(client_strategy_grids(comparison)), {})
+
+
+def sweeps(comparison: Comparison) -> list[Sweep]:
+    """Return a sweep for each argument with at least three values and all other settings equal.
+
+    Methods that were not tested on every domain are left out.
+    """
+    keys = {key for method in comparison.methods for key, _ in method.identity if is_argument(key)}
+    by_argument = []
+    for key in sorted(keys):
+        groups: dict[Any, dict[Any, Method]] = {}
+        for method in comparison.methods:
+            value = _value(method, key)
+            rest = frozenset(item for item in method.identity if item[0] != key)
+            if value is not None and method.fully_tested():
+                groups.setdefault((rest, method.comparable), {}).setdefault(value, method)
+        for members in groups.values():
+            values = sorted(value for value in members if isinstance(value, float))
+            if len(values) >= 3:
+                others = {value: m for value, m in members.items() if isinstance(value, str)}
+                methods = tuple(members[value] for value in values)
+                by_argument.append(Sweep(key, np.array(values), methods, others))
+    return by_argument
+
+
+def _value(method: Method, key: str) -> float | str | None:
+    """Return a method's value for an argument (set or default), as a number if possible.
+
+    The result is None if the method does not have the argument.
+    """
+    table, _, leaf = key.partition(".")
+    value: Any = dict(method.identity).get(key)
+    for kind in (ClientConfig, StrategyConfig):
+        if value is None and table == kind.TABLE:
+            value = kind.of(method.config).defaults().get(key_to_argument(leaf))
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value if isinstance(value, str) else None
+    return number if math.isfinite(number) else None

@@ -233,8 +233,6 @@ def _escaped(text: str) -> str:
 
 # --- LaTeX ----------------------------------------------------------------------------
 
-_PREAMBLE = "% In the preamble: \\usepackage{booktabs}\n"
-
 #: Character -> LaTeX, for special characters and for characters missing from pdfLaTeX's fonts.
 _CHARACTERS = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -262,10 +260,16 @@ def latex(runs: Sequence[Run] | Analysis) -> str:
     `RunFolderError` if there are no runs.
     """
     analysis = analyze(runs)
-    chapters, tables = analysis.chapters, analysis.named_tables
-    notes = [_comment(f"Note: {note}") + "\n" for chapter in chapters for note in chapter.notes]
-    written = (_latex_table(table, i) for i, table in enumerate(tables, start=1))
-    return "\n".join([_PREAMBLE, *written, *notes])
+    tables = [
+        (
+            table,
+            re.sub(r"[^a-z]+", "-", table.title.split(",")[0].lower()).strip("-"),
+            any(cell.second for group in table.groups for row in group.rows for cell in row.cells),
+        )
+        for table in analysis.named_tables
+    ]
+    notes = [note for chapter in analysis.chapters for note in chapter.notes]
+    return _templates(tex=True).get_template("tables.tex.j2").render(tables=tables, notes=notes)
 
 
 def latex_escaped(text: str) -> str:
@@ -277,62 +281,8 @@ def latex_escaped(text: str) -> str:
     return "".join(_CHARACTERS.get(character, character) for character in text)
 
 
-def _latex_table(table: Table, number: int) -> str:
-    width = len(table.columns)
-    rows = []
-    for place, group in enumerate(table.groups):
-        rows += [r"\midrule"] * (place > 0)
-        if group.heading:
-            rows.append(
-                rf"\multicolumn{{{width + 1}}}{{l}}{{\emph{{{latex_escaped(group.heading)}}}}} \\"
-            )
-        rows += [
-            " & ".join([latex_escaped(row.name), *map(_latex_cell, row.cells)]) + r" \\"
-            for row in group.rows
-        ]
-    caption = " ".join(filter(None, (f"{table.title}.", table.caption)))
-    caption += " Underlined: second best." * any(
-        cell.second for group in table.groups for row in group.rows for cell in row.cells
-    )
-    label = re.sub(r"[^a-z]+", "-", table.title.split(",")[0].lower()).strip("-")
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{latex_escaped(caption)}}}",
-        rf"\label{{tab:{label}-{number}}}",
-        rf"\begin{{tabular}}{{l{'r' * width}}}",
-        r"\toprule",
-        " & ".join(["Method", *map(latex_escaped, table.columns)]) + r" \\",
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-        *(
-            _comment(f"{row.name}: {row.remark}")
-            for group in table.groups
-            for row in group.rows
-            if row.remark
-        ),
-        *map(_comment, table.footers),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _comment(text: str) -> str:
-    line = " ".join(text.split())
-    return "% " + "".join(c if c.isascii() else _CHARACTERS.get(c, "?") for c in line)
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = latex_escaped(cell.text)
-    if cell.tone:
-        text = rf"\textbf{{{text}}}"
-    elif cell.second:
-        text = rf"\underline{{{text}}}"
-    if not cell.spread:
-        return text
-    return rf"{text} {{\scriptsize {latex_escaped(cell.spread).replace('$ ', '$')}}}"
+    return "".join(c if c.isascii() else _CHARACTERS.get(c, "?") for c in " ".join(text.split()))
 
 
 # --- HTML -----------------------------------------------------------------------------
@@ -395,15 +345,21 @@ def html_table(table: Table) -> str:
 
 
 @cache
-def _templates() -> Environment:
+def _templates(tex: bool = False) -> Environment:
+    """Return the environment of templates for HTML or for LaTeX, which has other delimiters."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
+        autoescape=not tex,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        variable_start_string="<<" if tex else "{{",
+        variable_end_string=">>" if tex else "}}",
+        block_start_string="<%" if tex else "{%",
+        block_end_string="%>" if tex else "%}",
     )
     environment.globals["GUIDE"] = GUIDE
+    environment.filters |= {"tex": latex_escaped, "comment": _comment}
     return environment
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 from fairflower.config.run import tested_split
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, logger, quoted
+from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import METRICS
+from fairflower.numerics.metrics import adjusted_rand, clustering_accuracy
 from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
-from fairflower.report.clusters import ClusterHistory, ClusterMetric, read_cluster_history
 from fairflower.server.contents import (
     ChangedFile,
     Value,
@@ -45,6 +45,9 @@ from fairflower.server.history import (
 #: Scores of domains other than accuracy that reports show.
 SCORES = {score.name: score for score in (BALANCED_ACCURACY, AUC)}
 
+#: Accuracy of the clients' personal models.
+PERSONAL = Score("personal_accuracy")
+
 
 def user_score(name: str, better: int) -> Score:
     """Return a user's metric, which may have any value; ``better`` is 1 or -1."""
@@ -58,14 +61,14 @@ class AccuracyHistory:
     #: Tested rounds, [R], in ascending order. Round 0 is before training.
     rounds: NDArray[np.int64]
     #: Fractions, [R, K], with a row for each of ``rounds``. NaN for an untested domain or client.
-    accuracy: NDArray[np.float64]
+    accuracy: Vector
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
         """Return the positions of the last ``window`` rounds; round 0 only if there is no other."""
         trained = np.flatnonzero(self.rounds > 0)
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 
-    def final(self, window: int = WINDOW) -> NDArray[np.float64]:
+    def final(self, window: int = WINDOW) -> Vector:
         """Return accuracies [K]: means over the tested rounds in `last`; NaN if there are none."""
         values = self.accuracy[self.last(window)]
         counts = np.isfinite(values).sum(axis=0)
@@ -82,6 +85,90 @@ class AccuracyHistory:
         cannot be compared with those of other runs.
         """
         return bool(np.isfinite(self.accuracy[self.last(window)]).all())
+
+
+# --- clusters of clients ----------------------------------------------------------------
+
+#: Names of the diagnostics that record a client's cluster and its position on a map.
+IDS, MAP = "cluster", ("map_x", "map_y")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterScore(Score):
+    """A score of clusters, which compares the clients' clusters with their true types."""
+
+    formula: Callable[[NDArray[np.str_], NDArray[np.int64]], float]
+
+
+#: Scores of clusters, by key.
+CLUSTER_SCORES = {
+    "number": ClusterScore(
+        *("number of clusters", 0, ""),
+        digits=1,
+        title="clusters found",
+        formula=lambda types, ids: float(len(np.unique(ids))),
+    ),
+    "accuracy": ClusterScore("clustering accuracy", formula=clustering_accuracy),
+    "rand": ClusterScore("adjusted Rand index", 1, "", digits=4, formula=adjusted_rand),
+}
+
+
+class ClusterHistory(NamedTuple):
+    """A run's clusters of K clients in R rounds, which a strategy recorded."""
+
+    rounds: NDArray[np.int64]  # [R]
+    types: NDArray[np.str_]  # [K], the clients' domains, in the order of ``run.clients``
+    ids: Vector  # [R, K], the cluster of each client; NaN in rounds without one
+    #: Position of each client's representation on a map of the round, [R, K, 2], or NaN.
+    map: Vector
+
+    def metric(self, name: str) -> Vector:
+        """Return a score (`CLUSTER_SCORES`) by round, [R], over the clients that took part."""
+        score = CLUSTER_SCORES[name]
+        rows = ((np.isfinite(ids), ids) for ids in self.ids)
+        return np.array([score.formula(self.types[t], ids[t].astype(np.int64)) for t, ids in rows])
+
+
+def read_cluster_history(
+    clients: Sequence[ClientInfo], diagnostics: Iterable[Mapping[str, Any]]
+) -> ClusterHistory | None:
+    """Return the clusters of each round from a run's diagnostics; None if there are none."""
+    column = {client.client_id: k for k, client in enumerate(clients)}
+    rounds: list[int] = []
+    rows: list[Vector] = []
+    for record in diagnostics:
+        present = record.get("client_ids", [])
+        vectors = [_vector(record.get(name), len(present)) for name in (IDS, *MAP)]
+        if not present or not np.isfinite(vectors[0]).all() or not set(present) <= set(column):
+            continue
+        row = np.full((len(column), 1 + len(MAP)), np.nan)
+        row[[column[client] for client in present]] = np.transpose(vectors)
+        rounds.append(int(record["round"]))
+        rows.append(row)
+    if not rounds:
+        return None
+    values = np.array(rows)
+    types = np.array([client.domain for client in clients])
+    return ClusterHistory(np.array(rounds), types, values[:, :, 0], values[:, :, 1:])
+
+
+#: Larger numbers, which a float32 cannot represent, would overflow in sums and axes.
+_LARGEST = 1e100
+
+
+def _vector(value: object, length: int) -> Vector:
+    """Return one number per client. Values that are not numbers become NaN."""
+    vector = as_float_array(value)
+    return vector if vector is not None and vector.shape == (length,) else np.full(length, np.nan)
+
+
+def as_float_array(value: Any) -> Vector | None:
+    """Convert a recorded value to an array, with NaN where too large; None if it is not numeric."""
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return np.where(np.abs(numbers) <= _LARGEST, numbers, np.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +210,12 @@ class Run(AccuracyHistory):
         return AccuracyHistory(rounds=tests.rounds[there], accuracy=tests.accuracy[there])
 
     def tests_by(self, metric: str) -> AccuracyHistory:
-        """Return the run itself for accuracy, or a history of one of the ``scores``."""
-        if metric == ACCURACY.name:
-            return self
+        """Return the run itself for accuracy, or the history of another score by domain."""
+        if metric in (ACCURACY.name, PERSONAL.name):
+            return self if metric == ACCURACY.name else self.personal
         return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
 
-    def _by_domain(self, metric: str) -> NDArray[np.float64]:
+    def _by_domain(self, metric: str) -> Vector:
         found = self.history[LEVELS[self.split][0], metric]
         return _tests(found, self.domains, self.rounds.tolist()).accuracy
 
@@ -144,6 +231,11 @@ class Run(AccuracyHistory):
         """
         return self._by_client("accuracy")
 
+    @property
+    def all_clients_tested(self) -> bool:
+        """Whether each client tested the model in some of the last rounds."""
+        return bool(np.isfinite(self.by_client.final()).all())
+
     @cached_property
     def personal(self) -> AccuracyHistory:
         """Accuracies of the clients' personal models by domain.
@@ -151,12 +243,12 @@ class Run(AccuracyHistory):
         They are means over the domain's clients, weighted by test examples. There are no rounds if
         there are no personal models.
         """
-        return self.tests(LEVELS[self.split][0], "personal_accuracy", self.domains)
+        return self.tests(LEVELS[self.split][0], PERSONAL.name, self.domains)
 
     @cached_property
     def personal_by_client(self) -> AccuracyHistory:
         """Accuracies of the personal models by client, in the order of ``clients``."""
-        return self._by_client("personal_accuracy")
+        return self._by_client(PERSONAL.name)
 
     @property
     def held_out_domain(self) -> str:
@@ -174,15 +266,15 @@ class Run(AccuracyHistory):
         return self.tests(HELD_OUT, ADAPTED, [self.held_out_domain])
 
     @cached_property
-    def scores(self) -> Mapping[str, NDArray[np.float64]]:
+    def scores(self) -> Mapping[str, Vector]:
         """Other scores (`SCORES`, the user's metrics) by name, [R, D] like ``accuracy``, or NaN."""
         level, names = LEVELS[self.split][0], (*SCORES, *self.info.get("metrics", {}))
         return {name: self._by_domain(name) for name in names if self.history[level, name]}
 
     @property
-    def user_metrics(self) -> Mapping[str, int]:
-        """Name of a user's metric in ``scores`` -> 1 if higher values are better, -1 if lower."""
-        return {name: n for name, n in self.info.get("metrics", {}).items() if name in self.scores}
+    def user_scores(self) -> list[Score]:
+        """The user's metrics in ``scores``."""
+        return [user_score(*m) for m in self.info.get("metrics", {}).items() if m[0] in self.scores]
 
     @cached_property
     def group_metrics(self) -> Mapping[str, AccuracyHistory]:
@@ -203,7 +295,7 @@ class Run(AccuracyHistory):
         """The clusters of clients that the strategy recorded; None if it recorded none."""
         return read_cluster_history(self.clients, self.diagnostics)
 
-    def final_clusters(self, name: ClusterMetric, window: int = WINDOW) -> float:
+    def final_clusters(self, name: str, window: int = WINDOW) -> float:
         """Return a metric's mean over the last ``window`` tested rounds; NaN without clusters."""
         if self.clusters is None:
             return math.nan
@@ -281,7 +373,7 @@ class Run(AccuracyHistory):
         """The sensitive attribute for group fairness; empty if there are no groups of people."""
         return str(self.config.get("data.groups", "")) if self.group_metrics else ""
 
-    def final_scores(self, score: str) -> NDArray[np.float64]:
+    def final_scores(self, score: str) -> Vector:
         """Return the values of a score in the `last` rounds, [rounds, D]."""
         return self.scores[score][self.last()]
 
@@ -394,11 +486,12 @@ def find_readable_runs(path: Path) -> list[Run]:
     """Return the readable runs below a folder; log those whose files have been changed."""
     runs = []
     for info in path.rglob("run.json"):
-        with suppress(RunFolderError):
-            try:
-                runs.append(read_run(info.parent))
-            except ChangedFile as error:
-                logger.warning("%s This run is left out.", error)
+        try:
+            runs.append(read_run(info.parent))
+        except ChangedFile as error:
+            logger.warning("%s This run is left out.", error)
+        except RunFolderError:
+            pass
     return runs
 
 
@@ -415,7 +508,7 @@ def _checked_history(
     """Return the history of the scores that reports read."""
     of_domains, of_clients = LEVELS[split]
     users = (user_score(*metric) for metric in user_metrics.items())
-    accuracies = (ACCURACY, Score("personal_accuracy"))
+    accuracies = (ACCURACY, PERSONAL)
     wanted = {
         (level, score.name): score
         for level, scores in (

@@ -26,14 +26,9 @@ from fairflower.config.text import shown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.files import cell_of
 from fairflower.paths import check_output_file, read_text
-from fairflower.report.clusters import IDS
-from fairflower.report.reading import Run, read_run, run_of
+from fairflower.report.reading import IDS, Run, read_run, run_of
 from fairflower.report.tables.accuracy import participation
-from fairflower.report.tables.notes import (
-    data_digest,
-    process_infos,
-    run_notes,
-)
+from fairflower.report.tables.notes import data_digest, process_infos, run_notes
 from fairflower.server.contents import (
     HISTORY_COLUMNS,
     Record,

@@ -14,7 +14,7 @@ from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY
 from fairflower.report.measures import SIGMA
 from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
 from fairflower.report.text import DASH, format_number
-from fairflower.statistics.differences import MeanStd
+from fairflower.statistics import MeanStd
 
 #: Criterion for choosing a trial -> words for captions (see `chosen`).
 CRITERIA = {

@@ -196,7 +196,7 @@ def test_errors_of_failed_runs_are_not_parsed_as_markup(monkeypatch):
     rule = StrategyConfig("fairfed", {"metric": "[loss]"})
     plan = Plan([RunConfig(seed=seed, strategy=rule) for seed in range(2)])
     with pytest.raises(RunFolderError):
-        plan.execute(None, Console(file=output, width=160), Event(), [])
+        execution.execute_in_turn(plan.runs, None, Console(file=output, width=160), Event(), [])
     assert output.getvalue().count(f"of 2) failed: {message}") == 2
     assert output.getvalue().count("fairfed:metric=[loss], seed") == 2
 

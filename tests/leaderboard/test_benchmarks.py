@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from experiments.leaderboard.benchmarks import mixed_model, over_benchmarks, ranks
-from fairflower.statistics.differences import holm
+from fairflower.statistics import holm
 
 #: Variances of twelve methods' gains over benchmarks, as unequal as on the first three.
 UNEQUAL = np.array([0.05, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 6.03]) / 2

@@ -19,7 +19,7 @@ from experiments.leaderboard.ledger import Ledger, Row
 from experiments.leaderboard.sentences import conclusion, format_p_value, left, recorded, sentences
 from experiments.leaderboard.stages import CONFIRMATION, REFERENCE, SWEEP, Planned, Stages
 from experiments.leaderboard.tables import tables
-from fairflower.statistics.differences import Difference
+from fairflower.statistics import Difference
 
 GAINS = {"uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0}
 

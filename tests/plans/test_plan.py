@@ -16,7 +16,7 @@ from rich.console import Console
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import default_values
 from fairflower.errors import ConfigError, DataError, RunInterrupted
-from fairflower.plans import parallel
+from fairflower.plans import execution, parallel
 from fairflower.plans.execution import execute, remaining_plan, resolve_jobs
 from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
@@ -100,7 +100,7 @@ def test_a_stopped_command_says_how_to_resume_it(
 ) -> None:
     begun: list[Path] = []
 
-    def stop(self: Plan, grid: Any, console: Any, stop: Any, folders: list[Path], _: Any) -> None:
+    def stop(runs: Any, grid: Any, console: Any, stop: Any, folders: list[Path], _: Any) -> None:
         folders += begun
         raise RunInterrupted
 
@@ -110,7 +110,7 @@ def test_a_stopped_command_says_how_to_resume_it(
             execute(Plan([config(tmp_path)]), console, **options)
         return console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined,no-any-return]
 
-    monkeypatch.setattr(Plan, "execute", stop)
+    monkeypatch.setattr(execution, "execute_in_turn", stop)
     assert said() == said(home=tmp_path) == "Stopped."
     begun.append(stopped(config(tmp_path), 2))
     assert said() == f"Stopped. To resume the run: fairflower run --resume {begun[0]}"

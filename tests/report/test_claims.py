@@ -193,7 +193,7 @@ def test_p_values_are_corrected_over_the_methods_of_a_table(tmp_path: Path) -> N
 
     def contrast(*labels: str) -> Contrast:
         (comparison,) = group_runs(read_run(path) for label in labels for path in runs[label])
-        return contrasts_of(comparison).against_baselines[1]["fedism"]["FedAvg"]
+        return contrasts_of(comparison)[1].against_baselines["fedism"]["FedAvg"]
 
     alone = contrast("fedavg", "fedism")["corrupted ACC"]
     assert alone.sign == 1
@@ -223,7 +223,7 @@ def test_p_values_are_corrected_over_methods_with_enough_seeds_and_the_same_base
         for seed, gain in enumerate(more)
     ]
     (comparison,) = group_runs(map(read_run, folders))
-    contrasts = contrasts_of(comparison).against_baselines[1]
+    contrasts = contrasts_of(comparison)[1].against_baselines
     assert contrasts["term"]["FedAvg"].n == 2
     for name, of in (("fedism", gains), ("moon+fedism", wild)):
         p = contrasts[name]["FedAvg"].differences[1].p

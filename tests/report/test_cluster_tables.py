@@ -34,16 +34,16 @@ def test_diagnostics_are_grouped_by_shape(tmp_path: Path) -> None:
          "dropped": {"0": "NaN"}, "clusters": ["x", "y"]},
     ]  # fmt: skip
     run = read_run(make_run(tmp_path / "r", rising(0.5), diagnostics=records))
-    (name, weights), *others = diagnostics.by_round(run, axes=1).items()
+    (name, weights), *others = diagnostics.recorded(run, axes=1).items()
     assert (name, others) == ("weights", [])
     assert weights.domains == ("a", "a", "b", "b")
     np.testing.assert_array_equal(
         weights.values, [[0.25, np.nan, np.nan, 0.75], [np.nan, 0.5, 0.5, np.nan]]
     )
-    gram = diagnostics.pairs(run)["gram"]
+    gram = diagnostics.recorded(run, axes=2)["gram"]
     assert gram.domains == ("a", "b")  # reordered by domain
     assert gram.values.tolist() == [[4, 3], [2, 1]]
-    assert list(diagnostics.by_round(run, axes=0)) == ["scale"]
+    assert list(diagnostics.recorded(run, axes=0)) == ["scale"]
 
 
 ROUNDS = [

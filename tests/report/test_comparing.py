@@ -17,7 +17,7 @@ from run_folders import (
     tables_of,
 )
 
-from fairflower.report import grids, read_run, read_summary, write_report, write_summary
+from fairflower.report import methods, read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import against_plain
 from fairflower.report.figures.comparison import _sketches
@@ -93,7 +93,7 @@ def test_values_with_different_last_rounds_are_not_a_sweep(tmp_path: Path) -> No
         edit("config.toml", "[train]", f"t = {t}\n[train]")(folder)
         edit("config.toml", f"rounds = {last}", "rounds = 6")(folder)
         folders.append(folder)
-    assert grids.sweeps(group_runs(map(read_run, folders))[0]) == []
+    assert methods.sweeps(group_runs(map(read_run, folders))[0]) == []
 
 
 def test_captions_name_validation_examples(tmp_path: Path) -> None:

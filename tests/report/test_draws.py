@@ -79,7 +79,7 @@ def test_redrawn_tests_widen_intervals_as_nadeau_and_bengio(tmp_path: Path, divi
     folders = runs(tmp_path, list(divisions), train=0.8, test=0.2, **ratio)
     analysis = analyze([read_run(folder) for folder in folders])
     (chapter,) = analysis.chapters
-    contrast = chapter.contrasts.against_baselines[0]["fedheal"]["FedAvg"]
+    contrast = chapter.contrasts[0].against_baselines["fedheal"]["FedAvg"]
     one = contrast["MIN"].difference
     points = 100 * np.array(GAINS)
     error = points.std(ddof=1) * math.sqrt(1 / 6 + 0.25)

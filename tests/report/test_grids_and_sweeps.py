@@ -16,7 +16,7 @@ from run_folders import (
     trained_by,
 )
 
-from fairflower.report import grids, read_run, write_report
+from fairflower.report import methods, read_run, write_report
 from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import sketches_of_products, sketches_of_sweeps
 from fairflower.report.methods import group_runs
@@ -95,13 +95,13 @@ def test_three_values_of_an_argument_including_its_default_are_a_sweep(tmp_path:
     folders = [run("0.0"), run(""), run("1.0")]
     make_run(tmp_path / "fedavg", constant(a=0.5, b=0.9), label="fedavg")
     runs = [read_run(folder) for folder in [*folders, tmp_path / "fedavg"]]
-    (sweep,) = grids.sweeps(group_runs(runs)[0])
+    (sweep,) = methods.sweeps(group_runs(runs)[0])
     assert sweep.key == "strategy.t"
     assert sweep.values.tolist() == [0.0, 0.7, 1.0]
     assert [m.name for m in sweep.methods] == [run.label for run in runs[:3]]
-    assert grids.sweeps(group_runs(runs[1:])[0]) == []
+    assert methods.sweeps(group_runs(runs[1:])[0]) == []
     edit("history.csv", "4,domain,b,accuracy,0.9\n", "")(folders[1])
-    assert grids.sweeps(group_runs(map(read_run, [*folders, tmp_path / "fedavg"]))[0]) == []
+    assert methods.sweeps(group_runs(map(read_run, [*folders, tmp_path / "fedavg"]))[0]) == []
     write_report(runs, tmp_path / "out")
     assert (tmp_path / "out" / "figures" / "sweep-strategy-t.png").exists()
 
@@ -119,14 +119,14 @@ def test_a_sweep_figure_shows_non_numeric_values_and_clustering_accuracy(
 
     kinds = {"1": [0, 0, 0, 0], "2": [0, 0, 1, 1], "3": [0, 0, 1, 2], "auto": [0, 1, 1, 1]}
     folders = [run(number, [row] * 6) for number, row in kinds.items()]
-    (sweep,) = grids.sweeps(group_runs([read_run(folder) for folder in folders])[0])
+    (sweep,) = methods.sweeps(group_runs([read_run(folder) for folder in folders])[0])
     assert sweep.key == "strategy.num-clusters"
     assert sweep.values.tolist() == [1, 2, 3]
     assert {value: method.name for value, method in sweep.others.items()} == {"auto": "tauto"}
     # Without the setting, the default is auto as well.
     default = [*folders[:3], run("", [[0, 1, 1, 1]] * 6)]
     comparison = group_runs([read_run(folder) for folder in default])[0]
-    (sweep,) = grids.sweeps(comparison)
+    (sweep,) = methods.sweeps(comparison)
     assert {value: method.name for value, method in sweep.others.items()} == {"auto": "t"}
     styles = {method.name: canvas.LineStyle("black", "-", "o") for method in comparison.methods}
     (sketch,) = sketches_of_sweeps(comparison, styles)

@@ -32,7 +32,7 @@ from fairflower.report.tables.accuracy import (
     quality_table,
     types_table,
 )
-from fairflower.statistics.differences import MeanStd
+from fairflower.statistics import MeanStd
 
 
 def test_the_accuracy_table_matches_hand_computed_values(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_dropped_test_replies_are_noted_with_their_reason(tmp_path: Path) -> Non
     assert [record["round"] for record in run.diagnostics] == list(range(1, 7))
     assert run.diagnostics[1] == records[1] | records[2]
     assert f"3 test replies were dropped, from clients 3, 10 ({reason})." in printed_tables(folder)
-    assert diagnostics.by_round(run, axes=1)["weights"].values.shape == (6, 3)
+    assert diagnostics.recorded(run, axes=1)["weights"].values.shape == (6, 3)
 
 
 @pytest.mark.slow

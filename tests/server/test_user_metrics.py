@@ -103,7 +103,8 @@ def test_a_resumed_run_has_the_user_metrics_of_an_uninterrupted_run(tmp_path: Pa
     folder = run(resumed_config(tmp_path / "stopped", {}))
     for metric in ("macro_f1", "confidence_gap"):
         assert last(folder, "domain", metric) == last(whole, "domain", metric)
-    assert read_run(folder).user_metrics == {"macro_f1": 1, "roc": 1, "confidence_gap": -1}
+    scores = {score.name: score.better for score in read_run(folder).user_scores}
+    assert scores == {"macro_f1": 1, "roc": 1, "confidence_gap": -1}
 
 
 def test_a_resumed_run_keeps_the_record_of_failed_metrics(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_summary_file_keeps_the_user_metrics(compared: list[Path], tmp_path: P
     runs = [read_run(folder) for folder in compared]
     write_summary(runs, tmp_path / "x.csv")
     again = read_summary(tmp_path / "x.csv")
-    assert [r.user_metrics for r in again] == [r.user_metrics for r in runs]
+    assert [r.user_scores for r in again] == [r.user_scores for r in runs]
     one, other = ([user_tables(c.comparison) for c in analyze(r).chapters] for r in (runs, again))
     assert one == other
 
@@ -252,7 +253,8 @@ def test_invalid_user_metrics_are_refused_before_the_run(value: str, words: str)
 
 def test_the_direction_of_a_metric_may_be_a_numpy_integer(tmp_path: Path) -> None:
     folder = run(config(tmp_path, **{"evaluate.metrics": "user_metrics:numpys"}))
-    assert read_run(folder).user_metrics == {"numpys": -1}
+    (score,) = read_run(folder).user_scores
+    assert (score.name, score.better) == ("numpys", -1)
 
 
 @pytest.mark.parametrize(

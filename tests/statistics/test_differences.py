@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from fairflower.statistics.differences import (
+from fairflower.statistics import (
     MIN_PAIRS,
     differences,
     example_worth,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fairflower.statistics.power import (
+from fairflower.statistics import (
     MAX_PAIRS,
     critical,
     detectable,

@@ -27,6 +27,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fairflower.numerics.scores import Score
 from fairflower.report.methods import Curve
 
 HALF, FULL = 6.4, 13.0  # width in inches: half of the page, the whole page
@@ -55,6 +56,15 @@ def slug(name: str) -> str:
     ('qp-residual', 'sex-gender')
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
+
+
+def axis_label(score: Score) -> str:
+    """Return the label of an axis: a score's name and unit.
+
+    >>> axis_label(Score("accuracy"))
+    'accuracy, %'
+    """
+    return f"{score.phrase}, {score.unit}" if score.unit else score.phrase
 
 
 class LineStyle(NamedTuple):
@@ -146,6 +156,21 @@ def panel_grid(
     for panel in axes.flat[count:]:
         panel.set_visible(False)
     return figure, axes
+
+
+def curve_panels(
+    by_panel: Mapping[str, Mapping[str, Curve]], styles: LineStyles, label: str, narrow: int = 1
+) -> Figure:
+    """Return a figure with a panel for each title, which has a curve for each name."""
+    figure, axes = panel_grid(len(by_panel), 4, 2.7, 0.4, narrow=narrow, sharex=True, sharey=True)
+    for panel, (title, curves) in zip(axes.flat, by_panel.items(), strict=False):
+        for name, found in curves.items():
+            curve(panel, found, styles[name], name)
+        panel.set_title(title)
+    for panel in axes[:, 0]:
+        panel.set_ylabel(label)
+    legend(figure, *axes.flat)
+    return figure
 
 
 def band(

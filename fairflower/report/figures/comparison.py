@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,20 +25,21 @@ from fairflower.report.figures.canvas import (
     LineStyle,
     LineStyles,
     PageFigure,
+    axis_label,
     legend,
-    line,
     panels,
     slug,
 )
-from fairflower.report.grids import Sweep, largest_grid, sweeps
-from fairflower.report.measures import by_attribute, fairness
+from fairflower.report.measures import fairness
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
     Curve,
     Method,
-    methods_with_clusters,
+    Sweep,
+    largest_grid,
     several_runs,
+    sweeps,
 )
 from fairflower.report.reading import Run
 from fairflower.report.text import format_number
@@ -122,49 +124,47 @@ def _over_rounds(
         )
     axes[0, 0].set_ylabel(row.axis)
     legend(sheet, axes[0, 0])
-    caption = " ".join(
-        [*_band_caption(comparison), *comparison.gaps * [canvas.DOTTED], *zooms * [_ZOOM]]
-    )
+    caption = _curve_caption(comparison, canvas.DOTTED, zooms * _ZOOM)
     return FigureDraft(
         name, sheet, title, caption, f"{row.axis}, by round: {'; '.join(alt_parts)}."
     )
 
 
-def _band_caption(comparison: Comparison) -> list[str]:
-    several = several_runs(comparison.methods)
+def _curve_caption(comparison: Comparison, gaps: str, further: str = "") -> str:
     line = f"Line: mean over {comparison.replicates}; band: ± their sample standard deviation."
-    return [line] if several else []
+    parts = (several_runs(comparison.methods) * line, comparison.gaps * gaps, further)
+    return " ".join(filter(None, parts))
 
 
 def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
-    count = len(comparison.domains)
-    sheet, axes = canvas.panel_grid(count, 4, 2.7, 0.4, narrow=2, sharex=True, sharey=True)
-    for d, (panel, domain) in enumerate(zip(axes.flat, comparison.domains, strict=False)):
-        for method in comparison.methods:
-            curve = method.curve(lambda accuracy: ACCURACY.shown(float(accuracy[0])), [d])
-            canvas.curve(panel, curve, styles[method.name], method.name)
-        panel.set_title(domain)
-    for panel in axes[:, 0]:
-        panel.set_ylabel("accuracy, %")
-    legend(sheet, axes[0, 0])
-    gaps = comparison.gaps * ["Thin dotted line: rounds in which the domain was not tested."]
-    caption = " ".join([*_band_caption(comparison), *gaps])
-    alt = f"Accuracy over rounds in {count} panels, one for each domain."
-    return FigureDraft("domains", sheet, "Accuracy per domain over rounds", caption, alt)
+    score = comparison.score
+    curves = {
+        domain: {
+            method.name: method.curve(lambda values: score.shown(float(values[0])), [d])
+            for method in comparison.methods
+        }
+        for d, domain in enumerate(comparison.domains)
+    }
+    return FigureDraft(
+        "domains",
+        canvas.curve_panels(curves, styles, axis_label(score), narrow=2),
+        f"{score.phrase.capitalize()} per domain over rounds",
+        _curve_caption(comparison, "Thin dotted line: rounds in which the domain was not tested."),
+        f"{score.phrase.capitalize()} over rounds in {len(curves)} panels, one for each domain.",
+    )
 
 
 def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDraft:
-    sheet, panel = _grouped(comparison.domains, width)
-    methods = comparison.methods
+    sheet, panel = _by_domain(comparison, width)
+    methods, score, span = comparison.methods, comparison.score, comparison.span()
     thick = 0.8 / len(methods)
     alt_parts = []
-    for place, method in enumerate(methods):
+    for method, centers in zip(methods, _centers(comparison, methods), strict=True):
         estimates = [
-            method.over_seeds(lambda run, d=d: ACCURACY.shown(float(run.final()[d])))  # type: ignore[misc]
+            method.over_seeds(lambda run, d=d: score.shown(float(run.final()[d])))  # type: ignore[misc]
             for d in range(len(comparison.domains))
         ]
         means = [estimate.mean for estimate in estimates]
-        centers = _offsets(place, methods, len(comparison.domains))
         panel.bar(
             centers,
             means,
@@ -176,43 +176,35 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
             error_kw={"ecolor": canvas.INK, "elinewidth": 0.9, "capsize": min(3, 12 * thick)},
         )
         for d in np.flatnonzero(np.isnan(means)):
-            x = centers[d]
-            panel.text(x, 2, "not tested", ha="center", va="bottom", rotation=90, fontsize=8)
+            style: dict[str, Any] = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 8}
+            panel.text(centers[d], 2, "not tested", **style)
         values = zip(comparison.domains, means, strict=True)
-        alt_parts.append(
-            f"{method.name}: "
-            f"{', '.join(f'{name} {format_number(mean, 1)}' for name, mean in values)}"
-        )
-    panel.set_ylim(0, 100)
-    over_runs = ""
-    if several_runs(methods):
-        over = f"over {comparison.replicates}"
-        over_runs = f" and {over}; error bars: ± sample standard deviation {over}"
+        shown = ", ".join(f"{name} {format_number(mean, 1)}" for name, mean in values)
+        alt_parts.append(f"{method.name}: {shown}")
+    panel.set_ylim(0, score.shown(score.high))
+    over = f"over {comparison.replicates}"
+    several = f" and {over}; error bars: ± sample standard deviation {over}"
     legend(sheet, panel)
     return FigureDraft(
         "bars",
         sheet,
-        f"Accuracy per domain, {comparison.span()}",
-        f"{comparison.span().capitalize()}{over_runs}.",
-        f"Accuracy in percent, {comparison.span()}. {'; '.join(alt_parts)}.",
+        f"{score.phrase.capitalize()} per domain, {span}",
+        f"{span.capitalize()}{several_runs(methods) * several}.",
+        f"{score.phrase.capitalize()} in percent, {span}. {'; '.join(alt_parts)}.",
     )
 
 
 def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyles) -> FigureDraft:
-    domains = comparison.domains
-    sheet, panel = _grouped(domains, canvas.HALF)
-    for place, method in enumerate(methods):
+    sheet, panel = _by_domain(comparison, canvas.HALF)
+    for method, centers in zip(methods, _centers(comparison, methods), strict=True):
         style = styles[method.name]
-        centers = _offsets(place, methods, len(domains))
         values: dict[tuple[str, int], list[float]] = {}
         for run in (run for run in method.runs if run.by_client.rounds.size):
-            for client, accuracy in zip(run.clients, run.by_client.final(), strict=True):
-                values.setdefault((client.domain, client.client_id), []).append(
-                    ACCURACY.shown(accuracy)
-                )
+            for client, value in zip(run.clients, run.by_client.final(), strict=True):
+                values.setdefault((client.domain, client.client_id), []).append(value)
         panel.scatter(
-            [centers[domains.index(domain)] for domain, _ in values],
-            [np.mean(of_client) for of_client in values.values()],
+            [centers[comparison.domains.index(domain)] for domain, _ in values],
+            [np.mean(comparison.score.shown(np.array(of))) for of in values.values()],
             s=22,
             marker=style.marker,
             color=style.color,
@@ -221,31 +213,32 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
             label=method.name,
         )
     legend(sheet, panel)
-    several = several_runs(methods)
-    over_runs = f" and over {comparison.replicates}" if several else ""
+    name, span = comparison.score.phrase, comparison.span()
+    over_runs = several_runs(methods) * f" and over {comparison.replicates}"
     return FigureDraft(
         "clients",
         sheet,
-        f"Accuracy per client, {comparison.span()}",
-        f"Each point is the accuracy of a client on its own {comparison.examples} data, "
-        f"{comparison.span()}{over_runs}.",
-        "Accuracy of every client, grouped by domain and method.",
+        f"{name.capitalize()} per client, {span}",
+        f"Each point is the {name} of a client on its own {comparison.examples} data, {span}"
+        f"{over_runs}.",
+        f"{name.capitalize()} of every client, grouped by domain and method.",
     )
 
 
-def _grouped(domains: Sequence[str], width: float) -> tuple[Figure, Axes]:
+def _by_domain(comparison: Comparison, width: float) -> tuple[Figure, Axes]:
     """Return a figure and its panel, with the domains on the x axis."""
-    sheet, axes = panels(1, 1, width, 3.4)
-    axes[0, 0].set_xticks(range(len(domains)), domains)
-    axes[0, 0].set_xlim(-0.5, len(domains) - 0.5)
-    axes[0, 0].grid(visible=False, axis="x")
-    axes[0, 0].set_ylabel("accuracy, %")
-    return sheet, axes[0, 0]
+    sheet, ((panel,),) = panels(1, 1, width, 3.4)
+    panel.set_xticks(range(len(comparison.domains)), comparison.domains)
+    panel.set_xlim(-0.5, len(comparison.domains) - 0.5)
+    panel.grid(visible=False, axis="x")
+    panel.set_ylabel(axis_label(comparison.score))
+    return sheet, panel
 
 
-def _offsets(place: int, methods: Sequence[Method], groups: int) -> Vector:
-    """Return the x position of a method in each group, next to the other methods."""
-    return np.arange(groups, dtype=np.float64) + 0.8 * ((place + 0.5) / len(methods) - 0.5)
+def _centers(comparison: Comparison, methods: Sequence[Method]) -> Vector:
+    """Return the x positions of the methods beside each other in each domain, [methods, D]."""
+    beside = 0.8 * ((np.arange(len(methods)) + 0.5) / len(methods) - 0.5)
+    return np.arange(len(comparison.domains), dtype=np.float64) + beside[:, None]
 
 
 # --- grids and sweeps ---------------------------------------------------------------
@@ -256,30 +249,26 @@ _BLANK = " Blank: not run, or not tested on every domain in all of these rounds.
 
 
 def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
-    """Yield heat maps and a convergence figure of the largest grid; nothing if there is no grid."""
+    """Yield heat maps and a convergence figure of the largest grid; nothing if there is no grid.
+
+    The latter has one panel per client, with one line per strategy (FedHEAL's Fig. 7).
+    """
     grid = largest_grid(comparison)
-    if grid:
-        strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
-        if any(method.fully_tested() for row in grid.values() for method in row.values()):
-            yield _heat_maps(comparison, grid, strategies)
-        yield _convergence(comparison, grid, strategies)
+    if not grid:
+        return
+    strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
+    if any(method.fully_tested() for row in grid.values() for method in row.values()):
+        yield _heat_maps(comparison, grid, strategies)
 
+    def average(method: Method) -> Curve:
+        curve = method.curve(lambda accuracy: AVG.shown(AVG(accuracy)))
+        return curve._replace(spread=np.zeros(len(curve.rounds)))
 
-def _convergence(comparison: Comparison, grid: Grid, strategies: list[str]) -> FigureDraft:
-    """Draw one panel per client, with one line per strategy (FedHEAL's Fig. 7)."""
+    curves = {client: {s: average(m) for s, m in row.items()} for client, row in grid.items()}
     styles = canvas.line_styles(strategies, canvas.METHOD_COLORS, "fedavg")
-    sheet, axes = canvas.panel_grid(len(grid), 4, 2.7, 0.4, sharex=True, sharey=True)
-    for panel, (client, row) in zip(axes.flat, grid.items(), strict=False):
-        for strategy, method in row.items():
-            curve = method.curve(lambda accuracy: AVG.shown(AVG(accuracy)))
-            line(panel, curve.rounds, curve.mean, styles[strategy], curve.whole, label=strategy)
-        panel.set_title(client)
-    for panel in axes[:, 0]:
-        panel.set_ylabel(AVG.axis)
-    legend(sheet, *axes.flat)
-    return FigureDraft(
+    yield FigureDraft(
         "convergence",
-        sheet,
+        canvas.curve_panels(curves, styles, AVG.axis),
         "Convergence of each kind of local training, by strategy",
         f"Average accuracy over domains, mean over {comparison.replicates}."
         f"{comparison.gaps * f' {canvas.DOTTED}'}",
@@ -334,7 +323,7 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
         fair = fairness(comparison)
         figures = [(row.axis, fair[row.title].value) for row in (AVG, MIN, STD)]
         methods = [*sweep.methods, *sweep.others.values()]
-        if methods_with_clusters(methods) == methods:
+        if all(run.clusters for method in methods for run in method.runs):
             figures.append(
                 (
                     "clustering accuracy, %",
@@ -407,7 +396,7 @@ def _level(
 
 def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """Yield one figure per sensitive attribute, with one panel per difference."""
-    for attribute, methods in by_attribute(comparison):
+    for attribute, methods in comparison.attributes():
         sheet, axes = panels(1, len(DIFFERENCES), canvas.FULL, 3.0)
         alt_parts = []
         for panel, metric in zip(axes[0], DIFFERENCES, strict=True):
@@ -443,41 +432,37 @@ _LOOKS = canvas.line_styles([row.phrase for row in SHOWN], canvas.METHOD_COLORS)
 
 
 def sketches_of_trials(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
-    """Yield one figure per tuned method, with one panel per argument."""
+    """Yield one figure per tuned method with a completed trial, with one panel per argument."""
     for place, method in enumerate(tuned, start=1):
-        if method.ranges and method.completed:
-            yield _trials(method, place)
-
-
-def _trials(method: Tuned, place: int) -> FigureDraft:
-    best = method.chosen
-    assert best is not None
-    sheet, axes = canvas.panel_grid(len(method.ranges), 4, 2.9, 0.4, narrow=2, sharey=True)
-    for panel, (key, search) in zip(axes.flat, method.ranges.items(), strict=False):
-        for row, (label, style) in zip(SHOWN, _LOOKS.items(), strict=True):
-            values = [trial.values[key] for trial in method.completed]
-            y = [trial.percent(row) for trial in method.completed]
-            panel.plot(values, y, style.marker, color=style.color, markersize=5, label=label)
-        default = method.trials[0].values[key]
-        panel.axvline(
-            default, color=canvas.GRAY, linestyle="--", linewidth=1, label="paper's value"
+        best, count = method.chosen, len(method.completed)
+        if best is None or not method.ranges:
+            continue
+        sheet, axes = canvas.panel_grid(len(method.ranges), 4, 2.9, 0.4, narrow=2, sharey=True)
+        for panel, (key, search) in zip(axes.flat, method.ranges.items(), strict=False):
+            for row, (label, style) in zip(SHOWN, _LOOKS.items(), strict=True):
+                x = [trial.values[key] for trial in method.completed]
+                y = [trial.percent(row) for trial in method.completed]
+                panel.plot(x, y, style.marker, color=style.color, markersize=5, label=label)
+            default = method.trials[0].values[key]
+            dashes: dict[str, Any] = {"color": canvas.GRAY, "linestyle": "--", "linewidth": 1}
+            panel.axvline(default, label="paper's value", **dashes)
+            x, y = [best.values[key]] * 2, [best.percent(row) for row in SHOWN]
+            panel.scatter(x, y, 120, facecolors="none", edgecolors=canvas.INK, label="chosen")
+            if search.log:
+                panel.set_xscale("log")
+            panel.set_xlabel(key)
+        for panel in axes[:, 0]:
+            panel.set_ylabel("on validation examples, %")
+        legend(sheet, *axes.flat)
+        left = len(method.trials) - count
+        missing = f" Not shown: {counted(left, 'lost or unfinished trial')}." if left else ""
+        yield FigureDraft(
+            f"tuning-{place}",
+            sheet,
+            f"{method.method}: {count} trials",
+            "Accuracy on validation examples against the value of each argument. Trials differ in "
+            "all arguments at once. Dashed line: the paper's value. Ring: the chosen trial."
+            f"{missing}",
+            f"Worst domain and average of {count} trials of {method.method}; the "
+            f"chosen trial has {' and '.join(f'{best.percent(row):.1f}' for row in SHOWN)}.",
         )
-        x, y = [best.values[key]] * 2, [best.percent(row) for row in SHOWN]
-        panel.scatter(x, y, 120, facecolors="none", edgecolors=canvas.INK, label="chosen")
-        if search.log:
-            panel.set_xscale("log")
-        panel.set_xlabel(key)
-    for panel in axes[:, 0]:
-        panel.set_ylabel("on validation examples, %")
-    legend(sheet, *axes.flat)
-    left = len(method.trials) - len(method.completed)
-    missing = f" Not shown: {counted(left, 'lost or unfinished trial')}." if left else ""
-    return FigureDraft(
-        f"tuning-{place}",
-        sheet,
-        f"{method.method}: {len(method.completed)} trials",
-        "Accuracy on validation examples against the value of each argument. Trials differ in all "
-        f"arguments at once. Dashed line: the paper's value. Ring: the chosen trial.{missing}",
-        f"Worst domain and average of {len(method.completed)} trials of {method.method}; the "
-        f"chosen trial has {' and '.join(f'{best.percent(row):.1f}' for row in SHOWN)}.",
-    )

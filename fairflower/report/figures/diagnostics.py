@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,17 +17,18 @@ from scipy.stats import binom
 
 from fairflower.aggregation.consistency import BINS, histogram
 from fairflower.numerics import Vector
-from fairflower.report.clusters import (
-    IDS,
-    MAP,
-    ClusterHistory,
-    ClusterMetric,
-    as_float_array,
-)
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import FigureDraft, LineStyles, legend, line, panels, slug
-from fairflower.report.methods import Comparison, Method, methods_with_clusters, several_runs
-from fairflower.report.reading import Run
+from fairflower.report.figures.canvas import (
+    FigureDraft,
+    LineStyles,
+    axis_label,
+    legend,
+    line,
+    panels,
+    slug,
+)
+from fairflower.report.methods import Comparison, Method, several_runs
+from fairflower.report.reading import CLUSTER_SCORES, IDS, MAP, ClusterHistory, Run, as_float_array
 
 _UNKNOWN = "unknown"
 
@@ -45,55 +45,35 @@ class DiagnosticSeries(NamedTuple):
     domains: tuple[str, ...]
 
 
-def pairs(run: Run) -> dict[str, DiagnosticSeries]:
-    """Return the last value of each diagnostic whose values are K x K."""
-    order = _order(run)
-    place = {client_id: k for k, client_id in enumerate(order)}
-    series = {}
-    for name, server_round, ids, value in _arrays(run, axes=2):
-        by_domain = sorted(range(len(ids)), key=lambda k: place[ids[k]])
-        domains = tuple(order[ids[k]] for k in by_domain)
-        values = value[np.ix_(by_domain, by_domain)]
-        series[name] = DiagnosticSeries(np.array([server_round]), values, domains)
-    return series
-
-
-def by_round(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
-    """Return the diagnostics with one number (``axes`` 0) or one number per client (1)."""
-    order = _order(run)
-    place = {client_id: k for k, client_id in enumerate(order)}
-    series: dict[str, list[tuple[int, Vector]]] = {}
-    for name, server_round, ids, value in _arrays(run, axes):
-        full = np.full((len(order),) * axes, np.nan)
-        full[np.ix_(*[[place[client_id] for client_id in ids]] * axes)] = value
-        series.setdefault(name, []).append((server_round, full))
-    domains = tuple(order.values())
-    return {
-        name: DiagnosticSeries(
-            np.array([r for r, _ in rows]), np.array([v for _, v in rows]), domains
-        )
-        for name, rows in series.items()
-    }
-
-
-def _order(run: Run) -> dict[int, str]:
-    """Return the domain of each client in the diagnostics, by client id, ordered by domain."""
+def recorded(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
+    """Return the diagnostics with a number (``axes`` 0), or one per client (1) or per pair (2)."""
     domain = {client.client_id: client.domain for client in run.clients}
-    ids = {client_id for record in run.diagnostics for client_id in record.get("client_ids", [])}
     rank = {name: d for d, name in enumerate(run.domains)}
+    ids = {client for record in run.diagnostics for client in record.get("client_ids", [])}
     order = sorted(ids, key=lambda i: (rank.get(domain.get(i, ""), len(rank)), i))
-    return {client_id: domain.get(client_id, _UNKNOWN) for client_id in order}
-
-
-def _arrays(run: Run, axes: int) -> Iterator[tuple[str, int, list[int], Vector]]:
-    """Yield name, round, client ids and values of diagnostics that have ``axes`` client axes."""
+    place = {client: k for k, client in enumerate(order)}
+    domains = tuple(domain.get(client, _UNKNOWN) for client in order)
+    found: dict[str, list[tuple[int, Vector]]] = {}
+    last: dict[str, list[int]] = {}  # places of the clients in the last round
     for record in run.diagnostics:
-        ids = record.get("client_ids", [])
-        for name, value in record.items():
-            if name not in ("round", "client_ids"):
-                array = as_float_array(value)
-                if array is not None and array.shape == (len(ids),) * axes:
-                    yield name, record["round"], ids, array
+        there = [place[client] for client in record.get("client_ids", [])]
+        for name in [name for name in record if name not in ("round", "client_ids")]:
+            array = as_float_array(record[name])
+            if array is not None and array.shape == (len(there),) * axes:
+                full = np.full((len(order),) * axes, np.nan)
+                full[np.ix_(*[there] * axes)] = array
+                found.setdefault(name, []).append((record["round"], full))
+                last[name] = sorted(there)
+    series = {}
+    for name, rows in found.items():
+        rounds, values = (np.array(part) for part in zip(*rows, strict=True))
+        if axes == 2:
+            k = last[name]
+            owners = tuple(domains[i] for i in k)
+            series[name] = DiagnosticSeries(rounds[-1:], values[-1][np.ix_(k, k)], owners)
+        else:
+            series[name] = DiagnosticSeries(rounds, values, domains)
+    return series
 
 
 # --- figures -----------------------------------------------------------------------------
@@ -108,22 +88,22 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
     first = {method.name: method.runs[0] for method in comparison.methods}
     drawn = _DRAWN if any(run.clusters for run in first.values()) else frozenset()
     domain_looks = canvas.line_styles([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLORS)
-    for name, vectors in _by_name(partial(by_round, axes=1), first, drawn):
+    for name, vectors in _by_name(1, first, drawn):
         yield _draw_vectors(name, vectors, domain_looks)
-    for name, matrices in _by_name(pairs, first, drawn):
+    for name, matrices in _by_name(2, first, drawn):
         yield _draw_matrices(name, matrices)
-    for name, figures in _by_name(partial(by_round, axes=0), first, drawn):
+    for name, figures in _by_name(0, first, drawn):
         yield _draw_numbers(name, figures, styles)
 
 
 def _by_name(
-    read: Callable[[Run], dict[str, DiagnosticSeries]], runs: Mapping[str, Run], drawn: Set[str]
+    axes: int, runs: Mapping[str, Run], drawn: Set[str]
 ) -> Iterator[tuple[str, dict[str, DiagnosticSeries]]]:
     """Yield the name of each diagnostic and {method: series}, beginning with ``weights``."""
-    recorded = {method: read(run) for method, run in runs.items()}
-    names = dict.fromkeys(n for series in recorded.values() for n in series if n not in drawn)
+    found = {method: recorded(run, axes) for method, run in runs.items()}
+    names = dict.fromkeys(n for series in found.values() for n in series if n not in drawn)
     for name in sorted(names, key=lambda name: name != "weights"):
-        yield name, {m: series[name] for m, series in recorded.items() if name in series}
+        yield name, {m: series[name] for m, series in found.items() if name in series}
 
 
 def _draw_vectors(
@@ -338,16 +318,10 @@ _MAPS = 6
 #: Markers of the clusters. They repeat if there are more clusters than markers.
 _MARKERS = "os^DvPX*<>"
 
-_FIGURES: tuple[tuple[ClusterMetric, str, float], ...] = (
-    ("number", "number of clusters", 1),
-    ("accuracy", "clustering accuracy, %", 100),
-    ("rand", "adjusted Rand index", 1),
-)
-
 
 def _cluster_sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """Yield the figures of methods that recorded clusters."""
-    methods = methods_with_clusters(comparison.methods)
+    methods = comparison.having(lambda run: run.clusters)
     if not methods:
         return
     yield _over_rounds(methods, styles, comparison.replicates)
@@ -359,19 +333,21 @@ def _cluster_sketches(comparison: Comparison, styles: LineStyles) -> Iterator[Fi
 
 
 def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> FigureDraft:
-    sheet, axes = panels(1, len(_FIGURES), canvas.FULL, 3.4)
+    sheet, axes = panels(1, len(CLUSTER_SCORES), canvas.FULL, 3.4)
     alt_parts, lowest = [], 0.0
-    for panel, (name, label, unit) in zip(axes[0], _FIGURES, strict=True):
+    for panel, (name, score) in zip(axes[0], CLUSTER_SCORES.items(), strict=True):
         for method in methods:
             histories = [run.clusters for run in method.runs if run.clusters]
-            curve = canvas.common_curve([(c.rounds, unit * c.metric(name)) for c in histories])
+            curve = canvas.common_curve(
+                [(c.rounds, score.shown(c.metric(name))) for c in histories]
+            )
             if not curve.rounds.size:
                 continue
             if name == "rand":
                 lowest = min(lowest, float((curve.mean - curve.spread).min()))
             canvas.curve(panel, curve, styles[method.name], method.name)
-            alt_parts.append(f"{method.name} {label} {curve.mean[-1]:.3g}")
-        panel.set_ylabel(label)
+            alt_parts.append(f"{method.name} {axis_label(score)} {curve.mean[-1]:.3g}")
+        panel.set_ylabel(axis_label(score))
     types = {len(np.unique(c.types)) for m in methods for run in m.runs if (c := run.clusters)}
     for count in types:
         axes[0, 0].axhline(count, color=canvas.GRAY, linestyle=":", linewidth=1)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from fairflower.numerics.scores import Score
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.methods import Comparison, Method, several_runs
 from fairflower.report.reading import Run
-from fairflower.report.text import DASH, MARK, format_number, format_std
-from fairflower.statistics.differences import MeanStd
+from fairflower.report.text import (
+    DASH,
+    MARK,
+    format_interval,
+    format_number,
+    format_std,
+    within_range,
+)
+from fairflower.statistics import Difference, MeanStd
 
 #: How a cell is highlighted. All but the first are bold; pages tint cells that were judged better
 #: or worse, and not the best of a column.
@@ -36,6 +43,17 @@ def judged_cell(estimate: MeanStd, judgment: int, *, signed: bool = False) -> Ce
     mark, tone = MARKS[judgment]
     text = format_number(estimate.mean, signed=signed) + mark
     return Cell(text, format_std(estimate.std, estimate.n), tone)
+
+
+def difference_cell(score: Score, difference: Difference, sign: int) -> Cell:
+    """Return a cell with the mean and, below it, the interval and the detectable difference."""
+    cell = judged_cell(difference, sign, signed=True)
+    if math.isnan(difference.low):
+        return cell
+    parts = [format_interval(difference.low, difference.high, score.largest)]
+    if least := difference.detectable:
+        parts.append(within_range(least, format_number(least), score.largest))
+    return replace(cell, spread="; ".join(dict.fromkeys(parts)))
 
 
 @dataclass(frozen=True)
@@ -67,52 +85,56 @@ class Table:
     heading: str = "method"  # of the rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column(Score):
-    """A table column that shows a score of every method, in the score's unit.
+@dataclass(frozen=True)
+class Column:
+    """A table column: a score of every method, as ``estimate(method)`` in the score's unit.
 
     ``whole(method)`` is false if a domain was not tested in some round. The number is then marked
     and not compared.
     """
 
+    title: str
+    score: Score
     estimate: Callable[[Method], MeanStd]
     whole: Callable[[Method], bool] = lambda method: True
     #: Text that is shown instead of NaN.
     missing: str = DASH
 
-    def podium(self, estimates: Sequence[MeanStd]) -> list[float]:
-        """Return the best mean, rounded as shown, and the second best if there are at least three.
+    def cells(self, methods: Sequence[Method], beside: Sequence[bool]) -> list[Cell]:
+        """Return the cell of each method; methods that are ``beside`` are not compared.
 
-        The result is empty if no methods are compared, and has only the best mean if several
-        methods share it.
+        The best mean is bold and, of at least three, the second best is marked. None is if fewer
+        than two methods are compared or one has no number, and no second if several are the best.
         """
-        means = [round(estimate.mean, self.digits) for estimate in estimates]
-        if self.better == 0 or len(means) < 2 or any(map(math.isnan, means)):
-            return []
-        first, second = sorted(means, reverse=self.better > 0)[:2]
-        return [first, second] if len(means) > 2 and first != second else [first]
-
-    def cell(self, estimate: MeanStd, podium: Sequence[float] = (), mark: str = "") -> Cell:
-        """Return the cell of a method, which is bold if its mean is the best."""
-        if math.isnan(estimate.mean):
-            return Cell(self.missing + mark)
-        text = format_number(estimate.mean, self.digits) + mark
-        mean = round(estimate.mean, self.digits)
-        tone: Tone = "best" if mean in podium[:1] else ""
-        small = format_std(estimate.std, estimate.n, self.digits)
-        return Cell(text, small, tone, mean in podium[1:])
+        digits, better = self.score.digits, self.score.better
+        estimates = [self.estimate(method) for method in methods]
+        means = [round(e.mean, digits) for e in estimates]
+        compared = [mean for mean, aside in zip(means, beside, strict=True) if not aside]
+        places: list[float] = []
+        if better and len(compared) > 1 and not any(map(math.isnan, compared)):
+            first, second = sorted(compared, reverse=better > 0)[:2]
+            places = [first, second] if len(compared) > 2 and first != second else [first]
+        cells = []
+        for method, e, mean, aside in zip(methods, estimates, means, beside, strict=True):
+            mark = MARK * (not self.whole(method))
+            if math.isnan(mean):
+                cells.append(Cell(DASH if aside else self.missing + mark))
+                continue
+            best, second = (not aside and mean in part for part in (places[:1], places[1:]))
+            text = format_number(e.mean, digits) + mark
+            cells.append(Cell(text, format_std(e.std, e.n, digits), "best" if best else "", second))
+        return cells
 
 
 def column(
-    title: str, value: Callable[[Run], float], better: int = 1, unit: str = "%", **options: Any
+    title: str, value: Callable[[Run], float], score: Score = ACCURACY, missing: str = DASH
 ) -> Column:
     """Return a column with the mean and std over runs of a score that has one value per run."""
-    shown = Score(title, better, unit).shown
 
     def estimate(method: Method) -> MeanStd:
-        return method.over_seeds(lambda run: shown(value(run)))
+        return method.over_seeds(lambda run: score.shown(value(run)))
 
-    return Column(title, better, unit, estimate=estimate, **options)
+    return Column(title, score, estimate, missing=missing)
 
 
 def metric_table(
@@ -125,31 +147,20 @@ def metric_table(
 
     The best value of each column in a group is bold. If a mark is used, the caption explains it.
     """
-    filled = [Group(heading, _rows(methods, columns)) for heading, methods in groups]
-    cells = (cell for group in filled for row in group.rows for cell in row.cells)
-    if any(cell.text.endswith(MARK) for cell in cells):
+    filled = []
+    for heading, methods in groups:
+        members = [*methods.values()]
+        beside = [not all(column.whole(method) for column in columns) for method in members]
+        cells = zip(*(column.cells(members, beside) for column in columns), strict=True)
+        named = zip(methods, map(remark, members), cells, strict=True)
+        filled.append(Group(heading, [Row(*row) for row in named]))
+    rows = (row for group in filled for row in group.rows)
+    if any(cell.text.endswith(MARK) for row in rows for cell in row.cells):
         caption = (
             f"{caption.rstrip()} {MARK}: some domains or clients were not tested in these "
             "rounds, so the number is not compared."
         )
     return Table(title, caption, [column.title for column in columns], filled)
-
-
-def group_comparable(
-    comparison: Comparison, methods: Iterable[Method]
-) -> list[tuple[str, dict[str, Method]]]:
-    """Group comparable methods. If there are several groups, each has a heading."""
-    by_setting: dict[Hashable, dict[str, Method]] = {}
-    for method in methods:
-        by_setting.setdefault(method.comparable, {})[method.name] = method
-    if len(by_setting) == 1:
-        return [("", members) for members in by_setting.values()]
-    groups = []
-    for members in by_setting.values():
-        first = next(iter(members.values()))
-        parts = [f"{key} = {values[first.name]}" for key, values in comparison.differing.items()]
-        groups.append((", ".join([*parts, f"round {first.runs[0].reach}"]), members))
-    return groups
 
 
 def remark(method: Method) -> str:
@@ -170,23 +181,3 @@ def how_to_read(comparison: Comparison) -> str:
 def bold(comparison: Comparison) -> str:
     """Explain the bold type of a table; empty if the table has none."""
     return "Bold: best comparable method." if len(comparison.methods) > 1 else ""
-
-
-def _rows(methods: Mapping[str, Method], columns: Sequence[Column]) -> list[Row]:
-    estimates = {name: [c.estimate(method) for c in columns] for name, method in methods.items()}
-    lacking = {name: [not c.whole(method) for c in columns] for name, method in methods.items()}
-    compared = [estimates[name] for name, lacks in lacking.items() if not any(lacks)]
-    podiums = [column.podium([row[c] for row in compared]) for c, column in enumerate(columns)]
-    rows = []
-    for name, method in methods.items():
-        beside = any(lacking[name])
-        cells = [
-            Cell(DASH)
-            if beside and math.isnan(e.mean)
-            else column.cell(e, [] if beside else podium, MARK * lacks)
-            for column, e, podium, lacks in zip(
-                columns, estimates[name], podiums, lacking[name], strict=True
-            )
-        ]
-        rows.append(Row(name, remark(method), cells))
-    return rows

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from fairflower.data.federation import by_field
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
-from fairflower.report.tables.cells import Cell, Group, Row, Table, group_comparable, remark
-from fairflower.report.text import DASH, MARK, join_words, thousands, untested
+from fairflower.report.text import MARK, join_words, thousands, untested
 from fairflower.server.privacy import together
 
 
@@ -40,8 +39,8 @@ def tests_line(comparison: Comparison) -> str:
 
 def model_line(comparison: Comparison) -> str:
     """State the size of the model; empty if it differs between methods or is unknown."""
-    size, parameters = next(iter(_sizes(comparison).values()))
-    if len(set(_sizes(comparison).values())) > 1 or not (size and parameters):
+    (size, parameters), *others = set(model_sizes(comparison).values())
+    if others or not (size and parameters):
         return ""
     return (
         f"Model: {size} bytes in each direction per client and round ({parameters} trained "
@@ -49,28 +48,7 @@ def model_line(comparison: Comparison) -> str:
     )
 
 
-def model_table(comparison: Comparison) -> Table:
-    """Return a table with the size of each method's model; no groups if all sizes are equal."""
-    sizes = _sizes(comparison)
-    methods = comparison.methods if len(set(sizes.values())) > 1 else ()
-    return Table(
-        title="Model",
-        caption="Size of the model in bytes; it is sent in each direction, per client and round.",
-        columns=["bytes", "trained parameters"],
-        groups=[
-            Group(
-                heading,
-                [
-                    Row(name, remark(method), [Cell(size or DASH) for size in sizes[name]])
-                    for name, method in members.items()
-                ],
-            )
-            for heading, members in group_comparable(comparison, methods)
-        ],
-    )
-
-
-def _sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
+def model_sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
     """Return each method's model size in bytes and number of trained parameters, as text."""
     facts = {method.name: method.runs[0].info for method in comparison.methods}
     return {
@@ -142,45 +120,45 @@ def machine_line(comparison: Comparison) -> str:
 _UNDEFINED = "undefined for"
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """Return facts that readers should know before they compare rows of the tables."""
+def notes(comparison: Comparison) -> Iterator[str]:
+    """Yield facts that readers should know before they compare rows of the tables."""
     methods = comparison.methods
-    lines = [
-        f"The runs differ in {key}: {_values(values)}. "
-        "Only methods with the same settings are compared."
-        for key, values in comparison.differing.items()
-    ]
+    for key, values in comparison.differing.items():
+        yield (
+            f"The runs differ in {key}: {_values(values)}. "
+            "Only methods with the same settings are compared."
+        )
     tuned = [
         f"{key} {_values({m.name: dict(m.identity)[key] for m in methods if key in m.tuned})}"
         for key in dict.fromkeys(key for method in methods for key in method.tuned)
     ]
     if tuned:
-        lines.append(f"Tuned for each method, and no difference in settings: {'; '.join(tuned)}.")
+        yield f"Tuned for each method, and no difference in settings: {'; '.join(tuned)}."
     reached = {m.name: str(m.runs[0].reach) for m in methods}
     if len(set(reached.values())) > 1:
-        lines.append(
+        yield (
             f"The runs reached different rounds: {_values(reached)}. "
             "Only methods that reached the same round are compared."
         )
     if all(method.strategy != "uniform" for method in methods):
-        lines.append(
+        yield (
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
         )
-    lines += [*_draw_notes(comparison), *_run_notes(comparison), *_unshared(comparison)]
+    yield from (*_draw_notes(comparison), *_run_notes(comparison), *_unshared(comparison))
     spent = [run.info["privacy"] for _, run in comparison.runs if run.info.get("privacy")]
-    lines += filter(None, [together((p["epsilon"], p["delta"]) for p in spent)])
+    if note := together((p["epsilon"], p["delta"]) for p in spent):
+        yield note
     by_data: dict[object, set[str]] = {}
-    for method in methods:
+    for method in comparison.methods:
         for run in method.runs:
             there = by_data.setdefault((method.settings("data."), run.federation), set())
             there.add(data_digest(run))
     if any(len(partitions) > 1 for partitions in by_data.values()):
-        lines.append(
+        yield (
             "Runs with the same data settings had different data or clients. Means over them may "
             "not be comparable."
         )
-    return lines
 
 
 #: What federations are that have the same division; the argument are their numbers.
@@ -294,7 +272,7 @@ def run_notes(run: Run) -> list[str]:
     """Return notes on a run: failures, privacy, state that stays with clients, missing replies."""
     if "remarks" in run.info:
         return list(run.info["remarks"])
-    return [*_training_notes(run), *_metric_notes(run), *_dropped_notes(run), *_untested_notes(run)]
+    return [*_training_notes(run), *_test_notes(run)]
 
 
 def _training_notes(run: Run) -> Iterator[str]:
@@ -328,8 +306,8 @@ def _training_notes(run: Run) -> Iterator[str]:
         yield f"track = {run.config.get('track')} logged no more from round {number} on: {reason}"
 
 
-def _metric_notes(run: Run) -> Iterator[str]:
-    """Yield notes on metrics that failed or are undefined."""
+def _test_notes(run: Run) -> Iterator[str]:
+    """Yield notes on metrics that failed or are undefined, dropped replies and untested domains."""
     for where, reason in run.info.get("skipped_metrics", {}).items():
         yield f"the metric {where} was left out ({reason})."
     places: dict[str, list[str]] = {}
@@ -337,33 +315,23 @@ def _metric_notes(run: Run) -> Iterator[str]:
         places.setdefault(reason, []).append(where)
     for reason, names in places.items():
         yield f"{_UNDEFINED} {join_words(names)}: {reason}."
-
-
-def _dropped_notes(run: Run) -> Iterator[str]:
-    """Yield notes on dropped replies from training and from tests."""
     affected = " A domain's accuracy then covers only its other clients, if any."
     for key, kind, effect in (("dropped", "", ""), ("dropped_in_test", "test ", affected)):
         answers = [pair for record in run.diagnostics for pair in record.get(key, {}).items()]
         if answers:
-            names = sorted({client for client, _ in answers}, key=int)
+            clients = sorted({client for client, _ in answers}, key=int)
             reasons = {reason for _, reason in answers}
             yield (
                 f"{len(answers)} {kind}{'reply was' if len(answers) == 1 else 'replies were'} "
-                f"dropped, from client{'s' if len(names) > 1 else ''} {', '.join(names)}"
+                f"dropped, from client{'s' if len(clients) > 1 else ''} {', '.join(clients)}"
                 f"{f' ({reasons.pop()})' if len(reasons) == 1 else ''}.{effect}"
             )
-
-
-def _untested_notes(run: Run) -> Iterator[str]:
-    """Yield a note on domains without a test in some rounds."""
     if lacks := untested(run.domains, run.rounds, run.accuracy):
-        compared = (
-            ""
-            if run.fully_tested()
-            else f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"
+        marked = (
+            f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"
             " not compared with other runs."
         )
-        yield f"{lacks}.{compared}"
+        yield f"{lacks}.{'' if run.fully_tested() else marked}"
 
 
 def _values(values: Mapping[str, str]) -> str:
