@@ -190,12 +190,12 @@ DATA_SETS = Registry(
         "digit-five": "image_sets:DigitFive - MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR",
         "domainnet": "image_sets:DomainNet - DomainNet from a folder: ten classes of objects in "
         "six image styles (FedGCR)",
-        "ham10000": "image_sets:HAM10000 - HAM10000: seven classes of skin lesions in one domain, for "
-        "federations of clean and corrupted clients",
-        "isic2019": "image_sets:ISIC2019 - ISIC 2019 from a folder: eight classes of skin lesions in "
-        "one domain (FedISM)",
-        "rsna-ich": "image_sets:RSNAICH - RSNA intracranial hemorrhage from a folder: five types of "
-        "hemorrhage in one domain (FedISM)",
+        "ham10000": "image_sets:HAM10000 - HAM10000: seven classes of skin lesions in one domain, "
+        "for federations of clean and corrupted clients",
+        "isic2019": "image_sets:ISIC2019 - ISIC 2019 from a folder: eight classes of skin lesions "
+        "in one domain (FedISM)",
+        "rsna-ich": "image_sets:RSNAICH - RSNA intracranial hemorrhage from a folder: five types "
+        "of hemorrhage in one domain (FedISM)",
         "cifar10": "image_sets:CIFAR10 - CIFAR-10 in one domain, divided among clients equally or "
         "by a Dirichlet partition",
         "femnist": "image_sets:FEMNIST - FEMNIST in one domain; each client is a writer",
