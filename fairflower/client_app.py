@@ -299,7 +299,9 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
         splits = {name: as_in(federation, site, split) for name, split in splits.items()}
         groups = {name: groups_in(federation, site, values) for name, values in groups.items()}
     return ClientData(
-        **splits,
+        train=splits["train"],
+        test=splits["test"],
+        validation=splits.get("validation"),
         mean=federation.mean,
         std=federation.std,
         augment=federation.augment,
