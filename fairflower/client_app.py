@@ -293,7 +293,7 @@ def _data(federation: Federation, client_id: int, site: Federation | None = None
 def _read(federation: Federation, client_id: int, site: Federation | None) -> ClientData:
     source, number = (federation, client_id) if site is None else (site, 0)
     names = ("train", "test", "validation") if source.validation_sizes else ("train", "test")
-    splits = dict(zip(names, source.splits(number, *names), strict=True))
+    splits: dict[str, Any] = dict(zip(names, source.splits(number, *names), strict=True))
     groups = {name: source.groups_of(number, name) for name in names if source.groups}
     if site is not None:
         splits = {name: as_in(federation, site, split) for name, split in splits.items()}

@@ -32,7 +32,7 @@ from fairflower.registry import (
     STRATEGIES,
     TRACKERS,
 )
-from fairflower.registry.named import Registry, add_cwd_to_path
+from fairflower.registry.named import Registry
 
 #: Argument value that restores the method's default.
 DEFAULT = "default"
@@ -73,9 +73,7 @@ class Spec:
             form = " Write a class that is not in this list as my_package.module:Class."
             hint = form if re.search("[.:/]", self.name) else ""
             raise ConfigError(unknown(self.REGISTRY.kind, self.name, self.REGISTRY.names()) + hint)
-        if ":" in self.name:
-            add_cwd_to_path()
-        return self.REGISTRY[self.name]
+        return self.REGISTRY.load(self.name)
 
     def make(self, *given: Any, **options: Any) -> Any:
         """Call the factory with ``given``, ``options`` and the spec's arguments; return its result.

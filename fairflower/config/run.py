@@ -471,12 +471,8 @@ def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     left = {"seed", *execution_keys()}
     for choice in methods_of(config):
         defaults = choice.defaults() if choice.args else {}
-        given = choice.args.items()
-        left |= {
-            f"{choice.TABLE}.{argument_to_key(a)}"
-            for a, v in given
-            if v == defaults.get(a, DEFAULT)
-        }
+        unset = [a for a, value in choice.args.items() if value == defaults.get(a, DEFAULT)]
+        left |= {f"{choice.TABLE}.{argument_to_key(a)}" for a in unset}
     return frozenset(
         (key, shown(value))
         for key, value in config.items()
@@ -486,12 +482,8 @@ def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 def data_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Return the settings that determine the clients' data: ``data.*`` but execution settings."""
-    left = execution_keys()
-    return frozenset(
-        (key, shown(value))
-        for key, value in config.items()
-        if key.startswith("data.") and key not in left
-    )
+    keys = [key for key in config if key.startswith("data.") and key not in execution_keys()]
+    return frozenset((key, shown(config[key])) for key in keys)
 
 
 def tuned_keys(config: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from fairflower.errors import ConfigError
 from fairflower.registry import OWN_MEASUREMENTS
-from fairflower.registry.named import add_cwd_to_path
 
 #: Largest absolute value of a number, because sums of larger numbers may overflow.
 LARGEST = 1e300
@@ -148,8 +147,7 @@ def load_measurement(name: str) -> Any:
     Raises ``ConfigError`` if it cannot be imported, or `measurement` does not declare it: a server
     must not be able to make a client call just any function.
     """
-    add_cwd_to_path()
-    function = OWN_MEASUREMENTS[name]
+    function = OWN_MEASUREMENTS.load(name)
     if not isinstance(getattr(function, "measurement", None), Measurement):
         raise ConfigError(
             f"The function {name!r} is not declared as a measurement. Decorate it with "

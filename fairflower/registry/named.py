@@ -100,6 +100,12 @@ class Registry(UserDict[str, Any]):
             )
         return self._checked(name, claims[0] if claims else EntryPoint(name, name, self.group))
 
+    def load(self, name: str) -> Any:
+        """Return the registered object, which may also be in the working directory."""
+        if ":" in name:
+            add_cwd_to_path()
+        return self[name]
+
     def family(self, name: str) -> str:
         """Return the family of a name, or an empty string."""
         family, _, member = name.partition(":")

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fairflower.errors import STOPS, ConfigError, failure_text, quoted
 from fairflower.registry import METRICS
 from fairflower.registry.measurements import LARGEST, range_of
-from fairflower.registry.named import add_cwd_to_path
 
 #: Metric names that ``history.csv`` and clients' replies already use.
 RESERVED = frozenset(
@@ -71,8 +70,7 @@ def load_metrics(places: str) -> dict[str, Any]:
 @functools.cache
 def load_function(place: str) -> Any:
     """Import a metric's function, once per process."""
-    add_cwd_to_path()
-    return METRICS[place]
+    return METRICS.load(place)
 
 
 def directions(functions: Mapping[str, Any]) -> dict[str, int]:
