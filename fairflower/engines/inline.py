@@ -58,8 +58,7 @@ class InlineGrid(Grid):
     #: Clients answer while the server asks for replies, so no reply can be late.
     computes_replies = True
 
-    #: No client is elsewhere, with data that the server cannot read.
-    simulated = True
+    simulated = True  # no client is elsewhere, with data that the server cannot read
 
     #: Whether asking one client is enough (`fairflower.server.registration`), as with fairflower's
     #: ClientApp: all have the same data, and node ids follow each other as the ``partition-id`` do.

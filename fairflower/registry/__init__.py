@@ -136,20 +136,20 @@ MODELS = Registry(
             "visual prompt tuning: prompt-vit-b-16 without GC-Net; 10.8 k parameters are trained",
         ),
         "timm:NAME": (
-            "timm_networks:timm",
+            "libraries:timm",
             "any image classifier from timm, trained as a whole or with an adapter",
         ),
         "hf:NAME": (
-            "hf_networks:hf",
+            "libraries:hf",
             "an image or text classifier from transformers, in a folder or on the Hugging Face "
             "Hub, trained as a whole or with an adapter",
         ),
         "prompt-timm:NAME": (
-            "timm_networks:prompt_timm",
+            "libraries:prompt_timm",
             "FedGCR's prompts for a frozen ViT from timm",
         ),
         "vpt-timm:NAME": (
-            "timm_networks:vpt_timm",
+            "libraries:vpt_timm",
             "visual prompt tuning of a frozen ViT from timm: prompt-timm without GC-Net",
         ),
     },
@@ -163,7 +163,7 @@ ADAPTERS = Registry(
     "fairflower.models",
     {
         "lora": (
-            "bodies:lora",
+            "pretrained:lora",
             "low-rank adapters parallel to linear layers (lora:r=8; Hu et al. 2022), implemented "
             "by PEFT",
         )

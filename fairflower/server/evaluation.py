@@ -36,14 +36,10 @@ from fairflower.training.modes import layers_with_statistics, target_statistics
 class Tested(NamedTuple):
     """Results of a test; a held-out domain comes last."""
 
-    #: Domain -> metric -> value.
-    scores: dict[str, dict[str, float]]
-    #: Domain -> user-defined metric that failed -> reason.
-    failed: dict[str, dict[str, str]]
-    #: Client -> counts of people, with ``data.groups``.
-    counts: dict[int, fairness.Counts]
-    #: Counts of people in the held-out domain.
-    held_out_counts: fairness.Counts | None = None
+    scores: dict[str, dict[str, float]]  # domain -> metric -> value
+    failed: dict[str, dict[str, str]]  # domain -> user-defined metric that failed -> reason
+    counts: dict[int, fairness.Counts]  # client -> counts of people, with ``data.groups``
+    held_out_counts: fairness.Counts | None = None  # counts of people in the held-out domain
 
 
 class CentralizedEvaluator:

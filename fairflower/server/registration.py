@@ -67,8 +67,7 @@ class NodeDiscovery:
     ``settings``, a run config, is given, nodes prepare their data and describe them.
     """
 
-    #: Seconds until missing clients are logged for the first time.
-    FIRST_NOTICE_SECONDS = 5.0
+    FIRST_NOTICE_SECONDS = 5.0  # seconds until missing clients are logged for the first time
 
     def __init__(
         self, grid: Grid, timeout: float, stop: threading.Event, settings: ConfigRecord | None
@@ -77,8 +76,7 @@ class NodeDiscovery:
         self.content = RecordDict({"config": settings or ConfigRecord()})
         self.infos: NodeInfos = {}
         self.problems: dict[int, str] = {}  # by node id
-        #: Query id -> node id, for queries without an answer.
-        self.silent: dict[str, int] = {}
+        self.silent: dict[str, int] = {}  # query id -> node id, for queries without an answer
         self._begin = time.monotonic()
         self._next_notice, self._pause = self._begin + self.FIRST_NOTICE_SECONDS, 0.05
 
