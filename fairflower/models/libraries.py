@@ -91,8 +91,12 @@ def timm(
     Raises ``ConfigError`` if timm does not have this network, or the weights are not available or
     belong to another network, and ``NotInstalled`` if timm is not installed.
     """
-    body = _body(name, weights, image_size)
-    return TimmClassifier(body, num_classes, _fixed_size(body, image_size))
+    body: Any = _body(name, weights, image_size)
+    accepted = getattr(getattr(body, "patch_embed", None), "img_size", None)
+    size = (image_size, image_size) if image_size else None  # None: of any height and width
+    if body.pretrained_cfg.get("fixed_input_size") and accepted:
+        size = int(accepted[0]), int(accepted[1])
+    return TimmClassifier(body, num_classes, size)
 
 
 vars(timm).update(sent_whole=True, adaptable=True)
@@ -154,14 +158,9 @@ def _body(name: str, weights: str, image_size: int) -> nn.Module:
             if not options:
                 raise
             body = library.create_model(name, num_classes=0)  # it takes images of any size
-    if weights != RANDOM_WEIGHTS:
-        _load(body, name, weights)
-    return body
-
-
-def _load(body: Any, name: str, weights: str) -> None:
-    """Copy pretrained weights into a network, converted to timm's names and shapes."""
-    config = body.pretrained_cfg
+    if weights == RANDOM_WEIGHTS:
+        return body
+    config: Any = body.pretrained_cfg
     arrays = load_weights_file(weights or _cached(config.get("hf_hub_id"), name))
     convert = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
     if convert is not None:
@@ -169,6 +168,7 @@ def _load(body: Any, name: str, weights: str) -> None:
     head = config.get("classifier") or "head"
     heads = tuple(f"{one}." for one in ([head] if isinstance(head, str) else head))
     copy_into(body, arrays, heads, f"timm's {name}", weights)
+    return body
 
 
 def _cached(repository: str | None, name: str) -> str:
@@ -189,14 +189,6 @@ def _cached(repository: str | None, name: str) -> str:
             "or to random."
         )
     return cached
-
-
-def _fixed_size(body: Any, image_size: int) -> tuple[int, int] | None:
-    """Return the height and width of the images that a network accepts; None means any size."""
-    size = getattr(getattr(body, "patch_embed", None), "img_size", None)
-    if body.pretrained_cfg.get("fixed_input_size") and size:
-        return int(size[0]), int(size[1])
-    return (image_size, image_size) if image_size else None
 
 
 # --- transformers ---------------------------------------------------------------------------------

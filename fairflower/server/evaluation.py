@@ -255,11 +255,8 @@ class GroupMetrics:
 
 def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:
     """Return the counts in clients' test metrics by client, each of shape (groups, 6)."""
-    return {
-        client: np.reshape(answer[fairness.GROUP_COUNTS], (-1, len(fairness.COUNTS)))
-        for client, answer in answers.items()
-        if fairness.GROUP_COUNTS in answer
-    }
+    sent = {k: a[fairness.GROUP_COUNTS] for k, a in answers.items() if fairness.GROUP_COUNTS in a}
+    return {k: np.reshape(counts, (-1, len(fairness.COUNTS))) for k, counts in sent.items()}
 
 
 def _defined(values: Mapping[str, float]) -> dict[str, float]:
