@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
-from fairflower.errors import ConfigError, GpuMemoryError, failure_text, logger
+from fairflower.engines.inline import gpu_memory_error
+from fairflower.errors import ConfigError, failure_text, logger
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import group_fairness as fairness
@@ -96,12 +97,8 @@ class CentralizedEvaluator:
         try:
             return self._tested(arrays, split)
         except torch.OutOfMemoryError as error:
-            raise GpuMemoryError(
-                f"The server's test ran out of GPU memory ({out_of_memory(str(error))}). Resume "
-                "the run with fewer parallel clients (--workers, or a larger client-gpus) or "
-                "fewer parallel runs (--jobs), or start a new run with a smaller "
-                "evaluate.batch-size."
-            ) from error
+            reason = out_of_memory(str(error))
+            raise gpu_memory_error(reason, "The server's test", "evaluate.batch-size") from error
 
     def _tested(self, arrays: Mapping[str, NDArray[np.generic]], split: str) -> Tested:
         set_arrays(self.model, arrays, "The server")
