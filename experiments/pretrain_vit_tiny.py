@@ -311,7 +311,7 @@ def probe(vit: nn.Module, name: str, at_most: int = 2000) -> None:
 
 
 def to_text(arrays: Mapping[str, Tensor]) -> str:
-    """Encode named tensors as JSON for `fairflower.models.weights.decode_json_weights`.
+    """Encode named tensors as JSON for `fairflower.models.pretrained.decode_json_weights`.
 
     Weights have half precision: three digits, in 2.5 bytes of text.
     """

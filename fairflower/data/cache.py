@@ -26,7 +26,6 @@ import numpy as np
 
 from fairflower.config import DataConfig
 from fairflower.config.methods import DataSpec
-from fairflower.data.corruptions import corrupt, corruption_text
 from fairflower.data.data_set import (
     DataSet,
     FeatureSet,
@@ -51,7 +50,7 @@ from fairflower.data.federation import (
     check_names,
     prepared_file,
 )
-from fairflower.data.images import to_chw
+from fairflower.data.images import corrupt, corruption_text, to_chw
 from fairflower.data.partition import ClientGroup
 from fairflower.data.rows import (
     SPLITS,

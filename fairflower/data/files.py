@@ -31,8 +31,7 @@ NPZ_FORMAT = (
     "(whole-number labels [N])"
 )
 
-#: Upper bound on labels if the number of classes is not declared.
-MAX_CLASSES = 2**16
+MAX_CLASSES = 2**16  # upper bound on labels if the number of classes is not declared
 
 #: Maximum size of an image file or table in bytes: five times the largest image in 16-bit color.
 MAX_BYTES = 2**30

@@ -46,11 +46,8 @@ EXTENSIONS = (
     *SUFFIXES,
 )
 
-#: Files that Windows adds to folders.
-_OF_WINDOWS = ("thumbs.db", "desktop.ini")
-
-#: Label of images to skip, because their class is not part of the data set.
-OTHER = -1
+_OF_WINDOWS = ("thumbs.db", "desktop.ini")  # files that Windows adds to folders
+OTHER = -1  # label of images to skip, because their class is not part of the data set
 
 
 class ClassFolders(DataSetOfFiles[FileTable]):

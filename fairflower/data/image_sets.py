@@ -511,8 +511,7 @@ class ISIC2019(ImageTable):
         return [(label, folder / name) for label, name in zip(labels, names[known], strict=True)]
 
 
-#: Number of slices in FedISM.
-SLICES = 25_000
+SLICES = 25_000  # number of slices in FedISM
 
 
 class RSNAICH(ImageTable):

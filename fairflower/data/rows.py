@@ -32,34 +32,28 @@ Rows = dict[str, list[Ints]]
 def divided_rows(
     data_set: DataSet,
 ) -> tuple[dict[str, dict[str, Ints]], list[ClientGroup], dict[str, Rows]]:
-    """Return labels by split and domain, groups of clients, and rows by split, group and client."""
-    domains = {"train": data_set.client_domains, "test": data_set.domains}
+    """Return labels by split and domain, groups of clients, and rows by split, group and client.
+
+    Validation rows are optional (a setting).
+    """
+    config, domains = data_set.config, {"train": data_set.client_domains, "test": data_set.domains}
     labels = {s: {d: labels_of(data_set, d, s) for d in domains[s]} for s in domains}
-    groups = client_groups(data_set, labels["train"])
-    return labels, groups, _rows(data_set, groups, labels)
-
-
-def _rows(
-    data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Mapping[str, Ints]]
-) -> dict[str, Rows]:
-    """Divide the rows by split, group and client. Validation rows are optional (a setting)."""
-    config = data_set.config
-    train = train_rows(data_set, groups, labels["train"])
-    test = test_rows(config, groups, labels["test"])
+    groups, trained = client_groups(data_set, labels["train"]), labels["train"]
+    train, test = train_rows(data_set, groups, trained), test_rows(config, groups, labels["test"])
     skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
     if skewed:
-        test = _like_training(groups, train, test, labels["train"], labels["test"])
+        test = _like_training(groups, train, test, trained, labels["test"])
+    rows = {"train": train, "test": test}
     if count := config.validation_examples:
-        pools = {group.name: group.rows for group in groups}
-        unused = set_aside(pools, train, count, config.seed)
+        unused = set_aside({group.name: group.rows for group in groups}, train, count, config.seed)
         if skewed:
-            unused = _like_training(groups, train, unused, labels["train"], labels["train"])
-        return {"train": train, "validation": unused, "test": test}
-    if not config.validation_fraction:
-        return {"train": train, "test": test}
-    group_labels = {group.name: labels["train"][group.domain] for group in groups}
-    kept, held_out = hold_out(train, group_labels, config.validation_fraction, config.seed)
-    return {"train": kept, "validation": held_out, "test": test}
+            unused = _like_training(groups, train, unused, trained, trained)
+        rows = {"train": train, "validation": unused, "test": test}
+    elif share := config.validation_fraction:
+        group_labels = {group.name: trained[group.domain] for group in groups}
+        kept, held_out = hold_out(train, group_labels, share, config.seed)
+        rows = {"train": kept, "validation": held_out, "test": test}
+    return labels, groups, rows
 
 
 def train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:

@@ -14,11 +14,8 @@ from rich.table import Table
 from fairflower.config.text import counted
 from fairflower.data.federation import Federation
 
-#: Number of training images per domain on the contact sheet.
-COLUMNS = 12
-
-#: Maximum number of letters in a class name above an image.
-LONGEST = 13
+COLUMNS = 12  # number of training images per domain on the contact sheet
+LONGEST = 13  # maximum number of letters in a class name above an image
 
 
 def contact_sheet(federation: Federation, path: str | Path) -> Path:

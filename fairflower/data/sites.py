@@ -87,16 +87,6 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     merged = max(sites, key=lambda site: site.shape[0])
     _check_compatible(sites, merged)
     classes = _merged(site.classes for site in sites)
-    merged = replace(
-        merged,
-        num_classes=len(classes) or max(site.num_classes for site in sites),
-        classes=classes,
-        group_names=_merged(site.group_names for site in sites),
-        fingerprint="",
-        held_out="",  # a site has only its own domain
-        held_out_size=0,
-    )
-    check_classes(merged.name, merged.num_classes)
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
     def summed(split: str) -> tuple[int, ...]:
@@ -105,14 +95,22 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
         sums = (sum(size for name, size in pairs if name == domain) for domain in domains)
         return tuple(sums) if len(pairs) == len(sites) else ()
 
-    return replace(
+    merged = replace(
         merged,
         domains=domains,
         sources=("the sites' own",) * len(domains),
+        num_classes=len(classes) or max(site.num_classes for site in sites),
+        classes=classes,
+        group_names=_merged(site.group_names for site in sites),
+        fingerprint="",
         test_sizes=summed("test"),
-        clients=tuple(site_client_info(k, site, merged) for k, site in enumerate(sites)),
         validation_sizes=summed("validation"),
+        held_out="",  # a site has only its own domain
+        held_out_size=0,
     )
+    check_classes(merged.name, merged.num_classes)
+    clients = (site_client_info(k, site, merged) for k, site in enumerate(sites))
+    return replace(merged, clients=tuple(clients))
 
 
 def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:

@@ -27,8 +27,7 @@ class EmbeddedTable(FeatureSet):
     the first, is a test example, with all their rows.
     """
 
-    #: Name of the file in this package, and what its examples come from.
-    file: ClassVar[str]
+    file: ClassVar[str]  # name of the file in this package, and what its examples come from
     origin: ClassVar[str]
     #: Column of the table -> name of the feature, in the order of the features.
     columns_of_features: ClassVar[Mapping[str, str]]

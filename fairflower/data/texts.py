@@ -34,8 +34,7 @@ _UNSPACED += "\U00020000-\U0003ffff"
 #: Words, characters of these scripts, and punctuation marks.
 _WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)+|[^\w\s]")
 
-#: Number of token ids of the built-in tokenizer.
-HASH_VOCABULARY = 4096
+HASH_VOCABULARY = 4096  # number of token ids of the built-in tokenizer
 
 _SPLITS = ("test", "train")
 

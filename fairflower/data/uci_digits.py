@@ -43,14 +43,12 @@ from PIL import Image
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, Ints, Pixels
 
-#: Side of the generated images, in pixels; another ``data.image-size`` resizes them.
-SIZE = 16
+SIZE = 16  # side of the generated images, in pixels; another ``data.image-size`` resizes them
 TRAIN_SIZES = {"plain": 600, "inverted": 300, "rotated": 200, "printed": 200}
 TEST_SIZE = 200
 
 _SEED = 20240617
-#: The first source image of the tenth writing session.
-_FIRST_TEST_IMAGE = 1157
+_FIRST_TEST_IMAGE = 1157  # the first source image of the tenth writing session
 _FONTS = {
     "train": (
         *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono"),

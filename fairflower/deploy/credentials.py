@@ -23,8 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairflower.errors import ConfigError
 
-#: Longest validity of a certificate: a hundred years.
-MAX_DAYS = 36_500
+MAX_DAYS = 36_500  # longest validity of a certificate: a hundred years
 
 
 class Certificates(NamedTuple):

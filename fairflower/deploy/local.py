@@ -41,11 +41,8 @@ HOST = "127.0.0.1"
 #: Seconds to wait until a process starts or answers, which takes a long time on a busy machine.
 TIMEOUT = 180.0
 
-#: Seconds between two messages about sites that have not answered.
-SAY_EVERY = 60.0
-
-#: Largest number of processes that a site may start for one message: three restarts.
-MOST_STARTS = 4
+SAY_EVERY = 60.0  # seconds between two messages about sites that have not answered
+MOST_STARTS = 4  # largest number of processes that a site may start for one message: three restarts
 
 #: Content of a SuperNode's ``--node-config``.
 NodeConfig = dict[str, Scalar]
@@ -73,15 +70,9 @@ class Process:
         """Start or restart the command, and append its output to the log."""
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.command,
-                env=environment(self.home),
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                **NEW_PROCESS_GROUP,
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            options: Any = {"env": environment(self.home), **streams, **NEW_PROCESS_GROUP}
+            self._process = subprocess.Popen(self.command, cwd=self.home, **options)
 
     @property
     def exit_code(self) -> int | None:
@@ -214,8 +205,7 @@ def free_port() -> int:
             return port
 
 
-#: Name of the SuperLink in the configuration of the ``flwr`` command.
-SUPERLINK_NAME = "trial"
+SUPERLINK_NAME = "trial"  # name of the SuperLink in the configuration of the ``flwr`` command
 
 APP = """\
 [project]

@@ -58,8 +58,7 @@ class InlineGrid(Grid):
     #: Clients answer while the server asks for replies, so no reply can be late.
     computes_replies = True
 
-    #: No client is elsewhere, with data that the server cannot read.
-    simulated = True
+    simulated = True  # no client is elsewhere, with data that the server cannot read
 
     #: Whether asking one client is enough (`fairflower.server.registration`), as with fairflower's
     #: ClientApp: all have the same data, and node ids follow each other as the ``partition-id`` do.
@@ -235,12 +234,14 @@ def memory_problem(reply: Message) -> str:
     return out_of_memory(str(reply.error.reason)) if reply.has_error() else ""
 
 
-def gpu_memory_error(reason: str) -> GpuMemoryError:
-    """Return the error for a client that ran out of GPU memory."""
+def gpu_memory_error(
+    reason: str, who: str = "A client", large: str = "train.batch-size or measure.memory-mb"
+) -> GpuMemoryError:
+    """Return the error for a client or the server's test that ran out of GPU memory."""
     return GpuMemoryError(
-        f"A client ran out of GPU memory ({reason}). Resume the run with fewer parallel clients "
+        f"{who} ran out of GPU memory ({reason}). Resume the run with fewer parallel clients "
         "(--workers, or a larger client-gpus) or fewer parallel runs (--jobs), or start a new "
-        "run with a smaller train.batch-size or measure.memory-mb."
+        f"run with a smaller {large}."
     )
 
 

@@ -43,11 +43,8 @@ from fairflower.engines.ray_cluster import (
 from fairflower.errors import EngineError, logger
 from fairflower.flower_compat import set_task_identity
 
-#: Batches per worker: the current batch and the next, so that the worker never waits.
-_IN_FLIGHT = 2
-
-#: Longest duration of a batch of messages, in seconds.
-_BATCH = 0.25
+_IN_FLIGHT = 2  # batches per worker: the current batch and the next, so that the worker never waits
+_BATCH = 0.25  # longest duration of a batch of messages, in seconds
 
 #: Longest duration of a batch behind which another is sent. Behind a longer one it gains nothing.
 _SHORT = 1.0
@@ -59,11 +56,8 @@ _STUCK = 30.0
 #: Seconds that a worker has for a batch that nobody waits for. A new one takes as long to start.
 _LATE = 5.0
 
-#: Seconds for which a poll waits for the first reply.
-_POLL_SECONDS = 0.1
-
-#: Name of the server's node in error messages.
-_HERE = "the server's node"
+_POLL_SECONDS = 0.1  # seconds for which a poll waits for the first reply
+_HERE = "the server's node"  # name of the server's node in error messages
 
 
 class RayGrid(inline.InlineGrid):

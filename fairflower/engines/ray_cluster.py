@@ -28,14 +28,9 @@ from fairflower.machine import HANGUP, machine, versions
 if TYPE_CHECKING:  # slow to import
     from flwr.app import Message
 
-#: Seconds to wait for an answer from a cluster's address.
-_CONNECT_TIMEOUT = 10
-
-#: Largest size in bytes of a result that Ray sends as a message.
-_INLINE = 1024 * 1024
-
-#: Seconds between two warnings about nodes that the server waits for.
-_WARN_EVERY = 30
+_CONNECT_TIMEOUT = 10  # seconds to wait for an answer from a cluster's address
+_INLINE = 1024 * 1024  # largest size in bytes of a result that Ray sends as a message
+_WARN_EVERY = 30  # seconds between two warnings about nodes that the server waits for
 
 #: Longest path in bytes of Ray's folder: with 68 more, a socket's path has at most 107 on Linux.
 _LONGEST_FOLDER = 35
@@ -46,11 +41,8 @@ _LEAST_SPACE, _LEAST_FILES = 64 * 2**20, 1024
 #: Seconds within which the first worker on a cluster must get free CPUs and start.
 _FIRST_WORKER = 120
 
-#: Largest batch as a fraction of a worker's remaining work in a round.
-_SHARE = 0.7
-
-#: Seconds for which Ray may still list a killed node (measured: about 10).
-_NODE_LOSS_TIMEOUT = 30
+_SHARE = 0.7  # largest batch as a fraction of a worker's remaining work in a round
+_NODE_LOSS_TIMEOUT = 30  # seconds for which Ray may still list a killed node (measured: about 10)
 
 
 def prepare_ray() -> Any:
@@ -417,14 +409,10 @@ class TaskQueue:
     """A queue of tasks that no worker has, and the durations of the clients' last messages.
 
     A task of unknown duration is in a batch of its own.
-
-    Attributes
-    ----------
-    discarded : set of str
-        Ids of messages that nobody waits for. Their tasks are not queued again.
     """
 
     def __init__(self) -> None:
+        #: Ids of messages that nobody waits for. Their tasks are not queued again.
         self.discarded: set[str] = set()
         self._tasks: deque[Task] = deque()
         # Node and type -> duration of its last message.

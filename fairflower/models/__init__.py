@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
@@ -352,8 +352,17 @@ def build(
     chosen.check()
     chosen.check_kind(KINDS[len(shape)])
     pretrained = {"weights": weights} if weights and chosen.pretrained else {}
-    if not isinstance(chosen.factory, type):
-        _check_call(name, chosen.factory, num_classes, shape, **pretrained, **chosen.args)
+    try:
+        if not isinstance(chosen.factory, type):
+            options = {**pretrained, **chosen.args}
+            inspect.signature(chosen.factory).bind(num_classes, shape, **options)
+    except ValueError:  # the function is not written in Python
+        pass
+    except TypeError as error:
+        called = ", ".join(["num_classes", "shape", *options])
+        raise ConfigError(
+            f"model.name = {name!r}: it cannot be called with ({called}): {error}."
+        ) from error
     # devices=[], because weights are always drawn on the CPU, even if they are moved to a GPU
     # later.
     with torch.random.fork_rng(devices=[]):
@@ -463,16 +472,3 @@ def _warn_once(text: str) -> None:
 def _two_examples(shape: tuple[int, ...]) -> Tensor:
     tokens = KINDS[len(shape)] == "tokens"
     return torch.zeros((2, shape[1]), dtype=torch.int64) if tokens else torch.zeros((2, *shape))
-
-
-def _check_call(name: str, factory: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Raise ``ConfigError`` if a function cannot be called with these arguments."""
-    try:
-        inspect.signature(factory).bind(*args, **options)
-    except ValueError:  # the function is not written in Python
-        pass
-    except TypeError as error:
-        called = ", ".join(["num_classes", "shape", *options])
-        raise ConfigError(
-            f"model.name = {name!r}: it cannot be called with ({called}): {error}."
-        ) from error

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier, cached_first_stage
-from fairflower.models.bodies import as_rgb, resized
-from fairflower.models.weights import (
+from fairflower.models.pretrained import (
+    as_rgb,
     copy_into,
     decode_json_weights,
     load_weights,
     load_weights_file,
+    resized,
 )
 
 if TYPE_CHECKING:  # two seconds to import, and every command reads FedGC's arguments
     from torchvision.models import VisionTransformer
 
-#: Number of global prompts (from the released code; the paper gives no number).
-NUM_PROMPTS = 4
+NUM_PROMPTS = 4  # number of global prompts (from the released code; the paper gives no number)
 
 
 class PromptViT(Classifier):

@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock
 
 from fairflower.errors import ConfigError
 from fairflower.models import PlainNetwork
-from fairflower.models.weights import copy_into, load_weights
+from fairflower.models.pretrained import copy_into, load_weights
 
 
 class ResNet(PlainNetwork):

@@ -359,7 +359,7 @@ def _how_to_resume(folders: list[Path], home: Path | None) -> str:
 
 def _check_before_data(plan: Plan) -> None:
     """Check folders, availabilities, weights and devices before the data, which may be slow."""
-    from fairflower.models.weights import check_file
+    from fairflower.models.pretrained import check_file
     from fairflower.training.device import choose_device
 
     for place in {Path(c.resume) if c.resume else runs_home(c) for c in plan.runs}:

@@ -114,13 +114,12 @@ MODELS = Registry(
         "trained",
         "vpt-vit-b-16": "prompt_vit:vpt_vit_b_16 - visual prompt tuning: prompt-vit-b-16 without "
         "GC-Net; 10.8 k parameters are trained",
-        "timm:NAME": "timm_networks:timm - any image classifier from timm, trained as a whole or "
+        "timm:NAME": "libraries:timm - any image classifier from timm, trained as a whole or "
         "with an adapter",
-        "hf:NAME": "hf_networks:hf - an image or text classifier from transformers, in a folder or "
+        "hf:NAME": "libraries:hf - an image or text classifier from transformers, in a folder or "
         "on the Hugging Face Hub, trained as a whole or with an adapter",
-        "prompt-timm:NAME": "timm_networks:prompt_timm - FedGCR's prompts for a frozen ViT from "
-        "timm",
-        "vpt-timm:NAME": "timm_networks:vpt_timm - visual prompt tuning of a frozen ViT from timm: "
+        "prompt-timm:NAME": "libraries:prompt_timm - FedGCR's prompts for a frozen ViT from timm",
+        "vpt-timm:NAME": "libraries:vpt_timm - visual prompt tuning of a frozen ViT from timm: "
         "prompt-timm without GC-Net",
     },
     kind="model",
@@ -132,7 +131,7 @@ MODELS = Registry(
 ADAPTERS = Registry(
     "fairflower.models",
     {
-        "lora": "bodies:lora - low-rank adapters parallel to linear layers (lora:r=8; Hu et al. "
+        "lora": "pretrained:lora - low-rank adapters parallel to linear layers (lora:r=8; Hu et al. "
         "2022), implemented by PEFT",
     },
     kind="adapter",

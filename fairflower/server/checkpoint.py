@@ -149,7 +149,13 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
         facts, flat = earlier_facts(run), contents.read_config(run)
     except RunFolderError as error:
         raise ConfigError(str(error)) from error
-    _check_unchanged(run, flat)
+    begun = _newest_header(run).get("config", flat)  # without a checkpoint the run begins again
+    absolute = with_absolute_paths(flat)
+    if changes := changed_settings(with_absolute_paths(begun), absolute, CHANGEABLE):
+        raise ConfigError(
+            f"{run / 'config.toml'} has been changed since the run began: {changes}. Undo the "
+            "change, or start a new run with this file as --config."
+        )
     _check_given(run, flat, given)
     changed = {key: value for key, value in given.items() if key in CHANGEABLE}
     settings = flat | changed | {"resume": str(run)}
@@ -213,17 +219,6 @@ def check_own_states(run: Path, facts: Mapping[str, Any]) -> None:
 def rounds(run: Path) -> list[int]:
     """Return the rounds of a run's checkpoints, in increasing order."""
     return sorted(map(_round, _paths(run)))
-
-
-def _check_unchanged(run: Path, flat: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if settings differ from those in the newest readable checkpoint."""
-    begun = _newest_header(run).get("config", flat)  # without a checkpoint the run begins again
-    begun, flat = with_absolute_paths(begun), with_absolute_paths(flat)
-    if changed := changed_settings(begun, flat, CHANGEABLE):
-        raise ConfigError(
-            f"{run / 'config.toml'} has been changed since the run began: {changed}. "
-            "Undo the change, or start a new run with this file as --config."
-        )
 
 
 def _newest_header(run: Path) -> Mapping[str, Any]:

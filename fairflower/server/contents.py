@@ -25,8 +25,7 @@ from fairflower.files import text_of
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
-#: Files to which a run appends.
-GROWING = ("history.csv", "diagnostics.jsonl")
+GROWING = ("history.csv", "diagnostics.jsonl")  # files to which a run appends
 
 
 class ChangedFile(RunFolderError):
@@ -81,8 +80,7 @@ class Info(Part, total=False):
     """Contents of ``run.json``."""
 
     name: str
-    #: The run folder's path when it was last written.
-    path: str
+    path: str  # the run folder's path when it was last written
     label: Required[str]
     #: Only a summary says "killed".
     status: Required[Literal["running", "completed", "stopped", "failed", "killed"]]
@@ -109,19 +107,14 @@ class Info(Part, total=False):
     held_out_size: Count
     images: str
     digest: str
-    #: `Federation.division` and `Federation.redraw`.
-    division: str
+    division: str  # `Federation.division` and `Federation.redraw`
     redraw: dict[str, float]
-    #: Digest of frozen weights that are not exchanged.
-    frozen: str
-    #: Digest of the file in `participation.availability`.
-    availability: str
+    frozen: str  # digest of frozen weights that are not exchanged
+    availability: str  # digest of the file in `participation.availability`
     #: Digests of the user's own files (`fairflower.server.checkpoint`), by run config key.
     parts: dict[str, str]
-    #: The settings, without the defaults of methods' arguments.
-    config: dict[str, Any]
-    #: Digests of the files of a run that has ended (`file_digest`).
-    files: dict[str, str]
+    config: dict[str, Any]  # the settings, without the defaults of methods' arguments
+    files: dict[str, str]  # digests of the files of a run that has ended (`file_digest`)
     clients: Required[list[Client]]
     nodes: dict[Digits, int]
     sites: Sites
@@ -132,11 +125,9 @@ class Info(Part, total=False):
     ended_early: str | None
     diverged: float | None
     client_state: bool
-    #: User-defined metrics: 1 if higher is better, -1 if lower is better.
-    metrics: dict[str, int]
+    metrics: dict[str, int]  # user-defined metrics: 1 if higher is better, -1 if lower is better
     skipped_metrics: dict[str, str]
-    #: Sensitive attribute -> names of the groups of people.
-    groups: dict[str, list[str]]
+    groups: dict[str, list[str]]  # sensitive attribute -> names of the groups of people
     #: Where a metric of group fairness is undefined -> the metrics, with reasons.
     undefined_metrics: dict[str, str]
     #: Parameters of secure aggregation, and the reasons for rounds without a sum.

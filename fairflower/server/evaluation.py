@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
-from fairflower.errors import ConfigError, GpuMemoryError, failure_text, logger
+from fairflower.engines.inline import gpu_memory_error
+from fairflower.errors import ConfigError, failure_text, logger
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import group_fairness as fairness
@@ -35,14 +36,10 @@ from fairflower.training.modes import layers_with_statistics, target_statistics
 class Tested(NamedTuple):
     """Results of a test; a held-out domain comes last."""
 
-    #: Domain -> metric -> value.
-    scores: dict[str, dict[str, float]]
-    #: Domain -> user-defined metric that failed -> reason.
-    failed: dict[str, dict[str, str]]
-    #: Client -> counts of people, with ``data.groups``.
-    counts: dict[int, fairness.Counts]
-    #: Counts of people in the held-out domain.
-    held_out_counts: fairness.Counts | None = None
+    scores: dict[str, dict[str, float]]  # domain -> metric -> value
+    failed: dict[str, dict[str, str]]  # domain -> user-defined metric that failed -> reason
+    counts: dict[int, fairness.Counts]  # client -> counts of people, with ``data.groups``
+    held_out_counts: fairness.Counts | None = None  # counts of people in the held-out domain
 
 
 class CentralizedEvaluator:
@@ -99,12 +96,8 @@ class CentralizedEvaluator:
         try:
             return self._tested(arrays, split)
         except torch.OutOfMemoryError as error:
-            raise GpuMemoryError(
-                f"The server's test ran out of GPU memory ({out_of_memory(str(error))}). Resume "
-                "the run with fewer parallel clients (--workers, or a larger client-gpus) or "
-                "fewer parallel runs (--jobs), or start a new run with a smaller "
-                "evaluate.batch-size."
-            ) from error
+            reason = out_of_memory(str(error))
+            raise gpu_memory_error(reason, "The server's test", "evaluate.batch-size") from error
 
     def _tested(self, arrays: Mapping[str, NDArray[np.generic]], split: str) -> Tested:
         set_arrays(self.model, arrays, "The server")
@@ -258,11 +251,8 @@ class GroupMetrics:
 
 def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:
     """Return the counts in clients' test metrics by client, each of shape (groups, 6)."""
-    return {
-        client: np.reshape(answer[fairness.GROUP_COUNTS], (-1, len(fairness.COUNTS)))
-        for client, answer in answers.items()
-        if fairness.GROUP_COUNTS in answer
-    }
+    sent = {k: a[fairness.GROUP_COUNTS] for k, a in answers.items() if fairness.GROUP_COUNTS in a}
+    return {k: np.reshape(counts, (-1, len(fairness.COUNTS))) for k, counts in sent.items()}
 
 
 def _defined(values: Mapping[str, float]) -> dict[str, float]:

@@ -36,8 +36,7 @@ from fairflower.server.privacy import PrivacyLedger, begun_and_spent, numbers_of
 #: File of Flower's and fairflower's log messages, and of the error that ended the run.
 LOG = "log.txt"
 
-#: File in a folder that is locked while a process uses the folder.
-LOCK = ".lock"
+LOCK = ".lock"  # file in a folder that is locked while a process uses the folder
 
 #: Seconds to wait for a lock, because another process may hold it briefly to check it.
 _LOCK_TIMEOUT = 0.2

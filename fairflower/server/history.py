@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # Flower is slow to import, and reports read histories
 
     from fairflower.data import Federation
 
-#: Number of tested rounds over which the papers' tables average (FedHEAL §4.1).
-WINDOW = 5
+WINDOW = 5  # number of tested rounds over which the papers' tables average (FedHEAL §4.1)
 
 #: Metrics by name.
 Metrics = dict[str, float]

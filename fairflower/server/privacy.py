@@ -94,11 +94,8 @@ def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     """Return the factor, rounded up, by which the noise must grow so that max_epsilon suffices."""
 
     def fits(factor: float) -> bool:
-        louder = replace(
-            privacy,
-            noise_multiplier=privacy.noise_multiplier * factor,
-            number_noise_multiplier=privacy.number_noise_multiplier * factor,
-        )
+        names = "noise_multiplier", "number_noise_multiplier"
+        louder = replace(privacy, **{name: factor * getattr(privacy, name) for name in names})
         return epsilon(louder, numbers, rounds) <= privacy.max_epsilon
 
     high = 1.0

@@ -86,9 +86,8 @@ class RunProgress:
             self._live.update(self._view())
         elif accuracies:
             done = server_round - self._first
-            left = (
-                (time.monotonic() - self._begin) / max(done, 1) * (self.num_rounds - server_round)
-            )
+            each = (time.monotonic() - self._begin) / max(done, 1)
+            left = each * (self.num_rounds - server_round)
             self._print_last(f"  {left:.0f} s left" if done and left else "")
 
     def stop(self) -> None:

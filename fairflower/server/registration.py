@@ -67,8 +67,7 @@ class NodeDiscovery:
     ``settings``, a run config, is given, nodes prepare their data and describe them.
     """
 
-    #: Seconds until missing clients are logged for the first time.
-    FIRST_NOTICE_SECONDS = 5.0
+    FIRST_NOTICE_SECONDS = 5.0  # seconds until missing clients are logged for the first time
 
     def __init__(
         self, grid: Grid, timeout: float, stop: threading.Event, settings: ConfigRecord | None
@@ -77,8 +76,7 @@ class NodeDiscovery:
         self.content = RecordDict({"config": settings or ConfigRecord()})
         self.infos: NodeInfos = {}
         self.problems: dict[int, str] = {}  # by node id
-        #: Query id -> node id, for queries without an answer.
-        self.silent: dict[str, int] = {}
+        self.silent: dict[str, int] = {}  # query id -> node id, for queries without an answer
         self._begin = time.monotonic()
         self._next_notice, self._pause = self._begin + self.FIRST_NOTICE_SECONDS, 0.05
 
@@ -365,16 +363,9 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
     if num_clients is None or any(client not in nodes for client in range(num_clients)):
         return None
     nodes = {client: nodes[client] for client in range(num_clients)}
-    _check_common_data({node: infos[node] for node in nodes.values()})
-    first = infos[nodes[0]]
-    return ClientRegistry(nodes, first.federation, first.digest)
-
-
-def _check_common_data(infos: NodeInfos) -> None:
-    """Raise ``ConfigError`` if the nodes do not share a data set."""
     nodes_with: dict[str, list[int]] = defaultdict(list)
-    for node, info in sorted(infos.items()):
-        nodes_with[info.digest].append(node)
+    for node in sorted(nodes.values()):
+        nodes_with[infos[node].digest].append(node)
     most, *others = sorted(nodes_with.values(), key=len, reverse=True)
     if others:
         different = sorted(node for nodes in others for node in nodes)
@@ -385,6 +376,8 @@ def _check_common_data(infos: NodeInfos) -> None:
             "versions of packages may also read images differently. (A site with its own data "
             "needs a domain in --node-config.)"
         )
+    first = infos[nodes[0]]
+    return ClientRegistry(nodes, first.federation, first.digest)
 
 
 def _register_sites(infos: NodeInfos) -> ClientRegistry:

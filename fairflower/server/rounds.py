@@ -98,7 +98,12 @@ class RoundLoop:
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and (saved.server_round == last or self._ends_early()):
-            self._finish_resumed(saved.server_round, arrays)
+            done = saved.server_round  # the run was stopped after its last round
+            _check_summed(self.folder, done)
+            if not any("accuracy/" in name for name in self.folder.metrics.of(done)):
+                self._evaluate(done, arrays)  # it was not known to be the last round
+                self._save(done, arrays)  # otherwise more rounds would cut off this test
+            _warn_if_diverged(self.folder, self.setup, done)
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
@@ -128,15 +133,6 @@ class RoundLoop:
                 return
             if stopped:
                 raise StopRun
-
-    def _finish_resumed(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Complete a run that was stopped after its last round."""
-        _check_summed(self.folder, server_round)
-        tested = any("accuracy/" in name for name in self.folder.metrics.of(server_round))
-        if not tested:  # it was not known to be the last round
-            self._evaluate(server_round, arrays)
-            self._save(server_round, arrays)  # otherwise more rounds would cut off this test
-        _warn_if_diverged(self.folder, self.setup, server_round)
 
     def _ends_early(self) -> bool:
         """Return whether the privacy budget or the loss ends the run now, and record why."""

@@ -154,7 +154,14 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     strategy = _make_strategy(config, evaluator)
     _check_network(config, evaluator, strategy)
     if config.privacy.on:
-        _check_privacy(config, evaluator, strategy, num_clients)
+        if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
+            raise ConfigError(
+                f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, which "
+                "is not trained: it may contain statistics of a client's examples. Choose a model "
+                "without BatchNorm and without frozen parameters, for example cnn."
+            )
+        numbers = len(strategy._measurements)
+        check_reachable(config.privacy, numbers, num_clients, config.num_server_rounds)
     _check_available(config, strategy, num_clients)
     examples: Federation | None = federation
     if config.evaluate.by == "clients":
@@ -299,20 +306,6 @@ def check_client_settings(config: RunConfig, federation: Federation) -> None:
         )
     if config.secure_aggregation:
         check_secure_cohort(asked, SMALLEST_SUM)
-
-
-def _check_privacy(
-    config: RunConfig, evaluator: CentralizedEvaluator, strategy: FairStrategy, clients: int
-) -> None:
-    """Raise ``ConfigError`` if the model or the privacy budget rules out differential privacy."""
-    if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
-        raise ConfigError(
-            f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, which is "
-            "not trained: it may contain statistics of a client's examples. Choose a model without "
-            "BatchNorm and without frozen parameters, for example cnn."
-        )
-    numbers = len(strategy._measurements)
-    check_reachable(config.privacy, numbers, clients, config.num_server_rounds)
 
 
 def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairStrategy:

@@ -21,7 +21,7 @@ from fairflower.clients.moon import MOON
 from fairflower.config import StrategyConfig
 from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.models.bodies import lora
+from fairflower.models.pretrained import lora
 from fairflower.models.resnet import resnet10
 from fairflower.models.small import CNN
 from fairflower.participation import RoundRobin

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import correlate
 from scipy.stats import norm
 
-from fairflower.data.corruptions import (
+from fairflower.data.images import (
     BLUR,
     CORRUPTIONS,
     NOISE,

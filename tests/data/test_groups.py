@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.corruptions import corrupt
 from fairflower.data.folders import DomainNpzFolder
+from fairflower.data.images import corrupt
 from fairflower.data.partition import client_groups, dirichlet_shares, divide, series_ratio
 from fairflower.errors import DataError
 

@@ -18,7 +18,7 @@ from fairflower import models
 from fairflower.config import ModelConfig, RunConfig
 from fairflower.errors import ConfigError, NotInstalled, installed
 from fairflower.models import copy_arrays, set_arrays, trainable
-from fairflower.models.hf_networks import swap_padding
+from fairflower.models.libraries import swap_padding
 from fairflower.testing import check_model
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import mean_gradient

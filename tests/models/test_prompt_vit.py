@@ -33,8 +33,8 @@ from fairflower.models import (
     prompt_vit,
     set_arrays,
 )
+from fairflower.models.pretrained import decode_json_weights
 from fairflower.models.prompt_vit import PromptViT, vit_tiny
-from fairflower.models.weights import decode_json_weights
 
 SHIPPED = resources.files("fairflower.models").joinpath("vit_tiny.json")
 SHA256 = "299227fdab47ded61b069dff5249e2235e55bcf8dec5268e54b2fc65f42e686e"
