@@ -83,7 +83,9 @@ class FedGA(FairStrategy):
         gap = self._gaps(cohort)
         w = current_weights(self.w, clients, equal)
         if gap.any():
-            w = np.maximum(w + self._step(cohort) / len(cohort) * gap / np.abs(gap).max(), 0)
+            done = (cohort.server_round - 1) / self.rounds if self.rounds else 0.0
+            step = self.step * max(1 - done, 0.0)
+            w = np.maximum(w + step / len(cohort) * gap / np.abs(gap).max(), 0)
             w /= w.sum()
         store_weights(self.w, clients, equal, w)
         self.note_trained(cohort)
@@ -101,7 +103,3 @@ class FedGA(FairStrategy):
         gap = cohort.metrics["received_loss"] - trained
         known = np.isfinite(gap)
         return np.where(known, gap - gap[known].mean() if known.any() else 0.0, 0.0)
-
-    def _step(self, cohort: Cohort) -> float:
-        done = (cohort.server_round - 1) / self.rounds if self.rounds else 0.0
-        return self.step * max(1 - done, 0.0)
