@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fairflower"
 #: Package -> the most lines that it may have, comments and docstrings included. A change that needs
 #: more raises the number here, for all to see.
 BUDGETS = {
-    "aggregation": 2670,
+    "aggregation": 2680,
     "api": 940,
     "classic": 620,
     "cli": 1410,
