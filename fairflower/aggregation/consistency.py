@@ -47,8 +47,8 @@ class SignConsistency:
         rows = np.full((len(cohort), BINS), np.nan)
         for k, client in enumerate(cohort.client_ids):
             if (n := self.seen[client]) > 1:
-                counts = self.rises[client].values()
-                tally = sum(np.bincount(count, minlength=n + 1) for count in counts)
+                blocks = self.rises[client].values()
+                tally = sum(np.bincount(count, minlength=n + 1) for count in blocks)
                 rows[k] = histogram(np.arange(n + 1) / n, np.asarray(tally, np.float64))
         return {"consistency_histogram": rows}
 
