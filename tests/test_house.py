@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fairflower"
 #: Package -> the most lines that it may have, comments and docstrings included. A change that needs
 #: more raises the number here, for all to see.
 BUDGETS = {
-    "aggregation": 2690,
+    "aggregation": 2680,
     "api": 890,
     "classic": 620,
     "cli": 1370,
@@ -26,18 +26,18 @@ BUDGETS = {
     "exchanges": 550,
     "models": 1560,
     "modules": 1880,
-    "numerics": 1480,
+    "numerics": 1450,
     "participation": 320,
     "plans": 2000,
     "registry": 770,
     "report": 5450,
-    "secure": 1200,
+    "secure": 1180,
     "server": 3460,
     "statistics": 450,
-    "strategies": 3580,
+    "strategies": 3570,
     "testing": 1150,
     "trackers": 260,
-    "training": 2510,
+    "training": 2470,
 }
 
 

@@ -44,15 +44,13 @@ class SignConsistency:
             self.seen[client] = self.seen.get(client, 0) + 1
         if cohort.server_round % self.window:
             return {}
-        rows = [self._histogram(client) for client in cohort.client_ids]
-        return {"consistency_histogram": np.array(rows)}
-
-    def _histogram(self, client: int) -> NDArray[np.float64]:
-        n = self.seen[client]
-        if n < 2:
-            return np.full(BINS, np.nan)
-        tally = sum(np.bincount(count, minlength=n + 1) for count in self.rises[client].values())
-        return histogram(np.arange(n + 1) / n, np.asarray(tally, np.float64))
+        rows = np.full((len(cohort), BINS), np.nan)
+        for k, client in enumerate(cohort.client_ids):
+            if (n := self.seen[client]) > 1:
+                blocks = self.rises[client].values()
+                tally = sum(np.bincount(count, minlength=n + 1) for count in blocks)
+                rows[k] = histogram(np.arange(n + 1) / n, np.asarray(tally, np.float64))
+        return {"consistency_histogram": rows}
 
 
 def histogram(rising: NDArray[np.float64], tally: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, ClassVar, TypedDict, get_origin, get_type_hints
 
 import numpy as np
@@ -228,22 +228,27 @@ class Options(TypedDict, total=False):
 
 #: Options that fairflower adds to Flower's ``FedAvg`` -> default.
 _DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("buffers", "min_clients", "availability")),
-    **dict.fromkeys(("clip_update_norm", "clip_update_median")),
-    **dict.fromkeys(("exchanges", "observers"), ()),
+    "buffers": None,
+    "min_clients": None,
+    "exchanges": (),
+    "observers": (),
     "max_client_weight": 1.0,
+    "clip_update_norm": None,
+    "clip_update_median": None,
+    "availability": None,
 }
 
 #: Option -> its type, what errors say of it, and a further check.
 _OBJECTS: dict[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "exchanges": (
-        *(Sequence, "a list of Exchange objects"),
-        lambda values: all(isinstance(value, Exchange) for value in values),
+        Sequence,
+        "a list of Exchange objects",
+        lambda v: all(isinstance(exchange, Exchange) for exchange in v),
     ),
-    "observers": (Sequence, "a list of functions", lambda values: all(map(callable, values))),
-    "participation": (Participation, "a Participation object", lambda value: True),
-    "availability": (Callable, "a function (round, ids) -> ids", lambda value: True),
-    "buffers": (Collection, "a list of names", lambda value: not isinstance(value, str)),
+    "observers": (Sequence, "a list of functions", lambda v: all(map(callable, v))),
+    "participation": (Participation, "a Participation object", lambda v: True),
+    "availability": ((Callable, NoneType), "a function (round, ids) -> ids", lambda v: True),
+    "buffers": ((Collection, NoneType), "a list of names", lambda v: not isinstance(v, str)),
 }
 
 
@@ -257,11 +262,8 @@ def checked_options(options: Options) -> dict[str, Any]:
         if get_origin(hint) is Annotated and name in options:
             ArgumentSpec.of(None, hint).check(name, values[name])
     for name, (kind, expected, fits) in _OBJECTS.items():
-        value = values[name]
-        if value is None and _DEFAULTS.get(name, ()) is None:
-            continue
-        if not isinstance(value, kind) or not fits(value):
-            raise ConfigError(f"{name} = {value!r}: expected {expected}.")
+        if not (isinstance(values[name], kind) and fits(values[name])):
+            raise ConfigError(f"{name} = {values[name]!r}: expected {expected}.")
     values |= {name: tuple(values[name]) for name in ("exchanges", "observers")}
     values["buffers"] = None if values["buffers"] is None else frozenset(values["buffers"])
     return values

@@ -111,7 +111,11 @@ class Replies:
                 client, metrics = self._read_claim(reply, node, client)
                 self.enrolled.clients[node] = client
                 if not everyone and metrics.get(self.examples_key) == 0:
-                    self._note_empty(client)
+                    self.empty[client] = f"it has no examples ({self.examples_key} = 0)"
+                    if client not in self.enrolled.empty:  # the log says so once
+                        self.enrolled.empty.add(client)
+                        text = "Client %d takes no part: %s."
+                        logger.warning(text, client, self.empty[client])
                     continue
                 self._check_examples(metrics)
                 self.usable[client] = check(client, reply.content, metrics)
@@ -204,13 +208,6 @@ class Replies:
         for node in waiting:
             unsent = (sent_to or self.enrolled.nodes) and node not in sent_to
             self.dropped[self.enrolled.clients.get(node, node)] = why[bool(unsent)]
-
-    def _note_empty(self, client: int) -> None:
-        """Note that a client has no examples; the log says so once."""
-        self.empty[client] = f"it has no examples ({self.examples_key} = 0)"
-        if client not in self.enrolled.empty:
-            self.enrolled.empty.add(client)
-            logger.warning("Client %d takes no part: %s.", client, self.empty[client])
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.examples_key

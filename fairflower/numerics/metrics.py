@@ -383,25 +383,21 @@ def _paired(types: ArrayLike, clusters: ArrayLike) -> tuple[NDArray[Any], NDArra
     return t, c
 
 
-def _values(a: ArrayLike) -> Vector:
+def _values(a: ArrayLike, low: float = -math.inf) -> Vector:
     values = np.asarray(a, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"Expected a one-dimensional array, got shape {values.shape}.")
     if values.size == 0:
         raise ValueError("Expected at least one value, got none.")
-    _refuse(values, ~np.isfinite(values), "finite values")
+    for wrong, kind in ((~np.isfinite(values), "finite"), (values < low, "non-negative")):
+        if wrong.any():
+            k = int(wrong.argmax())
+            raise ValueError(f"Expected {kind} values, got {values[k]} at index {k}.")
     return values
 
 
 def _relative(a: ArrayLike) -> Vector:
     """Return the values scaled to a maximum of 1, so that squares neither overflow nor vanish."""
-    values = _values(a)
-    _refuse(values, values < 0, "non-negative values")
+    values = _values(a, low=0)
     top = values.max()
     return values / top if top > 0 else np.ones_like(values)
-
-
-def _refuse(values: Vector, wrong: NDArray[np.bool_], expected: str) -> None:
-    if wrong.any():
-        k = int(wrong.argmax())
-        raise ValueError(f"Expected {expected}, got {values[k]} at index {k}.")

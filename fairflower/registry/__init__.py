@@ -131,8 +131,8 @@ MODELS = Registry(
 ADAPTERS = Registry(
     "fairflower.models",
     {
-        "lora": "pretrained:lora - low-rank adapters parallel to linear layers (lora:r=8; Hu et al. "
-        "2022), implemented by PEFT",
+        "lora": "pretrained:lora - low-rank adapters parallel to linear layers (lora:r=8; Hu et "
+        "al. 2022), implemented by PEFT",
     },
     kind="adapter",
     base="builtins:object",

@@ -1,9 +1,9 @@
 """Flower's SecAgg+ workflow for one round of messages, on any grid.
 
 The workflow belongs to Flower's classic API: it asks a strategy which clients train, sends four
-messages to each of them, and passes the weighted mean to the strategy. Here the strategy is a
-stand-in, and the grid adds the model and the config to the messages of the third stage, in which
-clients train.
+messages to each of them, and passes the weighted mean to the strategy. Here one object stands in
+for the strategy and for the grid, which adds the model and the config to the messages of the third
+stage, in which clients train.
 """
 
 import hashlib
@@ -110,52 +110,50 @@ def masked_mean(
         clipping_range=CLIPPING,
         quantization_range=quantization_range(count),
     )
-    grid = _StageGrid(send, contents, usable)
-    receiver = _Receiver(contents)
+    partner = _Partner(send, contents, usable)
+    config = ConfigRecord({WorkflowKey.CURRENT_ROUND: server_round})
+    state = RecordDict({MAIN_CONFIGS_RECORD: config, MAIN_PARAMS_RECORD: ArrayRecord()})
+    context = Context(run_id=0, node_id=0, node_config={}, state=state, run_config={})
     try:
         with aes_masks():
-            workflow(grid, _context(server_round, receiver))
+            workflow(partner, LegacyContext(context, strategy=partner, client_manager=partner))
     except Exception as error:
-        if error is grid.failure:
+        if error is partner.failure:
             raise
         raise Halted(
             f"a client's reply does not follow Flower's protocol ({type(error).__name__}: {error})."
             " All sites must have this version of fairflower, and versions of Flower that work "
             "together"
         ) from error
-    if receiver.mean is None:
+    if partner.mean is None:
         raise Halted(
-            f"{grid.answered} of {count} clients {grid.task}. Removing the masks requires "
+            f"{partner.answered} of {count} clients {partner.task}. Removing the masks requires "
             f"{threshold} of the {shares} clients that share a client's keys"
         )
-    return receiver.mean
+    return partner.mean
 
 
-class _Receiver:
-    """Stand-in for a classic strategy, which names the clients and receives the mean."""
+class _Partner:
+    """Grid, strategy and client manager of the workflow, for one exchange of messages per stage."""
 
-    def __init__(self, nodes: Iterable[int]) -> None:
-        self._nodes = list(nodes)
+    def __init__(self, send: Send, contents: Mapping[int, RecordDict], usable: Any) -> None:
+        self._send, self._contents, self._usable = send, contents, usable
+        self.answered, self.task = len(contents), "answered"
         self.mean: Vector | None = None
+        #: Exception of an exchange; all others come from Flower's handling of the replies.
+        self.failure: Exception | None = None
+
+    def num_available(self) -> int:
+        return len(self._contents)
 
     def configure_fit(self, *_: Any) -> list[tuple[Any, FitIns]]:
         nothing = FitIns(Parameters([], "numpy.ndarray"), {})
-        return [(SimpleNamespace(node_id=node), nothing) for node in self._nodes]
+        return [(SimpleNamespace(node_id=node), nothing) for node in self._contents]
 
     def aggregate_fit(self, _: int, results: list[Any], __: Any) -> tuple[None, dict[str, Any]]:
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
         self.mean = np.asarray(mean, np.float64)
         return None, {}
-
-
-class _StageGrid:
-    """Grid that the workflow uses, with one exchange of messages per stage."""
-
-    def __init__(self, send: Send, contents: Mapping[int, RecordDict], usable: Any) -> None:
-        self._send, self._contents, self._usable = send, contents, usable
-        self.answered, self.task = len(contents), "answered"
-        #: Exception of an exchange; all others come from Flower's handling of the replies.
-        self.failure: Exception | None = None
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -252,22 +250,6 @@ def _check_reply(stage: str, request: Message, reply: Message, keys: set[Any]) -
         expected = {*asked[Key.ACTIVE_NODE_ID_LIST], *asked[Key.DEAD_NODE_ID_LIST]}
     if sorted(nodes) != sorted(expected) or [*map(type, secrets)] != [bytes] * len(expected):
         raise ValueError(f"{stage}: expected bytes for each of {len(expected)} nodes")
-
-
-def _context(server_round: int, receiver: _Receiver) -> LegacyContext:
-    """Return the context in which the workflow finds the round and the strategy."""
-    state = RecordDict(
-        {
-            MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: server_round}),
-            MAIN_PARAMS_RECORD: ArrayRecord(),
-        }
-    )
-    clients: Any = SimpleNamespace(num_available=lambda: len(receiver.configure_fit()))
-    return LegacyContext(
-        Context(run_id=0, node_id=0, node_config={}, state=state, run_config={}),
-        strategy=receiver,
-        client_manager=clients,
-    )
 
 
 # --- masks from AES, in place of Flower's generator, which takes 32 bits of a seed -----------

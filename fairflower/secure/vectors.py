@@ -105,14 +105,6 @@ def scale_of(received: NDArray[Any]) -> float:
     return max(1.0, float(np.abs(received[np.isfinite(received)]).max(initial=0)))
 
 
-def _update(sent: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float64]:
-    """Return sent - before, computed exactly for integers; 0 where both are infinite or NaN."""
-    if before.dtype.kind != "f":
-        return np.asarray(sent.astype(object) - before, np.float64)
-    still = ~(np.isfinite(before) | np.isfinite(sent))
-    return np.where(still, 0, sent).astype(np.float64) - np.where(still, 0, before)
-
-
 def encode(
     received: Arrays,
     sent: Arrays,
@@ -135,7 +127,11 @@ def encode(
                 f"the trained array {name!r} has shape {sent[name].shape}, the received array "
                 f"{before.shape}"
             )
-        update = _update(sent[name], before)
+        if before.dtype.kind != "f":
+            update = np.asarray(sent[name].astype(object) - before, np.float64)  # exact
+        else:  # 0 where both are infinite or NaN
+            still = ~(np.isfinite(before) | np.isfinite(sent[name]))
+            update = np.where(still, 0, sent[name]).astype(np.float64) - np.where(still, 0, before)
         largest, scale = float(np.abs(update).max(initial=0)), scale_of(before)
         if not largest <= CLIPPING * scale:  # also true for NaN
             raise ValueError(

@@ -80,10 +80,15 @@ class FedGA(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> Vector:
         clients, equal = cohort.client_ids, np.ones(len(cohort))
-        gap = self._gaps(cohort)
+        trained = np.array([self.trained.get(client, np.nan) for client in clients])
+        gap = cohort.metrics["received_loss"] - trained
+        known = np.isfinite(gap)  # a new client gets the mean gap, 0
+        gap = np.where(known, gap - gap[known].mean() if known.any() else 0.0, 0.0)
         w = current_weights(self.w, clients, equal)
         if gap.any():
-            w = np.maximum(w + self._step(cohort) / len(cohort) * gap / np.abs(gap).max(), 0)
+            done = (cohort.server_round - 1) / self.rounds if self.rounds else 0.0
+            step = self.step * max(1 - done, 0.0)
+            w = np.maximum(w + step / len(cohort) * gap / np.abs(gap).max(), 0)
             w /= w.sum()
         store_weights(self.w, clients, equal, w)
         self.note_trained(cohort)
@@ -94,14 +99,3 @@ class FedGA(FairStrategy):
         losses = cohort.metrics.get("trained_loss")
         if losses is not None:  # under secure aggregation `weigh` does not know them yet
             self.trained.update(zip(cohort.client_ids, losses.tolist(), strict=True))
-
-    def _gaps(self, cohort: Cohort) -> Vector:
-        """Return G, shape (K,), with mean 0; 0 for a new client."""
-        trained = np.array([self.trained.get(client, np.nan) for client in cohort.client_ids])
-        gap = cohort.metrics["received_loss"] - trained
-        known = np.isfinite(gap)
-        return np.where(known, gap - gap[known].mean() if known.any() else 0.0, 0.0)
-
-    def _step(self, cohort: Cohort) -> float:
-        done = (cohort.server_round - 1) / self.rounds if self.rounds else 0.0
-        return self.step * max(1 - done, 0.0)

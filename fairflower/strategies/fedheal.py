@@ -115,7 +115,12 @@ class FedHEAL(FairStrategy):
         self.diagnostics.update(weights=weights, distance=distances)
         if self.tau is None:
             return cohort.average(weights)
-        return cohort.average(weights, lambda block, k: _at(kept[k], block))
+
+        def mask_of(block: Block, k: int) -> Mask | None:
+            mask = kept[k].get(block.name)  # None: the array has no mask
+            return None if mask is None else mask[block.part]
+
+        return cohort.average(weights, mask_of)
 
     def _harmonize(self, cohort: Cohort) -> tuple[list[Masks], Vector]:
         """FPHL: return the masks [c >= tau] of the K clients, and their distances d, shape (K,)."""
@@ -227,9 +232,3 @@ class FedHEAL(FairStrategy):
             elif self.variant != "released":
                 self.p[client] *= examples / self.examples[client]
             self.examples[client] = examples
-
-
-def _at(masks: Masks, block: Block) -> Mask | None:
-    """Return the part of the mask that belongs to a block; None if the array has no mask."""
-    mask = masks.get(block.name)
-    return None if mask is None else mask[block.part]

@@ -83,12 +83,12 @@ class FedISM(FairStrategy):
         self.w: dict[int, float] = {}  # client -> weight; they sum to 1
 
     def weigh(self, cohort: Cohort) -> Vector:
-        return self._average(cohort, np.maximum(cohort.metrics[self.measurements[0]], FLOOR))
-
-    def _average(self, cohort: Cohort, S: Vector) -> Vector:
-        """Return the weights w of Eq. 14 for positive S, shape (K,)."""
+        S = np.maximum(cohort.metrics[self.measurements[0]], FLOOR)
         self.diagnostics[self.measurements[0]] = S
-        wt = self._match(S)
+        if self.variant == "released":
+            S = S / S.sum() + FLOOR
+        wt = (S / S.max()) ** self.q  # the maximum avoids overflow
+        wt = wt / wt.sum()
         known = np.array([client in self.w for client in cohort.client_ids])
         held = np.array([self.w.get(client, 0.0) for client in cohort.client_ids])
         mass, share = held.sum(), wt[known].sum()
@@ -101,10 +101,3 @@ class FedISM(FairStrategy):
         total = sum(self.w.values())  # grows with every new client
         self.w = {client: held / total for client, held in self.w.items()}
         return np.asarray(w / w.sum())
-
-    def _match(self, S: Vector) -> Vector:
-        """Return wt of Eq. 13, shape (K,); S is divided by its maximum to avoid overflow."""
-        if self.variant == "released":
-            S = S / S.sum() + FLOOR
-        power = (S / S.max()) ** self.q
-        return np.asarray(power / power.sum())

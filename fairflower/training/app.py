@@ -21,6 +21,7 @@ from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
 from fairflower.training.device import float64_on
+from fairflower.training.gradients import predicted
 from fairflower.training.measurements import measure_received, requested, train_and_measure
 from fairflower.training.modes import flushed_denormals
 from fairflower.training.trainer import Trainer, round_of
@@ -116,13 +117,12 @@ def user_test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str
             tensor.copy_(initial[name])
         examples = trainer.test_examples.eval_batches(trainer.eval_batch_size)
         batches = [(trainer.model(x).to(wide).cpu(), y.cpu()) for x, y in examples]
-    logits, labels = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
-    counts: list[int] = []
+    logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    y, counts = labels.numpy(), list[int]()
     if groups is not None:
-        predicted = logits.argmax(axis=1)
-        table = counts_by_group(labels, predicted, groups, trainer.data.num_groups)
+        table = counts_by_group(y, predicted(logits).numpy(), groups, trainer.data.num_groups)
         counts = table.ravel().tolist()
-    return *compute_metrics(trainer.user_metrics, logits, labels), counts
+    return *compute_metrics(trainer.user_metrics, logits.numpy(), y), counts
 
 
 def make_client_app(

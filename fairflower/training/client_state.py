@@ -49,7 +49,7 @@ def load_state(
     """
     trainer.state = {}
     folder = _folder(trainer, config)
-    merged = _last_merged_round(config)
+    merged = float(config.get("merged-round", math.inf))
     if folder is not None:  # otherwise there is no earlier state
         before = min(before, merged + 1)
     elif math.isfinite(merged):  # a strategy that is started again counts rounds from 1 again
@@ -92,7 +92,8 @@ def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) ->
     facts = {"round": now, "client": trainer.client_id}
     write_arrays(folder / f"round-{now:06}.safetensors", flat, facts)
     checkpoints, files = config.get("checkpoint-rounds", ()), _files(folder)
-    for old in files.keys() - rounds_to_keep(files, now, checkpoints, _last_merged_round(config)):
+    merged = float(config.get("merged-round", math.inf))
+    for old in files.keys() - rounds_to_keep(files, now, checkpoints, merged):
         with suppress(PermissionError):  # Windows, if another process reads it: retried next round
             files[old].unlink(missing_ok=True)
     _delete_old_states(folder.parent)
@@ -120,11 +121,6 @@ def rounds_to_keep(
     candidates = ([r for r in known if r <= c] for c in (last, *checkpoints))
     # Later rounds exist if the reply of round ``now`` was late.
     return {max(older) for older in candidates if older} | {r for r in rounds if r >= now}
-
-
-def _last_merged_round(config: Mapping[str, Any]) -> float:
-    """Return the last round in which the server merged this client; infinity if unknown."""
-    return float(config.get("merged-round", math.inf))
 
 
 def _run_id(config: Mapping[str, Any]) -> str:

@@ -156,30 +156,25 @@ def checked_count(n: int) -> int:
 
 
 def batches_of(model: nn.Module, data: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches on the model's device."""
+    """Yield batches on the model's device; raise ``TypeError`` for other kinds of batches."""
     device = next(model.parameters()).device
     for batch in data.eval_batches(_BATCH_SIZE) if isinstance(data, Examples) else data:
-        x, y = _pair(batch)
+        pair = batch
+        if isinstance(batch, Mapping):
+            pair = [batch[name] for names in (INPUTS, LABELS) for name in names if name in batch]
+        if not (isinstance(pair, Sequence) and [*map(torch.is_tensor, pair)] == [True, True]):
+            content = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise TypeError(
+                f"A batch is {content}: expected tensors (x, y), or a dict with x "
+                f"({', '.join(INPUTS)}) and y ({', '.join(LABELS)})."
+            )
+        x, y = pair
         if y.ndim != 1 or y.is_floating_point():
             raise ValueError(
                 f"A batch has labels of shape {tuple(y.shape)} and type {y.dtype}: expected class "
                 "numbers [B], integers."
             )
         yield x.to(device), y.to(device)
-
-
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of a batch; raise ``TypeError`` for other kinds of batches."""
-    pair = batch
-    if isinstance(batch, Mapping):
-        pair = [batch[name] for names in (INPUTS, LABELS) for name in names if name in batch]
-    if isinstance(pair, Sequence) and len(pair) == 2 and all(map(torch.is_tensor, pair)):
-        return pair[0], pair[1]
-    content = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-    raise TypeError(
-        f"A batch is {content}: expected tensors (x, y), or a dict with x ({', '.join(INPUTS)}) "
-        f"and y ({', '.join(LABELS)})."
-    )
 
 
 def gradients_of(
