@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
@@ -30,6 +29,7 @@ from fairflower.server.history import ADAPTED, ALL, LEVELS, OVERALL, WORST_CLIEN
 from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on, out_of_memory
+from fairflower.training.gradients import cross_entropy, predicted
 from fairflower.training.modes import layers_with_statistics, target_statistics
 
 
@@ -173,7 +173,7 @@ class CentralizedEvaluator:
             ((x, y),) = images.eval_batches(self.batch_size)
             try:
                 logits = self.model(x)
-                loss = F.cross_entropy(logits, y, reduction="sum")
+                loss = cross_entropy(logits, y)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -182,7 +182,7 @@ class CentralizedEvaluator:
                     f"{tuple(x.shape)} failed with {failure_text(error)}. Correct the network."
                 ) from error
             wanted = logits if self.auc or self.metrics else logits[:, :0]
-            results = (y, logits.argmax(1), wanted.to(float64_on(wanted.device)))
+            results = (y, predicted(logits), wanted.to(float64_on(wanted.device)))
             return loss.item(), *(values.numpy(force=True) for values in results)  # type: ignore[return-value]
 
 
