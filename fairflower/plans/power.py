@@ -13,8 +13,7 @@ from fairflower.config.run import execution_keys
 from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import Plan
 from fairflower.report import Run
-from fairflower.report.contrasts import paired_differences
-from fairflower.report.measures import fairness
+from fairflower.report.contrasts import fairness, paired_differences
 from fairflower.report.methods import group_runs
 from fairflower.statistics import LEVEL, detectable, needed, needed_for_equivalence
 

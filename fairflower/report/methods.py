@@ -26,7 +26,6 @@ from fairflower.config.text import is_argument, key_to_argument
 from fairflower.numerics import Vector
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.reading import Run
-from fairflower.report.text import untested
 from fairflower.server.history import WINDOW
 from fairflower.statistics import MeanStd
 
@@ -479,7 +478,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
         if run.reach < furthest:
             left_out.append((run, f"other seeds reached round {furthest}"))
         elif some_whole and not run.fully_tested():
-            lacks = untested(run.domains, run.rounds, run.accuracy)
+            lacks = run.untested(run.domains)
             left_out.append(
                 (run, f"{lacks}, but other runs of the method were tested on all domains")
             )

@@ -19,6 +19,8 @@ from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD, Summary
 from fairflower.numerics.scores import ACCURACY
+from fairflower.report.cells import format_number
+from fairflower.report.contrasts import fairness
 from fairflower.report.figures import canvas, diagnostics
 from fairflower.report.figures.canvas import (
     FigureDraft,
@@ -30,7 +32,6 @@ from fairflower.report.figures.canvas import (
     panels,
     slug,
 )
-from fairflower.report.measures import fairness
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
@@ -42,7 +43,6 @@ from fairflower.report.methods import (
     sweeps,
 )
 from fairflower.report.reading import Run
-from fairflower.report.text import format_number
 from fairflower.report.tuning import SHOWN, Tuned
 
 _ZOOM = "Right: the second half of the rounds, enlarged."
