@@ -215,17 +215,25 @@ def of_clients(methods: Sequence[Method]) -> Callable[[Run], Vector]:
     return of_domains
 
 
-def summarized(row: Summary, domains: Sequence[str]) -> Callable[[Vector], float]:
-    """Return a function that computes a summary of fractions, in the summary's unit.
+def over(
+    row: Summary,
+    comparison: Comparison,
+    *,
+    domains: Callable[[Run], Vector] = Run.final,
+    clients: Callable[[Run], Vector] | None = None,
+) -> Callable[[Method], MeanStd]:
+    """Return a function of a method: its summary of the values of ``domains`` or of ``clients``.
 
-    The function returns NaN if the summary compares domains but only one domain was tested.
+    It is NaN if the summary compares domains but only one domain was tested.
     """
 
     def value(values: Vector) -> float:
-        single = row.compares and len(values) < 2 <= len(domains)
+        single = row.compares and len(values) < 2 <= len(comparison.domains)
         return math.nan if single else row.shown(row(values))
 
-    return value
+    if clients is None:
+        return lambda method: method.over_domains(domains, value)
+    return lambda method: method.over_seeds(lambda run: value(clients(run)))
 
 
 # --- contrasts ------------------------------------------------------------------------

@@ -14,16 +14,7 @@ import numpy as np
 
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
-from fairflower.numerics.metrics import (
-    AVG,
-    GAP,
-    MIN,
-    STD,
-    STD0,
-    SUMMARIES,
-    Summary,
-    average_and_worst,
-)
+from fairflower.numerics.metrics import AVG, GAP, MIN, STD, STD0, SUMMARIES, average_and_worst
 from fairflower.numerics.scores import ACCURACY, AUC, Score
 from fairflower.report.cells import (
     DASH,
@@ -50,8 +41,8 @@ from fairflower.report.contrasts import (
     Measure,
     of_clients,
     of_people,
+    over,
     pairs_text,
-    summarized,
 )
 from fairflower.report.methods import Comparison, Method, differing, largest_grid, mean_of_last
 from fairflower.report.notes import machine_line, model_line, model_sizes, tests_line
@@ -214,20 +205,6 @@ def columns(
             for row in (average, STD, STD0, worst, GAP)
         ),
     ]
-
-
-def over(
-    row: Summary,
-    comparison: Comparison,
-    *,
-    domains: Callable[[Run], Vector] = Run.final,
-    clients: Callable[[Run], Vector] | None = None,
-) -> Callable[[Method], MeanStd]:
-    """Return a method's summary over ``domains``, or over ``clients``, whose values are given."""
-    value = summarized(row, comparison.domains)
-    if clients is None:
-        return lambda method: method.over_domains(domains, value)
-    return lambda method: method.over_seeds(lambda run: value(clients(run)))
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
