@@ -145,7 +145,7 @@ def _by_domain(comparison: Comparison, score: Score, methods: Sequence[Method]) 
     """Return the measure for a score: the mean over the last rounds by domain, average and gap."""
 
     def value(run: Run, of: Callable[[Vector], float]) -> float:
-        scores = run.final_scores(score.name).mean(axis=0)
+        scores = run.scores[score.name][run.last()].mean(axis=0)
         return float(of(scores)) if np.isfinite(scores).all() else math.nan
 
     rows: list[tuple[str, int, float, Callable[[Vector], float]]] = [

@@ -172,7 +172,9 @@ def read_cluster_history(
     rows: list[Vector] = []
     for record in diagnostics:
         present = record.get("client_ids", [])
-        vectors = [_vector(record.get(name), len(present)) for name in (IDS, *MAP)]
+        recorded = [as_float_array(record.get(name)) for name in (IDS, *MAP)]
+        unknown = np.full(len(present), np.nan)
+        vectors = [v if v is not None and v.shape == unknown.shape else unknown for v in recorded]
         if not present or not np.isfinite(vectors[0]).all() or not set(present) <= set(column):
             continue
         row = np.full((len(column), 1 + len(MAP)), np.nan)
@@ -188,12 +190,6 @@ def read_cluster_history(
 
 #: Larger numbers, which a float32 cannot represent, would overflow in sums and axes.
 _LARGEST = 1e100
-
-
-def _vector(value: object, length: int) -> Vector:
-    """Return one number per client. Values that are not numbers become NaN."""
-    vector = as_float_array(value)
-    return vector if vector is not None and vector.shape == (length,) else np.full(length, np.nan)
 
 
 def as_float_array(value: Any) -> Vector | None:
@@ -407,10 +403,6 @@ class Run(AccuracyHistory):
     def attribute(self) -> str:
         """The sensitive attribute for group fairness; empty if there are no groups of people."""
         return str(self.config.get("data.groups", "")) if self.group_metrics else ""
-
-    def final_scores(self, score: str) -> Vector:
-        """Return the values of a score in the `last` rounds, [rounds, D]."""
-        return self.scores[score][self.last()]
 
 
 def model_file(run: Run) -> Path:

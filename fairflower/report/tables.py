@@ -106,7 +106,7 @@ def quality_table(comparison: Comparison) -> Table:
 
     def of(score: Score, d: int) -> Callable[[Method], MeanStd]:
         def values(run: Run) -> Vector:
-            by_domain = score.shown(run.final_scores(score.name))
+            by_domain = score.shown(run.scores[score.name][run.last()])
             return np.column_stack([by_domain, by_domain.mean(axis=1)])[:, d]
 
         return lambda method: method.over_rounds(values)
