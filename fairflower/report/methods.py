@@ -223,6 +223,11 @@ class Comparison:
     score: Score = ACCURACY
 
     @property
+    def heading(self) -> str:
+        """The name of the primary score, as a sentence begins with it."""
+        return self.score.phrase[:1].upper() + self.score.phrase[1:]
+
+    @property
     def runs(self) -> list[tuple[Method, Run]]:
         """All runs, each with its method, including runs that are left out."""
         return [

@@ -88,7 +88,7 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
             "AdaBN: with BatchNorm statistics estimated from the domain's unlabeled test examples. "
         )
     return metric_table(
-        f"{name.capitalize()} per domain, {comparison.span(window)}",
+        f"{comparison.heading} per domain, {comparison.span(window)}",
         f"{comparison.examples.capitalize()} {name} in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
         f"{held_out}{how_to_read(comparison)}",
         [*columns(comparison, window=window), *held_out_columns(comparison, window)],
@@ -317,7 +317,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
         title = f"Fairness between groups by {attribute}"
         groups = comparison.groups(methods)
         known = (run.info.get("classes") for method in methods for run in method.runs)
-        positive = ", ".join(sorted({f" ({classes[1]})" for classes in known if classes}))
+        positive = ", ".join(sorted({f"({classes[1]})" for classes in known if classes}))
         for place, who, words in (
             (0, "all people", "From the sums of counts over all clients"),
             (
@@ -330,7 +330,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
                 f"{title}, {who}, {span}",
                 f"{words}, times 100. diff.: largest difference between two groups' rates (0: "
                 "equal); ratio: smallest rate divided by largest (100: equal). Parity: rates of "
-                f"positive predictions{positive}; opportunity: true positive "
+                f"positive predictions{positive and ' '}{positive}; opportunity: true positive "
                 f"rates; odds: true and false positive rates. {how_to_read(comparison)}",
                 [column(m.title, of_people(m.name, place), m, UNDEFINED) for m in METRICS],
                 groups,
