@@ -33,13 +33,11 @@ from fairflower.paths import run_folders
 from fairflower.plans.execution import run_comparison
 from fairflower.plans.plan import Plan
 from fairflower.report import Run, read_run, write_summary
-from fairflower.report.contrasts import judge_family, paired_differences
-from fairflower.report.measures import Measure, Metric
+from fairflower.report.cells import Cell, Group, Row, Table, format_number, judged_cell
+from fairflower.report.contrasts import Measure, Metric, judge_family, paired_differences
 from fairflower.report.methods import Method, federated
 from fairflower.report.pages import generated_markdown, markdown_board, replace_generated_block
 from fairflower.report.summary import read_summary
-from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
-from fairflower.report.text import format_number
 from fairflower.statistics import Difference
 
 HERE = Path(__file__).parent

@@ -153,7 +153,7 @@ class Tables:
     def __init__(self, runs: Sequence[Run]) -> None:
         chapters = analyze(runs).chapters
         self.all = [table for chapter in chapters for table in chapter.all_tables]
-        sentences = [str(v) for c in chapters for s in c.sections for v in s.verdicts]
+        sentences = [str(v) for c in chapters for said in c.verdicts.values() for v in said]
         notes = [note for c in chapters for note in c.notes]
         lines = [line for t in self.all for line in (t.title, t.caption, *t.footers)]
         lines += [group.heading for t in self.all for group in t.groups]

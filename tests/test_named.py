@@ -32,7 +32,7 @@ from fairflower.plans.plan import Plan
 from fairflower.registry import ADAPTERS, MODELS, STRATEGIES
 from fairflower.report import read_run
 from fairflower.report.methods import group_runs, sweeps
-from fairflower.report.tables.notes import run_notes
+from fairflower.report.notes import run_notes
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
 

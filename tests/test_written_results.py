@@ -26,11 +26,10 @@ from experiments.leaderboard.stages import Stages
 from experiments.leaderboard.tables import summary as counted
 from fairflower.numerics.metrics import MIN, STD0, WORST_HALF, Summary
 from fairflower.report.analysis import analyze
-from fairflower.report.contrasts import PLAIN_TITLE, Contrast, signed
-from fairflower.report.measures import Measure, Metric
+from fairflower.report.cells import format_number
+from fairflower.report.contrasts import PLAIN_TITLE, Contrast, Measure, Metric, signed
 from fairflower.report.pages import GENERATED, generated_markdown
 from fairflower.report.summary import read_summary
-from fairflower.report.text import format_number
 from fairflower.statistics import Difference, MeanStd, holm, judged_as_family
 from fairflower.statistics import differences as paired_differences
 

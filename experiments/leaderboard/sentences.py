@@ -10,14 +10,8 @@ from itertools import chain
 from experiments.leaderboard.analysis import Findings
 from experiments.leaderboard.benchmarks import ranks
 from experiments.leaderboard.design import Benchmark, Sweep
-from fairflower.config.text import counted
-from fairflower.report.text import (
-    FEW_PAIRS,
-    format_interval,
-    format_number,
-    join_words,
-    within_range,
-)
+from fairflower.config.text import counted, join_words
+from fairflower.report.cells import FEW_PAIRS, format_interval, format_number, within_range
 from fairflower.statistics import LEVEL, MIN_PAIRS, Difference
 
 #: Pairs for question 2 of the protocol: a method, and the same method without its local training.

@@ -17,8 +17,17 @@ from experiments.leaderboard.sentences import (
     largest_detectable,
     unchanged_by_reference,
 )
-from fairflower.report.tables.cells import MARKS, Cell, Group, Row, Table
-from fairflower.report.text import DASH, format_number, format_std, join_words
+from fairflower.config.text import join_words
+from fairflower.report.cells import (
+    DASH,
+    MARKS,
+    Cell,
+    Group,
+    Row,
+    Table,
+    format_number,
+    format_std,
+)
 from fairflower.statistics import Difference, MeanStd
 
 #: One-sided tests reject more than a two-sided interval shows.

@@ -102,8 +102,8 @@ class Results(Sequence["Result"]):
         return [
             str(verdict)
             for chapter in self._analysis.chapters
-            for section in chapter.sections
-            for verdict in section.verdicts
+            for said in chapter.verdicts.values()
+            for verdict in said
         ]
 
     def plot(self, figure: str = "average") -> Figure:
@@ -156,7 +156,7 @@ class Results(Sequence["Result"]):
         """Return the accuracy table, verdicts and notes for each set of domains as HTML."""
         parts = [_STYLE]
         for chapter in self._analysis.chapters:
-            said = [str(v) for section in chapter.sections[:1] for v in section.verdicts]
+            said = [str(verdict) for verdict in chapter.verdicts[""]]
             lines = "".join(f"<li>{escape(line)}</li>" for line in (*said, *chapter.notes))
             parts += [html_table(chapter.tables[0]), f"<ul>{lines}</ul>"]
         return f'<div class="fairflower">{"".join(parts)}</div>'

@@ -238,7 +238,7 @@ def plan_of(
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
     """Print which differences a plan can detect, given the spread in the ``pilot`` runs."""
     from fairflower.plans import power
-    from fairflower.report.text import within_range
+    from fairflower.report.cells import within_range
     from fairflower.statistics import MIN_PAIRS
 
     methods = power.comparisons_of(plan)

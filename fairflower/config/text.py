@@ -7,7 +7,7 @@ import json
 import keyword
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, time
 from pathlib import Path
@@ -232,3 +232,12 @@ def counted(number: int, noun: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def join_words(parts: Sequence[str]) -> str:
+    """Join words with commas and "and".
+
+    >>> join_words(["a"]), join_words(["a", "b"]), join_words(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)

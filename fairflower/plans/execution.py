@@ -34,7 +34,6 @@ from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
 from fairflower.plans.plan import Plan, run_title
 from fairflower.registry import MODEL_OF
-from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.server.privacy import planned, together
 from fairflower.trackers import check_tracker
@@ -153,7 +152,7 @@ def _overlap(plan: Plan) -> str:
     """Return a line about the examples that two federations of a plan share, or "" for one."""
     from fairflower.data import prepare
     from fairflower.data.cache import shared_examples
-    from fairflower.report.tables.notes import SAME
+    from fairflower.report.notes import SAME
 
     first = plan.runs[0].data
     others = (run.data for run in plan.runs if replace(run.data, seed=first.seed) == first)
@@ -202,7 +201,7 @@ def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
         console.print(f"{planned - len(left.runs)} of {planned} runs are already completed.")
     if count := plan.update_tuned(earlier):
         console.print(f"The setting tuned has been changed in {counted(count, 'run folder')}.")
-    plan = left.resuming(resumable_configs(folder))
+    plan = left.resuming(folder)
     if count := sum(bool(config.resume) for config in plan.runs):
         console.print(f"{count} of {planned} runs will be resumed.")
     return plan

@@ -39,7 +39,6 @@ from fairflower.errors import (
 from fairflower.machine import HANGUP
 from fairflower.plans.devices import without_main
 from fairflower.plans.plan import Plan, run_key, run_title
-from fairflower.server.checkpoint import resumable_configs
 from fairflower.server.folder import runs_home
 from fairflower.server.progress import counting_bar, round_line
 from fairflower.server.session import Session
@@ -176,7 +175,7 @@ class _Runs:
             self._folders.append(completed[-1])
             self.over += 1
             return []
-        return Plan([config]).resuming(resumable_configs(home)).runs
+        return Plan([config]).resuming(home).runs
 
     def _print(self, color: str, title: str, text: str) -> None:
         line = f"[{color}]{escape(title)}[/] {escape(text)}"

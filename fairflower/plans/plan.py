@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
@@ -17,7 +18,12 @@ from fairflower.config.text import argument_to_key, counted, is_argument, key_to
 from fairflower.errors import USER_ERRORS, ConfigError
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
-from fairflower.server.checkpoint import check_same_examples, check_same_parts, with_absolute_paths
+from fairflower.server.checkpoint import (
+    check_same_examples,
+    check_same_parts,
+    resumable_configs,
+    with_absolute_paths,
+)
 from fairflower.server.folder import rewrite_config, runs_home
 
 if TYPE_CHECKING:  # slow to import
@@ -62,9 +68,7 @@ def grid_configs(
 
 
 def single_run_config(
-    flat: Mapping[str, Any],
-    chosen: Iterable[MethodSpec],
-    overrides: Mapping[str, Any],
+    flat: Mapping[str, Any], chosen: Iterable[MethodSpec], overrides: Mapping[str, Any]
 ) -> RunConfig:
     """Return a run's config: ``flat`` with the chosen methods, overridden by ``overrides``.
 
@@ -136,9 +140,7 @@ def _distinct(numbers: list[int], given: str, example: str) -> list[int]:
 
 
 def replicates(
-    federations: str | Iterable[int] | None,
-    seeds: str | Iterable[int] | None,
-    dashes: str = "--",
+    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None, dashes: str = "--"
 ) -> tuple[list[int], bool]:
     """Return the numbers of federations or seeds, and whether they are federations.
 
@@ -307,16 +309,14 @@ class Plan:
                 changed += 1
         return changed
 
-    def resuming(self, unfinished: Iterable[RunConfig]) -> Plan:
-        """Return the plan with ``resume`` set for each run that has an unfinished run folder.
+    def resuming(self, folder: Path) -> Plan:
+        """Return the plan with ``resume`` set for each run that ``folder`` has unfinished.
 
-        ``unfinished`` are configs that have ``resume``; if several match a run, the last is used.
+        If several run folders match a run, the last is used.
         """
-        folders = {run_key(config.to_flat()): config.resume for config in unfinished}
-        keys = [run_key(config.to_flat()) for config in self.runs]
-        resumed = [folders.get(key, "") for key in keys]
-        pairs = zip(self.runs, resumed, strict=True)
-        return Plan([dataclasses.replace(config, resume=folder) for config, folder in pairs])
+        folders = {run_key(config.to_flat()): config.resume for config in resumable_configs(folder)}
+        resumed = ((config, folders.get(run_key(config.to_flat()), "")) for config in self.runs)
+        return Plan([dataclasses.replace(config, resume=resume) for config, resume in resumed])
 
 
 def run_title(config: RunConfig) -> str:

@@ -13,8 +13,7 @@ from fairflower.config.run import execution_keys
 from fairflower.errors import ConfigError, quoted
 from fairflower.plans.plan import Plan
 from fairflower.report import Run
-from fairflower.report.contrasts import paired_differences
-from fairflower.report.measures import fairness
+from fairflower.report.contrasts import fairness, paired_differences
 from fairflower.report.methods import group_runs
 from fairflower.statistics import LEVEL, detectable, needed, needed_for_equivalence
 
@@ -52,8 +51,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
 
     Raises ``ConfigError`` if no method shares two federations or seeds with uniform weights.
     """
-    by_unit: dict[str, dict[str, list[float]]] = {}
-    margins: dict[str, float] = {}
+    by_unit: dict[str, dict[tuple[str, float], list[float]]] = {}
     for comparison in group_runs(runs):
         group = fairness(comparison)
         for method in comparison.methods:
@@ -63,8 +61,8 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
                 continue
             variances = by_unit.setdefault(method.unit, {})
             for metric, values in zip(group.metrics, pairs.values, strict=True):
-                variances.setdefault(metric.name, []).append(float(np.var(values, ddof=1)))
-                margins[metric.name] = metric.margin
+                key = metric.name, metric.margin
+                variances.setdefault(key, []).append(float(np.var(values, ddof=1)))
     if not by_unit:
         raise ConfigError(
             "The spread cannot be estimated from the earlier runs, because no method shares two "
@@ -73,8 +71,8 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
     # Seeds of one federation lack what varies between federations.
     unit = "federation" if "federation" in by_unit else min(by_unit)
     return [
-        Spread(name, math.sqrt(np.mean(squares)), margins[name], len(squares), unit)
-        for name, squares in by_unit[unit].items()
+        Spread(name, math.sqrt(np.mean(squares)), margin, len(squares), unit)
+        for (name, margin), squares in by_unit[unit].items()
     ]
 
 

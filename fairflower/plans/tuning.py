@@ -32,7 +32,7 @@ from fairflower.report import read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
-from fairflower.server.checkpoint import check_same_examples, check_same_parts, resumable_configs
+from fairflower.server.checkpoint import check_same_examples, check_same_parts
 from fairflower.server.contents import divergence, read_config, read_facts
 
 
@@ -226,7 +226,7 @@ class MethodStudy:
         plan = Plan([c for c in self._planned_tests() if run_key(c.to_flat()) not in lost])
         left = plan.without(made)
         plan.update_tuned(made)  # an earlier choice may have had the same values by default
-        return left.resuming(resumable_configs(self.folder / "runs")).runs
+        return left.resuming(self.folder / "runs").runs
 
     def _planned_tests(self) -> Iterator[RunConfig]:
         """Yield all planned tests."""

@@ -6,9 +6,9 @@
 
 ``reading`` reads run folders, and ``summary`` reads and writes a small file about many runs.
 ``methods`` groups runs that differ only in the seed into methods, and finds grids and sweeps among
-them. ``contrasts`` compares methods by ``measures``, and gives verdicts in words.
-``tables`` contains the numbers and notes, and ``figures`` the plots. ``pages`` arranges all of them
-for the terminal, Markdown, LaTeX and the HTML page.
+them. ``contrasts`` compares methods, and gives verdicts in words. ``tables`` and ``notes`` contain
+the numbers and what to know of them, ``cells`` what a table is, and ``figures`` the plots.
+``pages`` arranges all of them for the terminal, Markdown, LaTeX and the HTML page.
 """
 
 from fairflower.errors import RunFolderError

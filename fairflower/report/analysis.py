@@ -10,18 +10,18 @@ part is computed when it is first used, and then cached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.report.contrasts import Contrasts, Section, contrasts_of, verdict_legend, verdicts
+from fairflower.report.cells import Table
+from fairflower.report.contrasts import Contrasts, Verdict, contrasts_of, verdict_legend, verdicts
 from fairflower.report.methods import Comparison, group_runs
+from fairflower.report.notes import notes
 from fairflower.report.reading import Run
-from fairflower.report.tables.accuracy import accuracy_tables, fairness_tables, held_out_tables
-from fairflower.report.tables.cells import Table
-from fairflower.report.tables.notes import notes
+from fairflower.report.tables import accuracy_tables, fairness_tables, held_out_tables
 from fairflower.report.tuning import Tuned, tuning_tables
 
 
@@ -63,8 +63,8 @@ class Chapter:
         return [*self.tables, *self.fairness_tables]
 
     @cached_property
-    def sections(self) -> list[Section]:
-        """The verdicts."""
+    def verdicts(self) -> Mapping[str, Sequence[Verdict]]:
+        """The verdicts, by title."""
         return verdicts(self.comparison, self.contrasts)
 
     @cached_property

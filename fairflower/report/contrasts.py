@@ -14,23 +14,31 @@ is worse. It is *equivalent* if both differences are shown to be within a margin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
+from fairflower.config.text import join_words
+from fairflower.numerics import Vector
+from fairflower.numerics.group_fairness import DIFFERENCES
+from fairflower.numerics.metrics import AVG, GAP, STD, STD0, Summary, average_and_worst
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.registry import PLAIN_CLIENTS
-from fairflower.report.measures import Measure, Metric, measures
+from fairflower.report.cells import format_number, format_std, within_range
 from fairflower.report.methods import BASELINES, Comparison, Method, client_strategy_grids, sweeps
-from fairflower.report.reading import Run
-from fairflower.report.text import format_number, format_std, join_words, within_range
+from fairflower.report.reading import SCORES, Run
 from fairflower.statistics import (
     MIN_PAIRS,
     Difference,
     MeanStd,
     differences,
+    example_worth,
     judged_as_family,
     redrawn,
 )
@@ -42,6 +50,193 @@ TOO_FEW = f"too few pairs for a verdict ({MIN_PAIRS} needed)"
 UNDECIDED = "undecided"
 
 TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
+
+SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
+
+
+# --- measures -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Score):
+    """A score of a whole run, by which methods are compared; its name is that in sentences."""
+
+    of: Callable[[Run], float]
+    #: Whether the metric has an influence on verdicts.
+    judged: bool = True
+    #: Gradient with respect to the domains' accuracies, None if unknown.
+    gradient: Callable[[Vector], Vector] | None = None
+
+    def value(self, run: Run) -> float:
+        """Return the metric of a run, in its unit."""
+        return self.shown(self.of(run))
+
+    def example_worth(self, run: Run) -> float:
+        """Return the metric's `example_worth`, in points; 0 if it is unknown."""
+        sizes = np.array(run.sizes, dtype=np.float64)
+        accuracy = run.final()
+        if self.gradient is None or sizes.shape != accuracy.shape or not (sizes > 0).all():
+            return 0.0
+        return example_worth(self.shown(self.gradient(accuracy)), sizes)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Metrics that are judged together."""
+
+    name: str  # for example "accuracy over domains"
+    metrics: Sequence[Metric]
+    methods: Sequence[Method]  # those that have these metrics
+    #: Adjectives for a better and for a worse method.
+    words: tuple[str, str] = ("fairer", "less fair")
+
+    def __getitem__(self, title: str) -> Metric:
+        """Return the metric with this title."""
+        return next(metric for metric in self.metrics if metric.title == title)
+
+
+def measures(comparison: Comparison) -> list[Measure]:
+    """Return a comparison's measures: fairness over domains, then measures that runs recorded."""
+    found = [fairness(comparison)]
+    rated = comparison.rated()
+    for score in SCORES.values():
+        if scored := [m for m in rated if all(score.name in run.scores for run in m.runs)]:
+            found.append(_by_domain(comparison, score, scored))
+    found += [_over_domains(comparison, *of_user) for of_user in comparison.user_scores()]
+    for attribute, methods in comparison.attributes():
+        found += [_between_groups(attribute, methods, place) for place in (0, 1)]
+    typed = comparison.typed()
+    return [*found, _over_clients(typed)] if typed else found
+
+
+def fairness(comparison: Comparison) -> Measure:
+    """Return the fairness measure: worst domain, STD and the average, which is not judged."""
+    return _over_domains(comparison, comparison.score, comparison.methods)
+
+
+def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method]) -> Measure:
+    """Return the measure for a score over domains: worst value, STD and average."""
+
+    def value(run: Run, row: Summary) -> float:
+        tests = run.tests_by(score.name)
+        return row(tests.final()) if tests.fully_tested() else math.nan
+
+    average, worst = average_and_worst(score.better)
+    primary = score is comparison.score
+    metrics = [
+        Metric(
+            row.phrase if primary else f"{row.phrase} of {score.phrase}",
+            row.better,
+            score.unit,
+            score.low,
+            score.high,
+            row.margin * score.margin,
+            title=row.title if primary else f"{row.title} {score.title}",
+            of=partial(value, row=row),
+            judged=row is not average,
+            gradient=row.gradient if score is ACCURACY else None,  # a mean over examples
+        )
+        for row in (worst, STD, average)
+    ]
+    return Measure(f"{score.phrase} over domains", metrics, methods)
+
+
+def _by_domain(comparison: Comparison, score: Score, methods: Sequence[Method]) -> Measure:
+    """Return the measure for a score: the mean over the last rounds by domain, average and gap."""
+
+    def value(run: Run, of: Callable[[Vector], float]) -> float:
+        scores = run.scores[score.name][run.last()].mean(axis=0)
+        return float(of(scores)) if np.isfinite(scores).all() else math.nan
+
+    rows: list[tuple[str, int, float, Callable[[Vector], float]]] = [
+        (f"{domain} {score.title}", score.better, 2 * score.margin, itemgetter(d))
+        for d, domain in enumerate(comparison.domains)
+    ]
+    if len(rows) > 1:
+        rows += [
+            (f"{AVG.phrase} {score.title}", AVG.better, score.margin, AVG),
+            (f"{score.title} gap", GAP.better, GAP.margin, GAP),
+        ]
+    metrics = [
+        Metric(name, better, margin=margin, of=partial(value, of=of))
+        for name, better, margin, of in rows
+    ]
+    return Measure(score.phrase, metrics, methods, ("better", "worse"))
+
+
+def _between_groups(attribute: str, methods: Sequence[Method], place: int) -> Measure:
+    """Return the measure of differences between groups at a ``place``, if they are defined."""
+    where, whose = (", worst client", "worst client's ") if place else ("", "")
+    metrics = [
+        Metric(
+            f"{whose}{score.phrase}", score.better, title=score.title, margin=1.0 + place, of=value
+        )
+        for score in DIFFERENCES
+        for value in [of_people(score.name, place)]
+        if all(np.isfinite(value(run)) for method in methods for run in method.runs)
+    ]
+    name = f"fairness between groups by {attribute}{where}"
+    return Measure(name, metrics, methods if metrics else ())
+
+
+def _over_clients(methods: Sequence[Method]) -> Measure:
+    """Return FedGCR's measure: the average over clients, and the spread over types and clients."""
+    clients = of_clients(methods)
+    metrics = (
+        Metric("average over clients", title="Avg over clients", of=lambda run: AVG(clients(run))),
+        Metric(f"{SIGMA} type", STD0.better, of=lambda run: STD0(run.final())),
+        Metric(f"{SIGMA} client", STD0.better, of=lambda run: STD0(clients(run))),
+    )
+    return Measure("client types and clients", metrics, methods, ("better", "worse"))
+
+
+def of_people(metric: str, place: int) -> Callable[[Run], float]:
+    """Return a function that computes a run's metric of group fairness.
+
+    ``place`` is 0 for all people, 1 for the worst client, and 2 or more for the domains. The value
+    is the mean over the last tested rounds, or NaN if it is undefined.
+    """
+    return lambda run: float(run.group_metrics[metric].final()[place])
+
+
+def of_clients(methods: Sequence[Method]) -> Callable[[Run], Vector]:
+    """Return a function that returns the accuracy of each client of a run, [K].
+
+    It is the accuracy on the client's test data if all clients in all runs of the methods tested,
+    else that of its domain, without clients of an untested domain.
+    """
+    if all(run.all_clients_tested for method in methods for run in method.runs):
+        return lambda run: run.by_client.final()
+
+    def of_domains(run: Run) -> Vector:
+        values = run.final()[[run.domains.index(client.domain) for client in run.clients]]
+        return values[np.isfinite(values)]
+
+    return of_domains
+
+
+def over(
+    row: Summary,
+    comparison: Comparison,
+    *,
+    domains: Callable[[Run], Vector] = Run.final,
+    clients: Callable[[Run], Vector] | None = None,
+) -> Callable[[Method], MeanStd]:
+    """Return a function of a method: its summary of the values of ``domains`` or of ``clients``.
+
+    It is NaN if the summary compares domains but only one domain was tested.
+    """
+
+    def value(values: Vector) -> float:
+        single = row.compares and len(values) < 2 <= len(comparison.domains)
+        return math.nan if single else row.shown(row(values))
+
+    if clients is None:
+        return lambda method: method.over_domains(domains, value)
+    return lambda method: method.over_seeds(lambda run: value(clients(run)))
+
+
+# --- contrasts ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -297,19 +492,13 @@ class Verdict:
         return f"{': '.join(filter(None, (self.name, self.numbers, self.conclusion)))}."
 
 
-@dataclass(frozen=True)
-class Section:
-    """Verdicts on a measure in one kind of comparison.
+def verdicts(
+    comparison: Comparison, contrasts: Sequence[Contrasts]
+) -> dict[str, Sequence[Verdict]]:
+    """Return the sentences about all methods, by a title for each measure and kind of comparison.
 
-    ``title`` is empty for fairness over domains against the baselines.
+    The title is empty for fairness over domains against the baselines.
     """
-
-    title: str
-    verdicts: Sequence[Verdict]
-
-
-def verdicts(comparison: Comparison, contrasts: Sequence[Contrasts]) -> list[Section]:
-    """Return the sentences about all methods, for every measure and every comparison."""
     fair, *others = contrasts
     found = {
         "": [
@@ -327,7 +516,7 @@ def verdicts(comparison: Comparison, contrasts: Sequence[Contrasts]) -> list[Sec
         for one in contrasts:
             groups = one.further.get(title, one.by_strategy)
             found[f"{title}, {one.measure.name}"] = [v for group in groups for v in write(group)]
-    return [Section(title, _with_few_summed_up(said)) for title, said in found.items() if said]
+    return {title: _with_few_summed_up(said) for title, said in found.items() if said}
 
 
 def _with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:

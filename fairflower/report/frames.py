@@ -8,10 +8,10 @@ import pandas as pd
 
 from fairflower.files import cell_of
 from fairflower.report.analysis import Analysis, analyze
+from fairflower.report.cells import MARKS
 from fairflower.report.contrasts import UNDECIDED
 from fairflower.report.reading import Run
-from fairflower.report.tables.accuracy import columns, held_out_columns
-from fairflower.report.tables.cells import MARKS
+from fairflower.report.tables import columns, held_out_columns
 from fairflower.server.contents import HISTORY_COLUMNS, read_history
 from fairflower.statistics import MIN_PAIRS, Difference
 
@@ -67,10 +67,7 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
             row: dict[tuple[str, str], float] = {("seeds", "n"): len(method.runs)}
             for column in [*columns(comparison), *held_out_columns(comparison)]:
                 estimate = column.estimate(method)
-                row |= {
-                    (column.title, "mean"): estimate.mean,
-                    (column.title, "std"): estimate.std,
-                }
+                row |= {(column.title, "mean"): estimate.mean, (column.title, "std"): estimate.std}
             rows[method.name] = row
         part = pd.DataFrame.from_dict(rows, orient="index").astype({("seeds", "n"): int})
         part.columns = pd.MultiIndex.from_tuples(part.columns)

@@ -26,7 +26,6 @@ from fairflower.config.text import is_argument, key_to_argument
 from fairflower.numerics import Vector
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.reading import Run
-from fairflower.report.text import untested
 from fairflower.server.history import WINDOW
 from fairflower.statistics import MeanStd
 
@@ -222,6 +221,11 @@ class Comparison:
     differing: Mapping[str, Mapping[str, str]]
     #: The primary score, whose fairness over domains is judged.
     score: Score = ACCURACY
+
+    @property
+    def heading(self) -> str:
+        """The name of the primary score, as a sentence begins with it."""
+        return self.score.phrase[:1].upper() + self.score.phrase[1:]
 
     @property
     def runs(self) -> list[tuple[Method, Run]]:
@@ -479,7 +483,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
         if run.reach < furthest:
             left_out.append((run, f"other seeds reached round {furthest}"))
         elif some_whole and not run.fully_tested():
-            lacks = untested(run.domains, run.rounds, run.accuracy)
+            lacks = run.untested(run.domains)
             left_out.append(
                 (run, f"{lacks}, but other runs of the method were tested on all domains")
             )

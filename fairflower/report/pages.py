@@ -24,11 +24,10 @@ from fairflower.config.text import is_argument, shown, toml_tables
 from fairflower.data import ClientInfo
 from fairflower.files import replacing
 from fairflower.report.analysis import Analysis, analyze
+from fairflower.report.cells import GUIDE, Cell, Group, Table, thousands
 from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary, write_summary
-from fairflower.report.tables.cells import Cell, Group, Table
-from fairflower.report.text import GUIDE, thousands
 from fairflower.report.tuning import tuning_tables
 from fairflower.server.contents import read_text
 
@@ -57,10 +56,9 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
         return RichGroup(*map(_WholeTable, tuning_tables(analysis.tuned)))
     for chapter in analysis.chapters:
         parts += map(_WholeTable, chapter.all_tables)
-        for section in chapter.sections:
-            if section.title:
-                parts.append(Text(section.title, style="bold"))
-            parts += [Text(f"• {verdict}") for verdict in section.verdicts]
+        for title, said in chapter.verdicts.items():
+            parts += [Text(title, style="bold")] if title else []
+            parts += [Text(f"• {verdict}") for verdict in said]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
         parts += [Text(chapter.legend, style="dim"), Text()]
     return RichGroup(*parts, *map(_WholeTable, analysis.held_out_tables))
@@ -144,9 +142,8 @@ def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     parts = [*_markdown_tables(analysis.held_out_tables)]
     for chapter in analysis.chapters:
         parts += _markdown_tables(chapter.all_tables)
-        for section in chapter.sections:
-            parts.append(f"**{_escaped(section.title)}**" if section.title else "")
-            parts.append(_listed(map(str, section.verdicts)))
+        for title, said in chapter.verdicts.items():
+            parts += [f"**{_escaped(title)}**" if title else "", _listed(map(str, said))]
         parts += [_listed(f"Note: {note}" for note in chapter.notes), _escaped(chapter.legend)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -321,7 +318,6 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path, *, pdf: bool =
         runs=len(analysis.runs),
         figures=drawn,
         differences=_differences,
-        facts=_facts,
         settings=_settings,
         partitions=_partitions,
     )
@@ -359,7 +355,8 @@ def _templates(tex: bool = False) -> Environment:
         block_end_string="%>" if tex else "%}",
     )
     environment.globals["GUIDE"] = GUIDE
-    environment.filters |= {"tex": latex_escaped, "comment": _comment}
+    environment.filters |= {"tex": latex_escaped, "comment": _comment, "thousands": thousands}
+    environment.filters |= {"pairs": _pairs, "duration": _duration}
     return environment
 
 
@@ -387,26 +384,6 @@ def _settings(run: Run) -> str:
             if is_setting(key) and not (is_argument(key) and value == DEFAULT)
         }
     )
-
-
-def _facts(run: Run) -> dict[str, Any]:
-    """Return facts about a run, such as its versions and duration; some may be missing."""
-    info = run.info
-    return {
-        "status": run.progress,
-        "error": info.get("error"),
-        "seed": run.seed,
-        "command": info.get("command"),
-        "started": info.get("started"),
-        "finished": info.get("finished"),
-        "duration": _duration(info.get("seconds")),
-        "trained parameters": thousands(info.get("num_parameters")),
-        "bytes of the model, sent in each direction per client": thousands(info.get("model_bytes")),
-        "versions": _pairs(info.get("versions")),
-        "machine": _pairs(info.get("machine")),
-        "data": ", ".join(map(str, info.get("sources") or ())),
-        "folder": run.path,
-    }
 
 
 def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], list[str], str]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.config.run import tested_split
+from fairflower.config.text import join_words
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.numerics import Vector
@@ -86,6 +88,38 @@ class AccuracyHistory:
         """
         return bool(np.isfinite(self.accuracy[self.last(window)]).all())
 
+    def untested(self, names: Sequence[str]) -> str:
+        """State which domains or clients were not tested in which rounds; empty if all always were.
+
+        >>> accuracy = np.array([[0.5, 0.4], *[[0.5, np.nan]] * 3])
+        >>> AccuracyHistory(rounds=np.arange(1, 5), accuracy=accuracy).untested(["usps", "svhn"])
+        'svhn was not tested in rounds 2 to 4'
+        """
+        by_rounds: dict[str, list[str]] = {}
+        for name, tested in zip(names, np.isfinite(self.accuracy).T, strict=True):
+            if not tested.all():
+                by_rounds.setdefault(listed_rounds(self.rounds, ~tested), []).append(name)
+        return "; ".join(
+            f"{join_words(names)} {'was' if len(names) == 1 else 'were'} not tested in {which}"
+            for which, names in by_rounds.items()
+        )
+
+
+def listed_rounds(rounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> str:
+    """List the chosen rounds as ranges, or only count them if there are too many ranges.
+
+    >>> listed_rounds(np.arange(7), np.array([True, False, True, True, True, False, True]))
+    'rounds 0, 2 to 4 and 6'
+    """
+    if chosen.all():
+        return "any round"
+    places = np.flatnonzero(chosen)
+    spans = np.split(rounds[places], np.flatnonzero(np.diff(places) > 1) + 1)
+    if len(spans) > 6:
+        return f"{len(places)} of {len(rounds)} rounds"
+    parts = [[f"{s[0]} to {s[-1]}"] if len(s) > 2 else map(str, s) for s in spans]
+    return f"round{'s' if len(places) > 1 else ''} {join_words([*chain.from_iterable(parts)])}"
+
 
 # --- clusters of clients ----------------------------------------------------------------
 
@@ -138,7 +172,9 @@ def read_cluster_history(
     rows: list[Vector] = []
     for record in diagnostics:
         present = record.get("client_ids", [])
-        vectors = [_vector(record.get(name), len(present)) for name in (IDS, *MAP)]
+        recorded = [as_float_array(record.get(name)) for name in (IDS, *MAP)]
+        unknown = np.full(len(present), np.nan)
+        vectors = [v if v is not None and v.shape == unknown.shape else unknown for v in recorded]
         if not present or not np.isfinite(vectors[0]).all() or not set(present) <= set(column):
             continue
         row = np.full((len(column), 1 + len(MAP)), np.nan)
@@ -154,12 +190,6 @@ def read_cluster_history(
 
 #: Larger numbers, which a float32 cannot represent, would overflow in sums and axes.
 _LARGEST = 1e100
-
-
-def _vector(value: object, length: int) -> Vector:
-    """Return one number per client. Values that are not numbers become NaN."""
-    vector = as_float_array(value)
-    return vector if vector is not None and vector.shape == (length,) else np.full(length, np.nan)
 
 
 def as_float_array(value: Any) -> Vector | None:
@@ -219,7 +249,8 @@ class Run(AccuracyHistory):
         found = self.history[LEVELS[self.split][0], metric]
         return _tests(found, self.domains, self.rounds.tolist()).accuracy
 
-    def _by_client(self, metric: str) -> AccuracyHistory:
+    def of_clients(self, metric: str) -> AccuracyHistory:
+        """Return a metric's values by client, in the order of ``clients``."""
         names = (str(client.client_id) for client in self.clients)
         return self.tests(LEVELS[self.split][1], metric, names)
 
@@ -229,7 +260,7 @@ class Run(AccuracyHistory):
 
         There are no rounds if clients did not test the model.
         """
-        return self._by_client("accuracy")
+        return self.of_clients("accuracy")
 
     @property
     def all_clients_tested(self) -> bool:
@@ -248,7 +279,7 @@ class Run(AccuracyHistory):
     @cached_property
     def personal_by_client(self) -> AccuracyHistory:
         """Accuracies of the personal models by client, in the order of ``clients``."""
-        return self._by_client(PERSONAL.name)
+        return self.of_clients(PERSONAL.name)
 
     @property
     def held_out_domain(self) -> str:
@@ -372,10 +403,6 @@ class Run(AccuracyHistory):
     def attribute(self) -> str:
         """The sensitive attribute for group fairness; empty if there are no groups of people."""
         return str(self.config.get("data.groups", "")) if self.group_metrics else ""
-
-    def final_scores(self, score: str) -> Vector:
-        """Return the values of a score in the `last` rounds, [rounds, D]."""
-        return self.scores[score][self.last()]
 
 
 def model_file(run: Run) -> Path:

@@ -25,10 +25,10 @@ from fairflower.config.run import COMPARED_TABLES, check_values, execution_keys
 from fairflower.config.text import shown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.files import cell_of
-from fairflower.paths import check_output_file, read_text
+from fairflower.paths import check_output_file
+from fairflower.report.notes import data_digest, process_infos, run_notes
 from fairflower.report.reading import IDS, Run, read_run, run_of
-from fairflower.report.tables.accuracy import participation
-from fairflower.report.tables.notes import data_digest, process_infos, run_notes
+from fairflower.report.tables import participation
 from fairflower.server.contents import (
     HISTORY_COLUMNS,
     Record,
@@ -37,6 +37,7 @@ from fairflower.server.contents import (
     held_to,
     parse_json,
     parse_values,
+    read_text,
 )
 from fairflower.server.history import WINDOW
 
@@ -128,7 +129,7 @@ def read_summary(path: str | Path) -> list[Run]:
         If a file is missing, is not part of a summary, or has an invalid value.
     """
     path = Path(path).expanduser()
-    text = _text(path)
+    text = read_text(path).removeprefix("\ufeff")  # of a spreadsheet
     if text.partition("\n")[0].split(",") != _COLUMNS:
         raise RunFolderError(
             f"{path} is not a summary of runs, or an earlier version wrote it: its columns are not "
@@ -138,7 +139,7 @@ def read_summary(path: str | Path) -> list[Run]:
     for line, ((name,), row) in enumerate(parse_values(StringIO(text), path, "run"), start=2):
         rows.setdefault(name, []).append((line, row))
     file = _facts_file(path)
-    facts = parse_json(_text(file), str(file))
+    facts = parse_json(read_text(file), str(file))
     held_to(facts, _Summary, str(file))
     if unknown := rows.keys() - facts["runs"].keys():
         raise RunFolderError(f"{path} has the run {min(unknown)}, which is not in {file.name}.")
@@ -184,13 +185,6 @@ def _facts_file(path: Path) -> Path:
     return path.with_suffix(".runs.json")
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"Cannot read {path}: {error}.") from error
-
-
 def _last_values(run: Run) -> Iterator[Value]:
     """Yield the values of the last tested rounds, those of round 0 only if there are no others."""
     for (level, metric), found in run.history.values.items():
@@ -203,10 +197,7 @@ def _last_values(run: Run) -> Iterator[Value]:
 
 def _facts(run: Run) -> dict[str, Any]:
     """Return the facts about a run but its settings."""
-    first, *resumed = (
-        {"machine": {"processor": part.processor}, "versions": dict(part.versions)}
-        for part in process_infos(run)
-    )
+    first, *resumed = process_infos(run)
     facts = {
         **{key: run.info[key] for key in _FACTS if key in run.info},
         "status": run.status,

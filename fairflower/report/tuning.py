@@ -11,9 +11,8 @@ from fairflower.arguments import Search
 from fairflower.config.text import counted, shown
 from fairflower.numerics.metrics import AVG, MIN, Summary
 from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY
-from fairflower.report.measures import SIGMA
-from fairflower.report.tables.cells import Cell, Group, Row, Table, judged_cell
-from fairflower.report.text import DASH, format_number
+from fairflower.report.cells import DASH, Cell, Group, Row, Table, format_number, judged_cell
+from fairflower.report.contrasts import SIGMA
 from fairflower.statistics import MeanStd
 
 #: Criterion for choosing a trial -> words for captions (see `chosen`).
@@ -126,10 +125,7 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
             "Every method has the same number of trials, including lost trials; a method without "
             "tuned arguments has a single trial."
         ),
-        columns=[
-            *("trials", "lost"),
-            *(f"{what} {row.title}" for row in SHOWN for what in _SEEN),
-        ],
+        columns=[*("trials", "lost"), *(f"{what} {row.title}" for row in SHOWN for what in _SEEN)],
         groups=[Group("", [_row(method) for method in tuned])],
         footers=[
             f"{method.method}, trial {trial.number} ({values(trial)}) is lost: {trial.reason}"

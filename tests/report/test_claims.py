@@ -45,10 +45,10 @@ from fairflower.report.contrasts import (
     contrasts_of,
     judge_family,
     judged_groups,
+    measures,
     paired_differences,
 )
 from fairflower.report.frames import history_frame
-from fairflower.report.measures import measures
 from fairflower.report.methods import Comparison, Method, group_runs
 from fairflower.report.pages import (
     GENERATED,
@@ -64,7 +64,7 @@ SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 def sections(folders: Sequence[Path]) -> dict[str, list[str]]:
     """Title -> sentences of the single comparison."""
     (chapter,) = analyze(list(map(read_run, folders))).chapters
-    return {s.title: [str(verdict) for verdict in s.verdicts] for s in chapter.sections}
+    return {title: [*map(str, said)] for title, said in chapter.verdicts.items()}
 
 
 # --- class-balanced accuracy -----------------------------------------------------------------

@@ -22,10 +22,10 @@ from fairflower.report.analysis import analyze
 from fairflower.report.contrasts import against_plain
 from fairflower.report.figures.comparison import _sketches
 from fairflower.report.methods import group_runs
-from fairflower.report.tables.accuracy import (
+from fairflower.report.notes import notes
+from fairflower.report.tables import (
     accuracy_table,
 )
-from fairflower.report.tables.notes import notes
 
 
 def test_runs_with_different_settings_are_noted_and_not_compared(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from scipy import stats
 
 from fairflower.report import analyze, read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import Analysis
+from fairflower.report.cells import GUIDE
 from fairflower.report.pages import latex, markdown_tables
-from fairflower.report.text import GUIDE
 
 GAINS = (0.03, 0.05, 0.04, 0.06, 0.035, 0.045)
 
@@ -39,7 +39,7 @@ def runs(folder: Path, divisions: list[str], **redraw: float) -> list[Path]:
 
 def verdict_of(folders: list[Path]) -> str:
     (chapter,) = analyze([read_run(folder) for folder in folders]).chapters
-    return str(chapter.sections[0].verdicts[-1])
+    return str(chapter.verdicts[""][-1])
 
 
 def test_federations_that_are_one_division_are_seeds(tmp_path: Path) -> None:

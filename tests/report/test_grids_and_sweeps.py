@@ -20,7 +20,7 @@ from fairflower.report import methods, read_run, write_report
 from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import sketches_of_products, sketches_of_sweeps
 from fairflower.report.methods import group_runs
-from fairflower.report.tables.accuracy import (
+from fairflower.report.tables import (
     product_table,
 )
 

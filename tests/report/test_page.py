@@ -41,11 +41,11 @@ from fairflower.report import (
     write_report,
     write_summary,
 )
+from fairflower.report.cells import DASH
 from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import draw, plot
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import latex, markdown_tables
-from fairflower.report.text import DASH
 
 HOSTILE = '<script>alert("$x_1$")</script>'
 

@@ -23,10 +23,10 @@ from run_folders import (
 )
 
 from fairflower.report import read_run
-from fairflower.report.measures import measures
+from fairflower.report.contrasts import measures
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
-from fairflower.report.tables.accuracy import (
+from fairflower.report.tables import (
     clusters_table,
     fairness_table,
     quality_table,

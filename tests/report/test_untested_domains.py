@@ -26,14 +26,14 @@ from run_folders import (
 
 from fairflower.numerics import metrics
 from fairflower.report import read_run, write_report
+from fairflower.report.cells import DASH
 from fairflower.report.figures import diagnostics
 from fairflower.report.figures.comparison import sketches_of_products
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
-from fairflower.report.tables.accuracy import (
+from fairflower.report.tables import (
     accuracy_table,
 )
-from fairflower.report.text import DASH
 
 
 @pytest.mark.usefixtures("drawn_once")

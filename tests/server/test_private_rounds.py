@@ -23,7 +23,7 @@ from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, UserErro
 from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry import STRATEGIES
 from fairflower.report import read_run
-from fairflower.report.tables.notes import run_notes
+from fairflower.report.notes import run_notes
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.contents import read_facts
 from fairflower.server.folder import RunFolder

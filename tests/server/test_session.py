@@ -33,7 +33,7 @@ from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, Strategy
 from fairflower.flower_compat import stopping_with_flower
 from fairflower.models import resnet
 from fairflower.report import read_run
-from fairflower.report.tables.notes import run_notes
+from fairflower.report.notes import run_notes
 from fairflower.server.contents import read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.folder import lock_folder

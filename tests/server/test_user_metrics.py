@@ -20,7 +20,7 @@ from fairflower.errors import ConfigError, MetricError
 from fairflower.registry import user_metrics
 from fairflower.report import read_run, read_summary, write_summary
 from fairflower.report.analysis import analyze
-from fairflower.report.tables.accuracy import user_tables
+from fairflower.report.tables import user_tables
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.evaluation import CentralizedEvaluator
 
@@ -148,7 +148,7 @@ def test_verdicts_and_difference_tables_name_the_user_metric(compared: list[Path
     assert less.endswith("Lower is better. STD: ddof 1.")
     more = next(t for t in chapter.tables if "baselines, macro_f1" in t.title).caption
     assert "Lower is better" not in more
-    sections = {section.title: section.verdicts for section in chapter.sections}
+    sections = chapter.verdicts
     (verdict,) = sections["Against the baselines, macro_f1 over domains"]
     assert "worst domain of macro_f1" in str(verdict)
 

@@ -21,7 +21,7 @@ from fairflower import trackers
 from fairflower.errors import ConfigError
 from fairflower.registry import TRACKERS
 from fairflower.report import read_run
-from fairflower.report.tables.notes import run_notes
+from fairflower.report.notes import run_notes
 from fairflower.server.contents import read_facts
 from fairflower.trackers import Tracker
 

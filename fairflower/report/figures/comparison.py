@@ -19,6 +19,8 @@ from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, MIN, STD, Summary
 from fairflower.numerics.scores import ACCURACY
+from fairflower.report.cells import format_number
+from fairflower.report.contrasts import fairness
 from fairflower.report.figures import canvas, diagnostics
 from fairflower.report.figures.canvas import (
     FigureDraft,
@@ -30,7 +32,6 @@ from fairflower.report.figures.canvas import (
     panels,
     slug,
 )
-from fairflower.report.measures import fairness
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
@@ -42,7 +43,6 @@ from fairflower.report.methods import (
     sweeps,
 )
 from fairflower.report.reading import Run
-from fairflower.report.text import format_number
 from fairflower.report.tuning import SHOWN, Tuned
 
 _ZOOM = "Right: the second half of the rounds, enlarged."
@@ -148,9 +148,9 @@ def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
     return FigureDraft(
         "domains",
         canvas.curve_panels(curves, styles, axis_label(score), narrow=2),
-        f"{score.phrase.capitalize()} per domain over rounds",
+        f"{comparison.heading} per domain over rounds",
         _curve_caption(comparison, "Thin dotted line: rounds in which the domain was not tested."),
-        f"{score.phrase.capitalize()} over rounds in {len(curves)} panels, one for each domain.",
+        f"{comparison.heading} over rounds in {len(curves)} panels, one for each domain.",
     )
 
 
@@ -188,9 +188,9 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
     return FigureDraft(
         "bars",
         sheet,
-        f"{score.phrase.capitalize()} per domain, {span}",
+        f"{comparison.heading} per domain, {span}",
         f"{span.capitalize()}{several_runs(methods) * several}.",
-        f"{score.phrase.capitalize()} in percent, {span}. {'; '.join(alt_parts)}.",
+        f"{comparison.heading} in percent, {span}. {'; '.join(alt_parts)}.",
     )
 
 
@@ -218,10 +218,10 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
     return FigureDraft(
         "clients",
         sheet,
-        f"{name.capitalize()} per client, {span}",
+        f"{comparison.heading} per client, {span}",
         f"Each point is the {name} of a client on its own {comparison.examples} data, {span}"
         f"{over_runs}.",
-        f"{name.capitalize()} of every client, grouped by domain and method.",
+        f"{comparison.heading} of every client, grouped by domain and method.",
     )
 
 

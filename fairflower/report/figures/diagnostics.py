@@ -62,7 +62,10 @@ def recorded(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
             if array is not None and array.shape == (len(there),) * axes:
                 full = np.full((len(order),) * axes, np.nan)
                 full[np.ix_(*[there] * axes)] = array
-                found.setdefault(name, []).append((record["round"], full))
+                rows = found.setdefault(name, [])
+                if axes == 2:
+                    rows.clear()  # only the last round is drawn
+                rows.append((record["round"], full))
                 last[name] = sorted(there)
     series = {}
     for name, rows in found.items():

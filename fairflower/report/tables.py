@@ -14,22 +14,12 @@ import numpy as np
 
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
-from fairflower.numerics.metrics import (
-    AVG,
-    GAP,
-    MIN,
-    STD,
-    STD0,
-    SUMMARIES,
-    Summary,
-    average_and_worst,
-)
+from fairflower.numerics.metrics import AVG, GAP, MIN, STD, STD0, SUMMARIES, average_and_worst
 from fairflower.numerics.scores import ACCURACY, AUC, Score
-from fairflower.report.contrasts import FURTHER, TITLES, Contrast, Contrasts, pairs_text
-from fairflower.report.measures import SIGMA, Measure, of_clients, of_people, summarized
-from fairflower.report.methods import Comparison, Method, differing, largest_grid, mean_of_last
-from fairflower.report.reading import CLUSTER_SCORES, PERSONAL, SCORES, Run
-from fairflower.report.tables.cells import (
+from fairflower.report.cells import (
+    DASH,
+    GUIDE,
+    UNDEFINED,
     Cell,
     Column,
     Group,
@@ -42,8 +32,21 @@ from fairflower.report.tables.cells import (
     metric_table,
     remark,
 )
-from fairflower.report.tables.notes import machine_line, model_line, model_sizes, tests_line
-from fairflower.report.text import DASH, GUIDE, UNDEFINED
+from fairflower.report.contrasts import (
+    FURTHER,
+    SIGMA,
+    TITLES,
+    Contrast,
+    Contrasts,
+    Measure,
+    of_clients,
+    of_people,
+    over,
+    pairs_text,
+)
+from fairflower.report.methods import Comparison, Method, differing, largest_grid, mean_of_last
+from fairflower.report.notes import machine_line, model_line, model_sizes, tests_line
+from fairflower.report.reading import CLUSTER_SCORES, PERSONAL, SCORES, Run
 from fairflower.server.history import WINDOW
 from fairflower.statistics import MIN_PAIRS, MeanStd
 
@@ -85,7 +88,7 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
             "AdaBN: with BatchNorm statistics estimated from the domain's unlabeled test examples. "
         )
     return metric_table(
-        f"{name.capitalize()} per domain, {comparison.span(window)}",
+        f"{comparison.heading} per domain, {comparison.span(window)}",
         f"{comparison.examples.capitalize()} {name} in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
         f"{held_out}{how_to_read(comparison)}",
         [*columns(comparison, window=window), *held_out_columns(comparison, window)],
@@ -103,7 +106,7 @@ def quality_table(comparison: Comparison) -> Table:
 
     def of(score: Score, d: int) -> Callable[[Method], MeanStd]:
         def values(run: Run) -> Vector:
-            by_domain = score.shown(run.final_scores(score.name))
+            by_domain = score.shown(run.scores[score.name][run.last()])
             return np.column_stack([by_domain, by_domain.mean(axis=1)])[:, d]
 
         return lambda method: method.over_rounds(values)
@@ -202,20 +205,6 @@ def columns(
             for row in (average, STD, STD0, worst, GAP)
         ),
     ]
-
-
-def over(
-    row: Summary,
-    comparison: Comparison,
-    *,
-    domains: Callable[[Run], Vector] = Run.final,
-    clients: Callable[[Run], Vector] | None = None,
-) -> Callable[[Method], MeanStd]:
-    """Return a method's summary over ``domains``, or over ``clients``, whose values are given."""
-    value = summarized(row, comparison.domains)
-    if clients is None:
-        return lambda method: method.over_domains(domains, value)
-    return lambda method: method.over_seeds(lambda run: value(clients(run)))
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
@@ -328,7 +317,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
         title = f"Fairness between groups by {attribute}"
         groups = comparison.groups(methods)
         known = (run.info.get("classes") for method in methods for run in method.runs)
-        positive = ", ".join(sorted({f" ({classes[1]})" for classes in known if classes}))
+        positive = ", ".join(sorted({f"({classes[1]})" for classes in known if classes}))
         for place, who, words in (
             (0, "all people", "From the sums of counts over all clients"),
             (
@@ -341,7 +330,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
                 f"{title}, {who}, {span}",
                 f"{words}, times 100. diff.: largest difference between two groups' rates (0: "
                 "equal); ratio: smallest rate divided by largest (100: equal). Parity: rates of "
-                f"positive predictions{positive}; opportunity: true positive "
+                f"positive predictions{positive and ' '}{positive}; opportunity: true positive "
                 f"rates; odds: true and false positive rates. {how_to_read(comparison)}",
                 [column(m.title, of_people(m.name, place), m, UNDEFINED) for m in METRICS],
                 groups,
@@ -523,28 +512,28 @@ def _held_out_table(
         for i, (_, reach) in enumerate(groups)
     ]
 
-    def score(run: Run) -> float:
-        return ACCURACY.shown(run.held_out_accuracy(run.held_out_domain, adapted=adapted))
+    def across(
+        title: str, names: Sequence[str], value_of: Callable[[list[float]], float] = min
+    ) -> Column:
+        def estimate(method: Method) -> MeanStd:
+            held = [row_of[id(method)].get(name) for name in names]
+            scores = [
+                {run.replicate: ACCURACY.shown(tested(run)) for run in m.runs} for m in held if m
+            ]
+            seeds = (
+                [s for s in scores[0] if all(s in found for found in scores)] if all(held) else []
+            )
+            values = [value_of([found[seed] for found in scores]) for seed in seeds]
+            return MeanStd.of(values) if values else MeanStd(math.nan, math.nan, 0)
 
-    def on(domain: str, method: Method) -> MeanStd:
-        held = row_of[id(method)].get(domain)
-        return held.over_seeds(score) if held else MeanStd(math.nan, math.nan, 0)
+        return Column(title, ACCURACY, estimate)
 
-    def over_domains(value_of: Callable[[list[float]], float], method: Method) -> MeanStd:
-        row = row_of[id(method)]
-        by_seed = [
-            {run.replicate: score(run) for run in row[domain].runs}
-            for domain in domains
-            if domain in row
-        ]
-        seeds = [seed for seed in by_seed[0] if all(seed in found for found in by_seed)]
-        if len(by_seed) < len(domains) or not seeds:
-            return MeanStd(math.nan, math.nan, 0)
-        return MeanStd.of([value_of([found[seed] for found in by_seed]) for seed in seeds])
+    def tested(run: Run) -> float:
+        return run.held_out_accuracy(run.held_out_domain, adapted=adapted)
 
     held = (run for row in rows for method in row.values() for run in method.runs)
     span = mean_of_last(len(run.held_out.final_rounds()) for run in held)
-    tested = (
+    what = (
         f"Test accuracy in %, {span}, of the global model with BatchNorm statistics that are "
         "estimated from the domain's unlabeled test examples."
         if adapted
@@ -552,15 +541,13 @@ def _held_out_table(
     )
     return metric_table(
         f"Leave one domain out{', with AdaBN' * adapted}: accuracy on the held-out domain",
-        f"{tested} Each column shows runs without clients of this domain. Mean "
+        f"{what} Each column shows runs without clients of this domain. Mean "
         "and minimum over the held-out domains are computed per seed. Bold: best comparable method,"
         " after rounding.",
         [
-            *(Column(domain, ACCURACY, partial(on, domain)) for domain in domains),
-            Column(
-                "mean", ACCURACY, partial(over_domains, lambda values: sum(values) / len(values))
-            ),
-            Column("minimum", ACCURACY, partial(over_domains, min)),
+            *(across(domain, [domain]) for domain in domains),
+            across("mean", domains, lambda values: sum(values) / len(values)),
+            across("minimum", domains),
         ],
         zip(headings if len(groups) > 1 else [""], groups.values(), strict=True),
     )

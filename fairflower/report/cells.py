@@ -1,24 +1,30 @@
-"""Tables, groups, rows and cells, independent of the output format."""
+"""Tables, groups, rows and cells, independent of the output format; numbers as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.methods import Comparison, Method, several_runs
 from fairflower.report.reading import Run
-from fairflower.report.text import (
-    DASH,
-    MARK,
-    format_interval,
-    format_number,
-    format_std,
-    within_range,
-)
 from fairflower.statistics import Difference, MeanStd
+
+DASH = "\N{EN DASH}"
+
+#: Text for an interval or a detectable difference that is larger than the metric's range.
+FEW_PAIRS = "too few pairs"
+
+#: Text that is shown for an undefined metric of group fairness.
+UNDEFINED = "undefined"
+
+#: Reference to the explanation of tables and verdicts.
+GUIDE = "How to read the tables and verdicts: docs/report.md."
+
+#: Mark on a number for which some domain was not tested.
+MARK = "\N{DAGGER}"
 
 #: How a cell is highlighted. All but the first are bold; pages tint cells that were judged better
 #: or worse, and not the best of a column.
@@ -181,3 +187,46 @@ def how_to_read(comparison: Comparison) -> str:
 def bold(comparison: Comparison) -> str:
     """Explain the bold type of a table; empty if the table has none."""
     return "Bold: best comparable method." if len(comparison.methods) > 1 else ""
+
+
+# --- numbers as text ------------------------------------------------------------------
+
+
+def thousands(value: Any) -> str:
+    """Format a whole number with commas; empty for any other value.
+
+    >>> thousands(133514), thousands(None)
+    ('133,514', '')
+    """
+    return f"{value:,}" if isinstance(value, int) else ""
+
+
+def format_number(value: float, digits: int = 2, *, signed: bool = False) -> str:
+    """Format a number with a true minus sign; NaN becomes a dash.
+
+    >>> format_number(0.126, signed=True), format_number(2 / 3, digits=4)
+    ('+0.13', '0.6667')
+    """
+    if math.isnan(value):
+        return DASH
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def within_range(value: float, text: str, most: float = 100.0) -> str:
+    """Return the text of a difference of at most ``most`` points, else "too few pairs"."""
+    return FEW_PAIRS if abs(value) > most else text
+
+
+def format_interval(low: float, high: float, most: float = 100.0) -> str:
+    """Format an interval of a difference that is at most ``most`` points."""
+    text = f"[{format_number(low)}, {format_number(high)}]"
+    return within_range(max(abs(low), abs(high)), text, most)
+
+
+def format_std(std: float, n: int, digits: int = 2) -> str:
+    """Format the standard deviation of ``n`` values; empty for a single value.
+
+    >>> format_std(0.25, 3), format_std(math.nan, 1)
+    ('± 0.25', '')
+    """
+    return f"± {format_number(std, digits)}" if n > 1 else ""

@@ -12,12 +12,13 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from fairflower.config.text import join_words
 from fairflower.data.federation import by_field
+from fairflower.report.cells import MARK, thousands
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
-from fairflower.report.text import MARK, join_words, thousands, untested
 from fairflower.server.privacy import together
 
 
@@ -60,15 +61,8 @@ def model_sizes(comparison: Comparison) -> dict[str, tuple[str, str]]:
 UNKNOWN = "a processor that was not recorded"
 
 
-class ProcessInfo(NamedTuple):
-    """Processor and library versions of a process that executed a run or a part of it."""
-
-    processor: str
-    versions: Mapping[str, str]
-
-
-def process_infos(run: Run) -> list[ProcessInfo]:
-    """Return the processes that executed a run's rounds, in order, without repetitions."""
+def process_infos(run: Run) -> list[dict[str, dict[str, str]]]:
+    """Return machine and versions of the processes that executed a run, without repetitions."""
     records: list[Mapping[str, Any]] = [run.info]
     for resumed in run.info.get("resumed") or ():
         records = [*records, resumed] if resumed.get("after_round") else [resumed]  # started again
@@ -76,7 +70,8 @@ def process_infos(run: Run) -> list[ProcessInfo]:
     for record in records:
         versions = {name: str(v) for name, v in (record.get("versions") or {}).items()}
         installed = {name: v for name, v in versions.items() if v != "not installed"}
-        infos.append(ProcessInfo(machine_text(record.get("machine")), installed))
+        machine = {"processor": machine_text(record.get("machine"))}
+        infos.append({"machine": machine, "versions": installed})
     return [info for i, info in enumerate(infos) if info not in infos[:i]]
 
 
@@ -100,8 +95,8 @@ def machine_line(comparison: Comparison) -> str:
     versions: dict[str, dict[str, None]] = {}
     for method in comparison.methods:
         for info in chain.from_iterable(map(process_infos, method.runs)):
-            processors.setdefault(info.processor, {})[method.name] = None
-            for package, version in info.versions.items():
+            processors.setdefault(info["machine"]["processor"], {})[method.name] = None
+            for package, version in info["versions"].items():
                 versions.setdefault(package, {})[version] = None
     if list(processors) == [UNKNOWN] and not versions:
         return ""
@@ -326,7 +321,7 @@ def _test_notes(run: Run) -> Iterator[str]:
                 f"dropped, from client{'s' if len(clients) > 1 else ''} {', '.join(clients)}"
                 f"{f' ({reasons.pop()})' if len(reasons) == 1 else ''}.{effect}"
             )
-    if lacks := untested(run.domains, run.rounds, run.accuracy):
+    if lacks := run.untested(run.domains):
         marked = (
             f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"
             " not compared with other runs."

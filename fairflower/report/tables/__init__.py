@@ -1,1 +1,0 @@
-"""The tables of a report, as data for every output format."""
