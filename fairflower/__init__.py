@@ -9,8 +9,6 @@
 Importing fairflower is fast, because the modules behind these functions are imported on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 from importlib import metadata
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """Conversion between Flower's arrays and NumPy arrays, without copying or unpickling."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from functools import lru_cache

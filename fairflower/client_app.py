@@ -10,8 +10,6 @@ another. The node config defines the client's data:
 Unknown keys are refused. What leaves a SuperNode passes `guarded`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping

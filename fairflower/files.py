@@ -5,8 +5,6 @@ a temporary name, flushed to disk and renamed, so after a crash the previous fil
 cells of CSV files.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -4,8 +4,6 @@ No other module imports what is not public in Flower. A version of Flower withou
 lacks only what needs it.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib

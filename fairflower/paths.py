@@ -1,7 +1,5 @@
 """Folders and files that fairflower reads and writes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

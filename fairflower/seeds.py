@@ -1,7 +1,5 @@
 """Random seeds derived from the purpose of each random choice."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

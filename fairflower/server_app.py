@@ -1,7 +1,5 @@
 """The ServerApp that ``flwr run`` starts."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run's final model: loading it, and export including the normalization of its data."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping

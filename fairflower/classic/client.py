@@ -1,7 +1,5 @@
 """Adapter from trainers to classic Flower clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

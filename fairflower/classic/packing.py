@@ -19,8 +19,6 @@ Examples
 ([array([1., 1.])], {'control': {'w': array([0.])}})
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

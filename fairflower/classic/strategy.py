@@ -1,7 +1,5 @@
 """Adapter from strategies to classic Flower strategies, for ``ServerAppComponents``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Libraries that are slow to import (Flower, torch, pandas, matplotlib) are import
 so that ``--help`` and errors about options appear immediately.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import sys

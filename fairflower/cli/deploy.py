@@ -1,7 +1,5 @@
 """``fairflower deploy``: certificates, keys and trial deployments."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """``fairflower list`` and ``fairflower data show``: what there is, and what a data set contains."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Options shared by several commands; most are short names of run config keys."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """``fairflower run`` and ``fairflower compare``: train a federation, or compare methods on many."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Terminal output of the commands: console, tables and errors."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

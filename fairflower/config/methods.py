@@ -1,7 +1,5 @@
 """Components named in a run config, with their arguments: strategy, client, data set, model."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Collection, Mapping

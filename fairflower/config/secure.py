@@ -1,7 +1,5 @@
 """Checks of a run's settings for secure aggregation, and the keys that it uses in messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fairflower.errors import ConfigError

@@ -1,7 +1,5 @@
 """Reading and writing run configs as text: TOML and ``key=value``."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import keyword

@@ -8,8 +8,6 @@ The folder is written under a temporary name and then moved into place, so it is
 complete or absent, and several processes may prepare the same data set at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ A data set has domains with the same classes and different examples. A sensitive
 example (``data.groups``) may define groups of people.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Local files: checks before they are read, arrays in ``.npz`` files, labels and names."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

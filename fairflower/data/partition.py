@@ -1,7 +1,5 @@
 """Groups of clients, by domain or by image quality, and division of their rows among them."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

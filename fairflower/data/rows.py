@@ -3,8 +3,6 @@
 Also clients' validation examples, and other draws of the test examples (``data.redraw``).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

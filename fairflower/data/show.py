@@ -1,7 +1,5 @@
 """Views of a prepared data set: a table of clients, and sample images or statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ sends the result to all sites, so that they can use the common class numbers and
 (`as_in`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from reprlib import repr as shortened

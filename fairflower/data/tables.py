@@ -1,7 +1,5 @@
 """Tables of features that are embedded in this package: heart disease and doctor visits."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

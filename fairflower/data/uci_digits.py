@@ -29,8 +29,6 @@ Training and test images are kept separate:
   different families than the training fonts (DejaVu Sans and Mono, STIX, Computer Modern Roman).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ The files have the same formats as those of ``openssl`` and ``ssh-keygen``, but 
 not needed. The guide ``docs/deployment.md`` shows both ways.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -4,8 +4,6 @@ Useful for debugging, notebooks, profiling, fast tests and machines without Ray.
 ClientApp and the messages are the same as on other grids.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import threading

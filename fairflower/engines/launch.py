@@ -1,7 +1,5 @@
 """Starting Flower apps on an engine: fairflower's or Flower's engine on Ray, or in this process."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -6,8 +6,6 @@ messages that contain it. Workers, and the server for replies, read the arrays i
 interfaces of Ray and Flower are used.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,7 +1,5 @@
 """Building models by name, and their common base class `Classifier`."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import logging

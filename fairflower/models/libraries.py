@@ -1,7 +1,5 @@
 """Classifiers from timm and transformers: ``model.name = "timm:NAME"`` or ``"hf:NAME"``."""
 
-from __future__ import annotations
-
 import difflib
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """ResNets with basic blocks (He et al. 2016): the papers' small ResNets and ResNet-18."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torchvision

@@ -1,7 +1,5 @@
 """The default models, small networks for each kind of examples: images, features and texts."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, ClassVar, Literal
 

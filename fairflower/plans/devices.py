@@ -3,8 +3,6 @@
 The memory is measured in a client's first epochs, in a separate process.
 """
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

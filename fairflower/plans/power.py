@@ -1,7 +1,5 @@
 """Statistical power: which differences a comparison can detect, given earlier runs."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

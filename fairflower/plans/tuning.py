@@ -7,8 +7,6 @@ runs. Trials never use test examples. Only the chosen values are tested, in runs
 All outcomes are read from the run folders, so a study continues from whatever runs it has.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -3,8 +3,6 @@
 Modules are imported on first use, so that ``fairflower --help`` does not import torch.
 """
 
-from __future__ import annotations
-
 from fairflower.registry.named import Registry
 
 STRATEGIES = Registry(

@@ -5,8 +5,6 @@ with a function that is declared by `measurement`; its name is ``module:function
 entry point in the group ``fairflower.measurements``.
 """
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A name is built in (`fairflower.registry`), an entry point of another package, or ``module:Class``.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """User-defined metrics: functions of logits and labels, named in ``evaluate.metrics``."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

@@ -8,8 +8,6 @@ The same object is shown in the terminal and as Markdown, HTML, LaTeX, CSV and d
 part is computed when it is first used, and then cached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Tables, groups, rows and cells, independent of the output format; numbers as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ is worse. It is *equivalent* if both differences are shown to be within a margin
 *undecided*, and the verdict states the smallest difference that is detectable with 80 % power.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

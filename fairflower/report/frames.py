@@ -1,7 +1,5 @@
 """Runs as pandas DataFrames: the metrics of every round, the table of methods, and differences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

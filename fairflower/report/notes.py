@@ -5,8 +5,6 @@ differently, and during training these differences grow to whole points of accur
 compare only runs from the same kind of machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

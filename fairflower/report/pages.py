@@ -1,7 +1,5 @@
 """Reports in the terminal, in Markdown, in LaTeX and as an HTML page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

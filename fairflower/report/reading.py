@@ -1,7 +1,5 @@
 """Reading of run folders: the config, the history and the results of a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace

@@ -8,8 +8,6 @@ folders. ``x.csv`` has the values of the last tested rounds, one in a row, and `
 settings and facts of each run.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The tables of a report: the primary score per domain, fairness, clusters and all others."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tables of tuning: the trials of each method on validation examples, and the chosen values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

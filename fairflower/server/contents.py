@@ -4,8 +4,6 @@ A run folder may be damaged or come from other people. Reading it raises only `R
 which names the file, the field and the expected content.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

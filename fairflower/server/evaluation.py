@@ -1,7 +1,5 @@
 """Tests of the global model by the server, and metrics of group fairness from tests of anyone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor

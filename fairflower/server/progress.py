@@ -1,7 +1,5 @@
 """What is told of every round: on the screen, to a tracker, and to the user's function."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

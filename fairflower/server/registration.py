@@ -4,8 +4,6 @@ Node ids change when a run is resumed or a SuperNode without a key is restarted.
 change.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The rounds of a run: training, merging, testing and writing results."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

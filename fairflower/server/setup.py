@@ -1,7 +1,5 @@
 """Setup of a run before the first round: clients, initial model and strategy."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Mapping

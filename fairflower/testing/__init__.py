@@ -7,8 +7,6 @@ violated and how to correct it::
         check_strategy(MyStrategy, power=2.0)
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks for data sets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

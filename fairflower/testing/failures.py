@@ -1,7 +1,5 @@
 """What all checks share: errors that name the checked part, misspelt hooks, ranges and arrays."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

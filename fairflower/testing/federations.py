@@ -1,7 +1,5 @@
 """Toy federations for tests: real messages, strategies and trainers, in a few milliseconds."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Mapping

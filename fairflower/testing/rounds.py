@@ -1,7 +1,5 @@
 """Rounds of a strategy with artificial replies, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks for strategies."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 from collections.abc import Callable

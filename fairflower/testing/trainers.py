@@ -1,7 +1,5 @@
 """Checks for trainers, alone and with strategies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

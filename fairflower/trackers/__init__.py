@@ -7,8 +7,6 @@ final metrics. A resumed run continues the same run in the tracker. ``track`` ca
 subclass of `Tracker` in another package (``my_package.module:Class``).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path

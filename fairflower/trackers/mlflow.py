@@ -1,7 +1,5 @@
 """MLflow tracker; MLflow's environment variables set the store and the experiment."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

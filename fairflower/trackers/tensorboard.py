@@ -1,7 +1,5 @@
 """TensorBoard tracker, which writes event files to ``tensorboard`` in the run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

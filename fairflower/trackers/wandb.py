@@ -1,7 +1,5 @@
 """Weights & Biases tracker; W&B's environment variables set the project."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

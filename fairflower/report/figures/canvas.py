@@ -4,8 +4,6 @@ The colors suit light and dark pages and color-blind readers. Lines also differ 
 markers, and bars of the same color in hatches. Text in inline SVG has the text color of the page.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The figures of a comparison: accuracy, grids, sweeps, groups of people and trials."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain

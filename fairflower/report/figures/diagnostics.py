@@ -1,7 +1,5 @@
 """Figures of diagnostics: clusters, consistency, and values per client, pair and round."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple
