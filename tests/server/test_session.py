@@ -31,7 +31,7 @@ from fairflower.config.text import flatten_tables, read_toml
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, StrategyError
 from fairflower.flower_compat import stopping_with_flower
-from fairflower.models import resnet
+from fairflower.models import pretrained
 from fairflower.report import read_run
 from fairflower.report.notes import run_notes
 from fairflower.server.contents import read_facts
@@ -86,8 +86,10 @@ def test_pretrained_weights_are_read_once_and_sent(tmp_path, monkeypatch):
     published = torchvision.models.resnet18(weights=None).state_dict()
     save_file(published, path)
     opened = []
-    read = resnet.load_weights_file
-    monkeypatch.setattr(resnet, "load_weights_file", lambda name: opened.append(name) or read(name))
+    read = pretrained.load_weights_file
+    monkeypatch.setattr(
+        pretrained, "load_weights_file", lambda name: opened.append(name) or read(name)
+    )
     folder = run(
         config(
             tmp_path,
