@@ -23,6 +23,11 @@ def mark_others_nightly(
 ) -> list[Any]:
     """Return a product for ``parametrize``; all but ``standing_for_all`` are marked ``nightly``."""
     return [
-        pytest.param(*values, marks=() if values in standing_for_all else pytest.mark.nightly)
+        pytest.param(*values) if values in standing_for_all else at_night(*values)
         for values in product
     ]
+
+
+def at_night(*values: Any) -> Any:
+    """Return a case for ``parametrize`` that runs with ``--nightly`` only."""
+    return pytest.param(*values, marks=pytest.mark.nightly)

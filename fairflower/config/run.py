@@ -407,38 +407,49 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
     """Raise ``ConfigError`` if settings conflict; ``kind`` is that of the data's examples."""
     data, evaluate = config.data, config.evaluate
     only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
-    conflicts = {
-        f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
-        "machine. Set engine = 'ray', or remove ray-address.": (
-            config.ray_address and config.engine not in ("auto", "ray")
+    conflicts = [
+        (
+            config.ray_address and config.engine not in ("auto", "ray"),
+            f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
+            "machine. Set engine = 'ray', or remove ray-address.",
         ),
-        f"data.image-size = {data.image_size}: this setting {only_images}": (
-            data.image_size and kind != "images"
+        (
+            data.image_size and kind != "images",
+            f"data.image-size = {data.image_size}: this setting {only_images}",
         ),
-        f"data.corrupted-clients = {data.corrupted_clients}: this setting {only_images}": (
-            data.corrupted_clients and kind != "images"
+        (
+            data.corrupted_clients and kind != "images",
+            f"data.corrupted-clients = {data.corrupted_clients}: this setting {only_images}",
         ),
-        "evaluate.test = false: the run has no validation examples to test on instead. Set "
-        "data.validation-fraction or data.validation-examples, or remove evaluate.test.": not (
-            evaluate.test or data.validated
+        (
+            not (evaluate.test or data.validated),
+            "evaluate.test = false: the run has no validation examples to test on instead. Set "
+            "data.validation-fraction or data.validation-examples, or remove evaluate.test.",
         ),
-        f"data.held-out = {quoted(data.held_out)}: no client has this domain, so the server must "
-        "test on it. Set evaluate.by to server or both, or remove data.held-out.": (
-            data.held_out and evaluate.by == "clients"
+        (
+            data.held_out and evaluate.by == "clients",
+            f"data.held-out = {quoted(data.held_out)}: no client has this domain, so the server "
+            "must test on it. Set evaluate.by to server or both, or remove data.held-out.",
         ),
-        "evaluate.auc = true: clients compute no AUC. Set evaluate.by to both.": (
-            evaluate.auc and evaluate.by == "clients"
+        (
+            evaluate.auc and evaluate.by == "clients",
+            "evaluate.auc = true: clients compute no AUC. Set evaluate.by to both.",
         ),
-        "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. Set "
-        "data.held-out, or remove evaluate.adabn.": evaluate.adabn and not data.held_out,
-        "data.validation-fraction and data.validation-examples are both set. Set one to 0.": (
-            data.validation_fraction and data.validation_examples
+        (
+            evaluate.adabn and not data.held_out,
+            "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. Set "
+            "data.held-out, or remove evaluate.adabn.",
         ),
-        "data.fraction and data.examples-per-client are both set. Set one to 0.": (
-            data.fraction and data.examples_per_client
+        (
+            data.validation_fraction and data.validation_examples,
+            "data.validation-fraction and data.validation-examples are both set. Set one to 0.",
         ),
-    }
-    for message, conflict in conflicts.items():
+        (
+            data.fraction and data.examples_per_client,
+            "data.fraction and data.examples-per-client are both set. Set one to 0.",
+        ),
+    ]
+    for conflict, message in conflicts:
         if conflict:
             raise ConfigError(message)
 

@@ -465,8 +465,8 @@ def check_smallest(data_set: DataSet, least: int) -> None:
         values = np.concatenate([of(*place) for place in places])
         different, counts = np.unique(values, return_counts=True)
         counted = what == "classes" and not data_set.classes
-        gaps = len(counts) <= different.max(initial=-1)
-        if (gaps or not counted) and (rare := int((counts < least).sum())):
+        gapless = counted and len(counts) == different.max(initial=-1) + 1
+        if not gapless and (rare := int((counts < least).sum())):
             raise DataError(
                 f"{rare} of the {len(counts)} {what} have fewer than {least} examples here "
                 "(data.smallest-group, and smallest-group in the node config), so they may say "

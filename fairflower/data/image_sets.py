@@ -300,10 +300,8 @@ def _renamed(data: DatasetDict, old: str, new: str) -> DatasetDict:
 # --- medical images -------------------------------------------------------------------------------
 
 
-CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
-
 #: Fraction of the lesions whose images become test images if the source is not split by lesion.
-TEST_SHARE = 0.2
+LESION_TEST_SHARE = 0.2
 
 #: Diagnosis as written in the data set on the Hub -> class.
 _CLASS_OF_DIAGNOSIS = {
@@ -337,7 +335,7 @@ class HAM10000(SplitFiles):
 
     title = "HAM10000"
     domain_names = ("ham10000",)
-    classes = CLASSES
+    classes = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
     hub: ClassVar = {"ham10000": ("marmal88/skin_cancer", None)}
     hub_splits = ("train", "validation", "test")
     other_files: ClassVar = {"ham10000": ("ham10000_28", "")}
@@ -362,9 +360,9 @@ class HAM10000(SplitFiles):
         _, distinct = np.unique(np.asarray(pool["image_id"][:]), return_index=True)
         lesions = np.asarray(pool["lesion_id"][:])[distinct]
         diagnoses = pool["dx"][:]
-        labels = np.array([_class_of(diagnoses[i]) for i in distinct])
+        labels = np.array([_class_of_lesion(diagnoses[i]) for i in distinct])
         kinds = np.unique(lesions)
-        drawn = np.random.default_rng(0).permutation(kinds)[: round(TEST_SHARE * len(kinds))]
+        drawn = np.random.default_rng(0).permutation(kinds)[: round(LESION_TEST_SHARE * len(kinds))]
         test = np.isin(lesions, drawn)
         images, split = pool.select_columns(["image"]), DatasetDict()
         for name, chosen in (("train", ~test), ("test", test)):
@@ -373,11 +371,13 @@ class HAM10000(SplitFiles):
         return split
 
 
-def _class_of(diagnosis: str) -> int:
+def _class_of_lesion(diagnosis: str) -> int:
     name = _CLASS_OF_DIAGNOSIS.get(diagnosis.lower(), diagnosis.lower())
-    if name in CLASSES:
-        return CLASSES.index(name)
-    raise DataError(f"HAM10000: found the diagnosis {diagnosis!r}; expected {', '.join(CLASSES)}.")
+    if name in HAM10000.classes:
+        return HAM10000.classes.index(name)
+    raise DataError(
+        f"HAM10000: found the diagnosis {diagnosis!r}; expected {', '.join(HAM10000.classes)}."
+    )
 
 
 class ImageTable(ClassFolders):

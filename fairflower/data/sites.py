@@ -8,7 +8,6 @@ sends the result to all sites, so that they can use the common class numbers and
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from reprlib import repr as shortened
-from typing import Any
 
 import numpy as np
 
@@ -37,12 +36,8 @@ def open_site(config: DataConfig, domain: str) -> Federation:
             "data.domains, or change the domain in --node-config.",
             public=True,
         )
-    whole: dict[str, Any] = {
-        "clients_per_domain": 1,
-        "dirichlet_alpha": 0.0,
-        "corrupted_clients": 0,
-    }
-    config = replace(config, domains="", held_out="", imbalance_factor=1, **whole)
+    config = replace(config, domains="", held_out="", clients_per_domain=1, imbalance_factor=1)
+    config = replace(config, dirichlet_alpha=0.0, corrupted_clients=0)
     domains = make_data_set(config).all_domains()
     if domain not in domains and len(domains) > 1:
         found = f"{len(domains)} domains, and none has the name of the site's domain"

@@ -25,13 +25,13 @@ class EmbeddedTable(FeatureSet):
     the first, is a test example, with all their rows.
     """
 
-    file: ClassVar[str]  # name of the file in this package, and what its examples come from
-    origin: ClassVar[str]
+    file: ClassVar[str]  # name of the file in this package
+    origin: ClassVar[str]  # what its examples come from
     #: Column of the table -> name of the feature, in the order of the features.
     columns_of_features: ClassVar[Mapping[str, str]]
     #: Name of the column with the domains, and each domain's number in it.
     domain_column: tuple[str, Mapping[str, int]]
-    #: Column from which on, and from which value on, an example has class 1.
+    #: Name of a column, and its smallest value in an example of class 1.
     positive: tuple[str, int]
     #: Column with the number of a row's person (empty: each row is another one), and 3 for "third".
     person: ClassVar[str] = ""

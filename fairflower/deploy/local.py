@@ -70,9 +70,15 @@ class Process:
         """Start or restart the command, and append its output to the log."""
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-            options: Any = {"env": environment(self.home), **streams, **NEW_PROCESS_GROUP}
-            self._process = subprocess.Popen(self.command, cwd=self.home, **options)
+            self._process = subprocess.Popen(
+                self.command,
+                env=environment(self.home),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                **NEW_PROCESS_GROUP,
+            )
 
     @property
     def exit_code(self) -> int | None:

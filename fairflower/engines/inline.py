@@ -221,9 +221,8 @@ def answer(
         if raise_errors:
             raise
         reply = error_reply(message, error)
-    flower_compat.set_request_id(
-        reply, message.metadata.message_id
-    )  # a mod's reply may name no message
+    # A mod's reply may name no message.
+    flower_compat.set_request_id(reply, message.metadata.message_id)
     return reply
 
 

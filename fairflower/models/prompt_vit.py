@@ -186,9 +186,15 @@ def vit_tiny(num_classes: int = 1) -> VisionTransformer:
     from torchvision.models.vision_transformer import ConvStemConfig
 
     stem = [ConvStemConfig(channels, 3, 2) for channels in (32, 64, 96)]
-    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "hidden_dim": 128, "mlp_dim": 256}
     return VisionTransformer(
-        **sizes, num_layers=5, num_heads=4, num_classes=num_classes, conv_stem_configs=stem
+        image_size=32,
+        patch_size=8,
+        num_layers=5,
+        num_heads=4,
+        hidden_dim=128,
+        mlp_dim=256,
+        num_classes=num_classes,
+        conv_stem_configs=stem,
     )
 
 

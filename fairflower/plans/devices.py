@@ -83,7 +83,7 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     if config.client_gpus != "auto":
         return _granted(config, num_clients, name, count)
     pinned = config.train.device.startswith("cuda:")
-    fitting = largest_need(runs, device).clients(1 if pinned else count)
+    fitting = room(runs, device).clients(1 if pinned else count)
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
     line = f"{name}, {counted(workers, 'client')} at a time"
@@ -99,7 +99,7 @@ def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
     Raises ``ConfigError`` if not even a single client fits.
     """
     device = choose_device(runs[0].train.device)
-    return None if device.type != "cuda" else largest_need(runs, device).runs()
+    return None if device.type != "cuda" else room(runs, device).runs()
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
@@ -167,20 +167,26 @@ class Need(NamedTuple):
 
     client: int
     server: int
-    free: int = 0  # of the GPU
+
+
+class Room(NamedTuple):
+    """Free memory of a GPU in bytes, and the memory that runs need."""
+
+    free: int
+    need: Need
 
     def clients(self, gpus: int = 1) -> int:
         """Return how many clients fit on ``gpus`` GPUs if one also runs the server's tests."""
-        client = max(self.client, 1)
-        return max(1, (self.free - self.server) // client) + (gpus - 1) * (self.free // client)
+        client = max(self.need.client, 1)
+        return max(1, (self.free - self.need.server) // client) + (gpus - 1) * (self.free // client)
 
     def runs(self) -> int:
         """Return how many runs fit if each run trains one client at a time."""
-        return max(1, self.free // max(self.client + self.server, 1))
+        return max(1, self.free // max(self.need.client + self.need.server, 1))
 
 
-def largest_need(runs: Sequence[RunConfig], device: torch.device) -> Need:
-    """Return the largest need of one of the runs' methods, with the free memory of the GPU.
+def room(runs: Sequence[RunConfig], device: torch.device) -> Room:
+    """Return the free memory of a GPU, and the largest need of one of the runs' methods.
 
     Methods are combinations of a client (with arguments) and a set of measurements. Raises
     ``ConfigError`` if not even a single client fits on the GPU.
@@ -190,13 +196,13 @@ def largest_need(runs: Sequence[RunConfig], device: torch.device) -> Need:
 
 
 @functools.lru_cache(maxsize=4)
-def _measured(configs: tuple[RunConfig, ...], device: torch.device) -> Need:
+def _measured(configs: tuple[RunConfig, ...], device: torch.device) -> Room:
     free = free_memory(device)
     needs = in_process(configs, device, free)
     for config, need in zip(configs, needs, strict=True):
         if need.client > free:
             raise does_not_fit(config, need.client, free)
-    return Need(*map(max, zip(*needs, strict=True)))._replace(free=free)
+    return Room(free, Need(*map(max, zip(*needs, strict=True))))
 
 
 def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) -> list[Need]:

@@ -120,7 +120,7 @@ def _number(name: str, returned: Any) -> float:
         got = "a masked value"
     elif array.dtype.kind not in "biuf":
         got = f"a {type(returned).__name__}"
-    elif not abs(array) <= LARGEST:  # NaN, too
+    elif not abs(float(array)) <= LARGEST:  # NaN, too
         got, wanted = f"{float(array)}", "a finite number"
     elif range_of(name) == (0, 1) and not 0 <= array <= 1:
         got = f"{float(array)}"

@@ -137,7 +137,7 @@ def read_summary(path: str | Path) -> list[Run]:
     for line, ((name,), row) in enumerate(parse_values(StringIO(text), path, "run"), start=2):
         rows.setdefault(name, []).append((line, row))
     file = _facts_file(path)
-    facts = parse_json(read_text(file), str(file))
+    facts = parse_json(read_text(file).removeprefix("\ufeff"), str(file))
     held_to(facts, _Summary, str(file))
     if unknown := rows.keys() - facts["runs"].keys():
         raise RunFolderError(f"{path} has the run {min(unknown)}, which is not in {file.name}.")

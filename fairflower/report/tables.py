@@ -353,6 +353,7 @@ def participation_table(comparison: Comparison) -> Table:
     merged in some round.
     """
     rounds = Score("rounds", 0)
+    shown = replace(comparison.score, better=0)  # and not compared
     return metric_table(
         "Participation",
         "Percentage of rounds in which a client's model was merged (mean over the domain's "
@@ -361,7 +362,7 @@ def participation_table(comparison: Comparison) -> Table:
         [
             column(f"{domain}: {score.phrase}", lambda run, d=d, of=of: float(of(run)[d]), score)  # type: ignore[misc]
             for d, domain in enumerate(comparison.domains)
-            for score, of in ((rounds, participation), (comparison.score, Run.final))
+            for score, of in ((rounds, participation), (shown, Run.final))
         ],
         comparison.groups(comparison.having(participation)),
     )
@@ -414,10 +415,10 @@ def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) ->
             f"Difference from the baselines{kind}, {comparison.span()}",
             one.measure,
             [f" vs {name}" for name in names],
-            {
-                heading: {m: [against[m].get(name) for name in names] for m in members}
+            [
+                (heading, {m: [against[m].get(name) for name in names] for m in members})
                 for heading, members in comparison.groups(one.measure.methods if names else ())
-            },
+            ],
         )
     for title in FURTHER:
         for one in shown:
@@ -425,12 +426,13 @@ def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) ->
                 f"{title}, {one.measure.name}, {comparison.span()}",
                 one.measure,
                 [""],
-                {
-                    f"{group.heading} against {group.other}": {
-                        name: [contrast] for name, contrast in group.contrasts.items()
-                    }
+                [
+                    (
+                        f"{group.heading} against {group.other}",
+                        {name: [contrast] for name, contrast in group.contrasts.items()},
+                    )
                     for group in one.further[title]
-                },
+                ],
             )
 
 
@@ -438,7 +440,7 @@ def _difference_table(
     title: str,
     measure: Measure,
     others: Sequence[str],
-    groups: Mapping[str, Mapping[str, Sequence[Contrast | None]]],
+    groups: Iterable[tuple[str, Mapping[str, Sequence[Contrast | None]]]],
 ) -> Table:
     """Return a table with the contrasts of each method, in the order of ``others``, by heading."""
 
@@ -457,7 +459,7 @@ def _difference_table(
         "In points: mean over pairs, [95 % interval]; difference detectable with 80 % power. ▲ "
         f"better, ▼ worse: p < 0.05 (corrected), with at least {MIN_PAIRS} pairs.{less}{std}",
         [f"{metric.title}{other}" for other in others for metric in metrics],
-        [Group(heading, [*starmap(row, rows.items())]) for heading, rows in groups.items()],
+        [Group(heading, [*starmap(row, rows.items())]) for heading, rows in groups],
     )
 
 

@@ -86,12 +86,12 @@ class SecureAggregation:
 
 @dataclass
 class _Round:
-    """A round's messages and replies, by client."""
+    """A round: its messages and replies by client, and the exchanges that merge them."""
 
     strategy: FairStrategy
     send: Send
     server_round: int
-    asked: dict[int, Message]  # the strategy's train messages
+    asked: dict[int, Message]  # the strategy's train messages, by client
     received: Arrays
     check: ReplyCheck
     numbers: dict[int, MetricRecord] = field(default_factory=dict)  # metrics before training

@@ -82,9 +82,12 @@ def load(run: Path) -> Checkpoint | None:
             problems.append(str(error))
             logger.warning("%s Trying the previous checkpoint.", error)
             continue
-        model, state = _part(arrays, "model/"), _part(arrays, "state/")
-        rest = (facts[name] for name in ("seconds", "sizes", "config"))
-        return Checkpoint(facts["round"], model, state, *rest)
+        return Checkpoint(
+            server_round=facts["round"],
+            model=_part(arrays, "model/"),
+            state=_part(arrays, "state/"),
+            **{name: facts[name] for name in ("seconds", "sizes", "config")},
+        )
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(f"All checkpoints of {run} are unusable. Start a new run.{listed}")

@@ -280,9 +280,9 @@ def parse_values(
             found, wanted = quoted(",".join(header)), ",".join(expected)
             raise RunFolderError(f"{path} has the columns {found}; expected {wanted!r}.")
         for row in reader:
-            cells = row if len(row) == len(expected) else expected  # these are no numbers
-            *before, number, level, name, metric, text = map(text_of, cells)
-            if not (_ROUND.fullmatch(number) and _NUMBER.fullmatch(text)):
+            complete = len(row) == len(expected)
+            *before, number, level, name, metric, text = map(text_of, row if complete else expected)
+            if not (complete and _ROUND.fullmatch(number) and _NUMBER.fullmatch(text)):
                 raise RunFolderError(f"{path}, line {reader.line_num}: cannot read {quoted(row)}.")
             yield tuple(before), Value(int(number), level, name, metric, float(text))
     except csv.Error as error:

@@ -1,4 +1,4 @@
-"""Tests of the global model by the server, and metrics of group fairness from tests of anyone."""
+"""Tests of the global model by the server; group fairness from the server's or clients' tests."""
 
 import math
 from collections.abc import Mapping
@@ -111,10 +111,10 @@ class CentralizedEvaluator:
         people: dict[str, list[fairness.Counts]] = {}
         for domain, futures in pending.items():
             losses, *chunks = zip(*(future.result() for future in futures), strict=True)
-            labels, predicted, logits = map(np.concatenate, chunks)
+            labels, guesses, logits = map(np.concatenate, chunks)
             results[domain] = {
-                "accuracy": float((labels == predicted).mean()),
-                "balanced_accuracy": metrics.balanced_accuracy(labels, predicted),
+                "accuracy": float((labels == guesses).mean()),
+                "balanced_accuracy": metrics.balanced_accuracy(labels, guesses),
                 "loss": sum(losses) / len(labels),
             }
             if self.auc:
@@ -123,7 +123,7 @@ class CentralizedEvaluator:
             of_user, failed[domain] = compute_metrics(self.metrics, logits, labels)
             results[domain] |= of_user
             if self.federation.groups:
-                people[domain] = self._counted(domain, split, labels, predicted)
+                people[domain] = self._counted(domain, split, labels, guesses)
         if self.adabn and (unseen := results.get(held_out)):
             chunks = self._chunks(held_out, split)
             unseen[ADAPTED] = self._pool.submit(self._test_adapted, chunks).result()
@@ -133,12 +133,12 @@ class CentralizedEvaluator:
         return Tested(results, failed, counts, held_out_counts)
 
     def _counted(
-        self, domain: str, split: str, labels: NDArray[np.int64], predicted: NDArray[np.int64]
+        self, domain: str, split: str, labels: NDArray[np.int64], guesses: NDArray[np.int64]
     ) -> list[fairness.Counts]:
         """Count the people of each client in a domain; the clients' examples are concatenated."""
         groups = self._groups(domain, split)
         ends = np.cumsum([len(of_client) for of_client in groups])[:-1]
-        parts = zip(np.split(labels, ends), np.split(predicted, ends), groups, strict=True)
+        parts = zip(np.split(labels, ends), np.split(guesses, ends), groups, strict=True)
         names = self.federation.group_names
         return [fairness.counts_by_group(y, p, g, len(names)) for y, p, g in parts]
 
@@ -160,8 +160,8 @@ class CentralizedEvaluator:
         batches = (x for images in chunks for x, _ in images.eval_batches(self.batch_size))
         with target_statistics(self.model, batches):
             pairs = [self._test(images)[1:3] for images in chunks]
-        labels, predicted = map(np.concatenate, zip(*pairs, strict=True))
-        return float((labels == predicted).mean())
+        labels, guesses = map(np.concatenate, zip(*pairs, strict=True))
+        return float((labels == guesses).mean())
 
     def _test(
         self, images: Examples
@@ -241,7 +241,7 @@ class GroupMetrics:
         names, positive = self.federation.group_names, self.federation.class_names[1]
         wrong = fairness.undefined(counts, names, positive)
         if wrong and where not in self._undefined:
-            text = "; ".join(f"{metrics} ({reason})" for reason, metrics in wrong.items())
+            text = "; ".join(f"{names} ({reason})" for reason, names in wrong.items())
             logger.warning("Undefined for %s: %s.", where, text)
             self._undefined[where] = text
         return _defined({metric.name: metric(counts) for metric in fairness.METRICS})

@@ -15,6 +15,7 @@ from fairflower.server.contents import read_history
 if TYPE_CHECKING:
     from fairflower.aggregation.hooks import Diagnostic  # imports Flower, which is slow
     from fairflower.config import RunConfig
+    from fairflower.server.folder import RunFolder
 
 
 @cache
@@ -121,12 +122,16 @@ class PrivacyLedger:
 
     A round counts as soon as its messages are sent, even if it is repeated after the run was
     killed. If ``run.json`` lacks them, rounds are counted from the checkpoint and the history
-    (`begun_and_spent`). Without differential privacy this class does nothing. ``folder`` is a
-    `RunFolder`.
+    (`begun_and_spent`). Without differential privacy this class does nothing.
     """
 
     def __init__(
-        self, privacy: PrivacyConfig, numbers: int, folder: Any, begun: int = 0, spent: float = 0.0
+        self,
+        privacy: PrivacyConfig,
+        numbers: int,
+        folder: RunFolder,
+        begun: int = 0,
+        spent: float = 0.0,
     ) -> None:
         self.privacy, self.numbers, self.folder = privacy, numbers, folder
         self.rounds = max((folder.fact("privacy") or {}).get("rounds", 0), begun)

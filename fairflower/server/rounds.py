@@ -155,8 +155,15 @@ class RoundLoop:
         folder = self.folder
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
-        facts = folder.seconds, folder.sizes(), self.config.to_flat(), folder.kept_facts()
-        now = Checkpoint(server_round, arrays_of(arrays), state, *facts)
+        now = Checkpoint(
+            server_round=server_round,
+            model=arrays_of(arrays),
+            state=state,
+            seconds=folder.seconds,
+            sizes=folder.sizes(),
+            config=self.config.to_flat(),
+            facts=folder.kept_facts(),
+        )
         checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
     def _train(

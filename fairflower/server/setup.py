@@ -216,7 +216,7 @@ def _check_metric_names(config: RunConfig, federation: Federation) -> None:
 
 
 def _check_available(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
-    """Raise ``ConfigError`` if no client will be available in a round, which is known now."""
+    """Raise ``ConfigError`` if a round will have no client; warn of a trace's unknown clients."""
     text, rounds = config.participation.availability, config.num_server_rounds
     available = strategy._availability
     if isinstance(available, Trace):

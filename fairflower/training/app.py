@@ -68,7 +68,7 @@ def private_round(
         sent = clipped_update(trainer.send(), received, privacy.clip)
     except FloatingPointError:
         sent = dict(received)
-    # The round of its state would reveal in which rounds its training diverged.
+    # Without `state-round`, which would reveal in which rounds its training diverged.
     numbers = noised_numbers(metrics, config, privacy, trainer.client_id)
     return {"client-id": trainer.client_id, **numbers}, sent
 

@@ -59,7 +59,7 @@ def fisher_diagonal(
         for x, y in batches_of(model, data):
             if n == 0:
                 by_layer = _is_exact_by_layer(model, x, y)
-                add_squares = _add_by_layer if by_layer else _add_by_vmap
+                add_squares = _add_by_layer if by_layer else _add_by_sample
                 chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
                 add_squares(total, model, some_x, some_y)
@@ -110,10 +110,10 @@ def _zeros(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.zeros_like(p) for name, p in trainable(model).items()}
 
 
-# --- three ways to add the squares of a batch's per-sample gradients --------------------
+# --- ways to add the squares of a batch's per-sample gradients ---------------------------
 
 
-def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
+def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
     """Add the squares with torch.func or, if it does not support the model, sample by sample."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _add_by_vmap(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Te
     parameters = trainable(model)
     fixed = {name: p.detach() for name, p in parameters.items()}
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    try:
+    try:  # which adds nothing before it fails
         for name, gradients in per_sample(fixed, x, y).items():
             total[name] += gradients.square().sum(0)
     except torch.OutOfMemoryError:

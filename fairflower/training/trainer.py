@@ -235,7 +235,10 @@ class Trainer(TrainerSpec, Configurable):
         return self.criterion(self.model(x), y)
 
     def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross entropy of logits [B, classes], with logit adjustment if set."""
+        """Return the mean cross entropy of logits [B, classes], with logit adjustment if set.
+
+        Raises ``ValueError`` unless there are at least two classes.
+        """
         logits = at_least_float32(logits)
         if self.settings.logit_adjustment:
             logits = logits + self.log_prior

@@ -22,7 +22,7 @@ from fairflower.errors import error_text
 from fairflower.exchanges import ControlVariates
 from fairflower.strategies import FairStrategy, FedAvg, FedHEAL, Uniform
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = pytest.mark.slow
 
 START = {
     "w": np.array([0.5, -0.25], np.float32),

@@ -16,7 +16,7 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, image_sets, prepare
-from fairflower.data.image_sets import CLASSES, HAM10000, ISIC2019, RSNAICH
+from fairflower.data.image_sets import HAM10000, ISIC2019, RSNAICH
 from fairflower.data.partition import client_groups
 from fairflower.errors import DataError
 
@@ -320,7 +320,7 @@ def test_real_ham_is_divided_as_in_fedism(ham_dir: str) -> None:
     """A fifth of every class is corrupted; the test set appears twice."""
     config = ham(ham_dir, clients_per_domain=20, corrupted_clients=4, dirichlet_alpha=1.0)
     federation = prepare(config)
-    assert CLASSES == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+    assert HAM10000.classes == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
     counts = np.array([client.class_counts for client in federation.clients])
     totals = np.array([267, 419, 862, 82, 895, 5374, 104])
     clean = np.array([round(0.8 * total) for total in totals])
@@ -354,7 +354,7 @@ def test_corruption_of_real_ham_does_not_depend_on_the_source(ham_dir: str, seed
     """
     data = HAM10000(ham(ham_dir, clients_per_domain=5, corrupted_clients=1, seed=seed))
     labels = data.labels("ham10000", "train")
-    nevi = labels == CLASSES.index("nv")
+    nevi = labels == HAM10000.classes.index("nv")
     colour = mean_colors(ham_dir)
     parts = client_groups(data, {"ham10000": labels})
     colours = [colour[part.rows[nevi[part.rows]]] for part in parts]

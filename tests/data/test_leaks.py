@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from parametrize import at_night
 from PIL import Image
 from sgd_clients import linear, random_client_data, sgd_trainer
 
@@ -468,7 +469,6 @@ def replies_of(
 PLAIN = [name for name in CLIENTS if name != "fedgc"]
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("split", "settings"),
     [
@@ -495,20 +495,19 @@ def test_a_site_that_has_few_examples_may_use_all_of_them(tmp_path: Path) -> Non
     assert reply.content["metrics"]["num-examples"] == 4
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("settings", "rare", "refused"),
     [
         ({"client.name": "fedmix", "train.batch-size": 1}, 12, True),
         ({"client.name": "fedmix", "train.batch-size": 5}, 12, False),
         ({"client.name": "harmofl", "train.batch-size": 4}, 12, True),
-        ({"client.name": "harmofl", "train.batch-size": 5}, 12, False),
-        ({"client.name": "sgd", "train.batch-size": 1}, 1, False),
+        at_night({"client.name": "harmofl", "train.batch-size": 5}, 12, False),
+        at_night({"client.name": "sgd", "train.batch-size": 1}, 1, False),
         ({"client.name": "fedproto"}, 1, True),
         ({"client.name": "fedproc"}, 4, True),
-        ({"client.name": "fedproto"}, 5, False),
+        at_night({"client.name": "fedproto"}, 5, False),
         ({"strategy.name": "fedgcr"}, 1, True),
-        ({"strategy.name": "fedgcr"}, 5, False),
+        at_night({"strategy.name": "fedgcr"}, 5, False),
     ],
 )
 def test_a_site_sends_no_mean_of_few_examples(

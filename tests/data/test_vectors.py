@@ -127,7 +127,6 @@ def test_every_row_is_held_by_a_client_with_its_label(
         assert np.array_equal(y % 4, np.array(rows(federation)[client.client_id]) % 4)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("config", [TABLE, TEXTS])
 def test_the_settings_that_divide_images_also_divide_vectors(config: DataConfig) -> None:
     few = prepare(replace(config, examples_per_client=7, test_examples=6))

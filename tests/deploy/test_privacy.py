@@ -85,9 +85,9 @@ def plain_model(name: str) -> Mapping[str, Any]:
     return train(make(name), rounds=2)
 
 
-# Wrappers do not depend on the strategy, so by default these pairs run: every strategy in one
-# wrapper, and every wrapper around a mean, a strategy that merges by coordinates and a strategy
-# that asks for a metric.
+# Wrappers do not depend on the strategy, so with --slow ten of these pairs run: every strategy in
+# one wrapper, and every wrapper around a mean, a strategy that merges by coordinates and a strategy
+# that asks for a metric. With --nightly all pairs run.
 @pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("name", "wrapper"),

@@ -44,7 +44,6 @@ def test_raise_errors_raises_the_exception_of_the_client():
         grid.send_and_receive([Message(RecordDict(), node, "train")])
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_reloaded_models_and_metrics_are_used_and_the_number_of_threads_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str

@@ -93,7 +93,6 @@ def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
     return outcome["w"]
 
 
-@pytest.mark.nightly
 def test_foreign_apps_compute_the_same_model_on_both_engines():
     """``simulate`` raises an exception of the server."""
     assert np.array_equal(federate("inline"), federate("ray", fails=True, workers=2))

@@ -135,7 +135,7 @@ KINDS["privacy"] = {
 #: Kinds that run with --nightly only, and those that also run on Flower's engine, which carries
 #: messages and stores states in other ways; all run on it with --nightly.
 AT_NIGHT = ("features", "silobn", "fedper", "fedrep", "lg-fedavg")
-ON_FLOWER = ("tokens", "kept-by-server", "secure_aggregation")
+ON_FLOWER = ("images", "kept-by-server", "secure_aggregation")
 
 # One engine for all runs, because starting it takes long.
 IN_TURN = """

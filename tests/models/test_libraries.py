@@ -128,7 +128,6 @@ def test_timm_networks_pass_check_model(name: str, shape: tuple[int, int, int]) 
     assert set(copy_arrays(model)) == set(model.state_dict())
 
 
-@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "targets"), [("test_vit:image-size=32", "qkv,proj"), ("test_resnet", "conv2")]
@@ -184,7 +183,6 @@ def test_missing_timm_weights_name_the_download_command(
 # --- prompts ----------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["test_vit", pytest.param("test_vit2", marks=pytest.mark.nightly), "test_vit3"]
@@ -212,10 +210,9 @@ def test_prompts_require_a_vit_and_fedgc_requires_prompt_timm() -> None:
 # --- transformers -----------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", mark_others_nightly([(kind,) for kind in WIDTHS], [("bert",), ("roberta",), ("gpt2",)])
+    "kind", mark_others_nightly([(kind,) for kind in WIDTHS], [("bert",), ("roberta",)])
 )
 def test_transformers_text_classifiers_pass_check_model(folder: Any, kind: str) -> None:
     name = f"hf:{folder(kind)}"
@@ -227,7 +224,6 @@ def test_transformers_text_classifiers_pass_check_model(folder: Any, kind: str) 
     assert modules == {"head"} | above.get(kind, set())
 
 
-@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", IMAGE_SIZES)
 def test_transformers_image_classifiers_pass_check_model(folder: Any, kind: str) -> None:

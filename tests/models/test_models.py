@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torchvision
 from invalid_files import Malicious
+from parametrize import mark_others_nightly
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -112,16 +114,15 @@ def test_resnet18_equals_torchvisions() -> None:
 #: All models except those with downloaded weights (tests/models/test_prompt_vit.py) and bags.
 AT_HAND = [name for name in MODELS if not name.endswith(("b-16", "bag"))]
 
+SHAPES = ((3, 32, 32), (1, 8, 8), (3, 20, 13))
 
-@pytest.mark.few(5)
+
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        # The smaller ResNets cover the other shapes.
-        pytest.param(name, shape, marks=pytest.mark.nightly if name == "resnet18" and k else ())
-        for name in AT_HAND
-        for k, shape in enumerate([(3, 32, 32), (1, 8, 8), (3, 20, 13)])
-    ],
+    mark_others_nightly(
+        itertools.product(AT_HAND, SHAPES),
+        [*zip(AT_HAND, itertools.cycle(SHAPES), strict=False)],  # each by one shape
+    ),
 )
 def test_every_model_passes_check_model(name: str, shape: tuple[int, int, int]) -> None:
     check_model(MODELS[name], shape)

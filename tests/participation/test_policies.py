@@ -161,11 +161,11 @@ def test_power_of_choice_without_losses_names_the_setting() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
+        "round-robin",  # those kept by day have a state
         "uniform",
         "by-examples",
-        "round-robin",
-        "power-of-choice:d=3",
         "power-of-choice:d=4:loss=train",
+        "power-of-choice:d=3",
     ],
 )
 def test_a_run_with_any_policy_is_resumed_bit_for_bit(tmp_path: Path, policy: str) -> None:

@@ -259,7 +259,9 @@ def test_fedgcrs_sigma_over_types_is_judged(tmp_path: Path) -> None:
     )
 
 
-def trained(folder: Path, client: str, strategy: str, a: Callable[[int], float]) -> list[Path]:
+def trained(
+    folder: Path, client: str, strategy: str, a: Callable[[int], float], train: str = ""
+) -> list[Path]:
     """Five runs; seeds add offsets to ``a`` that differ between methods and are 0 on average."""
     label = strategy if client == "sgd" else f"{client}+{strategy}"
     number = zlib.crc32(label.encode()) % 24
@@ -271,7 +273,7 @@ def trained(folder: Path, client: str, strategy: str, a: Callable[[int], float])
             label=label,
             strategy=strategy,
             seed=seed,
-            config=f'[client]\nname = "{client}"\n',
+            config=f'{train}[client]\nname = "{client}"\n',
         )
         for seed in range(5)
     ]
@@ -311,6 +313,24 @@ def test_a_grid_is_judged_within_each_client_and_within_each_strategy(
     assert (
         "| *moon against sgd* | | | |\n| fedavg (5 seeds of federation 0) | **+20.00 ▲**" in table
     )
+
+
+def test_grids_of_two_settings_are_two_groups_of_one_table(tmp_path: Path) -> None:
+    folders = [
+        folder
+        for momentum in (0.0, 0.9)
+        for client, strategy in product(("sgd", "fedprox"), ("fedavg", "uniform"))
+        for folder in trained(
+            tmp_path / str(momentum),
+            client,
+            strategy,
+            lambda s: 0.5 + 0.01 * s,
+            f"momentum = {momentum}\n",
+        )
+    ]
+    text = markdown_tables([read_run(folder) for folder in folders])
+    _, _, table = text.partition("**Variants of local training compared with plain local training")
+    assert table.partition("\n\n**")[0].count("| *fedprox against sgd* |") == 2
 
 
 def methods_named(comparison: Comparison, *names: str) -> list[Method]:
@@ -704,6 +724,8 @@ def test_a_summary_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
     write_summary([read_run(make_run(tmp_path / "r", rising(0.5)))], tmp_path / "x.csv")
     text = (tmp_path / "x.csv").read_text()
     (tmp_path / "x.csv").write_text(text, encoding="utf-8-sig", newline="\r\n")
+    facts = tmp_path / "x.runs.json"
+    facts.write_text(facts.read_text(), encoding="utf-8-sig")
     (run,) = read_summary(tmp_path / "x.csv")
     assert run.final()[0] == pytest.approx(0.54)
 

@@ -200,7 +200,6 @@ def test_a_client_that_fails_is_left_out_of_the_sum(stage: str) -> None:
 FAILS_AT = ("measure", "collect_masked_vectors", "unmask")
 
 
-@pytest.mark.few(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage"),

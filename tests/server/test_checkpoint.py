@@ -182,7 +182,7 @@ def no_states():
     shutil.rmtree(client_states(), ignore_errors=True)
 
 
-# The first five have no state, like `sgd`; test_kill.py kills runs of the others.
+# The first five have no state, like `sgd`; test_kill.py kills runs of the others at night.
 TESTED_ELSEWHERE = ("fedavg", "sam", "fedsam", "gsam", "fedprox", "moon", "feddyn", "fedgc")
 TESTED_HERE = [(name,) for name in CLIENTS if name not in TESTED_ELSEWHERE]
 

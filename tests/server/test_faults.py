@@ -471,7 +471,6 @@ def test_a_client_that_sends_invalid_numbers_in_every_round_does_not_end_the_run
     assert {client for line in dropped(folder) for client in line} == {"1"}
 
 
-@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "dies"),

@@ -6,17 +6,20 @@ import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from command import call
+from flwr.app import Context, Message, MessageType
+from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from resuming import config, resume, session, stopped
 
 import fairflower as ff
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.noise import MARGIN, NoisySum
+from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
 from fairflower.config.privacy import PrivacyConfig, is_proven
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted, UserError
@@ -168,8 +171,20 @@ def test_updates_are_clipped_and_updates_with_nan_count_as_zero() -> None:
 
 def test_private_clients_do_not_say_from_which_round_their_state_is(tmp_path: Path) -> None:
     """It is older after a round whose training diverged, which depends on examples."""
+    replies: list[Message] = []
+
+    def clients(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            replies.append(reply)
+        return reply
+
     settings = PRIVATE | SMALL | {"strategy.name": "term", "client.name": "ditto"}
-    folder = session(config(tmp_path, **settings)).run()
+    folder = session(config(tmp_path, **settings), cast(ClientApp, clients)).run()
+    assert len(replies) == 3 * 3  # three of four clients in each round
+    for reply in replies:
+        assert set(reply.content) == {"arrays", "metrics"}
+        assert set(reply.content["metrics"]) == {"num-examples", "client-id", "received_loss"}
     assert "state-round" not in (folder / "history.csv").read_text()
     with pytest.raises(ConfigError, match=r"\(ditto\) was deleted"):
         resume(folder, **{"num-server-rounds": 9})

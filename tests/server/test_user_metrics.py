@@ -168,6 +168,7 @@ def test_a_summary_file_keeps_the_user_metrics(compared: list[Path], tmp_path: P
     [
         ("raises", "KeyError: 'no threshold'"),
         ("nan", "it returned nan; expected a finite number"),
+        ("infinite", "it returned inf; expected a finite number"),
         ("per_class", r"it returned an array of shape \(10,\); expected a number"),
         ("text", "it returned a str; expected a number"),
         ("masked", "it returned a masked value; expected a number"),

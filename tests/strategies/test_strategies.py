@@ -11,6 +11,7 @@ import pytest
 from parametrize import every_strategy
 from replies import valid_reply
 
+from fairflower.config.privacy import is_proven
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
 from fairflower.testing import check_strategy
@@ -142,8 +143,10 @@ def test_check_strategy_reports_broken_requirements(rule, message):
         check_strategy(rule)
 
 
-def test_q_ffl_with_weights_is_private():
-    check_private(partial(STRATEGIES["qffl"], rule="weights"))
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if is_proven(STRATEGIES[name])])
+def test_proven_strategies_are_private_with_a_cap(name):
+    arguments = {"rule": "weights"} if name == "qffl" else {}
+    check_private(partial(STRATEGIES[name], max_client_weight=0.4, **arguments))
 
 
 def test_a_metric_that_no_client_reports_fails_the_round():

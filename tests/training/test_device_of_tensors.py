@@ -70,7 +70,6 @@ PAIRS = [
 ]
 
 
-@pytest.mark.few(12)
 @pytest.mark.parametrize(("client", "strategy"), PAIRS)
 def test_clients_and_strategies_create_tensors_with_a_device(client, strategy):
     with NamesItsDevice():

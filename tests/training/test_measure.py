@@ -266,7 +266,7 @@ def test_the_fisher_by_layer_and_by_vmap_agree_where_both_are_exact(
     assert module._is_exact_by_layer(model, x, y) == MODELS[name][1]
     expected = {key: 5 * value for key, value in loop(model, x, y)[1].items()}
     monkeypatch.setattr(module, "gradients_of", None)  # neither goes sample by sample
-    for add in [module._add_by_vmap, module._add_by_layer][: 1 + MODELS[name][1]]:
+    for add in [module._add_by_sample, module._add_by_layer][: 1 + MODELS[name][1]]:
         total = {key: torch.zeros(value.shape) for key, value in expected.items()}
         with sdpa_kernel(SDPBackend.MATH):
             add(total, model, x, y)
@@ -279,7 +279,7 @@ def test_the_papers_networks_compute_the_fisher_by_layer(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = models.build(name, CLASSES, (3, 8, 8), seed=0)
-    monkeypatch.setattr(module, "_add_by_vmap", None)
+    monkeypatch.setattr(module, "_add_by_sample", None)
     x, y = batch(2)
     actual = fisher_diagonal(model, [(x, y)])
     expected = loop(model, x, y)[1]
@@ -383,7 +383,7 @@ def test_the_memory_limit_sets_the_chunk_size(name: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "chunk_size", spy)
     monkeypatch.setattr(module, "_is_exact_by_layer", lambda *args: MODELS[name][1])
-    for way in ("_add_by_layer", "_add_by_vmap"):
+    for way in ("_add_by_layer", "_add_by_sample"):
         monkeypatch.setattr(module, way, add)
     model = make(name)
     budgets = (0.001, 0.1, 0.2, 512)
