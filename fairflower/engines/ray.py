@@ -262,15 +262,12 @@ class RayGrid(inline.InlineGrid):
             self._queue.put_back(task for other in queued for task in other.tasks)
             self._workers.replace(worker)
             return self._try_again(first, error)
-        except errors.ObjectLostError as error:  # lost with its node
-            del worker.batches[reference]
-            return self._try_again(batch, error)
         except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
             remote = isinstance(error, errors.RayTaskError)
             raise object_store_full_error(worker.node.name if remote else _HERE) from error
-        except errors.RayError as error:
+        except errors.RayError as error:  # not of the client: a dying node may cause any error
             del worker.batches[reference]
-            return [inline.error_reply(task.message, error) for task in batch.tasks]
+            return self._try_again(batch, error)
         for task, (reply, _, _) in zip(batch.tasks, replies, strict=True):
             if reason := inline.memory_problem(reply):
                 return self._with_fewer_workers(task, reason)  # queues this batch again, too
@@ -310,7 +307,7 @@ class RayGrid(inline.InlineGrid):
         return []
 
     def _try_again(self, batch: Batch, error: Exception) -> list[Message]:
-        """Queue the tasks of a dead worker again; return error replies after a second death."""
+        """Queue a failed batch's tasks again; return error replies after a second failure."""
         for task in batch.tasks:
             task.deaths += 1
         self._queue.put_back(task for task in batch.tasks if task.deaths == 1)
