@@ -87,6 +87,7 @@ def test_later_rows_replace_earlier_ones_and_incomplete_lines_are_skipped(
     assert not cuda.is_finished({"rounds": 3, "unfinished": True})
 
 
+@pytest.mark.nightly
 def test_a_paper_run_stops_at_the_time_limit_and_resumes(
     cuda: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

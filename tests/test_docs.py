@@ -362,6 +362,7 @@ QUICK = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_documented_texts_can_be_shown_compared_and_analyzed(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from parametrize import at_night
 
 import fairflower as ff
 from fairflower.engines.inline import InlineGrid
@@ -44,7 +45,7 @@ def test_raise_errors_raises_the_exception_of_the_client():
         grid.send_and_receive([Message(RecordDict(), node, "train")])
 
 
-@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["inline", at_night("ray")])
 def test_reloaded_models_and_metrics_are_used_and_the_number_of_threads_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:

@@ -322,6 +322,7 @@ def test_titles_of_leaderboard_runs_are_unique(file: Path) -> None:
     assert titles[0] == "screening, plain: uniform train.lr=0.05"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_later_session_runs_only_what_the_ledger_lacks(file: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
@@ -339,6 +340,7 @@ def test_a_later_session_runs_only_what_the_ledger_lacks(file: Path, tmp_path: P
     assert without_order(file.parent) == without_order(whole)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_diverged_trial_is_a_lost_row_and_is_not_chosen(file: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
@@ -358,6 +360,7 @@ def test_a_diverged_trial_is_a_lost_row_and_is_not_chosen(file: Path) -> None:
     assert not confirmed & {row.settings for row in lost}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_that_failed_without_diverging_is_repeated_by_the_next_session(file: Path) -> None:
     def failing(config: RunConfig) -> tuple[float, float]:
@@ -483,6 +486,7 @@ def test_rows_that_are_no_longer_planned_may_have_other_data(file: Path) -> None
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_early_stopping_follows_the_validation_examples_in_all_stages(file: Path) -> None:
     make(file)

@@ -124,6 +124,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return run_each(config, tmp_path, ("fedavg", "fedheal"), **{"evaluate.metrics": ALL})
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_tables_show_each_user_metric_over_domains(compared: list[Path]) -> None:
     runs = [read_run(folder) for folder in compared]
@@ -139,6 +140,7 @@ def test_tables_show_each_user_metric_over_domains(compared: list[Path]) -> None
     assert row.cells[-2].text.startswith(f"{100 * sum(values) / 5:.2f}")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_verdicts_and_difference_tables_name_the_user_metric(compared: list[Path]) -> None:
     (chapter,) = analyze([read_run(folder) for folder in compared]).chapters
@@ -153,6 +155,7 @@ def test_verdicts_and_difference_tables_name_the_user_metric(compared: list[Path
     assert "worst domain of macro_f1" in str(verdict)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_summary_file_keeps_the_user_metrics(compared: list[Path], tmp_path: Path) -> None:
     runs = [read_run(folder) for folder in compared]
