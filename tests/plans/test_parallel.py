@@ -130,6 +130,7 @@ def test_a_run_whose_process_is_killed_is_retried_and_other_runs_are_unaffected(
         assert bool(facts(folder).get("resumed")) == (name == "uniform-seed0" == folder.name)
 
 
+@pytest.mark.nightly
 def test_a_run_whose_process_dies_twice_fails_and_other_runs_complete(
     whole: Path, tmp_path: Path
 ) -> None:
