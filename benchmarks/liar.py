@@ -175,7 +175,8 @@ def simulate(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.nd
     weight = 0.0
     for server_round in range(1, rounds + 1):
         # Settings that strategies read from the run config of the clients.
-        config = ConfigRecord({"train.lr": 0.05, "num-server-rounds": rounds})
+        settings = {"train.lr": 0.05, "train.momentum": 0.0, "num-server-rounds": rounds}
+        config = ConfigRecord(dict(settings))
         sent: Any = record_of(model), config, None
         messages = list(strategy.configure_train(server_round, *sent))
         for i, message in enumerate(messages):
