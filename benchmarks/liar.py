@@ -175,8 +175,9 @@ def simulate(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.nd
     weight = 0.0
     for server_round in range(1, rounds + 1):
         # Settings that strategies read from the run config of the clients.
-        settings = {"train.lr": 0.05, "train.momentum": 0.0, "num-server-rounds": rounds}
-        config = ConfigRecord(dict(settings))
+        config = ConfigRecord(
+            {"train.lr": 0.05, "train.momentum": 0.0, "num-server-rounds": rounds}
+        )
         sent: Any = record_of(model), config, None
         messages = list(strategy.configure_train(server_round, *sent))
         for i, message in enumerate(messages):
