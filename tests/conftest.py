@@ -175,12 +175,6 @@ def context() -> Any:
     return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 
-@pytest.fixture(scope="session")
-def engine(pytestconfig: pytest.Config) -> str:
-    """Return the engine for other people's apps: Flower's at night, otherwise this process."""
-    return "flower" if pytestconfig.getoption("--nightly") else "inline"
-
-
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw figures of the page (SVG) as usual; write empty files instead of other figures."""

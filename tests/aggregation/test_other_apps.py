@@ -153,7 +153,7 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], dict[str, bool]]] = {
 
 
 @pytest.fixture(scope="module")
-def results(engine: str) -> dict[str, list[flower.Result]]:
+def results(pytestconfig: pytest.Config) -> dict[str, list[flower.Result]]:
     """Run every case with Flower's FedAvg and with ours in one simulation."""
     found: dict[str, list[flower.Result]] = {}
     server = ServerApp()
@@ -168,6 +168,7 @@ def results(engine: str) -> dict[str, list[flower.Result]]:
                 result = strategy.start(grid, arrays, num_rounds=2, **given)
                 found.setdefault(name, []).append(result)
 
+    engine = "flower" if pytestconfig.getoption("--nightly") else "inline"
     simulate(server, client_app(), CLIENTS, engine=engine)
     return found
 
