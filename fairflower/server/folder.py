@@ -31,7 +31,7 @@ from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server import contents
 from fairflower.server.checkpoint import Checkpoint, earlier_facts
 from fairflower.server.history import History
-from fairflower.server.privacy import PrivacyLedger, begun_and_spent, numbers_of
+from fairflower.server.privacy import PrivacyLedger, numbers_of
 
 #: File of Flower's and fairflower's log messages, and of the error that ended the run.
 LOG = "log.txt"
@@ -152,8 +152,7 @@ class RunFolder:
         kept = _facts_after(server_round, earlier) | ({"parts": parts} if changed else {})
         folder = cls(path, lock, {**facts, **kept}, saved.seconds if saved else 0.0)
         if config.privacy.on:
-            known = begun_and_spent(path, earlier)
-            ledger = PrivacyLedger(config.privacy, numbers_of(config), folder, *known)
+            ledger = PrivacyLedger.reopened(config.privacy, numbers_of(config), path, earlier)
             folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes)
         folder.metrics.read(path / "history.csv")

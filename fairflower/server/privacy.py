@@ -15,7 +15,6 @@ from fairflower.server.contents import read_history
 if TYPE_CHECKING:
     from fairflower.aggregation.hooks import Diagnostic  # imports Flower, which is slow
     from fairflower.config import RunConfig
-    from fairflower.server.folder import RunFolder
 
 
 @cache
@@ -109,51 +108,45 @@ def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     return high * 1.01  # the message rounds it
 
 
-def begun_and_spent(run: Path, facts: Mapping[str, Any]) -> tuple[int, float]:
-    """Return how many rounds a run has begun by its history, and the largest epsilon in it."""
-    history = read_history(run / "history.csv") if (run / "history.csv").exists() else []
-    cut_off = "privacy" not in facts and facts["status"] != "completed"  # a round may have begun
-    begun = max([facts["rounds"], *(line.round for line in history)]) + cut_off
-    return begun, max([0.0, *(line.value for line in history if line.metric == "epsilon")])
-
-
 class PrivacyLedger:
-    """Counts started rounds in ``run.json``, and reports when the privacy budget is used up.
+    """Counts started rounds for ``run.json``, and reports when the privacy budget is used up.
 
     A round counts as soon as its messages are sent, even if it is repeated after the run was
-    killed. If ``run.json`` lacks them, rounds are counted from the checkpoint and the history
-    (`begun_and_spent`). Without differential privacy this class does nothing.
+    killed. Without differential privacy this class does nothing.
     """
 
-    def __init__(
-        self,
-        privacy: PrivacyConfig,
-        numbers: int,
-        folder: RunFolder,
-        begun: int = 0,
-        spent: float = 0.0,
-    ) -> None:
-        self.privacy, self.numbers, self.folder = privacy, numbers, folder
-        self.rounds = max((folder.fact("privacy") or {}).get("rounds", 0), begun)
-        most = self.rounds + 1000  # rounds that were repeated are only in the recorded epsilon
-        while privacy.on and self.epsilon < spent * (1 - 1e-9):
-            self.rounds += 1
-            if self.rounds == most:
+    def __init__(self, privacy: PrivacyConfig, numbers: int, rounds: int = 0) -> None:
+        self.privacy, self.numbers, self.rounds = privacy, numbers, rounds
+
+    @classmethod
+    def reopened(
+        cls, privacy: PrivacyConfig, numbers: int, run: Path, facts: Mapping[str, Any]
+    ) -> PrivacyLedger:
+        """Return the ledger of a run that is resumed, which may have been killed at any moment.
+
+        Rounds are the most that ``run.json``, the history and the epsilon in it show.
+        Raises ``ConfigError`` if no number of rounds has that epsilon.
+        """
+        history = read_history(run / "history.csv") if (run / "history.csv").exists() else []
+        noted = facts.get("privacy", {}).get("rounds", 0)
+        cut_off = "privacy" not in facts and facts["status"] != "completed"  # one may have begun
+        begun = max([facts["rounds"], *(line.round for line in history)]) + cut_off
+        spent = max([0.0, *(line.value for line in history if line.metric == "epsilon")])
+        ledger = cls(privacy, numbers, max(noted, begun))
+        most = ledger.rounds + 1000  # rounds that were repeated are only in the recorded epsilon
+        while ledger.epsilon < spent * (1 - 1e-9):
+            ledger.rounds += 1
+            if ledger.rounds == most:
                 raise ConfigError(
-                    f"{folder.path} cannot be resumed: no number of rounds has the epsilon in its "
+                    f"{run} cannot be resumed: no number of rounds has the epsilon in its "
                     f"history.csv, {spent:.6g}. Start a new run."
                 )
+        return ledger
 
     @property
     def epsilon(self) -> float:
         """Epsilon after the rounds so far."""
         return epsilon(self.privacy, self.numbers, self.rounds)
-
-    def begin_round(self) -> None:
-        """Count a round."""
-        if self.privacy.on:
-            self.rounds += 1
-            self.folder.note("privacy", self.facts())
 
     def metrics(self) -> dict[str, float]:
         """Return epsilon as a metric of the current round."""

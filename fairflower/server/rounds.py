@@ -68,7 +68,8 @@ class RoundLoop:
         if self.config.secure_aggregation:
             self._secure = SecureAggregation(self.strategy, self._exchange)
         numbers = len(self.strategy._measurements)
-        self._privacy = PrivacyLedger(self.config.privacy, numbers, folder)
+        begun = (folder.fact("privacy") or {}).get("rounds", 0)
+        self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
         self._groups = GroupMetrics(folder, self.federation)
         self._released = time.monotonic()
@@ -176,7 +177,9 @@ class RoundLoop:
             messages = self._configure(server_round, arrays)
             if self.stop.is_set():
                 raise RunInterrupted  # before the round counts
-            self._privacy.begin_round()
+            if self.config.privacy.on:
+                self._privacy.rounds += 1
+                self.folder.note("privacy", self._privacy.facts())
             if self._secure is None:
                 replies = self._exchange(messages)
             else:

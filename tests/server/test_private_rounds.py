@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -30,7 +29,7 @@ from fairflower.report.notes import run_notes
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.contents import read_facts
 from fairflower.server.folder import RunFolder
-from fairflower.server.privacy import PrivacyLedger, begun_and_spent, check_reachable, epsilon
+from fairflower.server.privacy import PrivacyLedger, check_reachable, epsilon
 from fairflower.strategies import FairStrategy
 from fairflower.testing import make_cohort
 from fairflower.training.app import clipped_update, noised_numbers
@@ -385,10 +384,9 @@ def test_a_ledger_that_says_less_than_the_history_is_not_believed(
     history = (done / "history.csv").read_bytes().decode()
     (last,) = [line for line in history.splitlines() if line.startswith("3,run,,epsilon,")]
     (done / "history.csv").write_bytes(history.replace(last, f"{last[:-4]}e+09").encode())
-    begun, spent = begun_and_spent(done, read_facts(done))
-    folder: Any = SimpleNamespace(path=done, fact={}.get)
+    privacy = PrivacyConfig(noise_multiplier=1.0)
     with pytest.raises(ConfigError, match=r"no number of rounds has the epsilon in its h"):
-        PrivacyLedger(PrivacyConfig(noise_multiplier=1.0), 0, folder, begun, spent)
+        PrivacyLedger.reopened(privacy, 0, done, read_facts(done))
     with pytest.raises(UserError, match=r"history\.csv has been changed"):
         resume(done, **{"num-server-rounds": 4})
 
