@@ -84,10 +84,10 @@ class Liar(Trainer):
             train = train._replace(y=9 - train.y)
         return prepared_examples(self, train, "training", self.data.augment)
 
-    def loss_and_accuracy(self, examples: Examples) -> tuple[float, float]:
+    def evaluate(self, examples: Examples) -> dict[str, float]:
         """Return loss and accuracy; the loss of a liar may be false."""
-        loss, accuracy = super().loss_and_accuracy(examples)
-        return (CLAIM if self.lie == "loss" else loss), accuracy
+        values = super().evaluate(examples)
+        return values | {"loss": CLAIM} if self.lie == "loss" else values
 
     def receive(self, arrays: Mapping[str, Any]) -> None:
         """Load the received model, and keep a reference to its arrays."""

@@ -260,7 +260,8 @@ def _federation(text: str) -> Federation:
     A text as number of classes would be the argument of a function that the message names.
     """
     federation = Federation.from_json(text, Path("at-the-sites"))
-    whole = ClientInfo(0, "a site", 1, (1,) + (0,) * (federation.num_classes - 1))
+    counts = (1,) + (0,) * (federation.num_classes - 1) if federation.learns.classes else ()
+    whole = ClientInfo(0, "a site", 1, counts)
     dataclasses.replace(
         federation, domains=("a site",), sources=("",), test_sizes=(1,), clients=(whole,)
     ).check()
@@ -304,6 +305,7 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
         std=federation.std,
         augment=federation.augment,
         num_classes=federation.num_classes,
+        task=federation.learns,
         groups=groups,
         num_groups=len(federation.group_names),
     )

@@ -134,7 +134,7 @@ class Misspells(FedAvg):
 
 @measurement(low=0, high=1)
 def median(trainer):
-    return trainer.loss_and_accuracy(trainer.train_examples)[1] / 2
+    return trainer.evaluate(trainer.train_examples)["accuracy"] / 2
 
 @measurement("trained", shape="vector")
 def sizes(trainer):

@@ -190,15 +190,18 @@ def check_test(
     client: int,
     content: RecordDict,
     metrics: MetricRecord,
+    *,
+    primary: str = "",
 ) -> MetricRecord:
     """Return a client's test metrics; raise ``InvalidReply`` if they are impossible.
 
     ``max_test_sizes`` has the largest possible number of test examples by client id, where known.
-    With ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
+    ``primary`` is the score that it must report, if any. With ``num_groups`` groups of people, the
+    counts in ``content`` are added to the metrics.
     """
     metrics.pop(GROUP_COUNTS, None)  # these counts are in a record of their own
     most = max_test_sizes.get(client, math.inf)
-    for key in ("accuracy", "eval_loss"):
+    for key in filter(None, (primary, "eval_loss")):
         if key not in metrics:
             raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
     if float(metrics[examples_key]) > most:  # type: ignore[arg-type]

@@ -272,12 +272,15 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         replies: Iterable[Message],
         max_test_sizes: Mapping[int, int],
         num_groups: int = 0,
+        primary: str = "",
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
         For the other arguments see `check_test`. Raises ``RoundFailed`` as in training.
         """
-        check = partial(check_test, self.weighted_by_key, max_test_sizes, num_groups)
+        check = partial(
+            check_test, self.weighted_by_key, max_test_sizes, num_groups, primary=primary
+        )
         request = self._request(MessageType.EVALUATE, server_round)
         with _keeping(request.arrays):
             answers = self.new_replies(request).read(replies, check)

@@ -18,6 +18,7 @@ from fairflower.config.methods import (
     ModelSpec,
     ParticipationSpec,
     Spec,
+    TaskSpec,
     TrackerSpec,
 )
 from fairflower.config.run import default_values, key_help
@@ -30,6 +31,7 @@ _LISTS: dict[str, tuple[str, type[Spec]]] = {
     "strategies": ("Strategies", StrategyConfig),
     "clients": ("Clients", ClientConfig),
     "data": ("Data sets", DataSpec),
+    "tasks": ("Tasks", TaskSpec),
     "models": ("Models", ModelSpec),
     "adapters": ("Adapters", AdapterSpec),
     "policies": ("Participation policies", ParticipationSpec),

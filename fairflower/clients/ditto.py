@@ -94,6 +94,6 @@ class Ditto(Trainer):
         metrics = super().test()
         received = self.send()
         self.receive(self.state.get("personal") or received)
-        metrics["personal_accuracy"] = self.loss_and_accuracy(self.test_examples)[1]
+        metrics |= self.personal_score()
         self.receive(received)
         return metrics

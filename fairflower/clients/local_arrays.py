@@ -81,7 +81,7 @@ class LocalArraysTrainer(Trainer):
         self._set(None)
         metrics = super().test()
         self.load_local_arrays()
-        return {**metrics, "personal_accuracy": self.loss_and_accuracy(self.test_examples)[1]}
+        return metrics | self.personal_score()
 
     def _set(self, values: Arrays | None) -> None:
         """Copy values into the local arrays; None restores the initial values."""

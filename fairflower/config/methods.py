@@ -28,6 +28,7 @@ from fairflower.registry import (
     OWN_FILES,
     PARTICIPATION,
     STRATEGIES,
+    TASKS,
     TRACKERS,
 )
 from fairflower.registry.named import Registry
@@ -126,6 +127,13 @@ class DataSpec(Spec):
     def own(self) -> bool:
         """Whether these are a user's data, in which a domain is a site: files or a class."""
         return self.name in OWN_FILES or self.name not in self.REGISTRY.data
+
+
+class TaskSpec(Spec):
+    """What a network learns, which ``data.task`` or the data set selects."""
+
+    KEY = "data.task"
+    REGISTRY = TASKS
 
 
 class ModelSpec(Spec):
@@ -321,7 +329,7 @@ class ClientConfig(MethodSpec):
 
 #: All kinds of parts that a run config names.
 SPECS: tuple[type[Spec], ...] = (
-    *(StrategyConfig, ClientConfig, DataSpec, ModelSpec),
+    *(StrategyConfig, ClientConfig, DataSpec, TaskSpec, ModelSpec),
     *(AdapterSpec, ParticipationSpec, TrackerSpec),
 )
 

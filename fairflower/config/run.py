@@ -22,6 +22,7 @@ from fairflower.config.methods import (
     ParticipationSpec,
     Spec,
     StrategyConfig,
+    TaskSpec,
     TrackerSpec,
 )
 from fairflower.config.privacy import PrivacyConfig, check_privacy
@@ -171,6 +172,7 @@ class RunConfig:
             self.strategy,
             self.client,
             DataSpec.read(self.data.name),
+            *([TaskSpec.read(task)] if (task := self.data.task) else []),
             ModelSpec.read(self.model.name),
             ParticipationSpec.read(self.participation.policy),
             *([AdapterSpec.read(adapter)] if adapter else []),

@@ -63,6 +63,11 @@ class DataConfig:
     name: Annotated[str, "Data set: a name from `fairflower list data`, or module:Class."] = (
         "uci-digits"
     )
+    task: Annotated[
+        str,
+        "What is learnt: a name from `fairflower list tasks` with its arguments, or module:Class. "
+        "Empty means the data set's own task.",
+    ] = ""
     dir: Annotated[
         str,
         EXECUTION,

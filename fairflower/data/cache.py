@@ -62,6 +62,7 @@ from fairflower.data.rows import (
 from fairflower.errors import DataError
 from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
+from fairflower.tasks import Targets, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -217,14 +218,20 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     divided = {**rows, "test": rows["test"] | unseen_rows}
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
     shape = _shape(data_set, examples)
-    trained, tested = (np.unique(np.concatenate([*labels[s].values()])) for s in ("train", "test"))
-    most = 1 + max(int(trained[-1]), int(tested[-1]))
+    task = task_of(data_set.task)
+    sizes = {y.shape[1:]: domain for of in labels.values() for domain, y in of.items()}
+    if len(sizes) > 1:
+        texts = (f"{domain} {list(size)}" for size, domain in sizes.items())
+        raise DataError(f"{config.name}: targets differ in shape: {', '.join(texts)}.")
+    trained, tested = (np.concatenate([*labels[s].values()]) for s in ("train", "test"))
+    most = max(task.num_outputs(y) for y in (trained, tested))
     num_classes = data_set.num_classes or len(data_set.classes) or most
     people = cache(lambda d, split: groups_of(data_set, d, split, labels[split][d]))
     if not site:
-        check_classes(config.name, num_classes)
-        _warn_of_classes(data_set, num_classes, trained, tested)
-        check_comparable(config.name, config.groups, data_set.group_names, num_classes)
+        if task.classes:
+            check_classes(config.name, num_classes)
+            _warn_of_classes(data_set, num_classes, np.unique(trained), np.unique(tested))
+        check_comparable(config.name, config.groups, data_set.group_names, num_classes, task)
     data = {
         group.name: _arrays(config, group, divided, examples, labels, people, shape)
         for group in (*groups, *unseen)
@@ -232,8 +239,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     clients: list[ClientInfo] = []
     for group in groups:
         for y in _by_client(data[group.name]["y_train"], rows["train"][group.name]):
-            counts = np.bincount(y, minlength=num_classes).tolist()
-            clients.append(ClientInfo(len(clients), group.name, sum(counts), tuple(counts)))
+            counts = np.bincount(y, minlength=num_classes).tolist() if task.classes else []
+            clients.append(ClientInfo(len(clients), group.name, len(y), tuple(counts)))
     domains = tuple(group.name for group in groups)
     check_names((*domains, config.held_out, *data_set.classes, *data_set.group_names))
     federation = Federation(
@@ -258,6 +265,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         redraw={} if site else draw_facts(data_set, groups, rows, labels),
         groups=config.groups,
         group_names=data_set.group_names,
+        task=data_set.task,
     )
     return federation, [*data.values(), {f"ends_{s}": _ends(divided[s]) for s in divided}]
 
@@ -267,7 +275,7 @@ def _arrays(
     group: ClientGroup,
     rows: Mapping[str, Rows],
     examples: Mapping[str, Examples],
-    labels: Mapping[str, Mapping[str, Ints]],
+    labels: Mapping[str, Mapping[str, Targets]],
     people: Callable[[str, str], Ints],
     shape: tuple[int, ...],
 ) -> Arrays:

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from fairflower.config import DataConfig
 from fairflower.config.text import unknown
 from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
-from fairflower.data.files import MAX_CLASSES, data_folder, logger
+from fairflower.data.files import data_folder, logger, other_task
 from fairflower.errors import DataError
+from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
 #: Mean and standard deviation of ImageNet per channel, for networks pretrained on ImageNet.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,10 +54,12 @@ class DataSet(ABC):
 
     #: Kind of the examples: "images", "features" or "tokens".
     kind: ClassVar[str] = "images"
-    #: Number of classes. None means the length of ``classes`` or, if it is empty, one more than the
-    #: largest label.
+    #: What is learnt, a name with arguments; ``data.task`` replaces it.
+    task: str = CLASSIFICATION
+    #: Number of classes or, for other tasks, of the network's outputs. None means the length of
+    #: ``classes`` or, if it is empty, what the targets say: one more than the largest label.
     num_classes: ClassVar[int | None] = None
-    #: Class names in the order of the labels; empty if the classes have only numbers.
+    #: Class names in the order of the labels, or names of the targets; empty if they have none.
     classes: tuple[str, ...] = ()
     #: Side in pixels to which images are resized, unless ``data.image-size`` is set. None means
     #: that images keep their size, which must then be the same in all domains.
@@ -90,6 +93,8 @@ class DataSet(ABC):
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
+        if config.task:
+            self.task = config.task
         known = self.all_domains()
         #: The domains to read: those of the clients and the held-out domain.
         self.domains = select_domains(config.domains, known)
@@ -115,8 +120,11 @@ class DataSet(ABC):
         """Return the names of all domains, in the default order."""
 
     @abstractmethod
-    def labels(self, domain: str, split: str) -> Ints:
-        """Return the labels of a domain's "train" or "test" examples, int64 [N]."""
+    def labels(self, domain: str, split: str) -> Targets:
+        """Return the targets of a domain's "train" or "test" examples, class numbers int64 [N].
+
+        Other tasks have other targets (`fairflower.tasks`).
+        """
 
     @property
     def group_names(self) -> tuple[str, ...]:
@@ -309,16 +317,24 @@ def attributes_of(data_set: DataSet) -> dict[str, str]:
     return {k: repr(v.tolist() if isinstance(v, np.ndarray) else v) for k, v in values.items()}
 
 
-def labels_of(data_set: DataSet, domain: str, split: str) -> Ints:
-    """Return a domain's labels; raise ``DataError`` unless they are class numbers, int64 [N]."""
-    y, place = np.asarray(data_set.labels(domain, split)), (data_set, domain, split, "labels")
-    if y.ndim != 1 or (len(y) and y.dtype != np.int64):
-        raise invalid_values_error(*place, y, "int64 [N]")
-    most = (data_set.num_classes or len(data_set.classes) or MAX_CLASSES) - 1
-    if len(y) and not 0 <= y.min() <= y.max() <= most:
-        found = f"{y.min()} to {y.max()}"
-        raise invalid_values_error(*place, found, f"0 to {most}, the class numbers")
-    return y
+def labels_of(data_set: DataSet, domain: str, split: str) -> Targets:
+    """Return a domain's targets; raise ``DataError`` unless they are valid for its task."""
+    return checked_targets(data_set, domain, split, data_set.labels(domain, split))
+
+
+def checked_targets(data_set: DataSet, domain: str, split: str, values: Any) -> Targets:
+    """Return values as targets of a domain; raise ``DataError`` unless they are valid."""
+    declared = data_set.num_classes or len(data_set.classes) or None
+    try:
+        return task_of(data_set.task).read(np.asarray(values), declared)
+    except ValueError as error:
+        where = f"{type(data_set).__name__}: {domain}: {split}: labels"
+        raise DataError(f"{where}: {error}{other_task(data_set.task)}.") from error
+
+
+def strata_of(data_set: DataSet, targets: Targets) -> Ints:
+    """Return the number by which each example is divided among clients, int64 [N]."""
+    return task_of(data_set.task).strata(targets)
 
 
 def mean_and_std(data_set: DataSet, shape: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
@@ -432,17 +448,20 @@ def too_few_examples_error(
     )
 
 
-def check_comparable(name: str, groups: str, group_names: Sequence[str], num_classes: int) -> None:
+def check_comparable(
+    name: str, groups: str, group_names: Sequence[str], num_classes: int, task: Task
+) -> None:
     """Raise ``DataError`` if there is only one group of people, or not exactly two classes."""
     if groups and len(group_names) < 2:
         raise DataError(
             f"data.groups = {groups!r}: found only the group {', '.join(group_names)}; expected at"
             " least two groups. Name another attribute, or remove data.groups."
         )
-    if groups and num_classes != 2:
+    if groups and not (task.classes and num_classes == 2):
+        found = f"has {num_classes}" if task.classes else "has none"
         raise DataError(
             f"data.groups = {groups!r}: group-fairness metrics need two classes (class 1 is the"
-            f" positive class), but {name} has {num_classes}. Remove data.groups."
+            f" positive class), but {name} {found}. Remove data.groups."
         )
 
 
@@ -457,7 +476,7 @@ def check_smallest(data_set: DataSet, least: int) -> None:
     named = isinstance(kind.classes, tuple) and kind.classes
     places = [(domain, split) for split in ("train", "test") for domain in data_set.domains]
     numbers: dict[str, Any] = {}
-    if not (isinstance(kind.num_classes, int) or named):
+    if task_of(data_set.task).classes and not (isinstance(kind.num_classes, int) or named):
         numbers["classes"] = partial(labels_of, data_set)
     if data_set.config.groups and kind.group_names is not DataSet.group_names:
         numbers["groups"] = data_set.group_of

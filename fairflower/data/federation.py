@@ -19,6 +19,7 @@ from fairflower.errors import DataError, is_text, quoted
 from fairflower.files import read_npy_header
 from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
+from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
 META = "meta.json"
 
@@ -32,13 +33,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Split(NamedTuple):
-    """Examples and their labels, int64 [N] in ``0 .. num_classes - 1``.
+    """Examples and their targets: class numbers int64 [N], or others (`fairflower.tasks`).
 
     Images are uint8 [N, C, H, W], features float32 [N, D], token ids int64 [N, L].
     """
 
     x: Pixels | Floats | Ints
-    y: Ints
+    y: Targets
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ class Augment:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """A client's domain, and its number of training examples in total and per class."""
+    """A client's domain, and its number of training examples in total and per class.
+
+    ``class_counts`` is empty if the targets are no classes.
+    """
 
     client_id: Count
     domain: Name
@@ -82,6 +86,7 @@ class Federation:
     domains: tuple[Name, ...]
     #: Source of each domain's examples, as text.
     sources: tuple[str, ...]
+    #: Number of classes or, for other tasks, of the network's outputs.
     num_classes: Positive
     #: Shape of every example: (C, H, W) for images, (D,) for features, and (V, L) for L token ids
     #: below V (the shape of one-hot vectors).
@@ -98,7 +103,7 @@ class Federation:
     clients: tuple[ClientInfo, ...]
     #: Whether tests also report the AUC.
     auc: bool = False
-    #: Class names; empty if the classes have only numbers.
+    #: Names of classes or targets; empty if they have only numbers.
     classes: tuple[Name, ...] = ()
     #: SHA-256 of all clients' examples, the same wherever the data are prepared; empty for a site
     #: and for a federation of sites.
@@ -119,6 +124,8 @@ class Federation:
     groups: str = ""
     #: Names of the groups of people, in the order of their numbers.
     group_names: tuple[Name, ...] = ()
+    #: What is learnt, a name with arguments; see `fairflower.tasks`.
+    task: str = CLASSIFICATION
 
     def __hash__(self) -> int:
         """Hash only a few fields, because workers look up the federation of every message."""
@@ -195,16 +202,24 @@ class Federation:
         named = bool(self.groups) == bool(groups) and len(set(groups)) == len(groups)
         _expect(self, "group_names", named)
         _expect(self, "clients", bool(self.clients))
+        counts_classes = self.learns.classes
         for k, client in enumerate(self.clients):
             _expect(client, "client_id", client.client_id == k)
             _expect(client, "domain", client.domain in domains)
-            _expect(client, "class_counts", len(client.class_counts) == self.num_classes)
-            _expect(client, "num_examples", client.num_examples == sum(client.class_counts))
+            if counts_classes:
+                _expect(client, "num_examples", client.num_examples == sum(client.class_counts))
+            counted = self.num_classes if counts_classes else 0
+            _expect(client, "class_counts", len(client.class_counts) == counted)
 
     @property
     def kind(self) -> str:
         """Kind of the examples: ``"images"``, ``"features"`` or ``"tokens"``."""
         return KINDS[len(self.shape)]
+
+    @property
+    def learns(self) -> Task:
+        """What is learnt."""
+        return task_of(self.task)
 
     @property
     def class_names(self) -> tuple[str, ...]:

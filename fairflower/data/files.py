@@ -21,6 +21,7 @@ from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
 from fairflower.errors import DataError
 from fairflower.files import read_npy_header
+from fairflower.tasks import CLASSIFICATION, Targets, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ NPZ_FORMAT = (
     "(whole-number labels [N])"
 )
 
-MAX_CLASSES = 2**16  # upper bound on labels if the number of classes is not declared
 
 #: Maximum size of an image file or table in bytes: five times the largest image in 16-bit color.
 MAX_BYTES = 2**30
@@ -145,19 +145,19 @@ class NpzFile:
     """A domain in an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
     The file may be compressed (deflate, LZMA). Python objects are rejected, and so are arrays whose
-    header states a size above the free memory. Labels must be below ``num_classes``, if it is
-    given.
+    header states a size above the free memory. Labels must fit the task and the number of outputs.
     """
 
     path: Path
-    num_classes: int | None = None
+    num_outputs: int | None = None
+    task: str = CLASSIFICATION
 
-    def labels(self, split: str) -> Ints:
-        """Return the labels of a split, int64 [N]."""
+    def labels(self, split: str) -> Targets:
+        """Return the targets of a split."""
         key = f"y_{split}"
         with self._member(key) as (_, _, member):
             values = np.lib.format.read_array(member)
-        return checked_labels(f"{self.path}: {key}", values, self.num_classes)
+        return checked_labels(f"{self.path}: {key}", values, self.num_outputs, self.task)
 
     def values(self, setting: str, name: str, split: str) -> list[str]:
         """Return the values of ``<name>_<split>`` as strings, one for each label of the split."""
@@ -245,22 +245,24 @@ def needed_folder(config: DataConfig, content: str) -> Path:
     return folder
 
 
-def checked_labels(where: str, values: npt.NDArray[Any], num_classes: int | None) -> Ints:
-    """Return the labels as int64 [N], if they are valid.
+def checked_labels(
+    where: str, values: npt.NDArray[Any], num_outputs: int | None, task: str = CLASSIFICATION
+) -> Targets:
+    """Return the targets in a file; raise ``DataError`` if there are none or they do not fit.
 
-    Raises ``DataError`` if they are not whole numbers from 0 to ``num_classes - 1``. ``where`` says
-    in the error message where the labels are.
+    ``where`` says in the error message where they are. For the rest see `fairflower.tasks.Task`.
     """
-    if values.ndim != 1 or values.dtype.kind not in "iu":
-        found = described(values.dtype, values.shape)
-        raise DataError(f"{where}: found {found}; expected whole-number labels [N].")
     if len(values) == 0:
         raise DataError(f"{where}: found no labels; expected at least one example.")
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= (num_classes or MAX_CLASSES):
-        allowed = f"0 to {(num_classes or MAX_CLASSES) - 1}, the class numbers"
-        raise DataError(f"{where}: found labels from {low} to {high}; expected {allowed}.")
-    return values.astype(np.int64)
+    try:
+        return task_of(task).read(values, num_outputs)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}{other_task(task)}.") from error
+
+
+def other_task(task: str) -> str:
+    """Return the end of an error about targets, which says how another task is chosen."""
+    return f" (data.task = {task!r})" if task != CLASSIFICATION else ""
 
 
 def check_twins(what: str, held: Mapping[str, Iterable[str]], remedy: str) -> None:

@@ -268,20 +268,20 @@ class SplitFiles(DataSetOfFiles["files.NpzFile | DatasetDict"]):
     def labels(self, domain: str, split: str) -> Ints:
         opened = self._open(domain)
         if isinstance(opened, dict):
-            return split_table(opened, split, self.source(domain), self._num_classes).labels
+            return split_table(opened, split, self.source(domain), *self._learnt).labels
         return opened.labels(split)
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
         """Return the images of these rows. Only Hugging Face images are resized, to a square."""
         opened, where = self._open(domain), self.source(domain)
         if isinstance(opened, dict):
-            table, size = split_table(opened, split, where, self._num_classes), self.image_size
+            table, size = split_table(opened, split, where, *self._learnt), self.image_size
             return table.pixels(rows, self.config.image_size or size, f"{where}: {split}")[0]
         return opened.images(split, rows)
 
     @property
-    def _num_classes(self) -> int | None:
-        return self.num_classes or len(self.classes) or None
+    def _learnt(self) -> tuple[int | None, str]:
+        return self.num_classes or len(self.classes) or None, self.task
 
     def fingerprint(self) -> Any:
         paths = {domain: self._path(domain) for domain in self.domains}
@@ -317,7 +317,7 @@ class SplitFiles(DataSetOfFiles["files.NpzFile | DatasetDict"]):
     def _read(self, domain: str) -> files.NpzFile | DatasetDict:
         path = self._path(domain)
         if path and not path.is_dir():
-            return files.NpzFile(path, self._num_classes)
+            return files.NpzFile(path, *self._learnt)
         data = load_saved(path) if path else load_hub(*self.hub[domain], _REMEDY, self.hub_splits)
         if not isinstance(data, dict):
             raise DataError(

@@ -20,6 +20,7 @@ from fairflower.data import files
 from fairflower.data.federation import Ints, Pixels
 from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
+from fairflower.tasks import Targets
 
 if TYPE_CHECKING:  # Pillow and pydicom are not in every installation
     import pydicom
@@ -41,12 +42,12 @@ class FileTable:
     """Table of image files that are not yet decoded: a label and a file for each image.
 
     Every source of images is read by such a table: folders of classes, a .csv file with the names
-    of images, and rows of a Hugging Face data set. ``labels`` are int64 [N]. ``where`` returns the
-    name of the image in a row, for error messages. ``pictures`` decodes the images of rows, one at
-    a time.
+    of images, and rows of a Hugging Face data set. ``labels`` are their targets. ``where`` returns
+    the name of the image in a row, for error messages. ``pictures`` decodes the images of rows,
+    one at a time.
     """
 
-    labels: Ints
+    labels: Targets
     where: Callable[[int], str]
     pictures: Callable[[Ints], Iterator[Image.Image]]
 
@@ -83,7 +84,7 @@ class HuggingFaceImages:
         numbers = files.checked_labels(f"{self.where}: {name}", values, len(names))
         return np.array([names[k] for k in numbers])
 
-    def table(self, rows: Ints, labels: Ints) -> FileTable:
+    def table(self, rows: Ints, labels: Targets) -> FileTable:
         """Return the table of the images in these rows, which have these labels."""
         undecoded, mode = self._files
 
@@ -113,10 +114,12 @@ class HuggingFaceImages:
         return images.cast_column("image", Feature(decode=False)), feature.mode
 
 
-def split_table(splits: DatasetDict, split: str, where: str, num_classes: int | None) -> FileTable:
+def split_table(
+    splits: DatasetDict, split: str, where: str, num_outputs: int | None, task: str
+) -> FileTable:
     """Return the table of a split of a Hugging Face data set with the columns image and label.
 
-    Labels must be below ``num_classes``, if it is given. ``where`` is the data's name in errors.
+    For labels see `fairflower.data.files.checked_labels`. ``where`` is the data's name in errors.
     """
     if split not in splits:
         found = ", ".join(map(str, splits))
@@ -124,7 +127,7 @@ def split_table(splits: DatasetDict, split: str, where: str, num_classes: int | 
     images = HuggingFaceImages(splits[split], f"{where}: {split}")
     files.check_columns(images.where, ("image", "label"), images.data.column_names)
     values = np.asarray(images.data["label"][:])
-    labels = files.checked_labels(f"{images.where}: label", values, num_classes)
+    labels = files.checked_labels(f"{images.where}: label", values, num_outputs, task)
     return images.table(np.arange(len(labels)), labels)
 
 

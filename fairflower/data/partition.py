@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.config.text import argument_to_key
-from fairflower.data.data_set import DataSet, labels_of, too_few_examples_error
+from fairflower.data.data_set import DataSet, labels_of, strata_of, too_few_examples_error
 from fairflower.data.federation import Ints
 from fairflower.data.files import explained
 from fairflower.errors import DataError, require
@@ -162,6 +162,7 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     groups = []
     for domain, values in labels.items():
         test = labels_of(data_set, domain, "test") if tested[domain] else None
+        test = None if test is None else strata_of(data_set, test)
         trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
         large = [k for k, rows in enumerate(trained_on) if len(rows) > 1]
         usable = [k for k in large if test is None or len(tested_on[k])]

@@ -15,11 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import DataConfig
-from fairflower.data.data_set import DataSet, client_count_key, labels_of, too_few_examples_error
+from fairflower.data.data_set import (
+    DataSet,
+    checked_targets,
+    client_count_key,
+    labels_of,
+    strata_of,
+    too_few_examples_error,
+)
 from fairflower.data.federation import Federation, Ints
 from fairflower.data.partition import ClientGroup, client_groups, divide, like_training, split_rng
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
+from fairflower.tasks import Targets, task_of
 
 #: Split of a federation -> split of the data set from which its examples are taken.
 SPLITS = {"train": "train", "validation": "train", "test": "test"}
@@ -29,13 +37,19 @@ Rows = dict[str, list[Ints]]
 
 def divided_rows(
     data_set: DataSet,
-) -> tuple[dict[str, dict[str, Ints]], list[ClientGroup], dict[str, Rows]]:
-    """Return labels by split and domain, groups of clients, and rows by split, group and client.
+) -> tuple[dict[str, dict[str, Targets]], list[ClientGroup], dict[str, Rows]]:
+    """Return targets by split and domain, groups of clients, and rows by split, group and client.
 
     Validation rows are optional (a setting).
     """
     config, domains = data_set.config, {"train": data_set.client_domains, "test": data_set.domains}
-    labels = {s: {d: labels_of(data_set, d, s) for d in domains[s]} for s in domains}
+    targets = {s: {d: labels_of(data_set, d, s) for d in domains[s]} for s in domains}
+    labels = {s: {d: strata_of(data_set, y) for d, y in of.items()} for s, of in targets.items()}
+    if config.dirichlet_alpha and not task_of(data_set.task).classes:
+        raise DataError(
+            f"data.dirichlet-alpha = {config.dirichlet_alpha:g} divides classes, but the task is "
+            f"{data_set.task}. Set it to 0."
+        )
     groups, trained = client_groups(data_set, labels["train"]), labels["train"]
     train, test = train_rows(data_set, groups, trained), test_rows(config, groups, labels["test"])
     skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
@@ -51,7 +65,7 @@ def divided_rows(
         group_labels = {group.name: trained[group.domain] for group in groups}
         kept, held_out = hold_out(train, group_labels, share, config.seed)
         rows = {"train": kept, "validation": held_out, "test": test}
-    return labels, groups, rows
+    return targets, groups, rows
 
 
 def train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
@@ -225,7 +239,10 @@ def draw_anew(data_set: DataSet) -> None:
     @cache
     def drawn(domain: str) -> tuple[int, dict[str, Ints]]:
         """Return the number of training examples in the files, and each split's places."""
-        trained, tested = (np.asarray(labels(domain, split)) for split in splits)
+        trained, tested = (
+            strata_of(data_set, checked_targets(data_set, domain, s, labels(domain, s)))
+            for s in splits
+        )
         rng = np.random.default_rng(derive_seed(config.seed, domain, "redraw"))
         if config.redraw == "rows":
             test = _by_class(trained, tested, rng)

@@ -50,7 +50,7 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
         ):
             picture = np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0)
             axis.imshow(picture, interpolation="nearest")
-            name = names[label]
+            name = names[label] if federation.learns.classes else _shown(label)
             if len(name) > LONGEST:
                 name = name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
             axis.set_title(name, fontsize=7, pad=2, color="0.35", parse_math=False)
@@ -60,6 +60,12 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     return path
 
 
+def _shown(target: Any) -> str:
+    """Return an example's target as text; NaN, an unknown label, is a question mark."""
+    values = np.atleast_1d(target)
+    return " ".join("?" if np.isnan(value) else f"{value:g}" for value in values.ravel()[:LONGEST])
+
+
 def clients_table(federation: Federation) -> Table:
     """Return a table of class counts per client, with totals and test sizes per domain."""
     named = zip(federation.domains, federation.sources, strict=True)
@@ -67,9 +73,11 @@ def clients_table(federation: Federation) -> Table:
     if federation.held_out:
         sources.append(f"{federation.held_out}: held out, {federation.held_out_size} test examples")
     numbered = ", ".join(f"{k} {name}" for k, name in enumerate(federation.classes))
-    classes = [f"classes: {numbered}"] if numbered else []
+    counts = federation.learns.classes
+    classes = [f"{'classes' if counts else 'targets'}: {numbered}"] if numbered else []
+    classes += [] if counts else [f"task: {federation.task}"]
     shown = Table(
-        title=f"{federation.name}: training examples per client and class",
+        title=f"{federation.name}: training examples per client{' and class' * counts}",
         caption=escape("\n".join([*classes, *sources])),
         title_justify="left",
         caption_justify="left",
@@ -80,8 +88,8 @@ def clients_table(federation: Federation) -> Table:
     splits = {"test": federation.test_sizes}
     if federation.validation_sizes:
         splits["validation"] = federation.validation_sizes
-    per_class = np.sum([client.class_counts for client in federation.clients], axis=0)
-    width = len(str(max(*per_class.tolist(), federation.num_classes)))
+    per_class = np.sum([client.class_counts for client in federation.clients], axis=0).tolist()
+    width = len(str(max([*per_class, federation.num_classes])))
     per_line = 10 if width < 5 else 5  # in a terminal of 80 columns, which would crop more columns
 
     def in_lines(numbers: Sequence[int]) -> str:
@@ -92,17 +100,19 @@ def clients_table(federation: Federation) -> Table:
     shown.add_column("client", justify="right", no_wrap=True)
     shown.add_column("domain", overflow="fold")
     shown.add_column("train", justify="right", no_wrap=True)
-    shown.add_column(in_lines(range(federation.num_classes)), overflow="fold")
+    if counts:
+        shown.add_column(in_lines(range(federation.num_classes)), overflow="fold")
     for heading in splits:
         shown.add_column(heading, justify="right", no_wrap=True)
     for domain, *sizes in zip(federation.domains, *splits.values(), strict=True):
         clients = [federation.clients[client] for client in federation.clients_of(domain)]
         for client in clients:
-            numbers = str(client.num_examples), in_lines(client.class_counts)
+            numbers = str(client.num_examples), *[in_lines(client.class_counts)] * counts
             shown.add_row(str(client.client_id), escape(domain), *numbers)
         totals = np.sum([client.class_counts for client in clients], axis=0).tolist()
+        numbers = str(sum(c.num_examples for c in clients)), *[in_lines(totals)] * counts
         shown.add_row(
-            *("all", escape(domain), str(sum(totals)), in_lines(totals), *map(str, sizes)),
+            *("all", escape(domain), *numbers, *map(str, sizes)),
             style="bold",
             end_section=True,
         )

@@ -101,7 +101,8 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
         held_out="",  # a site has only its own domain
         held_out_size=0,
     )
-    check_classes(merged.name, merged.num_classes)
+    if merged.learns.classes:
+        check_classes(merged.name, merged.num_classes)
     clients = (site_client_info(k, site, merged) for k, site in enumerate(sites))
     return replace(merged, clients=tuple(clients))
 
@@ -111,6 +112,12 @@ def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
 
     ``most`` is a site with the largest number of channels.
     """
+    if len(tasks := {site.task: site.domains[0] for site in sites}) > 1:
+        texts = (f"{task} at {domain}" for task, domain in tasks.items())
+        raise DataError(f"The sites' tasks differ ({', '.join(texts)}). Set data.task.")
+    if not most.learns.classes and len({(s.num_classes, s.classes) for s in sites}) > 1:
+        texts = (f"{s.domains[0]} {', '.join(s.classes) or s.num_classes}" for s in sites)
+        raise DataError(f"The sites' targets differ ({'; '.join(texts)}).")
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
         texts = (f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items())
@@ -143,8 +150,8 @@ def as_in(merged: Federation, site: Federation, split: Split) -> Split:
     """Convert a site's split to the channels and class numbers of the merged federation."""
     x, y = split
     gray = merged.kind == "images" and x.shape[1] < merged.shape[0]
-    numbers = _numbers(site, merged)[y]
-    return Split(np.asarray(np.repeat(x, merged.shape[0], axis=1)) if gray else x, numbers)
+    y = _numbers(site, merged)[y] if merged.learns.classes else y
+    return Split(np.asarray(np.repeat(x, merged.shape[0], axis=1)) if gray else x, y)
 
 
 def _merged(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
@@ -162,6 +169,8 @@ def groups_in(merged: Federation, site: Federation, groups: Ints) -> Ints:
 def site_client_info(client_id: int, site: Federation, merged: Federation) -> ClientInfo:
     """Return a site as a client of the merged federation, with its class numbers."""
     (client,) = site.clients
+    if not merged.learns.classes:
+        return replace(client, client_id=client_id)
     counts = np.zeros(merged.num_classes, np.int64)
     counts[_numbers(site, merged)] = client.class_counts
     return replace(client, client_id=client_id, class_counts=tuple(counts.tolist()))

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from fairflower.config.methods import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
 from fairflower.registry import KINDS, MODELS
+from fairflower.tasks import CLASSIFICATION, Task, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -332,13 +333,15 @@ def build(
     seed: int,
     weights: str = "",
     adapter: str = "",
+    task: Task | None = None,
 ) -> Classifier:
     """Build a model by name (``model.name``), for examples of a shape (see `Classifier`).
 
     The initial weights depend only on the seed; torch's global generator is unchanged. ``weights``
     are pretrained weights, for models that support them: a file, or ``imagenet``. Empty means the
     model's default, and models from libraries also support ``random``. ``adapter`` is one for a
-    frozen ``timm:NAME`` or ``hf:NAME`` network; empty means none.
+    frozen ``timm:NAME`` or ``hf:NAME`` network; empty means none. ``task`` is what is learnt, by
+    default classification; for another task ``num_classes`` is the number of outputs.
 
     Raises ``ConfigError`` if the name is unknown, the model does not accept the examples, or the
     weights are missing or belong to another model.
@@ -378,14 +381,15 @@ def build(
     if not isinstance(model, Classifier):
         raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
     if chosen.name not in MODELS.data and not chosen.family:
-        _check_model(chosen, model, num_classes, shape)
+        output = (task or task_of(CLASSIFICATION)).output_shape(num_classes, shape)
+        _check_model(chosen, model, output, shape)
     return model
 
 
 def _check_model(
-    chosen: ModelSpec, model: Classifier, num_classes: int, shape: tuple[int, ...]
+    chosen: ModelSpec, model: Classifier, output: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """Raise ``ConfigError`` or ``UserError`` if a user's model does not classify two examples."""
+    """Raise ``ConfigError`` or ``UserError`` if a user's model does not take two examples."""
     start = f"model.name = {chosen.name!r}: {type(model).__name__}"
     found = {id(parameter) for parameter in model.parameters()}
     for name, module in model.named_modules():
@@ -403,17 +407,17 @@ def _check_model(
         logits = model.eval()(x)
         model.train()
         head = getattr(model, "head", None)
-    if not isinstance(head, nn.Linear):
+    if len(output) == 1 and not isinstance(head, nn.Linear):
         raise ConfigError(f"{start}.head is {head!r}, expected a torch.nn.Linear.")
     got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if got != (2, num_classes):
+    if got != (2, *output):
         raise ConfigError(
-            f"{start} maps two examples of shape {shape} to {got}, expected logits of shape "
-            f"{(2, num_classes)}."
+            f"{start} maps two examples of shape {shape} to {got}, expected an output of shape "
+            f"{(2, *output)}."
         )
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
         model.takes_single = False
-        model.takes_single = model.eval()(x[:1]).shape == (1, num_classes)
+        model.takes_single = model.eval()(x[:1]).shape == (1, *output)
     model.train()
     check_exchanged(model, start)
 

@@ -26,8 +26,8 @@ Examples
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -273,6 +273,26 @@ def average_and_worst(better: int) -> tuple[Summary, Summary]:
     if better > 0:
         return AVG, MIN
     return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase, gradient=None)
+
+
+class OverDomains(NamedTuple):
+    """Summaries of a score over domains, in its unit and direction."""
+
+    average: Summary
+    worst: Summary
+    spread: Summary
+    gap: Summary
+
+
+@cache
+def over_domains(score: Score) -> OverDomains:
+    """Return the summaries of a score over domains; the worst of small values is the largest.
+
+    >>> [row.title for row in over_domains(Score("mae", better=-1, unit="days"))]
+    ['AVG', 'MAX', 'STD', 'GAP']
+    """
+    rows = (*average_and_worst(score.better), STD, GAP)
+    return OverDomains(*(replace(row, unit=score.unit, digits=score.digits) for row in rows))
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:

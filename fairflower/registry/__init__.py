@@ -79,6 +79,20 @@ METRICS = Registry("fairflower.metrics", {}, kind="metric")
 #: Measurements of other packages; see `fairflower.registry.measurements`.
 OWN_MEASUREMENTS = Registry("fairflower.measurements", {}, kind="measurement")
 
+#: What networks learn; see `fairflower.tasks`.
+TASKS = Registry(
+    "fairflower.tasks",
+    {
+        "classification": "classification:Classification - one class per example",
+        "multilabel": "multilabel:MultiLabel - several labels per example, of which some may be "
+        "unknown",
+        "regression": "regression:Regression - numbers for each example (regression:loss=huber, "
+        "absolute, quantile or poisson)",
+    },
+    kind="task",
+    base="fairflower.tasks:Task",
+)
+
 #: Number of dimensions of an example's shape -> kind of examples. The shapes are (features,),
 #: (vocabulary, length) for token ids, and (channels, height, width).
 KINDS = {1: "features", 2: "tokens", 3: "images"}

@@ -7,6 +7,7 @@ which names the file, the field and the expected content.
 import csv
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from fairflower.config.run import changed_settings, check_values, execution_keys
 from fairflower.config.text import read_toml
 from fairflower.errors import ConfigError, Diverged, RunFolderError, quoted
 from fairflower.files import text_of
+from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY, Score
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
@@ -41,6 +43,20 @@ class Client(TypedDict):
     domain: str
     num_examples: Count
     class_counts: list[Count]
+
+
+class ScoreFacts(TypedDict, total=False):
+    """A score in ``run.json``; see `fairflower.numerics.scores.Score`. Infinity is left out."""
+
+    name: Required[str]
+    better: Required[Literal[-1, 0, 1]]
+    unit: str
+    low: float
+    high: float
+    margin: float
+    digits: Count
+    title: str
+    phrase: str
 
 
 class Sites(TypedDict):
@@ -92,6 +108,9 @@ class Info(Part, total=False):
     run_id: Annotated[str, re.compile("[0-9a-f]{32}")]
     num_parameters: Count | None
     model_bytes: Count | None
+    #: What is learnt, and its scores with the primary score first; absent for classification.
+    task: str
+    scores: list[ScoreFacts]
     num_classes: Count
     classes: list[str]
     shape: list[Count]
@@ -186,6 +205,13 @@ def checked_facts(info: Any, file: Path) -> dict[str, Any]:
     if "sites" in info and "nodes" not in info:
         raise RunFolderError(f"{file}: it has 'sites' and no 'nodes'.")
     return info  # type: ignore[no-any-return]
+
+
+def scores_of(facts: Mapping[str, Any]) -> tuple[Score, ...]:
+    """Return the scores of a run's task, the primary score first."""
+    infinite = {"low": -math.inf, "high": math.inf}
+    scores = (Score(**(infinite | score)) for score in facts.get("scores", ()))
+    return tuple(scores) or (ACCURACY, BALANCED_ACCURACY)
 
 
 def divergence(facts: Mapping[str, Any]) -> str | None:

@@ -1,11 +1,11 @@
 """Tests of the global model by the server; group fairness from the server's or clients' tests."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import compute_metrics
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import ADAPTED, ALL, LEVELS, OVERALL, WORST_CLIENT
+from fairflower.tasks import Targets
 from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on, out_of_memory
-from fairflower.training.gradients import cross_entropy, predicted
 from fairflower.training.modes import layers_with_statistics, target_statistics
 
 
@@ -85,11 +85,11 @@ class CentralizedEvaluator:
 
         A held-out domain has only test examples.
 
-        The scores of each domain are ``accuracy`` and ``balanced_accuracy`` (0 to 1), ``loss``
-        (mean cross entropy), the user-defined metrics and, with ``evaluate.auc``, ``auc``
-        (one-vs-one). With ``evaluate.adabn`` a held-out domain also has ``adabn_accuracy``, the
-        accuracy with BatchNorm statistics of this domain. Raises ``GpuMemoryError`` if the GPU's
-        memory is too small.
+        The scores of each domain are those of the task (for classes ``accuracy`` and
+        ``balanced_accuracy``, 0 to 1), ``loss``, the user-defined metrics and, with
+        ``evaluate.auc``, ``auc`` (one-vs-one). With ``evaluate.adabn`` a held-out domain also has
+        the primary score with BatchNorm statistics of this domain, ``adabn_accuracy``. Raises
+        ``GpuMemoryError`` if the GPU's memory is too small.
         """
         try:
             return self._tested(arrays, split)
@@ -99,6 +99,7 @@ class CentralizedEvaluator:
 
     def _tested(self, arrays: Mapping[str, NDArray[np.generic]], split: str) -> Tested:
         set_arrays(self.model, arrays, "The server")
+        task = self.federation.learns
         self.model.eval()
         held_out = self.federation.held_out
         domains = (*self.federation.domains, *([held_out] if held_out and split == "test" else ()))
@@ -110,23 +111,23 @@ class CentralizedEvaluator:
         failed: dict[str, dict[str, str]] = {}
         people: dict[str, list[fairness.Counts]] = {}
         for domain, futures in pending.items():
-            losses, *chunks = zip(*(future.result() for future in futures), strict=True)
-            labels, guesses, logits = map(np.concatenate, chunks)
-            results[domain] = {
-                "accuracy": float((labels == guesses).mean()),
-                "balanced_accuracy": metrics.balanced_accuracy(labels, guesses),
-                "loss": sum(losses) / len(labels),
-            }
+            sums, *chunks = zip(*(future.result() for future in futures), strict=True)
+            targets, predictions, outputs = map(np.concatenate, chunks)
+            means = _means(sums, len(targets))
+            scores = task.score(means) | (task.whole(targets, predictions, outputs))
+            results[domain] = {"loss": float(means["loss"]), **defined(scores)}
             if self.auc:
-                probabilities = torch.from_numpy(logits).softmax(1).numpy()
-                results[domain]["auc"] = metrics.auc_ovo(labels, probabilities)
-            of_user, failed[domain] = compute_metrics(self.metrics, logits, labels)
+                probabilities = torch.from_numpy(outputs).softmax(1).numpy()
+                results[domain]["auc"] = metrics.auc_ovo(targets, probabilities)
+            of_user, failed[domain] = compute_metrics(self.metrics, outputs, targets)
             results[domain] |= of_user
             if self.federation.groups:
-                people[domain] = self._counted(domain, split, labels, guesses)
+                people[domain] = self._counted(domain, split, targets, predictions)
         if self.adabn and (unseen := results.get(held_out)):
             chunks = self._chunks(held_out, split)
-            unseen[ADAPTED] = self._pool.submit(self._test_adapted, chunks).result()
+            unseen[ADAPTED + task.primary.name] = self._pool.submit(
+                self._test_adapted, chunks
+            ).result()
         held_out_counts = next(iter(people.pop(held_out, [])), None)
         clients = (k for domain in people for k in self.federation.clients_of(domain))
         counts = dict(zip(clients, chain(*people.values()), strict=True))
@@ -156,22 +157,26 @@ class CentralizedEvaluator:
         return self._tests[domain, split]
 
     def _test_adapted(self, chunks: list[Examples]) -> float:
-        """Return the accuracy on a domain's examples, using their BatchNorm statistics."""
+        """Return the primary score on a domain's examples, using their BatchNorm statistics."""
+        task = self.federation.learns
         batches = (x for images in chunks for x, _ in images.eval_batches(self.batch_size))
         with target_statistics(self.model, batches):
-            pairs = [self._test(images)[1:3] for images in chunks]
-        labels, guesses = map(np.concatenate, zip(*pairs, strict=True))
-        return float((labels == guesses).mean())
+            sums, *parts = zip(*(self._test(images) for images in chunks), strict=True)
+        whole = [np.concatenate(part) for part in parts]
+        scores = task.score(_means(sums, len(whole[0])))
+        name = task.primary.name
+        return scores[name] if name in scores else task.whole(*whole)[name]
 
     def _test(
         self, images: Examples
-    ) -> tuple[float, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the summed loss, labels [B], predictions [B] and logits [B, classes or 0]."""
+    ) -> tuple[dict[str, Any], Targets, Targets, NDArray[np.float64]]:
+        """Return the task's sums, and targets, predictions and outputs, [B, 0] if not needed."""
+        task = self.federation.learns
         with torch.inference_mode():
             ((x, y),) = images.eval_batches(self.batch_size)
             try:
-                logits = self.model(x)
-                loss = cross_entropy(logits, y)
+                output = self.model(x)
+                sums = task.sums(output, y)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -179,9 +184,20 @@ class CentralizedEvaluator:
                     f"model.name = {self.name!r}: the server's test of a batch of shape "
                     f"{tuple(x.shape)} failed with {failure_text(error)}. Correct the network."
                 ) from error
-            wanted = logits if self.auc or self.metrics else logits[:, :0]
-            results = (y, predicted(logits), wanted.to(float64_on(wanted.device)))
-            return loss.item(), *(values.numpy(force=True) for values in results)  # type: ignore[return-value]
+            wanted = self.auc or self.metrics or task.keeps == "outputs"
+            outputs = (output if wanted else output[:, :0]).to(float64_on(output.device))
+            numbers = {name: value.to(float64_on(value.device)) for name, value in sums.items()}
+            return (
+                {name: value.numpy(force=True) for name, value in numbers.items()},
+                y.numpy(force=True),
+                task.predict(output).numpy(force=True),
+                outputs.numpy(force=True),
+            )
+
+
+def _means(sums: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:
+    """Return means over examples, given sums over batches: floats, or arrays [K]."""
+    return {name: sum(batch[name] for batch in sums) / count for name in sums[0]}
 
 
 class GroupMetrics:
@@ -225,7 +241,7 @@ class GroupMetrics:
         found = {m: [v.get(m.name, math.nan) for v in each.values()] for m in fairness.METRICS}
         worst = {metric.name: metric.worst(values) for metric, values in found.items()}
         self.folder.append_metrics(server_round, OVERALL[split], ALL, whole)
-        self.folder.append_metrics(server_round, OVERALL[split], WORST_CLIENT, _defined(worst))
+        self.folder.append_metrics(server_round, OVERALL[split], WORST_CLIENT, defined(worst))
         return {
             domain: self.of(np.sum(parts, axis=0), f"domain {domain}{split_note}")
             for domain, parts in by_domain.items()
@@ -244,7 +260,7 @@ class GroupMetrics:
             text = "; ".join(f"{names} ({reason})" for reason, names in wrong.items())
             logger.warning("Undefined for %s: %s.", where, text)
             self._undefined[where] = text
-        return _defined({metric.name: metric(counts) for metric in fairness.METRICS})
+        return defined({metric.name: metric(counts) for metric in fairness.METRICS})
 
 
 def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:
@@ -253,5 +269,6 @@ def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]
     return {k: np.reshape(counts, (-1, len(fairness.COUNTS))) for k, counts in sent.items()}
 
 
-def _defined(values: Mapping[str, float]) -> dict[str, float]:
+def defined(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that are not NaN."""
     return {name: value for name, value in values.items() if not math.isnan(value)}

@@ -90,7 +90,7 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self._facts = dict(facts)
-        self.metrics = History(facts.get("domains", ()))
+        self.metrics = History(facts.get("domains", ()), contents.scores_of(facts)[0])
         self._begin = time.monotonic() - seconds
 
     @classmethod

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairflower.numerics.metrics import AVG, MIN, STD, mean
+from fairflower.numerics.metrics import mean, over_domains
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.server.contents import Value, read_history
 
 if TYPE_CHECKING:  # Flower is slow to import, and reports read histories
@@ -27,9 +28,9 @@ Metrics = dict[str, float]
 #: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
-#: Level for tests on the held-out domain, and the metric at this level for the accuracy with
+#: Level for tests on the held-out domain, and the prefix at this level of the primary score with
 #: BatchNorm statistics of the domain's test examples.
-HELD_OUT, ADAPTED = "held-out", "adabn_accuracy"
+HELD_OUT, ADAPTED = "held-out", "adabn_"
 
 #: Split -> level for metrics of group fairness over all clients.
 OVERALL = {"test": "all", "validation": "all-validation"}
@@ -59,7 +60,8 @@ class History:
 
     - ``<metric>/<domain>`` for each test metric, for example ``accuracy/mnist``, a fraction;
     - ``accuracy/AVG``, ``accuracy/MIN`` and, with two or more domains, ``accuracy/STD`` (ddof 1),
-      if every domain was tested;
+      if every domain was tested; of another task, its primary score instead of accuracy, and MAX
+      instead of MIN if lower values are better;
     - the same with the prefix ``validation_`` for validation examples, and ``held_out_`` for a
       held-out domain, which AVG, MIN and STD leave out; ``held_out_adabn_accuracy/<domain>`` is for
       the model with BatchNorm statistics of that domain's examples (``evaluate.adabn``);
@@ -69,8 +71,9 @@ class History:
     - metrics of the whole round, for example ``seconds``.
     """
 
-    def __init__(self, domains: Sequence[str]) -> None:
+    def __init__(self, domains: Sequence[str], primary: Score = ACCURACY) -> None:
         self.domains = tuple(domains)
+        self.primary = primary
         #: (level, metric) -> round -> name -> value.
         self.values: dict[tuple[str, str], dict[int, Metrics]] = {}
         self._losses: dict[int, tuple[float, float]] = {}  # (sum of losses, examples)
@@ -114,7 +117,7 @@ class History:
         if server_round in self._losses:
             total, count = self._losses[server_round]
             metrics["train_loss"] = total / count
-        over = [_over_domains(metrics, self.domains, level) for level in ("domain", "validation")]
+        over = [self._over_domains(metrics, level) for level in ("domain", "validation")]
         return metrics | over[0] | over[1]
 
     @property
@@ -132,12 +135,12 @@ class History:
         }
 
     def last_test(self) -> tuple[int, dict[str, float]]:
-        """Return the last tested round and the accuracy per domain, NaN if a domain was not tested.
+        """Return the last tested round and the score per domain, NaN if a domain was not tested.
 
-        Accuracies are on test examples, or on validation examples if no round was tested on test
+        Scores are on test examples, or on validation examples if no round was tested on test
         examples. Returns round 0 and no domains if no round was tested.
         """
-        tests = self[self._tested_level(), "accuracy"]
+        tests = self[self._tested_level(), self.primary.name]
         if not tests:
             return 0, {}
         last = max(tests)
@@ -145,24 +148,35 @@ class History:
 
     def _tested_level(self) -> str:
         """Return the level of test examples, or of validation examples if it has no tests."""
-        return "domain" if self["domain", "accuracy"] else "validation"
+        return "domain" if self["domain", self.primary.name] else "validation"
 
     def final(self) -> Metrics:
-        """Return accuracies per domain and over domains, averaged over the last five tested rounds.
+        """Return primary scores by domain and over domains, means of the last five tested rounds.
 
-        Accuracies on validation examples have the prefix ``validation_``; they are returned only
-        if no round was tested on test examples. STD and MIN are computed from the averages, as in
+        Scores on validation examples have the prefix ``validation_``; they are returned only if no
+        round was tested on test examples. STD and MIN are computed from the averages, as in
         the papers' tables. Domains that were not tested in these rounds are omitted.
         """
         level = self._tested_level()
-        tests = self[level, "accuracy"]
+        tests = self[level, self.primary.name]
         last = ([r for r in sorted(tests) if r > 0] or sorted(tests))[-WINDOW:]
         metrics: Metrics = {}
         for domain in self.domains:
             values = [tests[r].get(domain, math.nan) for r in last]
             if values := [value for value in values if not math.isnan(value)]:
-                metrics[_NAMES[level].format(metric="accuracy", name=domain)] = mean(values)
-        return metrics | _over_domains(metrics, self.domains, level)
+                metrics[self._named(level, domain)] = mean(values)
+        return metrics | self._over_domains(metrics, level)
+
+    def _named(self, level: str, name: str) -> str:
+        return _NAMES[level].format(metric=self.primary.name, name=name)
+
+    def _over_domains(self, metrics: Mapping[str, float], level: str) -> Metrics:
+        values = [metrics.get(self._named(level, domain), math.nan) for domain in self.domains]
+        if any(map(math.isnan, values)):
+            return {}
+        average, worst, spread, _ = over_domains(self.primary)
+        rows = (average, spread, worst) if len(values) > 1 else (average, worst)
+        return {self._named(level, row.title): row(values) for row in rows}
 
 
 def early_stop_round(losses: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
@@ -180,17 +194,6 @@ def early_stop_round(losses: Mapping[int, float], patience: int, min_delta: floa
         if loss < lowest - min_delta:
             best, lowest = server_round, loss
     return best if best and max(losses) - best >= patience else 0
-
-
-def _over_domains(metrics: Mapping[str, float], domains: Sequence[str], level: str) -> Metrics:
-    def named(name: str) -> str:
-        return _NAMES[level].format(metric="accuracy", name=name)
-
-    accuracies = [metrics.get(named(domain), math.nan) for domain in domains]
-    if any(map(math.isnan, accuracies)):
-        return {}
-    rows = (AVG, STD, MIN) if len(accuracies) > 1 else (AVG, MIN)
-    return {named(row.title): row(accuracies) for row in rows}
 
 
 def domain_means(

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -35,22 +35,20 @@ from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.evaluation import GroupMetrics, counts_in
+from fairflower.server.evaluation import GroupMetrics, counts_in, defined
 from fairflower.server.folder import LOG, RunFolder
 from fairflower.server.history import HELD_OUT, LEVELS, Metrics, domain_means, early_stop_round
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
+from fairflower.tasks import from_numbers
 
 #: Multiple of the cross entropy of random guessing above which training counts as diverged.
 DIVERGED = 10
 
 #: Seconds between two releases of free memory, each of which takes about 0.2 seconds.
 _RELEASE_EVERY = 5.0
-
-#: Accuracies that clients may report: of the global model and of their personal model.
-_ACCURACIES = ("accuracy", "personal_accuracy")
 
 
 class RoundLoop:
@@ -99,7 +97,8 @@ class RoundLoop:
         if saved and (saved.server_round == last or self._ends_early()):
             done = saved.server_round  # the run was stopped after its last round
             _check_summed(self.folder, done)
-            if not any("accuracy/" in name for name in self.folder.metrics.of(done)):
+            tested = f"{self.folder.metrics.primary.name}/"
+            if not any(tested in name for name in self.folder.metrics.of(done)):
                 self._evaluate(done, arrays)  # it was not known to be the last round
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
             _warn_if_diverged(self.folder, self.setup, done)
@@ -244,7 +243,7 @@ class RoundLoop:
                 logger.warning(text, client, merged[client], how)
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Return each domain's accuracy on test examples, or else on validation examples."""
+        """Return each domain's primary score on test examples, or else on validation examples."""
         first: dict[str, float] = {}
         for split in ("test", "validation"):
             if self.config.evaluates(split):
@@ -253,7 +252,7 @@ class RoundLoop:
         return first
 
     def _evaluate_on(self, split: str, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Return each domain's accuracy, from the server or else from clients; NaN if untested."""
+        """Return each domain's primary score, from the server or clients; NaN if untested."""
         by = self.config.evaluate.by
         results: dict[str, dict[str, float]] = {}
         counts: Mapping[int, Counts] = {}
@@ -281,8 +280,8 @@ class RoundLoop:
         if not results:
             return {}
         # A domain is not tested if its sites are not connected.
-        untested = {"accuracy": math.nan}
-        return {d: results.get(d, untested)["accuracy"] for d in self.federation.domains}
+        name = self.federation.learns.primary.name
+        return {d: results.get(d, {}).get(name, math.nan) for d in self.federation.domains}
 
     def _report_failed(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
         """Raise ``MetricError`` if a user-defined metric failed, or log a warning and record it."""
@@ -305,17 +304,29 @@ class RoundLoop:
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
-        answers = strategy._evaluations(server_round, replies, most, self._groups.number)
+        task = self.federation.learns
+        primary = task.primary.name
+        needed = "" if task.keeps == "outputs" else primary  # an AUC may be undefined
+        answers = strategy._evaluations(server_round, replies, most, self._groups.number, needed)
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._report_failed_of_clients(server_round, answers, replies)
-        names = [name for name in _ACCURACIES if all(name in a for a in answers.values())]
+        numbers = [{n for n, v in a.items() if not isinstance(v, list)} for a in answers.values()]
+        everywhere = set.intersection(*numbers) if numbers else set()
+        scores = [*(score.name for score in task.scores), f"personal_{primary}"]
+        names = [name for name in scores if name in everywhere]
         names += metric_names(self.config.evaluate.metrics)
         keys = {name: name for name in names}  # name -> key in replies
         keys["loss"] = "eval_loss"
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
-        return domain_means(answers, keys, self.federation), counts_in(answers)
+        sums = {name: name for name in sorted(everywhere) if name not in keys.values()}
+        means = domain_means(answers, sums | keys, self.federation)
+        results = {d: {n: v for n, v in of.items() if n in keys} for d, of in means.items()}
+        for domain, values in means.items():
+            with suppress(KeyError):  # clients of another package may send scores alone
+                results[domain] |= defined(task.score(from_numbers(values)))
+        return results, counts_in(answers)
 
     def _report_failed_of_clients(
         self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]
@@ -370,7 +381,7 @@ def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> 
     tested = folder.metrics.of(server_round).items()
     losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
     loss = float(np.max([0.0, *losses]))  # NaN if any loss is
-    guessing = math.log(setup.federation.num_classes)
+    guessing = setup.federation.learns.guess(setup.federation.num_classes) or 0.0
     diverged = guessing > 0 and not loss <= DIVERGED * guessing
     folder.note("diverged", loss if diverged else None)
     if diverged:

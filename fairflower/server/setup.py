@@ -1,6 +1,7 @@
 """Setup of a run before the first round: clients, initial model and strategy."""
 
 import json
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
 from fairflower.server.privacy import check_reachable
 from fairflower.strategies import FairStrategy
+from fairflower.tasks import CLASSIFICATION
 from fairflower.testing.models import check_unsent, made_up, rehearse, unsent_buffers
 from fairflower.training.build import build_model, build_trainer
 
@@ -112,6 +114,7 @@ class RunSetup:
         groups, masked = federation.groups, config.secure_aggregation
         optional = {
             "secure_aggregation": described(num_selected(config, clients)) if masked else {},
+            **({} if federation.task == CLASSIFICATION else _task_facts(federation)),
             "frozen": self.frozen,
             "availability": available.digest if isinstance(available, Trace) else "",
             "parts": part_digests(config),
@@ -132,6 +135,13 @@ class RunSetup:
         return facts
 
 
+def _task_facts(federation: Federation) -> dict[str, Any]:
+    """Return the entries of ``run.json`` about the task; reports read its scores there."""
+    scores = [vars(score) for score in federation.learns.scores]
+    kept = [{k: v for k, v in s.items() if v not in (math.inf, -math.inf)} for s in scores]
+    return {"task": federation.task, "scores": kept}
+
+
 def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event) -> RunSetup:
     """Wait for the clients of a run, and create its initial model and strategy.
 
@@ -140,7 +150,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     """
     federation, registry = _register(grid, config, resume, stop)
     groups = federation.groups, federation.group_names
-    check_comparable("the federation", *groups, federation.num_classes)
+    check_comparable("the federation", *groups, federation.num_classes, federation.learns)
     _check_metric_names(config, federation)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
@@ -179,7 +189,7 @@ def _check_network(
     if chosen.family or chosen.name in MODELS.data:
         return
     model = build_model(config.model, client, federation, config.seed)
-    data = made_up(federation.shape, federation.num_classes)
+    data = made_up(federation.shape, federation.num_classes, federation.learns)
     settings = replace(config.train, local_epochs=1, batch_size=min(config.train.batch_size, 4))
     options: dict[str, Any] = {"seed": config.seed, "device": evaluator.device}
     # Groups of people are not made up; they ask nothing else of a network.
@@ -207,7 +217,9 @@ def _check_network(
 def _check_metric_names(config: RunConfig, federation: Federation) -> None:
     """Raise ``ConfigError`` if a user-defined metric has the name of a metric of this run."""
     ours = {metric.name for metric in METRICS} if federation.groups else set()
-    ours |= {ADAPTED} if config.evaluate.adabn else set()
+    scores = [score.name for score in federation.learns.scores]
+    ours |= {*scores, f"personal_{scores[0]}"}
+    ours |= {ADAPTED + scores[0]} if config.evaluate.adabn else set()
     if both := sorted(ours & metric_names(config.evaluate.metrics).keys()):
         raise ConfigError(
             f"evaluate.metrics: {both[0]} is also the name of a metric of this run (data.groups "

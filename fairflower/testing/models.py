@@ -27,6 +27,7 @@ from fairflower.models import (
 )
 from fairflower.registry import KINDS
 from fairflower.strategies import Uniform
+from fairflower.tasks import CLASSIFICATION, Task, task_of
 from fairflower.testing.failures import as_assertions
 from fairflower.testing.federations import SETTINGS, run_toy_rounds
 
@@ -114,7 +115,7 @@ def _check(
     assert not idle, f"{', '.join(idle)} get no gradient. Freeze or remove these parameters."
 
 
-def made_up(shape: tuple[int, ...], classes: int) -> ClientData:
+def made_up(shape: tuple[int, ...], classes: int, task: Task | None = None) -> ClientData:
     """Return a client's examples for `rehearse`, drawn at random: two batches of `_BATCH`."""
     draws, n, sides = np.random.default_rng(0), 2 * _BATCH, shape[0]
     x: Any = draws.standard_normal((n, *shape), np.float32)
@@ -122,8 +123,9 @@ def made_up(shape: tuple[int, ...], classes: int) -> ClientData:
         x = draws.integers(256, size=x.shape, dtype=np.uint8)
     elif KINDS[len(shape)] == "tokens":
         x, sides = draws.integers(shape[0], size=(n, shape[1])), 0
-    split = Split(x, np.arange(n) % classes)
-    return ClientData(split, split, (0.0,) * sides, (1.0,) * sides, classes)
+    task = task or task_of(CLASSIFICATION)
+    split = Split(x, task.made_up(n, classes, shape))
+    return ClientData(split, split, (0.0,) * sides, (1.0,) * sides, classes, task=task)
 
 
 def rehearse(

@@ -21,7 +21,6 @@ from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
 from fairflower.training.client_state import load_state, save_state
 from fairflower.training.device import float64_on
-from fairflower.training.gradients import predicted
 from fairflower.training.measurements import measure_received, requested, train_and_measure
 from fairflower.training.modes import flushed_denormals
 from fairflower.training.trainer import Trainer, round_of
@@ -78,11 +77,13 @@ def evaluate_round(
 ) -> dict[str, float]:
     """Test the received model, with the client's state up to this round.
 
-    Returns ``client-id``, ``eval_loss``, ``accuracy`` and metrics of the client's method.
+    Returns ``client-id``, ``eval_loss``, the task's scores, such as ``accuracy``, and metrics of
+    the client's method. Undefined scores are left out.
     """
     before = round_of(config) + 1 if "server-round" in config else math.inf
     with _restored(trainer, context, config, before):
-        return {"client-id": trainer.client_id, **trainer.test()}
+        tested = {name: value for name, value in trainer.test().items() if not math.isnan(value)}
+        return {"client-id": trainer.client_id, **tested}
 
 
 @contextmanager
@@ -120,7 +121,9 @@ def user_test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str
     logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     y, counts = labels.numpy(), list[int]()
     if groups is not None:
-        table = counts_by_group(y, predicted(logits).numpy(), groups, trainer.data.num_groups)
+        table = counts_by_group(
+            y, trainer.task.predict(logits).numpy(), groups, trainer.data.num_groups
+        )
         counts = table.ravel().tolist()
     return *compute_metrics(trainer.user_metrics, logits.numpy(), y), counts
 
@@ -217,8 +220,8 @@ def _evaluate_reply(
     metrics: dict[str, Any] = {"num-examples": len(trainer.data.test.y)}
     if config.get("split") == "train":
         with _restored(trainer, context, config, before=round_of(config)):
-            loss, accuracy = trainer.loss_and_accuracy(trainer.test_examples)
-        metrics |= {"client-id": trainer.client_id, "eval_loss": loss, "accuracy": accuracy}
+            values = trainer.evaluate(trainer.test_examples)
+        metrics |= {"client-id": trainer.client_id, "eval_loss": values["loss"]}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
     metrics |= evaluate_round(trainer, context, config)
     with flushed_denormals():

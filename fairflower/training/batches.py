@@ -8,6 +8,7 @@ without a Python call per image. Features are normalized once. Token ids are unc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from fairflower.data import Augment, Split
 from fairflower.models import Classifier, cache_first_stage
+from fairflower.tasks import CLASSIFICATION, Task, task_of
 
 #: Id of an array of examples -> a model, and the output of its frozen first stage for each
 #: example.
@@ -37,6 +39,7 @@ class ClientData:
     #: token ids.
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    #: Number of classes or, for other tasks, of the network's outputs.
     num_classes: int
     augment: Augment = field(default_factory=Augment)
     #: Examples held out of training, for the choice of hyper-parameters.
@@ -44,6 +47,8 @@ class ClientData:
     #: Each example's group of people, int64 [N], by split; empty without ``data.groups``.
     groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     num_groups: int = 0
+    #: What is learnt.
+    task: Task = field(default_factory=partial(task_of, CLASSIFICATION))
     #: Outputs of frozen first stages for these examples, cached for later rounds.
     first_stages: FirstStages = field(default_factory=dict, repr=False, compare=False)
 
@@ -73,7 +78,7 @@ class ClientData:
 class Examples(ABC):
     """A split on a device, in batches; `examples_of` chooses the subclass for its kind.
 
-    ``split`` contains examples and labels, int64 [N]. If ``model`` has a frozen first stage
+    ``split`` contains examples and targets. If ``model`` has a frozen first stage
     (`Classifier.two_stages`), its output is computed once for every example and attached to
     batches; images are then not augmented, because augmentation would change the output. Outputs
     are cached in ``first_stages``, which objects with the same split can share, or else in this
@@ -88,8 +93,9 @@ class Examples(ABC):
         first_stages: FirstStages | None = None,
     ) -> None:
         x, y = split
-        if y.dtype != np.int64 or y.shape != x.shape[:1]:
-            raise ValueError(f"Expected {len(x)} labels as int64 [N], got {y.dtype} {y.shape}.")
+        if len(y) != len(x) or y.dtype not in (np.int64, np.float32):
+            expected = f"{len(x)} targets as int64 or float32"
+            raise ValueError(f"Expected {expected}, got {y.dtype} {list(y.shape)}.")
         self.device = torch.device(device)
         self.model = model if isinstance(model, Classifier) and model.two_stages else None
         self._single = getattr(model, "takes_single", True)
@@ -108,9 +114,9 @@ class Examples(ABC):
         """Yield batches of all examples in random order; images are augmented.
 
         A batch is x (float32 [B, C, H, W] in channels-last memory order, float32 [B, features] or
-        int64 [B, length]) and y (int64 [B]). A last batch of a single example is joined to the
-        batch before it, because batch norm cannot normalize a single example. All random numbers
-        come from ``generator``, on the CPU, so that they are the same on every device.
+        int64 [B, length]) and y, targets [B, ...]. A last batch of a single example is joined to
+        the batch before it, because batch norm cannot normalize a single example. All random
+        numbers come from ``generator``, on the CPU, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
         for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):

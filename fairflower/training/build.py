@@ -19,7 +19,13 @@ def build_model(
     See `fairflower.models.build` for ``seed`` and errors.
     """
     model = models.build(
-        config.name, federation.num_classes, federation.shape, seed, config.weights, config.adapter
+        config.name,
+        federation.num_classes,
+        federation.shape,
+        seed,
+        config.weights,
+        config.adapter,
+        federation.learns,
     )
     with client.naming_failures():
         client.factory.adapt(model, federation, **{**client.defaults(), **client.args})

@@ -21,11 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.models import trainable
+from fairflower.tasks import CLASSIFICATION, Task, task_of
 from fairflower.training.gradients import (
     Batches,
     batches_of,
     checked_count,
-    cross_entropy,
     gradients_of,
 )
 from fairflower.training.modes import eval_mode, without_tf32
@@ -36,11 +36,11 @@ _BLOCK = 2**18
 
 @torch.enable_grad()
 def fisher_diagonal(
-    model: nn.Module, data: Batches, *, memory_mb: float = 512
+    model: nn.Module, data: Batches, *, memory_mb: float = 512, task: Task | None = None
 ) -> dict[str, Tensor]:
     """Return the diagonal of the empirical Fisher information: mean squared per-sample gradients.
 
-    F_i = 1/n sum_s (dL(x_s, y_s)/dtheta_i)^2 with the cross entropy L and the true labels y. The
+    F_i = 1/n sum_s (dL(x_s, y_s)/dtheta_i)^2 with the task's loss L and the true targets y. The
     model is in eval mode during the call (batch norm uses its running statistics, so that the loss
     of a sample does not depend on others), and is unchanged. ``memory_mb`` is the memory in MiB for
     gradients and activations of the samples that are processed together (at least one). The result
@@ -54,21 +54,21 @@ def fisher_diagonal(
     >>> fisher_diagonal(model, [(x, y)])["weight"].tolist()
     [[2.5], [2.5]]
     """
-    total, n = _zeros(model), 0
+    total, n, task = _zeros(model), 0, task or task_of(CLASSIFICATION)
     with eval_mode(model), _attention_for_vmap():
         for x, y in batches_of(model, data):
             if n == 0:
-                by_layer = _is_exact_by_layer(model, x, y)
+                by_layer = _is_exact_by_layer(model, task, x, y)
                 add_squares = _add_by_layer if by_layer else _add_by_sample
-                chunk = chunk_size(model, x[:1], y[:1], memory_mb, gradients=not by_layer)
+                chunk = chunk_size(model, task, x[:1], y[:1], memory_mb, gradients=not by_layer)
             for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
-                add_squares(total, model, some_x, some_y)
+                add_squares(total, model, task, some_x, some_y)
             n += len(y)
     return {name: value / checked_count(n) for name, value in total.items()}
 
 
 def chunk_size(
-    model: nn.Module, x: Tensor, y: Tensor, memory_mb: float, *, gradients: bool = True
+    model: nn.Module, task: Task, x: Tensor, y: Tensor, memory_mb: float, *, gradients: bool = True
 ) -> int:
     """Return the number of samples that fit into memory together, at least 1.
 
@@ -87,7 +87,7 @@ def chunk_size(
 
     x, y = x.clone(), y.clone()  # views would count their whole storage
     with saved_tensors_hooks(keep, lambda nothing: nothing):
-        cross_entropy(model(x), y)
+        task.loss(model(x), y, "sum")
     per_sample = sum(storage.nbytes() for storage in kept.values()) / len(y)
     if gradients:
         per_sample += sum(p.numel() * p.element_size() for p in trainable(model).values())
@@ -113,11 +113,13 @@ def _zeros(model: nn.Module) -> dict[str, Tensor]:
 # --- ways to add the squares of a batch's per-sample gradients ---------------------------
 
 
-def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
+def _add_by_sample(
+    total: Mapping[str, Tensor], model: nn.Module, task: Task, x: Tensor, y: Tensor
+) -> None:
     """Add the squares with torch.func or, if it does not support the model, sample by sample."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
+        return task.loss(functional_call(model, parameters, (x[None],)), y[None], "sum")
 
     parameters = trainable(model)
     fixed = {name: p.detach() for name, p in parameters.items()}
@@ -129,12 +131,14 @@ def _add_by_sample(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: 
         raise
     except Exception:  # torch.func refuses models in many words; an error of the model comes again
         for k in range(len(y)):
-            one = cross_entropy(model(x[k : k + 1]), y[k : k + 1])
+            one = task.loss(model(x[k : k + 1]), y[k : k + 1], "sum")
             for name, gradient in gradients_of(one, parameters).items():
                 total[name] += gradient.square()
 
 
-def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) -> None:
+def _add_by_layer(
+    total: Mapping[str, Tensor], model: nn.Module, task: Task, x: Tensor, y: Tensor
+) -> None:
     """Add the squares for convolutions, linear layers and norms; skip other parameters."""
 
     def watch(prefix: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -159,17 +163,17 @@ def _add_by_layer(total: Mapping[str, Tensor], model: nn.Module, x: Tensor, y: T
             # The gradient of the images alone saves the ordinary gradients of the weights.
             images = x.detach().requires_grad_()
             # A clone, because models may change their input in place, which a leaf does not allow.
-            loss = cross_entropy(model(images.clone()), y)
+            loss = task.loss(model(images.clone()), y, "sum")
             torch.autograd.grad(loss, images, allow_unused=True)
         else:
-            loss = cross_entropy(model(x), y)
+            loss = task.loss(model(x), y, "sum")
             torch.autograd.grad(loss, list(trainable(model).values()), allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
+def _is_exact_by_layer(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> bool:
     """Return whether `_add_by_layer` is exact for this model, by a test on two samples.
 
     It is not exact if a parameter belongs to another kind of layer or to several layers, or is used
@@ -179,12 +183,16 @@ def _is_exact_by_layer(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     if any(isinstance(m, nn.Embedding) and m.weight.requires_grad for m in model.modules()):
         return False  # the gradient of embeddings is not implemented by layer
     # A single sample is repeated: two are needed to see whether samples are mixed.
-    x, y = (x[:2].clone(), y[:2]) if len(y) > 1 else (x.repeat_interleave(2, 0), y.repeat(2))
+    x, y = (
+        (x[:2].clone(), y[:2])
+        if len(y) > 1
+        else (x.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
+    )
     parameters = trainable(model)
     truth, by_layer = _zeros(model), _zeros(model)
     with without_tf32(x.device):  # products by layer do not round to TF32 either
-        _add_by_layer(by_layer, model, x, y)
-        for loss in cross_entropy(model(x), y, "none"):
+        _add_by_layer(by_layer, model, task, x, y)
+        for loss in task.loss(model(x), y, "none"):
             for name, gradient in gradients_of(loss, parameters, retain_graph=True).items():
                 truth[name] += gradient.square()
     largest = {name: square.max().item() for name, square in truth.items() if square.numel()}

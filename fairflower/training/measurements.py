@@ -34,7 +34,7 @@ from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.training.batches import batch_sizes
 from fairflower.training.features import mean_representation, require_classifier
 from fairflower.training.fisher import fisher_diagonal
-from fairflower.training.gradients import losses_at, mean_gradient, predicted, sharpness
+from fairflower.training.gradients import losses_at, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible, temporarily
 from fairflower.training.trainer import Trainer, round_of
 
@@ -50,7 +50,7 @@ EPOCHS, PATIENCE, MIN_DECREASE = 50, 5, 0.01
 
 def accuracy(trainer: Trainer) -> float:
     """Return the accuracy on the training examples, 0 to 1."""
-    return trainer.loss_and_accuracy(trainer.train_examples)[1]
+    return trainer.evaluate(trainer.train_examples)["accuracy"]
 
 
 def balanced_accuracy(trainer: Trainer) -> float:
@@ -62,7 +62,7 @@ def _predicted(trainer: Trainer) -> NDArray[Any]:
     """Return the predicted classes of the training examples, int64 [N]."""
     with torch.inference_mode():
         batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
-        return torch.cat([predicted(trainer.model(x)) for x, _ in batches]).cpu().numpy()
+        return torch.cat([trainer.task.predict(trainer.model(x)) for x, _ in batches]).cpu().numpy()
 
 
 def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
@@ -110,7 +110,7 @@ def _rest(
 
 
 def standalone_loss(trainer: Trainer) -> float:
-    """Return the lowest mean cross entropy that the client reaches by training alone.
+    """Return the lowest mean loss that the client reaches by training alone.
 
     In its first round, the client trains the received model until the loss has not decreased by
     `MIN_DECREASE` for `PATIENCE` epochs, for at most `EPOCHS` epochs. Later rounds return the same
@@ -141,14 +141,14 @@ def _train_alone(trainer: Trainer) -> float:
     )
     alone.train_examples = trainer.train_examples
     received = trainer.send()
-    lowest = target = trainer.loss_and_accuracy(trainer.train_examples)[0]
+    lowest = target = trainer.evaluate(trainer.train_examples)["loss"]
     waited = 0
     try:
         for epoch in range(1, EPOCHS + 1):
             # A diverged loss is not the lowest.
             with torch.enable_grad(), suppress(FloatingPointError):
                 alone.run_epochs(epoch)
-            loss = trainer.loss_and_accuracy(trainer.train_examples)[0]
+            loss = trainer.evaluate(trainer.train_examples)["loss"]
             lowest = min(lowest, loss)  # this order ignores NaN
             target, waited = (loss, 0) if loss < target - MIN_DECREASE else (target, waited + 1)
             if waited == PATIENCE:
@@ -190,18 +190,22 @@ def class_counts(trainer: Trainer) -> dict[str, Tensor]:
 #: How a client computes the measurements in `MEASUREMENTS`: functions of the trainer, as
 #: `fairflower.registry.measurements.measurement` describes them.
 COMPUTE: dict[str, Callable[[Trainer], Any]] = {
-    "received_loss": lambda t: t.loss_and_accuracy(t.train_examples)[0],
+    "received_loss": lambda t: t.evaluate(t.train_examples)["loss"],
     "received_accuracy": accuracy,
     "received_balanced_accuracy": balanced_accuracy,
     "local_loss": standalone_loss,
-    "sharpness": lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho),
-    "perturbed_loss": lambda t: losses_at(t.model, t.train_examples, rho=t.measure_rho)[1],
+    "sharpness": lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho, task=t.task),
+    "perturbed_loss": lambda t: losses_at(
+        t.model, t.train_examples, rho=t.measure_rho, task=t.task
+    )[1],
     "minus_accuracy": without_own_part(accuracy),
     "minus_balanced_accuracy": without_own_part(balanced_accuracy),
-    "gradient": lambda t: mean_gradient(t.model, t.train_examples),
+    "gradient": lambda t: mean_gradient(t.model, t.train_examples, task=t.task),
     "steps": lambda t: t.steps,
-    "trained_loss": lambda t: t.loss_and_accuracy(t.train_examples)[0],
-    "fisher": lambda t: fisher_diagonal(t.model, t.train_examples, memory_mb=t.measure_memory_mb),
+    "trained_loss": lambda t: t.evaluate(t.train_examples)["loss"],
+    "fisher": lambda t: fisher_diagonal(
+        t.model, t.train_examples, memory_mb=t.measure_memory_mb, task=t.task
+    ),
     "representation": representation,
     "received_representation": representation,
     "received_group_counts": group_counts,

@@ -26,9 +26,9 @@ from fairflower.models import (
     trainable,
 )
 from fairflower.seeds import derive_seed
+from fairflower.tasks import Task, as_numbers
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
-from fairflower.training.gradients import cross_entropy, predicted
 from fairflower.training.modes import (
     at_least_float32,
     no_stats_update,
@@ -209,6 +209,7 @@ class Trainer(TrainerSpec, Configurable):
         make_dense(model)
         self.model = model.to(self.device)
         self.data = data
+        self.task: Task = data.task
         self.settings = settings
         self.client_id = client_id
         self.seed = seed
@@ -228,21 +229,22 @@ class Trainer(TrainerSpec, Configurable):
         """Prepare a round of training; the model is the received model."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of a batch, by default the cross entropy.
+        """Return the mean loss of a batch, by default the task's.
 
-        ``x`` has images [B, C, H, W], features [B, D] or token ids [B, L], and ``y`` labels [B].
+        ``x`` has images [B, C, H, W], features [B, D] or token ids [B, L], and ``y`` targets, for
+        classes [B].
         """
         return self.criterion(self.model(x), y)
 
-    def criterion(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross entropy of logits [B, classes], with logit adjustment if set.
+    def criterion(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the task's mean loss, with logit adjustment of logits [B, classes] if set.
 
-        Raises ``ValueError`` unless there are at least two classes.
+        Raises ``ValueError`` if the output does not fit the task.
         """
-        logits = at_least_float32(logits)
+        output = at_least_float32(output)
         if self.settings.logit_adjustment:
-            logits = logits + self.log_prior
-        return cross_entropy(logits, y, "mean")
+            output = output + self.log_prior
+        return self.task.loss(output, y)
 
     def adjust_gradients(self) -> None:
         """Change the parameters' ``grad`` before the optimizer's step."""
@@ -255,9 +257,9 @@ class Trainer(TrainerSpec, Configurable):
         return self.model.represent(x)  # type: ignore[operator, no-any-return]
 
     def test(self) -> dict[str, float]:
-        """Test the model on the client's test examples."""
-        loss, accuracy = self.loss_and_accuracy(self.test_examples)
-        return {"eval_loss": loss, "accuracy": accuracy}
+        """Test the model on the client's test examples; return ``eval_loss`` and `evaluate`."""
+        values = self.evaluate(self.test_examples)
+        return {"eval_loss": values.pop("loss"), **values}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Return the optimizer for a round; its state is discarded after the round."""
@@ -365,7 +367,7 @@ class Trainer(TrainerSpec, Configurable):
         """
         epochs, batch_size = self.settings.local_epochs, self.settings.batch_size
         if epochs == 0:
-            return self.loss_and_accuracy(self.train_examples)[0]
+            return self.evaluate(self.train_examples)["loss"]
         draws = torch.Generator().manual_seed(self.derive_seed(server_round, "batches"))
         total = torch.zeros((), dtype=float64_on(self.device), device=self.device)
         self.model.train()
@@ -394,17 +396,36 @@ class Trainer(TrainerSpec, Configurable):
         """Return a copy of the model's arrays, by name."""
         return copy_arrays(self.model)
 
-    def loss_and_accuracy(self, examples: Examples) -> tuple[float, float]:
-        """Return mean cross entropy and accuracy (0 to 1) on examples, without augmentation."""
-        loss = torch.zeros((), dtype=float64_on(self.device), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+    def evaluate(self, examples: Examples) -> dict[str, float]:
+        """Return ``loss``, the task's other means and its scores, without augmentation.
+
+        Scores that are undefined are NaN. For classes these are ``loss``, the mean cross entropy,
+        and ``accuracy``, 0 to 1.
+        """
+        wide = float64_on(self.device)
+        totals: dict[str, Tensor] = {}
+        kept: list[tuple[Tensor, Tensor]] = []
         self.model.eval()
         with torch.inference_mode():
             for x, y in examples.eval_batches(self.eval_batch_size):
-                logits = self.model(x)
-                loss += cross_entropy(logits, y)
-                correct += (predicted(logits) == y).sum()
-        return loss.item() / len(examples), correct.item() / len(examples)
+                output = self.model(x)
+                for name, value in self.task.sums(output, y).items():
+                    value = value.to(wide)
+                    totals[name] = totals[name] + value if name in totals else value
+                if self.task.keeps == "outputs":
+                    kept.append((y, output.to(wide)))
+        means = {n: (total.cpu().double() / len(examples)).tolist() for n, total in totals.items()}
+        scores = self.task.score(means)
+        if kept:
+            y, output = (torch.cat(parts) for parts in zip(*kept, strict=True))
+            arrays = (v.numpy(force=True) for v in (y, self.task.predict(output), output))
+            scores |= self.task.whole(*arrays)
+        return as_numbers(means) | scores
+
+    def personal_score(self) -> dict[str, float]:
+        """Return the primary score on the test examples, as that of a client's own model."""
+        name = self.task.primary.name
+        return {f"personal_{name}": self.evaluate(self.test_examples)[name]}
 
     def derive_seed(self, server_round: int, purpose: str) -> int:
         """Derive the seed of this client's random numbers for a purpose in a round."""

@@ -180,10 +180,10 @@ def test_testing_reports_the_personal_and_the_global_model():
     client.train(1)
     metrics = client.test()
     assert sorted(metrics) == ["accuracy", "eval_loss", "personal_accuracy"]
-    assert metrics["personal_accuracy"] == client.loss_and_accuracy(client.test_examples)[1]
+    assert metrics["personal_accuracy"] == client.evaluate(client.test_examples)["accuracy"]
     own, fresh = {**client.state["local"]}, TrainerCase(FedBN).trainer()
     fresh.receive(client.send())
-    assert fresh.loss_and_accuracy(fresh.test_examples)[0] == metrics["eval_loss"]
+    assert fresh.evaluate(fresh.test_examples)["loss"] == metrics["eval_loss"]
     assert all(np.array_equal(own[name], client.state["local"][name]) for name in own)
 
 

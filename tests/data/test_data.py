@@ -89,7 +89,7 @@ class Restless(DomainNpzFolder):
     ("kind", "message"),
     [
         (Fickle, "a, train: images of row 0 differ between calls"),
-        (FromMinusOne, "FromMinusOne: a: train: labels: found -1 to 1; expected 0 to 65535"),
+        (FromMinusOne, "FromMinusOne: a: train: labels: found labels from -1 to 1; expected 0 to 65535"),
         (Scaled, r"a: train: images: found float64 \[5, 4, 4\]; expected uint8 \[5, H, W\]"),
         (Restless, "the fingerprint differs between calls"),
     ],
@@ -148,9 +148,9 @@ class NoRows(DomainNpzFolder):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (FromMinusOne, "FromMinusOne: a: train: labels: found -1 to 1; expected 0 to 65535"),
-        (Whole, r"a: train: labels: found float64 \[41\]; expected int64 \[N\]"),
-        (FromOne, "a: train: labels: found 1 to 3; expected 0 to 2, the class numbers"),
+        (FromMinusOne, "FromMinusOne: a: train: labels: found labels from -1 to 1; expected 0 to 65535"),
+        (Whole, r"a: train: labels: found float64 \[41\]; expected whole-number labels \[N\]"),
+        (FromOne, "a: train: labels: found labels from 1 to 3; expected 0 to 2, the class numbers"),
         (Scaled, r"a: train: images: found float64 \[40, 4, 4\]; expected uint8 \[40, H, W\]"),
         (ChannelsFirst, r"a: train: images: found uint8 \[40, 3, 4, 4\]; expected"),
         (Colored, "Colored: found color images, but Colored.channels is 1. Set it to 3"),

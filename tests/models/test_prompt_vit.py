@@ -326,7 +326,7 @@ def test_the_first_stage_processes_an_image_once(monkeypatch: pytest.MonkeyPatch
     for server_round in (1, 2, 3):  # a trainer per message, as the client app makes them
         client = trainer(model, held)
         client.train(server_round)
-        client.loss_and_accuracy(client.train_examples)
+        client.evaluate(client.train_examples)
         client.test()
     assert counting.count == {"first": 20 + 9, "prompted": 3 * (2 * 20 + 20 + 9)}
 
@@ -381,7 +381,7 @@ def test_training_works_after_testing() -> None:
     """Cached tensors may come from inference mode, which training could not use."""
     client = trainer()
     with torch.inference_mode():
-        client.loss_and_accuracy(client.train_examples)
+        client.evaluate(client.train_examples)
     assert np.isfinite(client.train(1)["train_loss"])
 
 

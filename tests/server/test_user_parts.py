@@ -124,7 +124,10 @@ def test_a_model_that_changes_its_input_sees_the_same_examples_in_every_round(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("Pair", r"Pair maps two examples of shape .* to tuple, expected logits of shape \(2, 2"),
+        (
+            "Pair",
+            r"Pair maps two examples of shape .* to tuple, expected an output of shape \(2, 2",
+        ),
         ("Classes", r"Classes maps two examples .* to \(2, 5\), expected"),
         ("Listed", "Listed.layers holds layers in a list.*nn.ModuleList"),
         ("Headless", "Headless.head is None, expected"),

@@ -151,7 +151,7 @@ def test_batches_keep_shapes_and_leave_the_source_unchanged() -> None:
     [
         (Split(np.zeros((2, 3, 8, 8), np.float32), np.zeros(2, np.int64)), MEAN, "uint8.*float32"),
         (Split(np.zeros((2, 8, 8), np.uint8), np.zeros(2, np.int64)), MEAN, r"N, C, H, W.*2, 8, 8"),
-        (Split(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(3, np.int64)), MEAN, "2 labels"),
+        (Split(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(3, np.int64)), MEAN, "2 targets"),
         (Split(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(2, np.int32)), MEAN, "int64.*int32"),
         (split(2), (0.5,), "3 channels"),
     ],

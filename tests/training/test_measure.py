@@ -39,6 +39,7 @@ from fairflower.strategies import FedEquilibria
 from fairflower.testing.rounds import Rounds
 from fairflower.training import fisher as module
 from fairflower.training import modes
+from fairflower.tasks import CLASSIFICATION, Task, task_of
 from fairflower.training.fisher import chunk_size
 from fairflower.training.gradients import losses_at
 from fairflower.training.measurements import (
@@ -48,6 +49,7 @@ from fairflower.training.measurements import (
     train_and_measure,
 )
 
+TASK = task_of(CLASSIFICATION)
 CLASSES = 4
 Named = dict[str, Tensor]
 
@@ -263,13 +265,13 @@ def test_the_fisher_by_layer_and_by_vmap_agree_where_both_are_exact(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, (x, y) = make(name).eval(), batch(5)
-    assert module._is_exact_by_layer(model, x, y) == MODELS[name][1]
+    assert module._is_exact_by_layer(model, TASK, x, y) == MODELS[name][1]
     expected = {key: 5 * value for key, value in loop(model, x, y)[1].items()}
     monkeypatch.setattr(module, "gradients_of", None)  # neither goes sample by sample
     for add in [module._add_by_sample, module._add_by_layer][: 1 + MODELS[name][1]]:
         total = {key: torch.zeros(value.shape) for key, value in expected.items()}
         with sdpa_kernel(SDPBackend.MATH):
-            add(total, model, x, y)
+            add(total, model, TASK, x, y)
         assert_close(total, expected)
 
 
@@ -378,7 +380,7 @@ def test_the_memory_limit_sets_the_chunk_size(name: str, monkeypatch: pytest.Mon
         chunks.append(chunk_size(*args, **options))
         return chunks[-1]
 
-    def add(total: Named, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    def add(total: Named, model: nn.Module, task: Task, x: Tensor, y: Tensor) -> None:
         sizes.append(len(y))
 
     monkeypatch.setattr(module, "chunk_size", spy)
@@ -403,11 +405,11 @@ def test_the_chunk_size_counts_gradients_and_activations_twice() -> None:
     gradient = 4 * (192 * CLASSES + CLASSES)
     activations = 4 * (192 + 2 * CLASSES) + 8  # input, logits and their log-softmax; label
     for k in (1, 50):  # for any number of given samples
-        both = chunk_size(model, x[:k], y[:k], memory_mb=1)
+        both = chunk_size(model, TASK, x[:k], y[:k], memory_mb=1)
         assert both == pytest.approx(2**20 / 2 / (gradient + activations), rel=0.02)
-        alone = chunk_size(model, x[:k], y[:k], memory_mb=1, gradients=False)
+        alone = chunk_size(model, TASK, x[:k], y[:k], memory_mb=1, gradients=False)
         assert alone == pytest.approx(2**20 / 2 / activations, rel=0.02)
-    assert chunk_size(model, x, y, memory_mb=1e-6) == 1
+    assert chunk_size(model, TASK, x, y, memory_mb=1e-6) == 1
 
 
 def test_counting_activations_keeps_no_tensors() -> None:
@@ -417,10 +419,10 @@ def test_counting_activations_keeps_no_tensors() -> None:
         gc.collect()
         return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
 
-    chunk_size(model, x, y, memory_mb=1)
+    chunk_size(model, TASK, x, y, memory_mb=1)
     before = tensors()
     for _ in range(3):
-        chunk_size(model, x, y, memory_mb=1)
+        chunk_size(model, TASK, x, y, memory_mb=1)
     assert tensors() == before
 
 
@@ -816,7 +818,7 @@ def test_minus_accuracy_measures_the_mean_of_the_other_clients() -> None:
     c = 0.3
     one, two = mine.send(), other.send()
     merged = {k: (c * one[k] + (1 - c) * two[k]).astype(one[k].dtype) for k in one}
-    expected = other.loss_and_accuracy(mine.train_examples)[1]
+    expected = other.evaluate(mine.train_examples)["accuracy"]
     (x, y), *_ = mine.train_examples.eval_batches(64)
     balanced = balanced_accuracy_score(y, other.model.eval()(x).argmax(1))
 
@@ -868,13 +870,13 @@ def test_minus_models_have_no_negative_variance_and_keep_counters(
     client.receive(received)
     client.state[LAST_TRAINED] = own
 
-    def spy(images: Images) -> tuple[float, float]:
+    def spy(images: Images) -> dict[str, float]:
         state = client.model.state_dict()
         variance, batches = state["1.running_var"].min(), state["1.num_batches_tracked"]
         seen.append((variance.item(), int(batches)))
-        return 0.0, 0.0
+        return {"loss": 0.0, "accuracy": 0.0}
 
-    monkeypatch.setattr(client, "loss_and_accuracy", spy)
+    monkeypatch.setattr(client, "evaluate", spy)
     config = {"server-round": 2, "coefficient": c, "measure": "minus_accuracy"}
     train_and_measure(client, config)
     assert seen == [(0.0, 7)]
@@ -884,7 +886,7 @@ def test_the_fisher_uses_the_trainers_memory_limit(monkeypatch: pytest.MonkeyPat
     seen = []
     monkeypatch.setattr(
         "fairflower.training.measurements.fisher_diagonal",
-        lambda model, data, memory_mb: seen.append(memory_mb) or {},
+        lambda model, data, memory_mb, task: seen.append(memory_mb) or {},
     )
     client = trainer()
     client.measure_memory_mb = 77

@@ -48,11 +48,11 @@ def test_every_client_learns_in_bf16_and_sends_and_keeps_float32(name):
                 assert array.dtype in (np.float32, np.int64)
                 assert np.isfinite(array).all()
     judge = trainer(name)
-    before = judge.loss_and_accuracy(judge.train_examples)[0]
+    before = judge.evaluate(judge.train_examples)["loss"]
     judge.receive(model)
     judge.state = [one.state for one in trainers if one.client_id == judge.client_id][-1]
     judge.load_local_arrays()  # load arrays that stay with the client
-    assert judge.loss_and_accuracy(judge.train_examples)[0] < before
+    assert judge.evaluate(judge.train_examples)["loss"] < before
     assert models_equal(model, rounds(name, BF16, reverse=True)[0])
     assert not models_equal(model, rounds(name, replace(BF16, precision="float32"))[0])
 

@@ -1,0 +1,172 @@
+"""What a network learns: which targets are valid, the loss of an example, and how tests are scored.
+
+The data choose the task (`fairflower.data.DataSet.task`, or ``data.task``), and nothing else asks
+which one it is. Methods import torch when they compute, because reports read tasks without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.arguments import Configurable
+from fairflower.config.methods import TaskSpec
+from fairflower.numerics.scores import Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Targets of examples: int64 or float32, [N, ...].
+Targets = NDArray[Any]
+
+#: Name of the task of data that say nothing else.
+CLASSIFICATION = "classification"
+
+
+class Task(Configurable):
+    """Base class of tasks; a task's arguments are keyword arguments of its constructor.
+
+    `losses`, `sums` and `score` define the task; a test's scores are computed from sums over all
+    examples of a domain, so they do not depend on batches or on how examples are divided among
+    clients. Scores that are no function of sums, such as an AUC, are computed by `whole`. See
+    ``docs/your-own-parts.md``; `fairflower.testing.check_task` checks a task.
+
+    Attributes
+    ----------
+    scores : tuple of Score
+        Scores of a test. The first is the primary score: of reports, of tuning and of verdicts.
+    """
+
+    scores: tuple[Score, ...]
+    #: Type of targets.
+    dtype: ClassVar[type[np.generic]] = np.float32
+    #: Whether targets are class numbers, which are counted, named and can be skewed.
+    classes: ClassVar[bool] = False
+    #: What `whole` needs of all examples; empty if it returns nothing.
+    keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
+
+    @property
+    def primary(self) -> Score:
+        """The primary score."""
+        return self.scores[0]
+
+    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+        """Return valid targets, as ``dtype``, from values of a data set or a file.
+
+        By default, values are finite numbers [N]. ``num_outputs`` is the declared number of the
+        network's outputs, or None. Raises ``ValueError`` with "found ...; expected ...".
+        """
+        check_numbers(values, "finite numbers [N]", values.ndim == 1)
+        return values.astype(self.dtype)
+
+    def num_outputs(self, targets: Targets) -> int:
+        """Return how many outputs a network needs for an example, given targets."""
+        return 1
+
+    def output_shape(self, num_outputs: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the network's output for an example of a shape."""
+        return (num_outputs,)
+
+    def strata(self, targets: Targets) -> NDArray[np.int64]:
+        """Return a number for each example, int64 [N]: divisions keep the numbers' proportions."""
+        return np.zeros(len(targets), np.int64)
+
+    def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
+        """Return n targets, to try a network with examples of a shape before a run."""
+        return (np.arange(n) % 2).astype(self.dtype)
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of each example, [B], with a gradient; at least 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no method losses.")
+
+    def loss(
+        self, output: Tensor, y: Tensor, reduction: Literal["none", "sum", "mean"] = "mean"
+    ) -> Tensor:
+        """Return the losses of examples, [B], or their sum or mean."""
+        losses = self.losses(output, y)
+        return losses if reduction == "none" else getattr(losses, reduction)()
+
+    def predict(self, output: Tensor) -> Tensor:
+        """Return predictions, in the form of targets."""
+        raise NotImplementedError(f"{type(self).__name__} has no method predict.")
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return sums over the examples of a batch, scalars or [K]; ``loss`` is one of them."""
+        raise NotImplementedError(f"{type(self).__name__} has no method sums.")
+
+    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+        """Return scores, given `sums` of all examples divided by their number; NaN is undefined."""
+        raise NotImplementedError(f"{type(self).__name__} has no method score.")
+
+    def whole(
+        self, y: Targets, predictions: Targets, outputs: NDArray[np.float64]
+    ) -> dict[str, float]:
+        """Return scores that need all examples of a domain at once; see ``keeps``."""
+        return {}
+
+    def guess(self, num_outputs: int) -> float | None:
+        """Return the loss of guessing, far above which training has diverged; None if unknown."""
+        return None
+
+
+@cache
+def task_of(text: str) -> Task:
+    """Return a task by its name and arguments, for example ``regression:loss=huber``.
+
+    Raises ``ConfigError`` if there is no such task, or an argument is not allowed.
+    """
+    spec = TaskSpec.read(text)
+    spec.check()
+    task: Task = spec.make()
+    return task
+
+
+def check_numbers(values: NDArray[Any], expected: str, shaped: bool, missing: bool = False) -> None:
+    """Raise ``ValueError`` unless values are numbers, finite or ``missing`` (NaN), and shaped."""
+    if values.dtype.kind not in "biuf" or not shaped:
+        raise ValueError(f"found {values.dtype} {list(values.shape)}; expected {expected}")
+    wrong = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
+    wrong &= ~(missing & np.isnan(values)) if missing else True
+    if wrong.any():
+        place = tuple(map(int, np.argwhere(wrong)[0]))
+        raise ValueError(f"found {values[place]} for example {place[0]}; expected {expected}")
+
+
+def as_numbers(means: Mapping[str, Any]) -> dict[str, float]:
+    """Return means as single numbers: an array [K] becomes ``name/0`` to ``name/<K - 1>``.
+
+    >>> as_numbers({"loss": 0.5, "error": [1.0, 2.0]})
+    {'loss': 0.5, 'error/0': 1.0, 'error/1': 2.0}
+    """
+    return {
+        f"{name}/{k}" if np.ndim(values) else name: float(value)
+        for name, values in means.items()
+        for k, value in enumerate(np.atleast_1d(values))
+    }
+
+
+def from_numbers(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Return the means that `as_numbers` received, in the order of their numbers."""
+    means: dict[str, Any] = {}
+    for key, value in numbers.items():
+        name, several, _ = key.partition("/")
+        if several:
+            means.setdefault(name, []).append(value)
+        else:
+            means[name] = value
+    return means
+
+
+__all__ = [
+    "CLASSIFICATION",
+    "Targets",
+    "Task",
+    "as_numbers",
+    "check_numbers",
+    "from_numbers",
+    "task_of",
+]

@@ -1,0 +1,96 @@
+"""One class per example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.numerics import metrics
+from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY
+from fairflower.tasks import Targets, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Upper bound on labels if the number of classes is not declared.
+MAX_CLASSES = 2**16
+
+
+class Classification(Task):
+    """One class per example: targets int64 [N], cross entropy of logits [B, classes].
+
+    The primary score is accuracy. Balanced accuracy is the mean recall over a domain's classes; the
+    server also computes the one-vs-one AUC with ``evaluate.auc``.
+    """
+
+    scores = ACCURACY, BALANCED_ACCURACY
+    dtype = np.int64
+    classes = True
+    keeps = "predictions"
+
+    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+        """Return class numbers, int64 [N] in ``0 .. num_outputs - 1``."""
+        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+            found = f"{values.dtype} {list(values.shape)}"
+            raise ValueError(f"found {found}; expected whole-number labels [N]")
+        most = (num_outputs or MAX_CLASSES) - 1
+        if len(values) and not 0 <= values.min() <= values.max() <= most:
+            found = f"labels from {values.min()} to {values.max()}"
+            raise ValueError(f"found {found}; expected 0 to {most}, the class numbers")
+        return values.astype(np.int64, copy=False)
+
+    def num_outputs(self, targets: Targets) -> int:
+        return 1 + int(targets.max(initial=-1))
+
+    def strata(self, targets: Targets) -> NDArray[np.int64]:
+        return targets
+
+    def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
+        return np.arange(n) % num_outputs
+
+    def loss(
+        self, output: Tensor, y: Tensor, reduction: Literal["none", "sum", "mean"] = "mean"
+    ) -> Tensor:
+        """Return the cross entropy of examples, [B], or its sum or mean.
+
+        Raises ``ValueError`` unless logits are [B, classes]; with a single logit the cross entropy
+        would always be 0.
+        """
+        from torch.nn import functional as F
+
+        if y.ndim != 1 or y.is_floating_point():
+            raise ValueError(
+                f"A batch has labels of shape {tuple(y.shape)} and type {y.dtype}: expected class "
+                "numbers [B], integers."
+            )
+        if output.ndim != 2 or output.shape[1] < 2:
+            raise ValueError(
+                f"The network returns logits of shape {tuple(output.shape)}: expected [B, classes] "
+                "with at least two classes. For two classes, return two logits."
+            )
+        return F.cross_entropy(output, y, reduction=reduction)
+
+    def predict(self, output: Tensor) -> Tensor:
+        """Return the predicted classes, int64 [B]."""
+        return output.argmax(1)
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {
+            "loss": self.loss(output, y, "sum"),
+            "accuracy": (self.predict(output) == y).sum(),
+        }
+
+    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+        return {"accuracy": means["accuracy"]}
+
+    def whole(
+        self, y: Targets, predictions: Targets, outputs: NDArray[np.float64]
+    ) -> dict[str, float]:
+        return {"balanced_accuracy": metrics.balanced_accuracy(y, predictions)}
+
+    def guess(self, num_outputs: int) -> float | None:
+        return math.log(num_outputs)

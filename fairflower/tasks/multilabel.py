@@ -1,0 +1,82 @@
+"""Several labels for each example, of which some may be unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.numerics.scores import AUC, Score
+from fairflower.tasks import Targets, Task, check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MACRO_F1 = Score("macro_f1", title="F1", phrase="macro F1")
+
+
+class MultiLabel(Task):
+    """Several labels for each example: targets 0, 1 or NaN (unknown), float32 [N, C].
+
+    A logit per label; the loss of an example is the mean binary cross entropy of its known labels,
+    and 0 if it has none. The primary score is the mean AUC over labels, which leaves out labels
+    that are all 0 or all 1 in a domain. Macro F1 is the mean over labels of ``2 TP / (2 TP + FP +
+    FN)`` of the predictions (a logit above 0), without labels for which all three are 0.
+    """
+
+    scores = AUC, MACRO_F1
+    keeps = "outputs"
+
+    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+        """Return targets, float32 [N, C]."""
+        expected = f"0, 1 or NaN for an unknown label [N, {num_outputs or 'labels'}]"
+        shaped = values.ndim == 2 and values.shape[1] == (num_outputs or values.shape[1]) > 0
+        check_numbers(values, expected, shaped, missing=True)
+        known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+        if wrong := np.setdiff1d(known, (0, 1)).tolist():
+            raise ValueError(f"found {wrong[0]}; expected {expected}")
+        return values.astype(np.float32)
+
+    def num_outputs(self, targets: Targets) -> int:
+        return int(targets.shape[1])
+
+    def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
+        return np.arange(n * num_outputs, dtype=np.float32).reshape(n, num_outputs) % 2
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
+        known = ~y.isnan()
+        each = F.binary_cross_entropy_with_logits(output, y.nan_to_num(), reduction="none")
+        return (each * known).sum(1) / known.sum(1).clamp(min=1)
+
+    def predict(self, output: Tensor) -> Tensor:
+        return (output > 0).to(output.dtype)
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        guess = output > 0
+        return {
+            "loss": self.loss(output, y, "sum"),
+            "true_positives": (guess & (y == 1)).sum(0),
+            "wrong": ((guess & (y == 0)) | (~guess & (y == 1))).sum(0),
+        }
+
+    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+        right, wrong = np.asarray(means["true_positives"]), np.asarray(means["wrong"])
+        defined = right + wrong > 0
+        f1 = 2 * right[defined] / (2 * right + wrong)[defined]
+        return {"macro_f1": float(f1.mean()) if len(f1) else np.nan}
+
+    def whole(
+        self, y: Targets, predictions: Targets, outputs: NDArray[np.float64]
+    ) -> dict[str, float]:
+        from sklearn.metrics import roc_auc_score  # late: it takes a second to import
+
+        values = []
+        for labels, logits in zip(y.T, outputs.T, strict=True):
+            known = ~np.isnan(labels)
+            if len(np.unique(labels[known])) == 2 and np.isfinite(logits[known]).all():
+                values.append(roc_auc_score(labels[known], logits[known]))
+        return {"auc": float(np.mean(values)) if values else np.nan}

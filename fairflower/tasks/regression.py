@@ -1,0 +1,134 @@
+"""Real numbers for each example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.arguments import Range
+from fairflower.numerics.scores import Score
+from fairflower.tasks import Targets, Task, check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_INF = float("inf")
+RMSE = Score("rmse", -1, "", high=_INF, title="RMSE", phrase="root mean squared error")
+MAE = Score("mae", -1, "", high=_INF, title="MAE", phrase="mean absolute error")
+R2 = Score("r2", 1, "", low=-_INF, title="R2", phrase="coefficient of determination")
+
+
+class Regression(Task):
+    """Real numbers for each example: targets float32 [N] or [N, D], as many outputs.
+
+    With outputs o and targets y, the loss of an example is, as a mean over its D numbers and with
+    ``t = (y - center) / scale``, one of ::
+
+        squared    (o - t)^2
+        huber      1/2 (o - t)^2 if |o - t| <= 1, else |o - t| - 1/2
+        absolute   |o - t|
+        quantile   max(q (t - o), (q - 1) (t - o))                    prediction of the quantile q
+        poisson    y log(y / mu) - y + mu,  mu = scale exp(o)         half the deviance; y >= 0
+
+    so losses are at least 0, and comparable between clients. Predictions are
+    ``center + scale o`` (with ``poisson``, mu). RMSE, MAE and R2 are those of the predictions, in
+    the target's unit; with several targets, means are over their squares, absolute errors and R2.
+    R2 is undefined if all targets of a domain are equal.
+
+    Parameters
+    ----------
+    loss
+        Default ``squared``.
+    q
+        The quantile, in (0, 1). Default 0.5, the median.
+    center, scale
+        Typical size of the targets, known before the run as features' ``mean`` and ``std`` are.
+        Defaults 0 and 1.
+    unit
+        The targets' unit, for tables.
+    """
+
+    dtype = np.float32
+
+    def __init__(
+        self,
+        *,
+        loss: Literal["squared", "huber", "absolute", "quantile", "poisson"] = "squared",
+        q: Annotated[float, Range(1e-6, 1 - 1e-6)] = 0.5,
+        center: Annotated[float, Range()] = 0.0,
+        scale: Annotated[float, Range(above=0)] = 1.0,
+        unit: str = "",
+    ) -> None:
+        self.kind, self.q, self.center, self.scale = loss, q, center, scale
+        self.scores = replace(RMSE, unit=unit), replace(MAE, unit=unit), R2
+
+    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+        """Return targets, float32 [N] or [N, D]."""
+        least = 0 if self.kind == "poisson" else -_INF
+        expected = f"finite numbers{' >= 0' * (least == 0)} [N] or [N, D]"
+        check_numbers(values, expected, values.ndim in (1, 2))
+        width = self.num_outputs(values)
+        if width != (num_outputs or width):
+            raise ValueError(f"found {width} targets per example; expected {num_outputs}")
+        if values.size and values.min() < least:
+            raise ValueError(f"found {values.min()}; expected {expected}")
+        return values.astype(np.float32)
+
+    def num_outputs(self, targets: Targets) -> int:
+        return int(targets.shape[1]) if targets.ndim == 2 else 1
+
+    def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
+        values = np.arange(n * num_outputs, dtype=np.float32).reshape(n, num_outputs) % 2
+        return values[:, 0] if num_outputs == 1 else values
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
+        output = output.reshape(y.shape)
+        if self.kind == "poisson":
+            mu = self.scale * output.exp()
+            each = y.xlogy(y) - y * mu.log() - y + mu
+        else:
+            target = (y - self.center) / self.scale
+            if self.kind == "quantile":
+                each = (self.q * (target - output)).maximum((self.q - 1) * (target - output))
+            else:
+                name = {"squared": "mse", "huber": "huber", "absolute": "l1"}[self.kind]
+                each = getattr(F, f"{name}_loss")(output, target, reduction="none")
+        return each.reshape(len(y), -1).mean(1)
+
+    def predict(self, output: Tensor) -> Tensor:
+        if self.kind == "poisson":
+            return self.scale * output.exp()
+        return self.center + self.scale * output
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        wide = y.double() if y.device.type != "mps" else y
+        error = self.predict(output).reshape(y.shape).to(wide.dtype) - wide
+        each = {
+            "squared_error": error.square(),
+            "absolute_error": error.abs(),
+            "target": wide,
+            "squared_target": wide.square(),
+        }
+        return {
+            "loss": self.loss(output, y, "sum"),
+            **{name: values.reshape(len(y), -1).sum(0) for name, values in each.items()},
+        }
+
+    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+        squared, target = np.asarray(means["squared_error"]), np.asarray(means["target"])
+        variance = np.asarray(means["squared_target"]) - target**2
+        # Rounding leaves a little of the squares if all targets are equal.
+        known = variance > 1e-12 * np.asarray(means["squared_target"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r2 = np.where(known, 1 - squared / variance, np.nan)
+        return {
+            "rmse": float(np.sqrt(squared.mean())),
+            "mae": float(np.mean(means["absolute_error"])),
+            "r2": float(r2.mean()),
+        }
