@@ -53,6 +53,7 @@ class FedMix(Trainer):
     """
 
     paper = "Yoon et al., ICLR 2021"
+    needs_classes = True
     kinds = ("images",)
     exchanges = (AveragedBatches,)
 

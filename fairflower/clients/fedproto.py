@@ -42,6 +42,7 @@ class FedProto(PrototypeTrainer):
     """
 
     paper = "Tan et al., AAAI 2022"
+    needs_classes = True
     exchanges = (Prototypes,)
 
     def __init__(

@@ -137,7 +137,7 @@ def check_privacy(
     if "received_group_counts" in measurements and "strategy.metric" in flat:
         raise _refused(
             f"strategy.metric = {flat['strategy.metric']!r} needs counts of people, which "
-            "are sent without noise. Set strategy.metric = 'received_accuracy'"
+            "are sent without noise. Set strategy.metric = 'received_score'"
         )
     if noiseless := (*strategy._array_measurements, *strategy.reported_metrics):
         raise _refused(

@@ -39,6 +39,8 @@ class Measurement:
     count: bool = False
     #: Whether the value contains means over a client's classes; see ``Exchange.mean_of``.
     class_means: bool = False
+    #: What a task must have: ``classes``, or a primary score that is a ``share``, from 0 to 1.
+    needs: Literal["", "classes", "share"] = ""
     #: Whether a client knows the value of the trained model before it trains.
     planned: bool = False
     #: Whether the next round needs the model that the client trains in this round.
@@ -75,25 +77,35 @@ _PEOPLE = (
 )
 
 MEASUREMENTS = _Measurements(
-    received_loss=_received("mean cross entropy"),
-    received_accuracy=_share("accuracy, 0 to 1"),
-    received_balanced_accuracy=_share("mean accuracy over the client's classes"),
+    received_loss=_received("mean loss: the cross entropy for classes"),
+    received_score=_share("primary score from 0 to 1: accuracy for classes", needs="share"),
+    received_accuracy=_share("accuracy, 0 to 1", needs="classes"),
+    received_balanced_accuracy=_share("mean accuracy over the client's classes", needs="classes"),
     local_loss=_received(
         "lowest loss that the client reaches by training alone, computed once", cached=True
     ),
-    sharpness=_received("increase in the mean cross entropy at distance rho along the gradient"),
-    perturbed_loss=_received("mean cross entropy at distance rho along the gradient"),
+    sharpness=_received("increase in the mean loss at distance rho along the gradient"),
+    perturbed_loss=_received("mean loss at distance rho along the gradient"),
+    minus_score=_share(
+        "``received_score`` of the received model without the client's part",
+        needs_last_trained=True,
+        needs="share",
+    ),
     minus_accuracy=_share(
-        "accuracy of the received model without the client's part", needs_last_trained=True
+        "accuracy of the received model without the client's part",
+        needs_last_trained=True,
+        needs="classes",
     ),
     minus_balanced_accuracy=_share(
-        "like ``minus_accuracy``, but the mean over the client's classes", needs_last_trained=True
+        "like ``minus_accuracy``, but the mean over the client's classes",
+        needs_last_trained=True,
+        needs="classes",
     ),
-    gradient=_received("gradient of the mean cross entropy", "parameters"),
+    gradient=_received("gradient of the mean loss", "parameters"),
     steps=_trained(
         "number of optimizer steps in the round", low=0, high=MAX_COUNT, count=True, planned=True
     ),
-    trained_loss=_trained("mean cross entropy"),
+    trained_loss=_trained("mean loss: the cross entropy for classes"),
     fisher=_trained(
         "diagonal of the empirical Fisher information: mean of squared per-sample gradients",
         "parameters",
@@ -103,15 +115,20 @@ MEASUREMENTS = _Measurements(
         "trained",
         "a single array named ``h``: mean over classes of each class's mean representation",
         class_means=True,
+        needs="classes",
     ),
     received_representation=_vector(
         "received",
         "like ``representation``, but computed by the received model",
         class_means=True,
+        needs="classes",
     ),
-    received_group_counts=_vector("received", _PEOPLE, low=0),
+    received_group_counts=_vector("received", _PEOPLE, low=0, needs="classes"),
     class_counts=_vector(
-        "received", "a single array named ``h``: number of training examples per class", low=0
+        "received",
+        "a single array named ``h``: number of training examples per class",
+        low=0,
+        needs="classes",
     ),
 )
 

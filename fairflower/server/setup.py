@@ -29,6 +29,7 @@ from fairflower.models import Classifier, frozen_digest, initial_local_arrays, t
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry import MODELS, RANDOM_WEIGHTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
@@ -155,11 +156,13 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
+    config.client.factory.check_task(federation.learns, config.train)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
+    _check_measurements(config, strategy, federation)
     _check_network(config, evaluator, strategy)
     if config.privacy.on:
         if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
@@ -178,6 +181,22 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     setup = RunSetup(config, federation, registry, evaluator, strategy, examples)
     setup.enroll(registry.nodes)
     return setup
+
+
+def _check_measurements(config: RunConfig, strategy: FairStrategy, federation: Federation) -> None:
+    """Raise ``ConfigError`` if the strategy needs what the task does not have."""
+    task = federation.learns
+    lacking = {
+        "classes": "has no classes",
+        "share": f"is scored by {task.primary.name}, not 0 to 1",
+    }
+    for name in strategy._measurements:
+        if (needs := MEASUREMENTS.assumed(name).needs) and not getattr(task, needs):
+            other = ", or strategy.metric = received_loss" * hasattr(strategy, "metric")
+            raise ConfigError(
+                f"strategy.name = {config.strategy.name!r} needs {name}, but the task "
+                f"{federation.task} {lacking[needs]}. Choose another strategy.name{other}."
+            )
 
 
 def _check_network(

@@ -38,7 +38,7 @@ class FairFed(FairStrategy):
     metric : str
         A metric of group fairness, ``demographic_parity_difference``,
         ``equal_opportunity_difference`` (both in the paper) or ``equalized_odds_difference``; or
-        the name of a scalar m_k that every client reports. Default ``received_accuracy``. Clients
+        the name of a scalar m_k that every client reports. Default ``received_score``. Clients
         of fairflower can also measure ``received_balanced_accuracy`` (as in FedISM's experiments).
 
     See Also
@@ -61,7 +61,7 @@ class FairFed(FairStrategy):
     --------
     >>> from fairflower.strategies import FairFed
     >>> from fairflower.testing import make_cohort
-    >>> cohort = make_cohort(updates=[[1.0], [2.0], [5.0]], received_accuracy=[0.9, 0.8, 0.4])
+    >>> cohort = make_cohort(updates=[[1.0], [2.0], [5.0]], received_score=[0.9, 0.8, 0.4])
     >>> FairFed(beta=1.0).weigh(cohort).round(3).tolist()
     [0.333, 0.433, 0.233]
 
@@ -85,13 +85,13 @@ class FairFed(FairStrategy):
         self,
         *,
         beta: Annotated[float, Range(0), Search(0.01, 10, log=True)] = 0.1,
-        metric: str = "received_accuracy",
+        metric: str = "received_score",
         **options: Unpack[Options],
     ) -> None:
         if not metric or MEASUREMENTS.assumed(metric).shape != "number":
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
-                "'received_accuracy'."
+                "'received_score'."
             )
         super().__init__(**options)
         self.beta, self.metric = beta, metric

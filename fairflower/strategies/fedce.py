@@ -24,7 +24,7 @@ class FedCE(FairStrategy):
 
     Only client k can compute theta_-k, because it has both the received model and the model that it
     trained last. The server sends each client its coefficient (``client_config``). The client keeps
-    its trained model until the next round and reports ``minus_accuracy``. A client that was not
+    its trained model until the next round and reports ``minus_score``. A client that was not
     merged in the previous round gets no coefficient, and its theta_-k is the received model.
 
     The number of examples is not used, as in the authors' code. The initial coefficients are equal.
@@ -39,7 +39,7 @@ class FedCE(FairStrategy):
         NVFlare uses ``"plus"``).
     metric : str
         Metric of theta_-k, a scalar in [0, 1]; other replies are dropped. Default
-        ``minus_accuracy``. Clients of fairflower can also measure ``minus_balanced_accuracy`` (as
+        ``minus_score``. Clients of fairflower can also measure ``minus_balanced_accuracy`` (as
         in FedISM's experiments).
 
     See Also
@@ -65,7 +65,7 @@ class FedCE(FairStrategy):
     >>> from fairflower.strategies import FedCE
     >>> from fairflower.testing import make_cohort
     >>> cohort = make_cohort(
-    ...     updates=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], minus_accuracy=[0.8, 0.8, 0.5]
+    ...     updates=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], minus_score=[0.8, 0.8, 0.5]
     ... )
     >>> FedCE().weigh(cohort).round(3).tolist()
     [0.112, 0.077, 0.811]
@@ -79,13 +79,13 @@ class FedCE(FairStrategy):
         self,
         *,
         mode: Literal["times", "plus"] = "times",
-        metric: str = "minus_accuracy",
+        metric: str = "minus_score",
         **options: Unpack[Options],
     ) -> None:
         if not metric or MEASUREMENTS.assumed(metric).shape != "number":
             raise ValueError(
                 f"metric = {metric!r}: expected the name of a scalar metric, for example "
-                "'minus_accuracy'."
+                "'minus_score'."
             )
         super().__init__(**options)
         self.mode, self.metric = mode, metric

@@ -49,10 +49,19 @@ class Task(Configurable):
     #: What `whole` needs of all examples; empty if it returns nothing.
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
 
+    def __str__(self) -> str:
+        """Return the task's name for messages."""
+        return type(self).__name__
+
     @property
     def primary(self) -> Score:
         """The primary score."""
         return self.scores[0]
+
+    @property
+    def share(self) -> bool:
+        """Whether the primary score is from 0 to 1, and higher is better."""
+        return (self.primary.better, self.primary.low, self.primary.high) == (1, 0, 1)
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
         """Return valid targets, as ``dtype``, from values of a data set or a file.

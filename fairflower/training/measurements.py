@@ -53,6 +53,15 @@ def accuracy(trainer: Trainer) -> float:
     return trainer.evaluate(trainer.train_examples)["accuracy"]
 
 
+def score(trainer: Trainer) -> float:
+    """Return the task's primary score, 0 to 1, on the training examples."""
+    primary = trainer.task.primary
+    value = trainer.evaluate(trainer.train_examples)[primary.name]
+    if math.isnan(value):
+        raise ValueError(f"{primary.name} is undefined for this client's training examples.")
+    return value
+
+
 def balanced_accuracy(trainer: Trainer) -> float:
     """Return the mean accuracy over the client's classes on the training examples, 0 to 1."""
     return metrics.balanced_accuracy(trainer.data.train.y, _predicted(trainer))
@@ -191,6 +200,7 @@ def class_counts(trainer: Trainer) -> dict[str, Tensor]:
 #: `fairflower.registry.measurements.measurement` describes them.
 COMPUTE: dict[str, Callable[[Trainer], Any]] = {
     "received_loss": lambda t: t.evaluate(t.train_examples)["loss"],
+    "received_score": score,
     "received_accuracy": accuracy,
     "received_balanced_accuracy": balanced_accuracy,
     "local_loss": standalone_loss,
@@ -198,6 +208,7 @@ COMPUTE: dict[str, Callable[[Trainer], Any]] = {
     "perturbed_loss": lambda t: losses_at(
         t.model, t.train_examples, rho=t.measure_rho, task=t.task
     )[1],
+    "minus_score": without_own_part(score),
     "minus_accuracy": without_own_part(accuracy),
     "minus_balanced_accuracy": without_own_part(balanced_accuracy),
     "gradient": lambda t: mean_gradient(t.model, t.train_examples, task=t.task),

@@ -50,6 +50,8 @@ class TrainerSpec(Configurable):
     models: ClassVar[tuple[str, ...]] = ()
     #: Kinds of examples for training, "images", "features" or "tokens"; empty allows any.
     kinds: ClassVar[tuple[str, ...]] = ()
+    #: Whether the method is defined only for targets that are class numbers.
+    needs_classes: ClassVar[bool] = False
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
     #: What a mean in the model that a client returns is over, as in ``Exchange.mean_of``.
@@ -104,6 +106,18 @@ class TrainerSpec(Configurable):
                 f"{cls.__name__} trains on {' or '.join(cls.kinds)}, but the data are {kind}. "
                 "Choose another client.name, or another data.name."
             )
+
+    @classmethod
+    def check_task(cls, task: Task, settings: TrainConfig) -> None:
+        """Raise ``ConfigError`` if the method or a setting of it is not defined for a task."""
+        for needed, what, remedy in (
+            (cls.needs_classes, cls.__name__, "Choose another client.name"),
+            (settings.logit_adjustment, "train.logit-adjustment", "Set it to false"),
+        ):
+            if needed and not task.classes:
+                raise ConfigError(
+                    f"{what} is defined for classes, but the task is {task}. {remedy}."
+                )
 
     @classmethod
     def check_steps(cls, settings: TrainConfig) -> None:
@@ -205,6 +219,7 @@ class Trainer(TrainerSpec, Configurable):
         device: str | torch.device = "cpu",
     ) -> None:
         self.check_kind(data.kind)
+        self.check_task(data.task, settings)
         self.device = torch.device(device)
         make_dense(model)
         self.model = model.to(self.device)

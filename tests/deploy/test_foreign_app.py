@@ -218,13 +218,13 @@ def test_strategies_in_a_foreign_app_weight_by_the_sent_metrics(foreign: Path, t
         "FairFed": (
             {"beta": 0.5},
             1 / CLIENTS - 0.5 * (abs(value - value.mean()) - abs(value - value.mean()).mean()),
-            "received_accuracy",
+            "received_score",
         ),
     }
     settings = {name: arguments for name, (arguments, _, _) in expected.items()}
     settings |= {"FedCE": {}, "FedGA": {}}
     needs = {name: need for name, (_, _, need) in expected.items()}
-    needs |= {"FedCE": "minus_accuracy", "FedGA": "received_loss"}
+    needs |= {"FedCE": "minus_score", "FedGA": "received_loss"}
     results = results_of(METRIC_APP, foreign, tmp_path, json.dumps(settings))
     assert set(results) == set(settings)
     for name, (moved, error) in results.items():

@@ -369,10 +369,10 @@ def test_a_client_with_another_exchange_shape_than_the_majority_is_dropped(excha
 def test_a_measured_accuracy_above_1_is_refused():
     rounds = Rounds(FairFed(min_clients=1), MODEL, range(3))
     move = {name: np.ones_like(array) for name, array in MODEL.items()}
-    claims = {k: {"received_accuracy": a} for k, a in enumerate((0.5, 1e6, 0.7))}
+    claims = {k: {"received_score": a} for k, a in enumerate((0.5, 1e6, 0.7))}
     rounds.step(dict.fromkeys(range(3), move), metrics=claims)
     assert list(rounds.strategy.dropped) == [1]
-    assert "received_accuracy = 1000000.0" in rounds.strategy.dropped[1]
+    assert "received_score = 1000000.0" in rounds.strategy.dropped[1]
 
 
 # --- nodes ---------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from fairflower.testing.rounds import Rounds
 from fairflower.training.measurements import train_and_measure
 
 EXAMPLES = {0: 100, 1: 60, 2: 40}
-weights = partial(weights_by, "received_accuracy", examples=EXAMPLES)
+weights = partial(weights_by, "received_score", examples=EXAMPLES)
 
 
 def start(**arguments) -> Rounds:
@@ -45,7 +45,7 @@ def test_weights_of_two_rounds_match_a_hand_computation():
 
 def test_a_weight_cap_does_not_change_the_global_metric():
     """Golden: the mean of .9, .5, .1 over 900, 50, 50 examples is .84."""
-    cohort = make_cohort([[1.0]] * 3, [900, 50, 50], received_accuracy=[0.9, 0.5, 0.1])
+    cohort = make_cohort([[1.0]] * 3, [900, 50, 50], received_score=[0.9, 0.5, 0.1])
     strategy = FairFed()
     strategy.weigh(replace(cohort, max_weight=0.4))
     np.testing.assert_allclose(strategy.diagnostics["gap"], [0.06, 0.34, 0.74])

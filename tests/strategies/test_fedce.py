@@ -19,7 +19,7 @@ def weights(rounds: Rounds, updates, accuracies) -> np.ndarray:
     rounds.step(
         {k: {"x": update} for k, update in updates.items()},
         {k: 10 ** (k % 4) for k in updates},
-        metrics={k: {"minus_accuracy": accuracies[k]} for k in updates},
+        metrics={k: {"minus_score": accuracies[k]} for k in updates},
     )
     return rounds.strategy.diagnostics["weights"]
 
@@ -62,7 +62,7 @@ def test_weights_from_the_gram_matrix_match_those_from_vectors(seed, mode):
         np.testing.assert_allclose(rounds.model["x"] - before, expected @ updates, atol=1e-9)
 
 
-def test_a_distinct_direction_and_a_low_minus_accuracy_raise_the_weight():
+def test_a_distinct_direction_and_a_low_minus_score_raise_the_weight():
     same, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
     actual = weights(start(size=2), {0: same, 1: same, 2: other}, (0.5, 0.5, 0.5))
     assert actual[2] > actual[0] == pytest.approx(actual[1])
