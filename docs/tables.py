@@ -19,7 +19,7 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import default_values, key_help
 from fairflower.config.text import toml_tables
 from fairflower.plans.tuning import search_space
-from fairflower.registry import CLIENTS
+from fairflower.registry import CLIENTS, TASKS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
 
@@ -37,6 +37,29 @@ def all_clients() -> str:
     """Return the table of clients, with the first line of each docstring."""
     rows = [(f"`{name}`", _summary(method), method.paper) for name, method in CLIENTS.items()]
     return _table(("client", "how it trains", "from"), rows)
+
+
+def all_tasks() -> str:
+    """Return the table of tasks, with the first line of each docstring and their scores."""
+    rows = []
+    for name, kind in TASKS.items():
+        first, *others = [score.phrase for score in kind().scores]
+        rows.append((f"`{name}`", _summary(kind), first, ", ".join(others)))
+    return _table(("task", "what is learnt", "primary score", "other scores"), rows)
+
+
+def tasks() -> str:
+    """Return the table of methods that are not defined for every task."""
+    words = {"classes": "classes", "share": "a primary score from 0 to 1"}
+    rows = []
+    for name, strategy in STRATEGIES.items():
+        needs = {MEASUREMENTS[need].needs for need in strategy().measurements} - {""}
+        if needs:
+            rows.append((f"`{name}`", " and ".join(words[need] for need in sorted(needs))))
+    rows += [
+        (f"client `{n}`", words["classes"]) for n, kind in CLIENTS.items() if kind.needs_classes
+    ]
+    return _table(("method", "needs"), rows)
 
 
 def strategies() -> str:
@@ -144,7 +167,7 @@ TABLES = {
     table.__name__: table
     for table in (
         *(all_strategies, all_clients, strategies, secure, measurements, cohort),
-        *(clients, ranges, settings),
+        *(clients, ranges, settings, all_tasks, tasks),
     )
 }
 

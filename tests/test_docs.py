@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import re
@@ -38,9 +39,9 @@ from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
 from fairflower.exchanges import centers
 from fairflower.report import read_run
-from fairflower.server.contents import read_facts
+from fairflower.server.contents import read_facts, read_history
 from fairflower.strategies import STRATEGIES, FairStrategy
-from fairflower.testing import check_data, check_strategy
+from fairflower.testing import check_data, check_strategy, check_task
 
 DOCS = Path(__file__).parents[1] / "docs"
 CLIENTS = 4
@@ -587,3 +588,24 @@ def test_keys_and_certificates_are_ignored_by_git():
     if done.returncode == 128:
         pytest.skip("not a clone")
     assert done.stdout.splitlines() == paths
+
+
+def test_the_documented_task_learns_the_quantile_of_demand(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "orders.py").write_text(programs.texts["orders.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    check_task(importlib.import_module("orders").OrderCost, num_outputs=1)
+    settings = {"data.name": "orders:Shops", "num-server-rounds": 30, "train.lr": 0.02}
+    whole = {"data.examples-per-client": 0, "data.test-examples": 0, "train.local-epochs": 3}
+    folder = runs.run(runs.config(tmp_path, **settings, **whole))
+    rows = read_history(folder / "history.csv")
+    costs = {row.name: row.value for row in rows if row.metric == "cost"}  # of the last round
+
+    def expected(order: Any, k: int) -> Any:  # demand is uniform on [day, day + k]
+        few = (10 * (k - order) ** 2 / 2 + order**2 / 2) / k
+        return np.where(order < k, few, order - k / 2)
+
+    best = min(np.mean([expected(order, k) for k in (1, 2, 3)]) for order in np.linspace(0, 3, 301))
+    assert 0.8 * best < np.mean(list(costs.values())) < 1.3 * best
+    assert costs["north"] < costs["station"]

@@ -1,4 +1,4 @@
-"""Checks for strategies, clients, models and data sets from any package.
+"""Checks for strategies, clients, models, data sets and tasks from any package.
 
 A check works with any test runner and raises an ``AssertionError`` that explains which property is
 violated and how to correct it::
@@ -15,6 +15,7 @@ _PLACES = {
     "check_data": "data",
     "check_model": "models",
     "check_strategy": "strategies",
+    "check_task": "tasks",
     "check_trainer": "trainers",
     "make_cohort": "rounds",
 }
