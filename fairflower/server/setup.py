@@ -156,13 +156,12 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
-    config.client.factory.check_task(federation.learns, config.train)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     evaluator = CentralizedEvaluator(config, federation)
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
-    _check_measurements(config, strategy, federation)
+    _check_task(config, strategy, federation)
     _check_network(config, evaluator, strategy)
     if config.privacy.on:
         if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
@@ -183,9 +182,15 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     return setup
 
 
-def _check_measurements(config: RunConfig, strategy: FairStrategy, federation: Federation) -> None:
-    """Raise ``ConfigError`` if the strategy needs what the task does not have."""
+def _check_task(config: RunConfig, strategy: FairStrategy, federation: Federation) -> None:
+    """Raise ``ConfigError`` if the client, the strategy or a setting needs another task."""
     task = federation.learns
+    config.client.factory.check_task(task, config.train)
+    if config.evaluate.auc and not task.classes:
+        raise ConfigError(
+            f"evaluate.auc is the one-vs-one AUC of classes, but the task is {federation.task}. "
+            "Remove it."
+        )
     lacking = {
         "classes": "has no classes",
         "share": f"is scored by {task.primary.name}, not 0 to 1",

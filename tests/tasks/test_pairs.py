@@ -8,7 +8,7 @@ from parametrize import STRATEGY_PER_NEEDS, mark_others_nightly
 from resuming import config, resume, session, stopped
 from safetensors.numpy import load_file
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, DataError
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.tasks import task_of
@@ -33,6 +33,22 @@ def check(folder: Path, task: str, refused: bool, **changes: Any) -> None:
     assert {name: a.tobytes() for name, a in actual.items()} == {
         name: a.tobytes() for name, a in expected.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"evaluate.auc": True}, "evaluate.auc is the one-vs-one AUC of classes"),
+        ({"train.logit-adjustment": True}, "train.logit-adjustment is defined for classes"),
+        ({"data.dirichlet-alpha": 1.0}, "data.dirichlet-alpha = 1 divides classes"),
+        ({"data.task": "regression:loss=cubic"}, "loss = 'cubic'"),
+    ],
+)
+def test_settings_for_classes_are_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=words):
+        session(config(tmp_path, **SETTINGS | settings)).run()
 
 
 @pytest.mark.parametrize(
