@@ -76,6 +76,9 @@ def _table(title: str, kind: type[Spec]) -> Table:
     if issubclass(kind, MethodSpec):
         columns += ("paper", f"arguments ({kind.TABLE}.*)")
         rows = [(n, _summary(m), m.paper, _arguments(m)) for n, m in kind.REGISTRY.items()]
+    elif kind is TaskSpec:
+        columns = ("name", "what is learnt", "scores", "arguments")
+        rows = [(n, _summary(t), _scores(t), _arguments(t)) for n, t in kind.REGISTRY.items()]
     for name, offer in kind.REGISTRY.offers().items():
         package = distribution_of(offer)
         try:
@@ -90,6 +93,10 @@ def _table(title: str, kind: type[Spec]) -> Table:
 
 def _summary(thing: Any) -> str:
     return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _scores(task: Any) -> str:
+    return ", ".join(score.phrase for score in task().scores)
 
 
 def _arguments(factory: Any) -> str:

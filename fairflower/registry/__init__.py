@@ -83,11 +83,9 @@ OWN_MEASUREMENTS = Registry("fairflower.measurements", {}, kind="measurement")
 TASKS = Registry(
     "fairflower.tasks",
     {
-        "classification": "classification:Classification - one class per example",
-        "multilabel": "multilabel:MultiLabel - several labels per example, of which some may be "
-        "unknown",
-        "regression": "regression:Regression - numbers for each example (regression:loss=huber, "
-        "absolute, quantile or poisson)",
+        "classification": "classification:Classification",
+        "multilabel": "multilabel:MultiLabel",
+        "regression": "regression:Regression",
     },
     kind="task",
     base="fairflower.tasks:Task",
