@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from threading import Event
 from typing import Any
 
@@ -14,7 +15,7 @@ from sgd_clients import linear, random_client_data, sgd_trainer
 
 from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arrays import arrays_of, record_of
-from fairflower.clients import make_client_app
+from fairflower.clients import ClientData, make_client_app
 from fairflower.engines.inline import FIRST_NODE, InlineGrid, send_and_receive
 from fairflower.secure.client import secure_mod
 from fairflower.secure.rounds import SecureAggregation
@@ -40,6 +41,11 @@ def stage_of(message: Message) -> str:
         return "measure"
     secret = message.content.config_records.get(RECORD_KEY_CONFIGS)
     return "" if secret is None else str(secret["stage"])
+
+
+@cache
+def data_of(client: int) -> ClientData:
+    return random_client_data(train=10 + 4 * client, seed=client)
 
 
 class SecureFederation:
@@ -83,9 +89,7 @@ class SecureFederation:
 
     def _trainer(self, context: Context, config: Any) -> Any:
         k = context.node_id - FIRST_NODE
-        return sgd_trainer(
-            self.net(), data=random_client_data(train=10 + 4 * k, seed=k), client_id=k
-        )
+        return sgd_trainer(self.net(), data=data_of(k), client_id=k)
 
     def _answer(self, message: Message, context: Context) -> Message:
         stage, client = stage_of(message), context.node_id - FIRST_NODE

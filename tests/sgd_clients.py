@@ -29,12 +29,12 @@ def random_client_data(train: int = 20, test: int = 11, seed: int = 0) -> Client
 
 
 def linear() -> nn.Module:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
 
 
 def batch_normed() -> nn.Module:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(), nn.Linear(144, 4))
     return nn.Sequential(*layers)
 

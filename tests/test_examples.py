@@ -76,7 +76,7 @@ def test_the_command_of_the_lora_example_runs(
         line.split()
         == re.findall(r"fairflower compare .*", (LORA / "README.md").read_text())[0].split()
     )
-    small = "--seeds 0 --rounds 1 --set data.fraction=0.05 --set data.test-examples=10"
+    small = "--seeds 0 --rounds 1 --set data.fraction=0.02 --set data.test-examples=5"
     words = shlex.split(line.replace("--seeds 0-2", small))
     monkeypatch.chdir(ROOT)
     call(*words[1:], "--engine", "inline", "--output-dir", str(tmp_path))

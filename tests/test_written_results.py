@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import mean
@@ -25,10 +26,11 @@ from experiments.leaderboard.sentences import changes_over_all
 from experiments.leaderboard.stages import Stages
 from experiments.leaderboard.tables import summary as counted
 from fairflower.numerics.metrics import MIN, STD0, WORST_HALF, Summary
-from fairflower.report.analysis import analyze
+from fairflower.report.analysis import Chapter, analyze
 from fairflower.report.cells import format_number
 from fairflower.report.contrasts import PLAIN_TITLE, Contrast, Measure, Metric, signed
 from fairflower.report.pages import GENERATED, generated_markdown
+from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary
 from fairflower.statistics import Difference, MeanStd, holm, judged_as_family
 from fairflower.statistics import differences as paired_differences
@@ -83,11 +85,26 @@ def by_hand(path: Path) -> str:
     return "\n".join(line for line in lines if not line.startswith(written))
 
 
+@cache
+def findings_in(source: Path) -> Findings:
+    return Findings(Stages(Design.read(LEADERBOARD), Ledger(source)))
+
+
+@cache
+def summary_of(name: str) -> list[Run]:
+    return read_summary(EXPERIMENTS / f"{name}.csv")
+
+
+@cache
+def chapter_of(name: str) -> Chapter:
+    (chapter,) = analyze(summary_of(name)).chapters
+    return chapter
+
+
 def written(source: Path) -> str:
     """Return the text made from a summary or, as a leaderboard's ``--report``, from rows."""
     if source.name == "federations.csv":
-        design = Design.read(LEADERBOARD)
-        return text_of(Findings(Stages(design, Ledger(source))))
+        return text_of(findings_in(source))
     if source.name.startswith("privacy-"):
         with mock.patch.object(sys, "path", [str(EXPERIMENTS), *sys.path]):
             return str(importlib.import_module("privacy_price").text(source))
@@ -251,7 +268,7 @@ def test_the_sentences_of_an_old_document_match_its_tables(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def findings() -> Findings:
-    return Findings(Stages(Design.read(LEADERBOARD), Ledger(EXPERIMENTS / "federations.csv")))
+    return findings_in(EXPERIMENTS / "federations.csv")
 
 
 @pytest.fixture(scope="module")
@@ -522,7 +539,7 @@ def test_the_gains_over_fedavg_in_what_holds_match_the_leaderboard(findings: Fin
 
 def readings_of_eq_1(data: str, baseline: str) -> dict[str, Contrast]:
     """Return each reading's differences from a baseline."""
-    (chapter,) = analyze(read_summary(EXPERIMENTS / f"fisher-readings-{data}.csv")).chapters
+    chapter = chapter_of(f"fisher-readings-{data}")
     found = {}
     for method, by_baseline in chapter.contrasts[0].against_baselines.items():
         if "Reading" in method:
@@ -559,7 +576,7 @@ def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
 
 def test_the_halves_of_fedism_in_the_documents_match_their_summaries() -> None:
     for data, steps, weights in (("uci-digits", (1, 1), (0, 0)), ("digits", (0, 1), (0, 1))):
-        (chapter,) = analyze(read_summary(EXPERIMENTS / f"gsam-{data}.csv")).chapters
+        chapter = chapter_of(f"gsam-{data}")
         (group,) = (g for one in chapter.contrasts for g in one.further[PLAIN_TITLE])
         uniform, fedism = group.contrasts.values()
         assert (group.heading, group.other, next(iter(group.contrasts))) == (
@@ -580,7 +597,7 @@ def test_the_halves_of_fedism_in_the_documents_match_their_summaries() -> None:
 def contrast(summary: str, weights: Mapping[str, int], metric: Summary) -> Difference:
     """Return the mean over federations of a weighted sum of methods, as a test of its own."""
     values: dict[str, dict[int, float]] = {}
-    for run in read_summary(EXPERIMENTS / f"{summary}.csv"):
+    for run in summary_of(summary):
         values.setdefault(run.label, {})[run.config["seed"]] = metric(100 * run.final())
     seeds = values[next(iter(weights))]
     sums = [sum(w * values[method][seed] for method, w in weights.items()) for seed in seeds]
@@ -664,7 +681,7 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
             pairs = (findings.against(benchmark, method, "fedavg", of) for of in (None, std))
             one += filter(None, pairs)
     for name in SUMMARIES:
-        (chapter,) = analyze(read_summary(EXPERIMENTS / f"{name}.csv")).chapters
+        chapter = chapter_of(name)
         for contrasts in chain.from_iterable(
             (
                 *of_measure.against_baselines.values(),

@@ -44,7 +44,7 @@ def _prompted(seed: int) -> PromptViT:
     # Built once: the frozen part is not sent to clients, and clients in threads share torch's
     # generator, so that each could draw a different frozen part.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return PromptViT(VisionTransformer(8, 4, 1, 2, 8, 16), CLASSES, (1, 8, 8))
 
 

@@ -158,10 +158,10 @@ class Stages:
 
     def swept(self, sweep: Sweep) -> Iterator[tuple[str, Planned]]:
         """Yield the runs of a sweep that can be planned, each with the name of its variation."""
+        chosen = {method: self.usable(sweep.benchmark, method) for method in sweep.methods}
         for name, place in sweep.places.items():
             for federation in sweep.federations:
-                for method in sweep.methods:
-                    number = self.usable(sweep.benchmark, method)
+                for method, number in chosen.items():
                     if number is not None:
                         key = (SWEEP, sweep.benchmark, method, federation, number)
                         yield name, self._planned(*key, tuple(place.items()))

@@ -67,7 +67,7 @@ def _check(
 
     def make(seed: int) -> Classifier:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             initialize_lazy(model := build(), shape)
             return model
 

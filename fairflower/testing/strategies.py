@@ -97,10 +97,10 @@ def check_order_of_replies(make: Make) -> None:
         )
 
 
-def check_weights_and_hull(make: Make) -> None:
+def check_weights_and_hull(make: Make, draws: int = 1) -> None:
     """Check that weights are on the simplex and, unless ``extrapolates``, models in the hull."""
     for clients in range(1, 7):
-        for seed in range(3):
+        for seed in range(draws):
             random = np.random.default_rng([seed, clients])
             rounds = Rounds(make(), MODEL, range(clients))
             for _ in range(3):

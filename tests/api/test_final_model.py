@@ -147,10 +147,10 @@ def test_exports_of_vit_b_16_give_its_logits(gc_net: bool, tmp_path: Path) -> No
 # --- runs -------------------------------------------------------------------------------
 
 
-PROMPTS = pytest.param("prompt-vit-tiny", marks=pytest.mark.nightly)
+AT_NIGHT = [pytest.param(name, marks=pytest.mark.nightly) for name in ("cnn", "prompt-vit-tiny")]
 
 
-@pytest.fixture(scope="module", params=["cnn", PROMPTS, f"{__name__}:Own"])
+@pytest.fixture(scope="module", params=[*AT_NIGHT, f"{__name__}:Own"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with each model; the frozen arrays of the transformer are not sent."""
     client = {"client.name": "fedgc"} if request.param == "prompt-vit-tiny" else {}
@@ -334,7 +334,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_work(
 
 @pytest.mark.parametrize("client", ["lg-fedavg", "fedper"])
 def test_a_loaded_model_has_the_initial_local_arrays(tmp_path: Path, client: str) -> None:
-    settings = {"client.name": client, "model.name": "resnet10", "seed": 3}
+    settings = {"client.name": client, "model.name": "cnn:norm=batch", "seed": 3}
     folder = run(config(tmp_path, **settings, **{"num-server-rounds": 1}))
     result = read_run(folder)
     run_config = RunConfig.from_flat(result.config)

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +24,34 @@ from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
-from fairflower.engines.ray_cluster import Batch, Task, TaskQueue, Worker
+from fairflower.engines.ray_cluster import Batch, Task, TaskQueue, Worker, last_words
 from fairflower.errors import ConfigError, EngineError
 from fairflower.flower_compat import set_message_id, set_task_identity
 
 pytestmark = pytest.mark.slow
 
 WEIGHTS = np.arange(40_000, dtype=np.float64).reshape(200, 200)  # 320 kB: shared
+
+
+@pytest.fixture(scope="module")
+def running_ray() -> Iterator[Any]:
+    """Ray with two CPUs, for grids that do not test how it is started."""
+    ray = ray_cluster.connect("", 2)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def on_running_ray(running_ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let grids use the running Ray; only their workers end with them."""
+
+    def close(grid: RayGrid) -> None:
+        for worker in (*grid._workers.ready, *grid._workers.starting.values()):
+            running_ray.kill(worker.actor)
+        last_words.end()
+
+    monkeypatch.setattr("fairflower.engines.ray.connect", lambda *_: running_ray)
+    monkeypatch.setattr(RayGrid, "close", close)
 
 
 def foreign_clients() -> ClientApp:
@@ -96,6 +118,7 @@ def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
 def test_foreign_apps_compute_the_same_model_on_both_engines():
     """``simulate`` raises an exception of the server."""
     assert np.array_equal(federate("inline"), federate("ray", fails=True, workers=2))
+    assert not ray_cluster.prepare_ray().is_initialized()
 
 
 def test_a_run_config_is_refused_with_flowers_engine():
@@ -122,6 +145,7 @@ def models(replies: dict[int, Message]) -> dict[int, list[float]]:
     }
 
 
+@pytest.mark.usefixtures("on_running_ray")
 def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, monkeypatch):
     settings = {"step": 0.5}
     inline = InlineGrid(foreign_clients(), 40, settings)
@@ -156,6 +180,7 @@ def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, m
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("on_running_ray")
 def test_client_states_may_change_size_and_share_arrays_with_messages():
     app = ClientApp()
 
@@ -191,6 +216,7 @@ def test_client_states_may_change_size_and_share_arrays_with_messages():
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("on_running_ray")
 def test_the_slowest_client_of_the_previous_round_starts_first():
     app = ClientApp()
 
@@ -298,8 +324,10 @@ def test_a_full_object_store_ends_the_run_and_names_the_node(kind, remote):
         Full()._put(1)
 
 
-def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped():
-    app, lock = ClientApp(), threading.Lock()
+def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped(monkeypatch):
+    app, lock, stopped = ClientApp(), threading.Lock(), []
+    ray = SimpleNamespace(put=None, shutdown=lambda: stopped.append(True))
+    monkeypatch.setattr("fairflower.engines.ray.connect", lambda *_: ray)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -308,9 +336,10 @@ def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped():
 
     with pytest.raises(EngineError, match=r"cannot be sent to Ray's workers \(TypeError"):
         RayGrid(app, 2, workers=1)
-    assert not ray_cluster.prepare_ray().is_initialized()
+    assert stopped == [True]
 
 
+@pytest.mark.usefixtures("on_running_ray")
 def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_path, monkeypatch):
     monkeypatch.setattr("fairflower.engines.ray._LATE", TIMEOUT)  # its worker is not replaced
     app = ClientApp()
@@ -339,6 +368,7 @@ def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_
     assert actual == [0, 2, 3]
 
 
+@pytest.mark.usefixtures("on_running_ray")
 def test_no_client_is_left_out_because_another_one_hangs(monkeypatch, caplog):
     app = ClientApp()
 

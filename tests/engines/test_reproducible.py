@@ -137,7 +137,7 @@ KINDS["privacy"] = {
 AT_NIGHT = ("features", "silobn", "fedper", "fedrep", "lg-fedavg")
 ON_FLOWER = ("images", "kept-by-server", "secure_aggregation")
 
-# One engine for all runs, because starting it takes long.
+# One process, and in it each engine once for all runs, because starting them takes long.
 IN_TURN = """
 import json, sys
 from rich.console import Console
@@ -145,13 +145,14 @@ from fairflower.config import RunConfig
 from fairflower.engines.launch import launch
 from fairflower.server.session import Session
 
-configs = [RunConfig.from_flat(given) for given in json.loads(sys.argv[1])]
+for all_given in json.loads(sys.argv[1]):
+    configs = [RunConfig.from_flat(given) for given in all_given]
 
-def server(grid):
-    for config in configs:
-        Session(grid, config, Console(width=200)).run()
+    def server(grid):
+        for config in configs:
+            Session(grid, config, Console(width=200)).run()
 
-launch(server, configs[0], 8)
+    launch(server, configs[0], 8)
 """
 
 
@@ -160,15 +161,18 @@ def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pyte
     on_ray = [kind for kind in KINDS if nightly or kind not in AT_NIGHT]
     for kind in on_ray:
         inline(command(tmp_path, run_name=f"{kind}-inline", **KINDS[kind]))
-    # Two workers; the test of Ctrl-C has one.
-    for engine, kinds in (("ray", on_ray), ("flower", on_ray if nightly else ON_FLOWER)):
-        chosen = {"engine": engine, "workers": 2}
-        given = [
-            settings(tmp_path, run_name=f"{kind}-{engine}", **KINDS[kind], **chosen)
+    on_engines = {"ray": on_ray, "flower": on_ray if nightly else ON_FLOWER}
+    given = [
+        [
+            # Two workers; the test of Ctrl-C has one.
+            settings(tmp_path, run_name=f"{kind}-{engine}", engine=engine, workers=2, **KINDS[kind])
             for kind in kinds
         ]
-        script = [sys.executable, "-c", IN_TURN, json.dumps(given)]
-        run(script, env=environment(tmp_path), cwd=ROOT / "tests")
+        for engine, kinds in on_engines.items()
+    ]
+    script = [sys.executable, "-c", IN_TURN, json.dumps(given)]
+    run(script, env=environment(tmp_path), cwd=ROOT / "tests")
+    for engine, kinds in on_engines.items():
         for kind in kinds:
             on_engine, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
             assert on_engine == same, f"{kind} on {engine}"

@@ -121,7 +121,11 @@ SHAPES = ((3, 32, 32), (1, 8, 8), (3, 20, 13))
     ("name", "shape"),
     mark_others_nightly(
         itertools.product(AT_HAND, SHAPES),
-        [*zip(AT_HAND, itertools.cycle(SHAPES), strict=False)],  # each by one shape
+        [  # each by one shape; ResNet-12 differs from ResNet-10 only in a number of blocks
+            pair
+            for pair in zip(AT_HAND, itertools.cycle(SHAPES), strict=False)
+            if pair[0] != "resnet12"
+        ],
     ),
 )
 def test_every_model_passes_check_model(name: str, shape: tuple[int, int, int]) -> None:

@@ -22,7 +22,7 @@ from fairflower.strategies import STRATEGIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
-KILLS = 3
+KILLS = 2
 #: Two strategies without state, and all strategies with state.
 STRATEGY_NAMES = [
     "fedavg",
@@ -61,7 +61,7 @@ SINGLE = [
 
 # A run starts quickly if it is forked from a process that has imported everything.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["resuming", "cvxpy"])
+processes.set_forkserver_preload(["resuming", "cvxpy", "fairflower.data.uci_digits"])
 
 
 @pytest.fixture(autouse=True)

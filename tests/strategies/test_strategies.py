@@ -16,13 +16,19 @@ from fairflower.errors import ConfigError, RoundFailed
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL, Uniform
 from fairflower.testing import check_strategy
 from fairflower.testing.rounds import MODEL, Rounds, updates, zero_update
-from fairflower.testing.strategies import CHECKS, check_private
+from fairflower.testing.strategies import CHECKS, check_private, check_weights_and_hull
 
 
 @every_strategy
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_every_strategy_passes_the_shared_checks(name, check):
     check(STRATEGIES[name])
+
+
+@every_strategy
+@pytest.mark.nightly
+def test_weights_and_models_stay_in_their_hull_in_many_draws(name):
+    check_weights_and_hull(STRATEGIES[name], draws=10)
 
 
 @pytest.mark.parametrize("name", ["adafed", "fedfv", "fedmdfg", "qffl"])
