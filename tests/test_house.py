@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fairflower"
 #: more raises the number here, for all to see.
 BUDGETS = {
     "aggregation": 2670,
-    "api": 890,
+    "api": 920,
     "classic": 610,
     "cli": 1360,
     "clients": 1730,
@@ -26,17 +26,17 @@ BUDGETS = {
     "exchanges": 550,
     "models": 1550,
     "modules": 1860,
-    "numerics": 1450,
+    "numerics": 1550,
     "participation": 320,
-    "plans": 1980,
+    "plans": 2020,
     "registry": 760,
-    "report": 5270,
+    "report": 5500,
     "secure": 1180,
-    "server": 3450,
-    "statistics": 400,
+    "server": 3530,
+    "statistics": 410,
     "strategies": 3560,
     "testing": 1140,
-    "trackers": 250,
+    "trackers": 260,
     "training": 2480,
 }
 
