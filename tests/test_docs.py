@@ -389,7 +389,7 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
     for run in runs:
         assert run.config["model.name"] == "embedding-bag"
         # Praise or complaint is in the first word: what is learned in one shop helps the others.
-        assert min(run.accuracy[-1]) > 0.9
+        assert min(run.values[-1]) > 0.9
     assert "reviews:Focal" in call("out/runs", command=SHARPNESS)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from rich.console import Console
 
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.numerics.scores import ACCURACY
 from fairflower.paths import path_of
 from fairflower.report import Analysis, Run, analyze, terminal_table, write_report, write_summary
 from fairflower.report.pages import html_table
@@ -40,7 +41,7 @@ class Results(Sequence["Result"]):
     """Several runs. All runs of a method share a row in tables and a line in figures.
 
     This is a sequence of `Result`, which `fairflower.compare` and `fairflower.read` return.
-    Notebooks display the accuracy table and the verdicts; ``print`` shows all tables.
+    Notebooks display the table of the primary score and the verdicts; ``print`` shows all tables.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -77,7 +78,7 @@ class Results(Sequence["Result"]):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Each method's accuracy per domain, AVG, STD, MIN and GAP, in percent.
+        """Each method's primary score per domain, AVG, STD, worst and GAP; accuracy in percent.
 
         Each value is the mean over the last five tested rounds; the table has its mean and standard
         deviation over runs. See `fairflower.report.frames.table_frame`.
@@ -111,16 +112,21 @@ class Results(Sequence["Result"]):
 
         ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"bars"``,
         ``"domains"``, or another name that is available for these runs. Raises ``ConfigError`` if
-        the name is unknown (the error lists all names), or if runs have different sets of domains.
+        the name is unknown (the error lists all names), or if runs have different sets of domains
+        or primary scores.
         """
         from fairflower.report.figures.comparison import plot
 
         comparisons = [chapter.comparison for chapter in self._analysis.chapters]
         if len(comparisons) > 1:
             names = "; ".join(", ".join(comparison.domains) for comparison in comparisons)
+            what = "sets of domains"
+            if len({comparison.domains for comparison in comparisons}) == 1:
+                names = ", ".join(comparison.score.title for comparison in comparisons)
+                what = "primary scores"
             raise ConfigError(
-                f"The runs have different sets of domains ({names}). Select runs with the same "
-                "domains to plot them."
+                f"The runs have different {what} ({names}). Select runs with the same "
+                f"{what.split(' ')[-1]} to plot them."
             )
         return plot(comparisons[0], str(figure))
 
@@ -153,7 +159,7 @@ class Results(Sequence["Result"]):
         return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
     def _repr_html_(self) -> str:
-        """Return the accuracy table, verdicts and notes for each set of domains as HTML."""
+        """Return the primary score's table, verdicts and notes of each set of domains as HTML."""
         parts = [_STYLE]
         for chapter in self._analysis.chapters:
             said = [str(verdict) for verdict in chapter.verdicts[""]]
@@ -196,8 +202,34 @@ class Result(Results):
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Final accuracy per domain, between 0 and 1: the mean over the last five tested rounds."""
-        return dict(zip(self.run.domains, self.run.final().tolist(), strict=True))
+        """Final accuracy per domain, between 0 and 1: the mean over the last five tested rounds.
+
+        Raises ``AttributeError`` if other than classes was learnt; see `score`.
+        """
+        if self.run.primary is not ACCURACY:
+            raise AttributeError(
+                f"{self.label} has no accuracy: its primary score is {self.run.primary.stated}. "
+                "Use score, or scores for all of them."
+            )
+        return self.score
+
+    @property
+    def score(self) -> dict[str, float]:
+        """Final primary score per domain: the mean over the last five tested rounds.
+
+        Fractions are between 0 and 1, and other scores in their unit.
+        """
+        return self._by_domain(self.run.primary.name)
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """All final scores by name and domain, the primary score first; NaN if undefined."""
+        names = [self.run.primary.name, *self.run.scores]
+        return {name: self._by_domain(name) for name in names}
+
+    def _by_domain(self, name: str) -> dict[str, float]:
+        values = self.run.tests_by(name).final().tolist()
+        return dict(zip(self.run.domains, values, strict=True))
 
     @property
     def model(self) -> dict[str, NDArray[np.generic]]:

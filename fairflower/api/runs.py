@@ -122,8 +122,9 @@ def run(
         Called after every training round with its number and a dict of metrics: ``train_loss``,
         ``seconds`` and, if the model was tested in this round, ``loss/<domain>``,
         ``accuracy/<domain>``, ``accuracy/AVG``, ``accuracy/MIN`` and ``accuracy/STD`` (with ddof
-        1). Accuracies are between 0 and 1. If the callable returns True or raises ``StopRun``, the
-        run stops and can be resumed.
+        1). Accuracies are between 0 and 1. If other than classes is learnt, the names are those of
+        its scores, with MAX instead of MIN if lower values are better. If the callable returns True
+        or raises ``StopRun``, the run stops and can be resumed.
     progress : bool
         Whether to print a line after every round.
     **options

@@ -252,8 +252,8 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             found = _points(power.detectable_in_sd(methods, federations))
             say(
                 f"Smallest detectable difference: {found} standard deviations of the paired "
-                "differences. To get percentage points, pass earlier runs with --pilot, or first "
-                "run a few federations with --output-dir."
+                "differences. To get points or the score's unit, pass earlier runs with --pilot, "
+                "or first run a few federations with --output-dir."
             )
         return
     pilot_runs = readable_runs(run_folders(*pilot), console)
@@ -264,28 +264,30 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             f"{escape('; '.join(differing))}.",
             markup=True,
         )
+    score, effect = pilot_spreads[0].score, pilot_spreads[0].effect
     rows = [
         (
             row.spread.metric,
-            f"{row.spread.sd:.2f}",
-            within_range(row.detectable, _points(row.detectable)),
+            f"{row.spread.sd:.{score.digits}f}",
+            within_range(row.detectable, _points(row.detectable, score.digits - 1), score.largest),
             str(row.for_difference),
-            f"{row.for_equivalence} (within {row.spread.margin:g})",
+            f"{row.for_equivalence} (within {row.spread.margin:.3g})",
         )
         for row in power.design_power(pilot_spreads, methods, federations)
     ]
     columns = ["metric", "SD of differences", "smallest detectable difference"]
-    columns += [f"pairs for {power.EFFECT:g} points", "pairs for equivalence"]
+    columns += [f"pairs for {effect:.3g} {score.points}".strip(), "pairs for equivalence"]
     compared, pairs = counted(methods, "method"), counted(federations, "pair")
     title = f"Differences that {pairs} can detect, for {compared} against Uniform"
     table = text_table(title, columns, rows)
+    unit = "In percentage points, with" if score.unit == "%" else f"{score.stated}. With"
     pilots = counted(pilot_spreads[0].methods, "earlier method")
     table.caption = (
-        "In percentage points, with 80 % power at the 5 % level over all methods and metrics. SD "
+        f"{unit} 80 % power at the 5 % level over all methods and metrics. SD "
         f"from {pilots}, paired by {pilot_spreads[0].unit}."
     )
     console.print(table)
 
 
-def _points(value: float) -> str:
-    return "unknown" if math.isnan(value) else f"{value:.1f}"
+def _points(value: float, digits: int = 1) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.{digits}f}"

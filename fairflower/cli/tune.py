@@ -26,10 +26,8 @@ _VALIDATION, _SHARE = "data.validation-fraction", 0.2
 #: Default of --seeds. The trials have seed 0.
 SEEDS = "1-3"
 
-#: Criteria and metrics for choosing among trials; described by `CRITERIA` and `METRICS` in
-#: `fairflower.report.tuning`.
+#: Criteria for choosing among trials; described by `CRITERIA` in `fairflower.report.tuning`.
 Select = Literal["worst", "average", "worst-then-average"]
-Metric = Literal["accuracy", "balanced_accuracy"]
 
 
 @with_settings("data", "data_dir", "model", "rounds", "fraction_train", "epochs", "lr", "seed")
@@ -56,11 +54,13 @@ def tune(
         typer.Option(help="Criterion for choosing among trials, computed on validation examples."),
     ] = "worst-then-average",
     metric: Annotated[
-        Metric,
+        str,
         typer.Option(
-            help="Metric for the criterion: accuracy, or balanced_accuracy (mean over classes)."
+            metavar="SCORE",
+            help="Score for the criterion, one of those of the data's task: for classes accuracy "
+            "or balanced_accuracy (mean over classes). Default: the task's primary score.",
         ),
-    ] = "accuracy",
+    ] = "",
     tune_training: Annotated[
         bool,
         typer.Option(

@@ -90,11 +90,12 @@ def gap(a: ArrayLike) -> float:
     return best(a) - worst(a)
 
 
-def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
+def worst_fraction(a: ArrayLike, fraction: float = 0.1, better: int = 1) -> float:
     """Return the mean of the ``floor(fraction K)`` smallest values (at least one value).
 
     This is the "worst 10 %" of q-FFL and Ditto. Their metric is undefined for fewer than ten
-    values; in this case, this function returns the smallest value.
+    values; in this case, this function returns the smallest value. If ``better`` is -1 (lower is
+    better), it averages the largest values.
 
     >>> worst_fraction([0.1, 0.3] + 18 * [0.9])
     0.2
@@ -103,7 +104,7 @@ def worst_fraction(a: ArrayLike, fraction: float = 0.1) -> float:
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction = {fraction}: expected a number in (0, 1].")
-    values = np.sort(_values(a))
+    values = np.sort(_values(a))[::better]
     return float(values[: _count(fraction, values.size)].mean())
 
 
@@ -185,6 +186,8 @@ class Summary(Score):
     compares: bool = False
     #: Gradient with respect to the values, shape (K,).
     gradient: Callable[[Vector], Vector] | None = None
+    #: Name of the score, for axis labels; empty for a fraction for which higher is better.
+    of: str = ""
 
     def __call__(self, a: ArrayLike) -> float:
         """Compute the summary of the values."""
@@ -199,7 +202,8 @@ class Summary(Score):
     def axis(self) -> str:
         """The axis label, with the unit."""
         ddof = "" if self.ddof is None else f" (ddof {self.ddof})"
-        return f"{self.title} over domains{ddof}{self.unit and f', {self.unit}'}"
+        of = f" of {self.of}" if self.of else ""
+        return f"{self.title}{of} over domains{ddof}{self.unit and f', {self.unit}'}"
 
 
 def _std_gradient(a: Vector, ddof: int) -> Vector:
@@ -272,7 +276,7 @@ def average_and_worst(better: int) -> tuple[Summary, Summary]:
     """
     if better > 0:
         return AVG, MIN
-    return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase, gradient=None)
+    return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase)
 
 
 class OverDomains(NamedTuple):
@@ -291,8 +295,31 @@ def over_domains(score: Score) -> OverDomains:
     >>> [row.title for row in over_domains(Score("mae", better=-1, unit="days"))]
     ['AVG', 'MAX', 'STD', 'GAP']
     """
-    rows = (*average_and_worst(score.better), STD, GAP)
-    return OverDomains(*(replace(row, unit=score.unit, digits=score.digits) for row in rows))
+    gap = GAP if score.better > 0 else replace(GAP, phrase="worst minus best")
+    rows = (*average_and_worst(score.better), STD, gap)
+    return OverDomains(*(_of(score, row) for row in rows))
+
+
+@cache
+def summaries(score: Score) -> tuple[Summary, ...]:
+    """Return all summaries of a score over domains or clients; the relative ones if it is >= 0.
+
+    >>> [row.title for row in summaries(Score("r2", unit="", low=-1))]
+    ['AVG', 'STD', 'STD', 'MIN', 'MAX', 'GAP', 'worst 10 %']
+    """
+    average, low, _, gap = over_domains(score)
+    high = MAX if score.better > 0 else replace(MIN, better=0, phrase=MAX.phrase)
+    formula = partial(worst_fraction, better=score.better)
+    tenth = replace(SUMMARIES[6], better=score.better, formula=formula)
+    in_unit = (average, STD0, STD, low, high, gap, tenth)
+    return (*(_of(score, row) for row in in_unit), *(SUMMARIES[7:] if score.low >= 0 else ()))
+
+
+def _of(score: Score, row: Summary) -> Summary:
+    """Return a summary in a score's unit."""
+    fraction = score.unit == "%" and score.better > 0
+    of = "" if fraction else score.title
+    return replace(row, unit=score.unit, digits=score.digits, of=of)
 
 
 def balanced_accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:

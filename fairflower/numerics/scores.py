@@ -1,6 +1,8 @@
 """Scores: numbers with a direction, and how they are shown."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -30,8 +32,9 @@ class Score:
     #: Range of the values.
     low: float = 0.0
     high: float = 1.0
-    #: Differences within which methods count as equivalent, in the unit.
-    margin: float = 1.0
+    #: Differences within which methods count as equivalent, in the unit. 0 means 1 point for a
+    #: fraction, and otherwise 1 % of the average of the method that is compared with.
+    margin: float = 0.0
     #: Number of decimals in tables.
     digits: int = 2
     #: Name in tables, by default ``name``.
@@ -42,6 +45,8 @@ class Score:
     def __post_init__(self) -> None:
         for field in ("title", "phrase"):
             object.__setattr__(self, field, getattr(self, field) or self.name)
+        if self.unit == "%":
+            object.__setattr__(self, "margin", self.margin or 1.0)
 
     def shown(self, value: _Numbers) -> _Numbers:
         """Return values, or differences of values, in the unit."""
@@ -51,6 +56,47 @@ class Score:
     def largest(self) -> float:
         """The largest possible difference, in the unit."""
         return self.shown(self.high - self.low)
+
+    @property
+    def points(self) -> str:
+        """The unit of differences in sentences: ``points`` for fractions; "" for no unit."""
+        return "points" if self.unit == "%" else self.unit
+
+    @property
+    def stated(self) -> str:
+        """The name in tables, the unit and, unless it is a fraction's, the direction.
+
+        >>> ACCURACY.stated, Score("rmse", -1, "days", title="RMSE").stated
+        ('accuracy in %', 'RMSE, days; lower is better')
+        """
+        if self.unit == "%" and self.better > 0:
+            return f"{self.title} in %"
+        better = {1: "; higher is better", -1: "; lower is better", 0: ""}[self.better]
+        return f"{self.title}{self.unit and f', {self.unit}'}{better}"
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis: as `stated`, but with a comma before "%"."""
+        return self.stated.replace(" in %", ", %")
+
+    def legible(self, means: Iterable[float]) -> "Score":
+        """Return the score with enough decimals for three digits of every mean, unless fractions.
+
+        >>> Score("rmse", -1, "").legible([0.04567, 3.0]).digits, ACCURACY.legible([0.001]).digits
+        (4, 2)
+        """
+        least = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
+        places = 0 if self.unit == "%" else 2 - math.floor(math.log10(least))
+        return replace(self, digits=max(self.digits, min(places, 12)))
+
+    def text(self, value: float, digits: int = 4) -> str:
+        """Return a value on a screen: a fraction with one decimal, else significant digits.
+
+        >>> ACCURACY.text(0.25), Score("rmse", -1, "days").text(12.34567)
+        ('25.0', '12.35')
+        """
+        shown = self.shown(value)
+        return f"{shown:.1f}" if self.unit == "%" else f"{shown:.{digits}g}"
 
 
 ACCURACY = Score("accuracy")

@@ -324,5 +324,7 @@ def _run(config: RunConfig) -> _Result:
             raise
     folder = sessions[0].folder
     assert folder is not None  # the run has ended
-    server_round, accuracies = folder.metrics.last_test()
-    return folder.path, round_line(server_round, config.num_server_rounds, accuracies)
+    metrics = folder.metrics
+    server_round, scores = metrics.last_test()
+    line = round_line(server_round, config.num_server_rounds, scores, score=metrics.primary)
+    return folder.path, line

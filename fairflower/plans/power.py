@@ -9,28 +9,32 @@ import numpy as np
 
 from fairflower.config.run import execution_keys
 from fairflower.errors import ConfigError, quoted
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.plans.plan import Plan
 from fairflower.report import Run
 from fairflower.report.contrasts import fairness, paired_differences
 from fairflower.report.methods import group_runs
 from fairflower.statistics import LEVEL, detectable, needed, needed_for_equivalence
 
-#: Difference in percentage points for which the required number of federations is computed.
+#: Difference in percentage points for which the required number of federations is computed. Of a
+#: score that is no fraction, it is the margin of equivalence in the worst domain.
 EFFECT = 2.0
 
 
 class Spread(NamedTuple):
-    """Spread of a metric's paired differences from Uniform, in percentage points."""
+    """Spread of a metric's paired differences from Uniform, in the score's unit."""
 
     metric: str
     sd: float  # square root of the mean of the methods' variances
     margin: float  # largest difference that counts as equivalent
     methods: int
     unit: str  # what a pair shares: a federation, or a seed of a single federation
+    score: Score = ACCURACY  # the primary score
+    effect: float = EFFECT  # in the score's unit
 
 
 class Power(NamedTuple):
-    """What a design detects for a metric with 80 % power; differences in percentage points."""
+    """What a design detects for a metric with 80 % power; differences in the score's unit."""
 
     spread: Spread
     detectable: float  # smallest detectable difference
@@ -47,10 +51,18 @@ def comparisons_of(plan: Plan) -> int:
 def spreads(runs: Sequence[Run]) -> list[Spread]:
     """Return the spread of paired differences from Uniform: worst domain, STD and average.
 
-    Raises ``ConfigError`` if no method shares two federations or seeds with uniform weights.
+    Raises ``ConfigError`` if no method shares two federations or seeds with uniform weights, or
+    runs have different primary scores.
     """
-    by_unit: dict[str, dict[tuple[str, float], list[float]]] = {}
-    for comparison in group_runs(runs):
+    #: Unit of pairs -> name of a metric -> variances, and the margins of equivalence.
+    by_unit: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    comparisons = group_runs(runs)
+    if len(scores := {comparison.score.stated for comparison in comparisons}) > 1:
+        raise ConfigError(
+            f"The earlier runs have different primary scores ({' | '.join(sorted(scores))}). "
+            "Choose runs with the same score with --pilot."
+        )
+    for comparison in comparisons:
         group = fairness(comparison)
         for method in comparison.methods:
             uniform = comparison.baseline(method, "uniform")
@@ -58,9 +70,10 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
             if pairs is None or len(pairs.values[0]) < 2:
                 continue
             variances = by_unit.setdefault(method.unit, {})
-            for metric, values in zip(group.metrics, pairs.values, strict=True):
-                key = metric.name, metric.margin
-                variances.setdefault(key, []).append(float(np.var(values, ddof=1)))
+            rows = zip(group.metrics, pairs.values, pairs.margins, strict=True)
+            for metric, values, margin in rows:
+                variance = float(np.var(values, ddof=1))
+                variances.setdefault(metric.name, []).append((variance, margin))
     if not by_unit:
         raise ConfigError(
             "The spread cannot be estimated from the earlier runs, because no method shares two "
@@ -68,10 +81,12 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
         )
     # Seeds of one federation lack what varies between federations.
     unit = "federation" if "federation" in by_unit else min(by_unit)
-    return [
-        Spread(name, math.sqrt(np.mean(squares)), margin, len(squares), unit)
-        for (name, margin), squares in by_unit[unit].items()
-    ]
+    score, found = comparisons[0].score, []
+    for name, pairs_of in by_unit[unit].items():
+        square, margin = np.mean(pairs_of, axis=0).tolist()
+        found.append(Spread(name, math.sqrt(square), margin, len(pairs_of), unit, score))
+    effect = EFFECT if score.unit == "%" else found[0].margin  # that in the worst domain
+    return [spread._replace(effect=effect) for spread in found]
 
 
 def other_settings(plan: Plan, runs: Sequence[Run]) -> list[str]:
@@ -116,7 +131,7 @@ def design_power(known_spreads: Sequence[Spread], methods: int, federations: int
     return [
         Power(
             *(spread, in_sd * spread.sd),
-            needed(spread.sd, EFFECT, level),
+            needed(spread.sd, spread.effect, level),
             needed_for_equivalence(spread.sd, spread.margin, level),
         )
         for spread in known_spreads

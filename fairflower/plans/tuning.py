@@ -20,9 +20,10 @@ from fairflower.arguments import Search
 from fairflower.config import RunConfig
 from fairflower.config.methods import DEFAULT
 from fairflower.config.run import tuned_keys
-from fairflower.config.text import argument_to_key, shown
+from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError, quoted
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
 from fairflower.plans.plan import Plan, run_key, run_title
@@ -72,7 +73,7 @@ class TuningProtocol:
     budget: int  # trials per method
     seeds: Sequence[int]  # of the tests
     select: str  # criterion for choosing a trial, a key of `fairflower.report.tuning.CRITERIA`
-    metric: str = "accuracy"  # of the criterion, a key of `fairflower.report.tuning.METRICS`
+    metric: str = ""  # score of the criterion, one of the data's; "": the primary score
     training: bool = False  # whether the learning rate and the local epochs are also tuned
     defaults: bool = False  # whether the paper's values are also tested
     federations: bool = False  # whether each seed of the tests is also that of the federation
@@ -87,6 +88,7 @@ class MethodStudy:
     folder: Path
     submitted: set[str] = field(default_factory=set)  # names of the runs that were started
     finished: dict[int, Trial] = field(default_factory=dict)  # by number
+    metric: Score = ACCURACY  # of the criterion
 
     def __post_init__(self) -> None:
         self.name = self.config.label
@@ -147,11 +149,11 @@ class MethodStudy:
             for number in range(self.budget)
         ]
         ranges = {key: argument.search for key, argument in self.search_space.items()}
-        return Tuned(self.name, ranges, tuple(trials), self.protocol.select, self.protocol.metric)
+        metric = self.metric.legible(float(np.mean(t.scores)) for t in trials if t.scores)
+        return Tuned(self.name, ranges, tuple(trials), self.protocol.select, metric)
 
     def record_outcomes(self) -> None:
         """Record the outcomes of trials that have finished."""
-        metric = self.protocol.metric
         for number in self._unfinished():
             path = self.path(number)
             if not (path / "run.json").exists():
@@ -160,16 +162,16 @@ class MethodStudy:
                 facts = read_facts(path)
                 outcome, reason = _outcome(facts)
                 run = read_run(path) if outcome == "completed" else None
-            accuracies: list[float] = []
+            scores: list[float] = []
             if run:
-                tests = run.tests_by(metric)
+                tests = run.tests_by(self.metric.name)
                 if tests.fully_tested() and run.last_round == facts["rounds"]:
-                    accuracies = tests.final().tolist()
+                    scores = tests.final().tolist()
                 else:
                     outcome, reason = "lost", "some domains were not tested in every round"
             if outcome:
                 values = self.values(number)
-                self.finished[number] = Trial(number, values, outcome, tuple(accuracies), reason)
+                self.finished[number] = Trial(number, values, outcome, tuple(scores), reason)
 
     def _unfinished(self) -> list[int]:
         return [number for number in range(self.budget) if number not in self.finished]
@@ -266,16 +268,14 @@ class TuningStudies:
     def __init__(
         self, folder: Path, configs: Sequence[RunConfig], protocol: TuningProtocol
     ) -> None:
-        if protocol.metric != "accuracy" and configs[0].evaluate.by == "clients":
-            raise ConfigError(
-                f"--metric {protocol.metric}: clients report only accuracies, and evaluate.by = "
-                "clients. Set evaluate.by=server, or choose --metric accuracy."
-            )
         _check_other_seeds(configs[0], protocol)
         check_availabilities(configs)  # before the data are prepared
+        metric = _metric(configs[0], protocol)
         trials = {"evaluate.test": False, "output-dir": str(folder / "trials")}
         self.methods = [
-            MethodStudy(RunConfig.from_flat(config.to_flat() | trials), protocol, folder)
+            MethodStudy(
+                RunConfig.from_flat(config.to_flat() | trials), protocol, folder, metric=metric
+            )
             for config in configs
         ]
         self.folder = folder
@@ -317,6 +317,22 @@ class TuningStudies:
 
     def _of(self, config: RunConfig) -> MethodStudy:
         return next(method for method in self.methods if config.run_name in method.submitted)
+
+
+def _metric(config: RunConfig, protocol: TuningProtocol) -> Score:
+    """Return the score by which trials are chosen; raise ``ConfigError`` if the data have none."""
+    task = prepare(config.data).learns
+    scores = {score.name: score for score in task.scores}
+    primary = next(iter(scores))
+    name = protocol.metric or primary
+    if name not in scores:
+        raise ConfigError(f"--metric: {unknown('score', name, scores)}")
+    if name != primary and config.evaluate.by == "clients" and task.keeps == "predictions":
+        raise ConfigError(
+            f"--metric {name}: clients do not report this score, and evaluate.by = clients. Set "
+            f"evaluate.by=server, or choose --metric {primary}."
+        )
+    return scores[name]
 
 
 def _check_other_seeds(config: RunConfig, protocol: TuningProtocol) -> None:

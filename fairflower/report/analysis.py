@@ -19,7 +19,7 @@ from fairflower.report.contrasts import Contrasts, Verdict, contrasts_of, verdic
 from fairflower.report.methods import Comparison, group_runs
 from fairflower.report.notes import notes
 from fairflower.report.reading import Run
-from fairflower.report.tables import accuracy_tables, fairness_tables, held_out_tables
+from fairflower.report.tables import fairness_tables, held_out_tables, score_tables
 from fairflower.report.tuning import Tuned, tuning_tables
 
 
@@ -32,12 +32,13 @@ class Chapter:
 
     @property
     def title(self) -> str:
-        """The data set and its domains."""
+        """The data set and its domains; of another score than accuracy also the score."""
         configs = [method.config for method in self.comparison.methods]
         names = dict.fromkeys(str(config.get("data.name", "data")) for config in configs)
         held_out = self.comparison.held_out
         without = f" ({', '.join(held_out)} held out)" if held_out else ""
-        return f"{', '.join(names)}: {', '.join(self.comparison.domains)}{without}"
+        score = f" ({self.comparison.score.stated})" * (not self.comparison.classes)
+        return f"{', '.join(names)}: {', '.join(self.comparison.domains)}{without}{score}"
 
     @cached_property
     def contrasts(self) -> list[Contrasts]:
@@ -46,8 +47,8 @@ class Chapter:
 
     @cached_property
     def tables(self) -> list[Table]:
-        """Tables of accuracy, differences and tuning; the first table has the common caption."""
-        tables = accuracy_tables(self.comparison, self.contrasts)
+        """Tables of scores, differences and tuning; the first table has the common caption."""
+        tables = score_tables(self.comparison, self.contrasts)
         return _captioned_once([*tables, *tuning_tables(self.tuned)])
 
     @cached_property
@@ -89,7 +90,10 @@ class Analysis:
 
     @cached_property
     def chapters(self) -> list[Chapter]:
-        """A chapter for each set of domains. Raises `RunFolderError` if there are no runs."""
+        """A chapter for each set of domains and primary score.
+
+        Raises `RunFolderError` if there are no runs.
+        """
         if not self.runs:
             raise RunFolderError("No runs to report on. Name at least one run folder.")
         return [Chapter(comparison, self.tuned) for comparison in group_runs(self.runs)]

@@ -42,21 +42,22 @@ class Cell:
     second: bool = False  # second best of three or more
 
 
-def judged_cell(estimate: MeanStd, judgment: int, *, signed: bool = False) -> Cell:
+def judged_cell(estimate: MeanStd, judgment: int, digits: int = 2, *, signed: bool = False) -> Cell:
     """Return a mean with its spread, marked as better (1), worse (-1) or neither (0)."""
     mark, tone = MARKS[judgment]
-    text = format_number(estimate.mean, signed=signed) + mark
-    return Cell(text, format_std(estimate.std, estimate.n), tone)
+    text = format_number(estimate.mean, digits, signed=signed) + mark
+    return Cell(text, format_std(estimate.std, estimate.n, digits), tone)
 
 
 def difference_cell(score: Score, difference: Difference, sign: int) -> Cell:
     """Return a cell with the mean and, below it, the interval and the detectable difference."""
-    cell = judged_cell(difference, sign, signed=True)
+    digits = score.digits
+    cell = judged_cell(difference, sign, digits, signed=True)
     if math.isnan(difference.low):
         return cell
-    parts = [format_interval(difference.low, difference.high, score.largest)]
+    parts = [format_interval(difference.low, difference.high, score.largest, digits)]
     if least := difference.detectable:
-        parts.append(within_range(least, format_number(least), score.largest))
+        parts.append(within_range(least, format_number(least, digits), score.largest))
     return replace(cell, spread="; ".join(dict.fromkeys(parts)))
 
 
@@ -190,6 +191,15 @@ def bold(comparison: Comparison) -> str:
 # --- numbers as text ------------------------------------------------------------------
 
 
+def capitalized(text: str) -> str:
+    """Return a text as a sentence begins with it; only its first letter may change.
+
+    >>> capitalized("accuracy of RNNs"), capitalized("RMSE")
+    ('Accuracy of RNNs', 'RMSE')
+    """
+    return text[:1].upper() + text[1:]
+
+
 def thousands(value: Any) -> str:
     """Format a whole number with commas; empty for any other value.
 
@@ -211,13 +221,13 @@ def format_number(value: float, digits: int = 2, *, signed: bool = False) -> str
 
 
 def within_range(value: float, text: str, most: float = 100.0) -> str:
-    """Return the text of a difference of at most ``most`` points, else "too few pairs"."""
+    """Return the text of a difference of at most ``most``, else "too few pairs"."""
     return FEW_PAIRS if abs(value) > most else text
 
 
-def format_interval(low: float, high: float, most: float = 100.0) -> str:
-    """Format an interval of a difference that is at most ``most`` points."""
-    text = f"[{format_number(low)}, {format_number(high)}]"
+def format_interval(low: float, high: float, most: float = 100.0, digits: int = 2) -> str:
+    """Format an interval of a difference that is at most ``most``."""
+    text = f"[{format_number(low, digits)}, {format_number(high, digits)}]"
     return within_range(max(abs(low), abs(high)), text, most)
 
 

@@ -7,7 +7,7 @@ across the methods (`fairflower.statistics`).
 `contrasts_of` computes all contrasts of a comparison, from which tables, verdicts, the legend and
 data frames are made.
 
-A method is *fairer* than a baseline if its worst domain is higher or its STD is lower, and neither
+A method is *fairer* than a baseline if its worst domain is better or its STD is lower, and neither
 is worse. It is *equivalent* if both differences are shown to be within a margin. Otherwise, it is
 *undecided*, and the verdict states the smallest difference that is detectable with 80 % power.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from fairflower.config.text import join_words
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
-from fairflower.numerics.metrics import AVG, GAP, STD, STD0, Summary, average_and_worst
+from fairflower.numerics.metrics import AVG, GAP, STD0, Summary, over_domains
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.registry import PLAIN_CLIENTS
 from fairflower.report.cells import format_number, format_std, within_range
@@ -64,10 +64,18 @@ class Metric(Score):
     judged: bool = True
     #: Gradient with respect to the domains' accuracies, None if unknown.
     gradient: Callable[[Vector], Vector] | None = None
+    #: Number of a reference's run of which ``margin`` is a percentage; None: it is in the unit.
+    scale: Callable[[Run], float] | None = None
 
     def value(self, run: Run) -> float:
         """Return the metric of a run, in its unit."""
         return self.shown(self.of(run))
+
+    def margin_from(self, references: Iterable[Run]) -> float:
+        """Return the margin of equivalence with a method that has these runs, in the unit."""
+        if self.scale is None:
+            return self.margin
+        return abs(fmean(map(self.scale, references))) * self.margin / 100
 
     def example_worth(self, run: Run) -> float:
         """Return the metric's `example_worth`, in points; 0 if it is unknown."""
@@ -104,7 +112,7 @@ def measures(comparison: Comparison) -> list[Measure]:
     for attribute, methods in comparison.attributes():
         found += [_between_groups(attribute, methods, place) for place in (0, 1)]
     typed = comparison.typed()
-    return [*found, _over_clients(typed)] if typed else found
+    return [*found, _over_clients(comparison.score, typed)] if typed else found
 
 
 def fairness(comparison: Comparison) -> Measure:
@@ -119,8 +127,9 @@ def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method
         tests = run.tests_by(score.name)
         return row(tests.final()) if tests.fully_tested() else math.nan
 
-    average, worst = average_and_worst(score.better)
+    average, worst, spread, _ = over_domains(score)
     primary = score is comparison.score
+    scale = None if score.margin else partial(value, row=average)
     metrics = [
         Metric(
             row.phrase if primary else f"{row.phrase} of {score.phrase}",
@@ -128,13 +137,15 @@ def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method
             score.unit,
             score.low,
             score.high,
-            row.margin * score.margin,
+            row.margin * (score.margin or 1.0),
+            score.digits,
             title=row.title if primary else f"{row.title} {score.title}",
             of=partial(value, row=row),
             judged=row is not average,
             gradient=row.gradient if score is ACCURACY else None,  # a mean over examples
+            scale=scale,
         )
-        for row in (worst, STD, average)
+        for row in (worst, spread, average)
     ]
     return Measure(f"{score.phrase} over domains", metrics, methods)
 
@@ -177,14 +188,27 @@ def _between_groups(attribute: str, methods: Sequence[Method], place: int) -> Me
     return Measure(name, metrics, methods if metrics else ())
 
 
-def _over_clients(methods: Sequence[Method]) -> Measure:
+def _over_clients(score: Score, methods: Sequence[Method]) -> Measure:
     """Return FedGCR's measure: the average over clients, and the spread over types and clients."""
     clients = of_clients(methods)
-    metrics = (
-        Metric("average over clients", title="Avg over clients", of=lambda run: AVG(clients(run))),
-        Metric(f"{SIGMA} type", STD0.better, of=lambda run: STD0(run.final())),
-        Metric(f"{SIGMA} client", STD0.better, of=lambda run: STD0(clients(run))),
-    )
+    average = "average over clients"
+
+    def over_clients(run: Run) -> float:
+        return AVG(clients(run))
+
+    metrics = [
+        Metric(
+            *(name, better, score.unit, score.low, score.high, score.margin or 1.0, score.digits),
+            title="Avg over clients" if name == average else name,
+            of=of,
+            scale=None if score.margin else over_clients,
+        )
+        for name, better, of in (
+            (average, score.better, over_clients),
+            (f"{SIGMA} type", STD0.better, lambda run: STD0(run.final())),
+            (f"{SIGMA} client", STD0.better, lambda run: STD0(clients(run))),
+        )
+    ]
     return Measure("client types and clients", metrics, methods, ("better", "worse"))
 
 
@@ -198,9 +222,9 @@ def of_people(metric: str, place: int) -> Callable[[Run], float]:
 
 
 def of_clients(methods: Sequence[Method]) -> Callable[[Run], Vector]:
-    """Return a function that returns the accuracy of each client of a run, [K].
+    """Return a function that returns the primary score of each client of a run, [K].
 
-    It is the accuracy on the client's test data if all clients in all runs of the methods tested,
+    It is the score on the client's test data if all clients in all runs of the methods tested,
     else that of its domain, without clients of an untested domain.
     """
     if all(run.all_clients_tested for method in methods for run in method.runs):
@@ -239,7 +263,7 @@ def over(
 
 @dataclass(frozen=True)
 class Pairs:
-    """Differences between two methods in each pair of runs, by metric, in points."""
+    """Differences between two methods in each pair of runs, by metric, in the metric's unit."""
 
     measure: Measure
     method: Method
@@ -247,10 +271,12 @@ class Pairs:
     values: tuple[tuple[float, ...], ...]
     #: For each metric, the argument ``floors`` of `differences`.
     floors: tuple[float, ...]
+    #: For each metric, the margin of equivalence.
+    margins: tuple[float, ...]
 
 
 class MetricDifference(NamedTuple):
-    """The difference between two methods in a metric, in percentage points."""
+    """The difference between two methods in a metric, in the metric's unit."""
 
     metric: Metric
     difference: Difference
@@ -259,7 +285,7 @@ class MetricDifference(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrast:
-    """Differences between two methods in each metric of a measure, in percentage points."""
+    """Differences between two methods in each metric of a measure, in the metric's unit."""
 
     measure: Measure
     differences: Sequence[Difference]
@@ -294,7 +320,9 @@ class Contrast:
         if better or worse:
             return f"{self.measure.words[0 if better else 1]} ({better or worse})", "than"
         if all(one.difference.equivalent for one in judged):
-            within = ", ".join(f"{one.metric.name} within {one.metric.margin:g}" for one in judged)
+            within = ", ".join(
+                f"{one.metric.name} within {one.difference.margin:.3g}" for one in judged
+            )
             return f"equivalent ({within})", "to"
         return UNDECIDED, "against"
 
@@ -302,9 +330,12 @@ class Contrast:
     def detectable(self) -> str:
         """The smallest difference that is detectable with 80 % power, for each metric."""
         return ", ".join(
-            f"{one.metric.name} {within_range(least, format_number(least, 1), one.metric.largest)}"
+            f"{one.metric.name} "
+            f"{within_range(least, format_number(least, digits), one.metric.largest)}"
             for one in self.by_metric
-            for least in [one.difference.detectable]
+            for least, digits in [
+                (one.difference.detectable, one.metric.digits - (one.metric.unit == "%"))
+            ]
             if one.metric.judged
         )
 
@@ -378,7 +409,8 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     values = (tuple(metric.value(a) - metric.value(b) for a, b in pairs) for metric in metrics)
     runs = [run for pair in pairs for run in pair]
     floors = (fmean(metric.example_worth(run) for run in runs) for metric in metrics)
-    return Pairs(measure, method, tuple(values), tuple(floors))
+    margins = (metric.margin_from(run for _, run in pairs) for metric in metrics)
+    return Pairs(measure, method, tuple(values), tuple(floors), tuple(margins))
 
 
 def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
@@ -387,10 +419,10 @@ def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
         return {}
     measure = next(iter(family.values())).measure
     alone: dict[tuple[str, int], Difference] = {}
-    for i, metric in enumerate(measure.metrics):
+    for i in range(len(measure.metrics)):
         by_method = differences(
             {name: pairs.values[i] for name, pairs in family.items()},
-            metric.margin,
+            {name: pairs.margins[i] for name, pairs in family.items()},
             {name: pairs.floors[i] for name, pairs in family.items()},
         )
         alone |= {(n, i): redrawn(one, family[n].method.overlap) for n, one in by_method.items()}
@@ -546,12 +578,14 @@ def fairness_verdict(
         )
     if conclusion:
         return Verdict(method.name, "", conclusion)
-    worst = [f"{signed(c['MIN'].difference)} points against {name}" for name, c in against.items()]
-    std = [signed(contrast["STD"].difference) for contrast in against.values()]
-    lower = [f"{name}'s" for name, contrast in against.items() if contrast["AVG"].sign < 0]
+    rows = {name: contrast.by_metric for name, contrast in against.items()}
+    worst = [f"{signed_in_unit(row[0])} against {name}" for name, row in rows.items()]
+    std = [signed(row[1].difference, comparison.score.digits) for row in rows.values()]
+    worse = [f"{name}'s" for name, row in rows.items() if row[2].sign < 0]
     numbers = f"worst domain {', '.join(worst)}, STD {' and '.join(std)}"
-    below = f", with an average below {' and '.join(lower)}" if lower else ""
-    return verdict_on(method.name, against, numbers, below)
+    where = "below" if comparison.score.better > 0 else "above"
+    beside = f", with an average {where} {' and '.join(worse)}" if worse else ""
+    return verdict_on(method.name, against, numbers, beside)
 
 
 def verdict_on(
@@ -562,9 +596,11 @@ def verdict_on(
     The conclusion is, for example, ``fairer (STD) than FedAvg``; ``added`` follows it.
     """
     numbers = numbers or "; ".join(
-        ", ".join(f"{one.metric.name} {signed(one.difference)}" for one in contrast.by_metric)
-        + f" points against {other}"
+        ", ".join(f"{o.metric.name} {signed(o.difference, o.metric.digits)}" for o in rows[:-1])
+        + f"{', ' * bool(rows[:-1])}{rows[-1].metric.name} {signed_in_unit(rows[-1])}"
+        + f" against {other}"
         for other, contrast in contrasts.items()
+        for rows in [contrast.by_metric]
     )
     parts = []
     for (judgment, preposition), names in _by_judgment(contrasts).items():
@@ -599,9 +635,12 @@ def verdict_legend(contrasts: Sequence[Contrasts]) -> str:
     """Explain the words used in verdicts; empty if no methods were compared."""
     if not any(any(c.against_baselines.values()) or any(c.further.values()) for c in contrasts):
         return ""
+    worst = contrasts[0].measure.metrics[0]
+    better = "higher" if worst.better > 0 else "lower value of the"
     return (
-        "Fairer: higher worst domain or lower STD, neither worse; t tests, p < 0.05 (corrected). "
-        "Mixed: one better, one worse. Equivalent: within the margins. Undecided: none of these."
+        f"Fairer: {better} worst domain or lower STD, neither worse; t tests, p < 0.05 "
+        "(corrected). Mixed: one better, one worse. Equivalent: within the margins. Undecided: "
+        "none of these."
     )
 
 
@@ -618,14 +657,19 @@ def pairs_text(contrasts: Iterable[Contrast]) -> str:
     return " ".join([counts, f"{noun}{'' if counts == '1' else 's'}", *federation])
 
 
-def signed(difference: MeanStd) -> str:
+def signed(difference: MeanStd, digits: int = 2) -> str:
     """Format a difference with its sign and standard deviation.
 
     >>> signed(MeanStd(0.5, 0.25, 3)), signed(MeanStd(0.5, float("nan"), 1))
     ('+0.50 ± 0.25', '+0.50')
     """
-    mean = format_number(difference.mean, signed=True)
-    return f"{mean} {format_std(difference.std, difference.n)}".strip()
+    mean = format_number(difference.mean, digits, signed=True)
+    return f"{mean} {format_std(difference.std, difference.n, digits)}".strip()
+
+
+def signed_in_unit(one: MetricDifference) -> str:
+    """Format a difference as `signed` does, with its unit."""
+    return f"{signed(one.difference, one.metric.digits)} {one.metric.points}".strip()
 
 
 def _by_judgment(contrasts: Mapping[str, Contrast]) -> dict[tuple[str, str], list[str]]:

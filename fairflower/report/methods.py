@@ -181,14 +181,14 @@ class Method:
         return MeanStd(float(values.mean()), float(values.std()), len(values))
 
     def over_domains(
-        self, accuracies: Callable[[Run], Vector], value_of: Callable[[Vector], float]
+        self, scores: Callable[[Run], Vector], value_of: Callable[[Vector], float]
     ) -> MeanStd:
         """Return the mean and std over runs of a metric, computed on domains that all runs tested.
 
-        The result is NaN if no domain was tested by all runs. ``accuracies`` returns a run's
+        The result is NaN if no domain was tested by all runs. ``scores`` returns a run's
         values [D], with NaN for untested domains.
         """
-        values = np.array([accuracies(run) for run in self.runs])
+        values = np.array([scores(run) for run in self.runs])
         return MeanStd.of([_of_those(row, value_of) for row in _in_common(values)])
 
     def fully_tested(self) -> bool:
@@ -198,21 +198,21 @@ class Method:
     def curve(
         self, value_of: Callable[[Vector], float], domains: Sequence[int] | slice = slice(None)
     ) -> Curve:
-        """Return a metric of the domains' accuracies over rounds, by default for all domains.
+        """Return a metric of the domains' scores over rounds, by default for all domains.
 
         If a run was not tested on some domain in a round, the round's value covers only the other
         domains. It is NaN if there are none.
         """
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
-        accuracies = [run.accuracy[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
-        accuracy = _in_common(np.array(accuracies))
-        values = np.array([[_of_those(row, value_of) for row in run] for run in accuracy])
-        return Curve.of(rounds, values)._replace(whole=np.isfinite(accuracy[0]).all(axis=1))
+        tested = [run.values[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
+        common = _in_common(np.array(tested))
+        values = np.array([[_of_those(row, value_of) for row in run] for run in common])
+        return Curve.of(rounds, values)._replace(whole=np.isfinite(common[0]).all(axis=1))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The methods that were tested on the same domains."""
+    """The methods that were tested on the same domains with the same primary score."""
 
     domains: tuple[str, ...]
     #: The baselines, then the others in the order of the runs.
@@ -225,7 +225,12 @@ class Comparison:
     @property
     def heading(self) -> str:
         """The name of the primary score, as a sentence begins with it."""
-        return self.score.phrase[:1].upper() + self.score.phrase[1:]
+        return self.score.title[:1].upper() + self.score.title[1:]
+
+    @property
+    def classes(self) -> bool:
+        """Whether classes are learnt, whose primary score is the accuracy."""
+        return self.score is ACCURACY
 
     @property
     def runs(self) -> list[tuple[Method, Run]]:
@@ -248,7 +253,7 @@ class Comparison:
 
     @property
     def examples(self) -> str:
-        """The examples on which accuracies were measured: ``test`` or ``validation``, or both."""
+        """The examples on which scores were measured: ``test`` or ``validation``, or both."""
         return " or ".join(sorted({run.split for run in self.kept_runs}))
 
     @property
@@ -259,7 +264,7 @@ class Comparison:
     @property
     def gaps(self) -> bool:
         """Whether a domain was not tested in some round."""
-        return not all(np.isfinite(run.accuracy).all() for run in self.kept_runs)
+        return not all(np.isfinite(run.values).all() for run in self.kept_runs)
 
     def span(self, window: int = WINDOW) -> str:
         """Describe the averaged rounds, such as ``mean of the last 5 tested rounds (16 to 20)``.
@@ -283,7 +288,15 @@ class Comparison:
 
     def user_scores(self) -> Iterator[tuple[Score, list[Method]]]:
         """Yield each user metric, and the methods that have it."""
-        scores = {score.name: score for run in self.kept_runs for score in run.user_scores}
+        return self._having(score for run in self.kept_runs for score in run.user_scores)
+
+    def further_scores(self) -> Iterator[tuple[Score, list[Method]]]:
+        """Yield each other score of what was learnt, unless it is classes, and its methods."""
+        runs = [] if self.classes else self.kept_runs
+        return self._having(score for run in runs for score in run.further)
+
+    def _having(self, those: Iterable[Score]) -> Iterator[tuple[Score, list[Method]]]:
+        scores = {score.name: score for score in those}
         for name, score in scores.items():
             if methods := self.having(lambda run: name in run.scores):  # noqa: B023
                 yield score, methods
@@ -296,8 +309,11 @@ class Comparison:
     def rated(self) -> list[Method]:
         """Return the methods for FedISM's tables.
 
-        Their runs have an AUC, or class-balanced accuracies and corrupted images.
+        Their runs have an AUC, or class-balanced accuracies and corrupted images. There are none
+        unless classes are learnt.
         """
+        if not self.classes:
+            return []
         return self.having(
             lambda run: (
                 "auc" in run.scores
@@ -371,19 +387,22 @@ def mean_of_last(counts: Iterable[int], window: int = WINDOW) -> str:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Comparison]:
-    """Group runs by domains, then by method."""
-    by_domains: dict[tuple[str, ...], list[Run]] = {}
+    """Group runs by domains and primary score, then by method."""
+    alike: dict[tuple[tuple[str, ...], str], list[Run]] = {}
     for run in runs:
-        by_domains.setdefault(run.domains, []).append(run)
+        alike.setdefault((run.domains, run.primary.stated), []).append(run)
     comparisons = []
     rank = {name: place for place, name in enumerate(BASELINES)}
-    for domains, members in by_domains.items():
+    for (domains, _), members in alike.items():
         methods = [Method(name, same, *_one_per_seed(of)) for name, same, of in _groups(members)]
         methods.sort(key=lambda method: rank.get(method.strategy, len(rank)))
         names = [method.name for method in methods]
         apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
-        comparisons.append(Comparison(domains, tuple(methods), by_name))
+        primary = members[0].primary
+        if primary is not ACCURACY:
+            primary = primary.legible(float(np.nanmean(run.final())) for run in members)
+        comparisons.append(Comparison(domains, tuple(methods), by_name, primary))
     return comparisons
 
 

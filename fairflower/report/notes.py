@@ -14,6 +14,8 @@ from typing import Any
 
 from fairflower.config.text import join_words
 from fairflower.data.federation import by_field
+from fairflower.numerics.metrics import MIN, STD
+from fairflower.numerics.scores import Score
 from fairflower.report.cells import MARK, thousands
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
@@ -27,12 +29,12 @@ def tests_line(comparison: Comparison) -> str:
     if all_sizes or len(sizes) != len(comparison.domains) or not all(sizes):
         return ""
     worth = (
-        f"{domain} {size} ({100 / size:.2g})"
+        f"{domain} {size}{f' ({100 / size:.2g})' * comparison.classes}"
         for domain, size in zip(comparison.domains, sizes, strict=True)
     )
     return (
-        f"{comparison.examples.capitalize()} examples by domain (points per example): "
-        f"{', '.join(worth)}."
+        f"{comparison.examples.capitalize()} examples by domain"
+        f"{' (points per example)' * comparison.classes}: {', '.join(worth)}."
     )
 
 
@@ -138,6 +140,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
         )
+    if not comparison.classes and len(methods) > 1:
+        yield from _score_notes(comparison.score)
     yield from (*_draw_notes(comparison), *_run_notes(comparison), *_unshared(comparison))
     spent = [run.info["privacy"] for _, run in comparison.runs if run.info.get("privacy")]
     if note := together((p["epsilon"], p["delta"]) for p in spent):
@@ -151,6 +155,19 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield (
             "Runs with the same data settings had different data or clients. Means over them may "
             "not be comparable."
+        )
+
+
+def _score_notes(score: Score) -> Iterator[str]:
+    """Yield how verdicts on a score differ from those on accuracy."""
+    yield (
+        f"An example is worth no fixed amount of {score.title}, so tests set no lower limit to the "
+        "spread of differences, as they do for accuracy."
+    )
+    if not score.margin:
+        yield (
+            f"Margins of equivalence, of the average {score.title} of the method compared with: "
+            f"{MIN.margin:g} % in the worst domain, {STD.margin:g} % for STD."
         )
 
 
@@ -308,7 +325,7 @@ def _test_notes(run: Run) -> Iterator[str]:
         places.setdefault(reason, []).append(where)
     for reason, names in places.items():
         yield f"{_UNDEFINED} {join_words(names)}: {reason}."
-    affected = " A domain's accuracy then covers only its other clients, if any."
+    affected = f" A domain's {run.primary.title} then covers only its other clients, if any."
     for key, kind, effect in (("dropped", "", ""), ("dropped_in_test", "test ", affected)):
         answers = [pair for record in run.diagnostics for pair in record.get(key, {}).items()]
         if answers:

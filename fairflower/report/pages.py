@@ -394,7 +394,7 @@ def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], li
     for clients, runs in owners.items():
         count = max((len(client.class_counts) for client in clients), default=0)
         classes = runs[0].info.get("classes") or [f"class {c}" for c in range(count)]
-        columns = ["client", "domain", "examples", *map(str, classes)]
+        columns = ["client", "domain", "examples", *map(str, classes if count else ())]
         which = ", ".join(f"{run.label} seed {run.seed}" for run in runs)
         tables.append((clients, columns, f": {which}" if len(owners) > 1 else ""))
     return tables

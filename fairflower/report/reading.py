@@ -18,7 +18,7 @@ from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.metrics import adjusted_rand, clustering_accuracy
-from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
+from fairflower.numerics.scores import AUC, BALANCED_ACCURACY, Score
 from fairflower.server.contents import (
     ChangedFile,
     Value,
@@ -29,6 +29,7 @@ from fairflower.server.contents import (
     read_diagnostics,
     read_facts,
     read_history,
+    scores_of,
 )
 from fairflower.server.folder import is_locked
 from fairflower.server.history import (
@@ -45,8 +46,8 @@ from fairflower.server.history import (
 #: Scores of domains other than accuracy that reports show.
 SCORES = {score.name: score for score in (BALANCED_ACCURACY, AUC)}
 
-#: Accuracy of the clients' personal models.
-PERSONAL = Score("personal_accuracy")
+#: Prefix of the primary score of the clients' personal models.
+PERSONAL = "personal_"
 
 
 def user_score(name: str, better: int) -> Score:
@@ -55,13 +56,14 @@ def user_score(name: str, better: int) -> Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyHistory:
-    """Accuracies of K domains or clients in R tested rounds."""
+class ScoreHistory:
+    """Values of a score of K domains or clients in R tested rounds."""
 
     #: Tested rounds, [R], in ascending order. Round 0 is before training.
     rounds: NDArray[np.int64]
-    #: Fractions, [R, K], with a row for each of ``rounds``. NaN for an untested domain or client.
-    accuracy: Vector
+    #: In base units (fractions), [R, K], with a row for each of ``rounds``. NaN for an untested
+    #: domain or client.
+    values: Vector
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
         """Return the positions of the last ``window`` rounds; round 0 only if there is no other."""
@@ -69,8 +71,8 @@ class AccuracyHistory:
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 
     def final(self, window: int = WINDOW) -> Vector:
-        """Return accuracies [K]: means over the tested rounds in `last`; NaN if there are none."""
-        values = self.accuracy[self.last(window)]
+        """Return values [K]: means over the tested rounds in `last`; NaN if there are none."""
+        values = self.values[self.last(window)]
         counts = np.isfinite(values).sum(axis=0)
         return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
 
@@ -84,17 +86,17 @@ class AccuracyHistory:
         If not, `final` lacks a domain or averages over different rounds, so summaries over domains
         cannot be compared with those of other runs.
         """
-        return bool(np.isfinite(self.accuracy[self.last(window)]).all())
+        return bool(np.isfinite(self.values[self.last(window)]).all())
 
     def untested(self, names: Sequence[str]) -> str:
         """State which domains or clients were not tested in which rounds; empty if all always were.
 
         >>> accuracy = np.array([[0.5, 0.4], *[[0.5, np.nan]] * 3])
-        >>> AccuracyHistory(rounds=np.arange(1, 5), accuracy=accuracy).untested(["usps", "svhn"])
+        >>> ScoreHistory(rounds=np.arange(1, 5), values=accuracy).untested(["usps", "svhn"])
         'svhn was not tested in rounds 2 to 4'
         """
         by_rounds: dict[str, list[str]] = {}
-        for name, tested in zip(names, np.isfinite(self.accuracy).T, strict=True):
+        for name, tested in zip(names, np.isfinite(self.values).T, strict=True):
             if not tested.all():
                 by_rounds.setdefault(listed_rounds(self.rounds, ~tested), []).append(name)
         return "; ".join(
@@ -200,10 +202,10 @@ def as_float_array(value: Any) -> Vector | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(AccuracyHistory):
-    """A run read from its folder: config, facts, and the global model's accuracies by domain.
+class Run(ScoreHistory):
+    """A run read from its folder: config, facts, and the global model's primary score by domain.
 
-    With ``evaluate.test = false``, accuracies are measured on validation examples. With
+    With ``evaluate.test = false``, scores are measured on validation examples. With
     ``evaluate.by = "clients"``, a domain's accuracy is the mean over its clients, weighted by test
     examples, or NaN if no client of the domain tested the model. Each round has at least one tested
     domain.
@@ -230,35 +232,47 @@ class Run(AccuracyHistory):
     #: The content of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
 
-    def tests(self, level: str, metric: str, names: Iterable[str]) -> AccuracyHistory:
+    def tests(self, level: str, metric: str, names: Iterable[str]) -> ScoreHistory:
         """Return a metric's values [R, K] by name, in the R rounds in which a name has a value."""
         found = self.history[level, metric]
         tests = _tests(found, list(names), sorted(found))
-        there = np.isfinite(tests.accuracy).any(axis=1)
-        return AccuracyHistory(rounds=tests.rounds[there], accuracy=tests.accuracy[there])
+        there = np.isfinite(tests.values).any(axis=1)
+        return ScoreHistory(rounds=tests.rounds[there], values=tests.values[there])
 
-    def tests_by(self, metric: str) -> AccuracyHistory:
-        """Return the run itself for accuracy, or the history of another score by domain."""
-        if metric in (ACCURACY.name, PERSONAL.name):
-            return self if metric == ACCURACY.name else self.personal
-        return AccuracyHistory(rounds=self.rounds, accuracy=self.scores[metric])
+    @cached_property
+    def primary(self) -> Score:
+        """The primary score of what was learnt; accuracy for classes."""
+        return scores_of(self.info)[0]
+
+    @property
+    def further(self) -> tuple[Score, ...]:
+        """The other scores of what was learnt."""
+        return _further(self.info)
+
+    def tests_by(self, metric: str) -> ScoreHistory:
+        """Return the run itself for the primary score, or the history of another by domain."""
+        if metric == PERSONAL + self.primary.name:
+            return self.personal
+        if metric == self.primary.name:
+            return self
+        return ScoreHistory(rounds=self.rounds, values=self.scores[metric])
 
     def _by_domain(self, metric: str) -> Vector:
         found = self.history[LEVELS[self.split][0], metric]
-        return _tests(found, self.domains, self.rounds.tolist()).accuracy
+        return _tests(found, self.domains, self.rounds.tolist()).values
 
-    def of_clients(self, metric: str) -> AccuracyHistory:
+    def of_clients(self, metric: str) -> ScoreHistory:
         """Return a metric's values by client, in the order of ``clients``."""
         names = (str(client.client_id) for client in self.clients)
         return self.tests(LEVELS[self.split][1], metric, names)
 
     @cached_property
-    def by_client(self) -> AccuracyHistory:
-        """Accuracies of the global model by client, in the order of ``clients``.
+    def by_client(self) -> ScoreHistory:
+        """Primary scores of the global model by client, in the order of ``clients``.
 
         There are no rounds if clients did not test the model.
         """
-        return self.of_clients("accuracy")
+        return self.of_clients(self.primary.name)
 
     @property
     def all_clients_tested(self) -> bool:
@@ -266,18 +280,18 @@ class Run(AccuracyHistory):
         return bool(np.isfinite(self.by_client.final()).all())
 
     @cached_property
-    def personal(self) -> AccuracyHistory:
-        """Accuracies of the clients' personal models by domain.
+    def personal(self) -> ScoreHistory:
+        """Primary scores of the clients' personal models by domain.
 
         They are means over the domain's clients, weighted by test examples. There are no rounds if
         there are no personal models.
         """
-        return self.tests(LEVELS[self.split][0], PERSONAL.name, self.domains)
+        return self.tests(LEVELS[self.split][0], PERSONAL + self.primary.name, self.domains)
 
     @cached_property
-    def personal_by_client(self) -> AccuracyHistory:
-        """Accuracies of the personal models by client, in the order of ``clients``."""
-        return self.of_clients(PERSONAL.name)
+    def personal_by_client(self) -> ScoreHistory:
+        """Primary scores of the personal models by client, in the order of ``clients``."""
+        return self.of_clients(PERSONAL + self.primary.name)
 
     @property
     def held_out_domain(self) -> str:
@@ -285,19 +299,20 @@ class Run(AccuracyHistory):
         return str(self.info.get("held_out", ""))
 
     @cached_property
-    def held_out(self) -> AccuracyHistory:
-        """Accuracy of the global model on ``held_out_domain``; no rounds if there is none."""
-        return self.tests(HELD_OUT, "accuracy", [self.held_out_domain])
+    def held_out(self) -> ScoreHistory:
+        """Primary score of the global model on ``held_out_domain``; no rounds if there is none."""
+        return self.tests(HELD_OUT, self.primary.name, [self.held_out_domain])
 
     @cached_property
-    def adapted(self) -> AccuracyHistory:
+    def adapted(self) -> ScoreHistory:
         """The same with BatchNorm statistics of that domain's examples (``evaluate.adabn``)."""
-        return self.tests(HELD_OUT, ADAPTED, [self.held_out_domain])
+        return self.tests(HELD_OUT, ADAPTED + self.primary.name, [self.held_out_domain])
 
     @cached_property
     def scores(self) -> Mapping[str, Vector]:
-        """Other scores (`SCORES`, the user's metrics) by name, [R, D] like ``accuracy``, or NaN."""
-        level, names = LEVELS[self.split][0], (*SCORES, *self.info.get("metrics", {}))
+        """Other scores (`further`, the user's metrics) by name, [R, D] like ``values``, or NaN."""
+        level = LEVELS[self.split][0]
+        names = (*(score.name for score in self.further), *self.info.get("metrics", {}))
         return {name: self._by_domain(name) for name in names if self.history[level, name]}
 
     @property
@@ -306,7 +321,7 @@ class Run(AccuracyHistory):
         return [user_score(*m) for m in self.info.get("metrics", {}).items() if m[0] in self.scores]
 
     @cached_property
-    def group_metrics(self) -> Mapping[str, AccuracyHistory]:
+    def group_metrics(self) -> Mapping[str, ScoreHistory]:
         """Metrics of group fairness by name (`fairflower.numerics.group_fairness`).
 
         The columns are all people, the worst client and each domain. Undefined values are NaN.
@@ -315,8 +330,8 @@ class Run(AccuracyHistory):
         rounds, found = self.rounds.tolist(), {}
         for name in (m.name for m in METRICS if "groups" in self.info):
             over = _tests(self.history[OVERALL[self.split], name], (ALL, WORST_CLIENT), rounds)
-            values = np.hstack([over.accuracy, self._by_domain(name)])
-            found[name] = AccuracyHistory(rounds=self.rounds, accuracy=values)
+            values = np.hstack([over.values, self._by_domain(name)])
+            found[name] = ScoreHistory(rounds=self.rounds, values=values)
         return found
 
     @cached_property
@@ -385,10 +400,8 @@ class Run(AccuracyHistory):
         tested = "" if self.last_round == done else f", last tested in round {self.last_round}"
         return f"{self.status} after round {done} of {planned}{tested}"
 
-    def held_out_accuracy(
-        self, domain: str, window: int = WINDOW, *, adapted: bool = False
-    ) -> float:
-        """Return the mean accuracy on a domain (see `final`); NaN if the domain was not held out.
+    def held_out_score(self, domain: str, window: int = WINDOW, *, adapted: bool = False) -> float:
+        """Return the mean score on a domain (see `final`); NaN if the domain was not held out.
 
         If ``adapted``, the model has that domain's BatchNorm statistics; NaN if this was not
         tested.
@@ -480,7 +493,7 @@ def run_of(
     Raises ``RunFolderError`` for an invalid value.
     """
     domains, split = tuple(info["domains"]), tested_split(config)
-    history = _checked_history(rows, source, domains, info.get("metrics", {}), split)
+    history = _checked_history(rows, source, info, split)
     of_domains = LEVELS[split][0]
     names = {of_domains: domains, HELD_OUT: (str(info.get("held_out", "")),)}
     for (level, _), found in history.values.items():
@@ -501,10 +514,10 @@ def run_of(
         diagnostics=tuple(diagnostics),
         info=info,
         rounds=np.empty(0, np.int64),
-        accuracy=np.empty((0, len(domains))),
+        values=np.empty((0, len(domains))),
     )
-    tests = run.tests(of_domains, "accuracy", domains)
-    return replace(run, rounds=tests.rounds, accuracy=tests.accuracy)
+    tests = run.tests(of_domains, run.primary.name, domains)
+    return replace(run, rounds=tests.rounds, values=tests.values)
 
 
 def find_readable_runs(path: Path) -> list[Run]:
@@ -524,45 +537,61 @@ _FIELDS = tuple(field.name for field in fields(ClientInfo))
 
 
 def _checked_history(
-    rows: Iterable[tuple[int, Value]],
-    source: Path,
-    domains: Sequence[str],
-    user_metrics: Mapping[str, int],
-    split: str,
+    rows: Iterable[tuple[int, Value]], source: Path, info: Mapping[str, Any], split: str
 ) -> History:
-    """Return the history of the scores that reports read."""
+    """Return the history of the scores that reports read; infinite values are NaN."""
     of_domains, of_clients = LEVELS[split]
-    users = (user_score(*metric) for metric in user_metrics.items())
-    accuracies = (ACCURACY, PERSONAL)
+    users = (user_score(*metric) for metric in info.get("metrics", {}).items())
+    primary = scores_of(info)[0]
+    personal, adapted = (
+        replace(primary, name=prefix + primary.name) for prefix in (PERSONAL, ADAPTED)
+    )
     wanted = {
         (level, score.name): score
         for level, scores in (
-            (of_domains, (*accuracies, *SCORES.values(), *users, *METRICS)),
-            (of_clients, accuracies),
-            (HELD_OUT, (ACCURACY, Score(ADAPTED))),
+            (of_domains, (primary, personal, *_further(info), *users, *METRICS)),
+            (of_clients, (primary, personal)),
+            (HELD_OUT, (primary, adapted)),
             (OVERALL[split], METRICS),
         )
         for score in scores
     }
-    history = History(domains)
+    history = History(info["domains"], primary)
     for line, row in rows:
         if (score := wanted.get((row.level, row.metric))) is None:
             continue
-        unmeasured = math.isnan(row.value) and (score is not ACCURACY or row.level == of_clients)
+        if math.isinf(row.value) and math.isinf(score.high):  # of a model that has diverged
+            row = row._replace(value=math.nan)
+        bounded = score is primary and math.isfinite(score.high)
+        unmeasured = math.isnan(row.value) and (not bounded or row.level == of_clients)
         within = math.isfinite(row.value) and score.low <= row.value <= score.high
         if not (unmeasured or within):
             raise RunFolderError(
                 f"{source}, line {line}: {row.metric} {row.value} of {row.level} "
-                f"{quoted(row.name)[1:-1]}; expected a fraction between 0 and 1."
+                f"{quoted(row.name)[1:-1]}; expected {_range(score)}."
             )
         history.put(row)
     return history
 
 
+def _further(info: Mapping[str, Any]) -> tuple[Score, ...]:
+    """Return the scores of a run but the primary score; an AUC of classes is optional."""
+    return scores_of(info)[1:] if "scores" in info else tuple(SCORES.values())
+
+
+def _range(score: Score) -> str:
+    """Return in words which values a score may have."""
+    if (score.low, score.high) == (0, 1):
+        return "a fraction between 0 and 1"
+    if math.isinf(score.high):
+        return "a number" if math.isinf(score.low) else f"a number of at least {score.low:g}"
+    return f"a number between {score.low:g} and {score.high:g}"
+
+
 def _tests(
     found: Mapping[int, Mapping[str, float]], names: Sequence[str], rounds: Sequence[int]
-) -> AccuracyHistory:
+) -> ScoreHistory:
     """Return the values of ``names`` in some rounds, with NaN where there is no value."""
     values = [[found.get(r, {}).get(name, math.nan) for name in names] for r in rounds]
     accuracy = np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
-    return AccuracyHistory(rounds=np.array(rounds, dtype=np.int64), accuracy=accuracy)
+    return ScoreHistory(rounds=np.array(rounds, dtype=np.int64), values=accuracy)

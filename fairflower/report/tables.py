@@ -12,8 +12,8 @@ import numpy as np
 
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
-from fairflower.numerics.metrics import AVG, GAP, MIN, STD, STD0, SUMMARIES, average_and_worst
-from fairflower.numerics.scores import ACCURACY, AUC, Score
+from fairflower.numerics.metrics import STD0, average_and_worst, over_domains, summaries
+from fairflower.numerics.scores import AUC, Score
 from fairflower.report.cells import (
     DASH,
     GUIDE,
@@ -24,6 +24,7 @@ from fairflower.report.cells import (
     Row,
     Table,
     bold,
+    capitalized,
     column,
     difference_cell,
     how_to_read,
@@ -49,14 +50,15 @@ from fairflower.server.history import WINDOW
 from fairflower.statistics import MIN_PAIRS, MeanStd
 
 
-def accuracy_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) -> list[Table]:
-    """Return tables of accuracy (last five tested rounds, last round) and of differences."""
+def score_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) -> list[Table]:
+    """Return tables of the primary score (last five tested rounds, last round), and others."""
     windows = [WINDOW]
     if any(m.runs[0].final_rounds() != m.runs[0].final_rounds(1) for m in comparison.methods):
         windows.append(1)
-    first, *others = (accuracy_table(comparison, window) for window in windows)
+    first, *others = (score_table(comparison, window) for window in windows)
     further = (
         quality_table(comparison),
+        *further_tables(comparison),
         *user_tables(comparison),
         *group_tables(comparison),
         types_table(comparison),
@@ -73,13 +75,14 @@ def accuracy_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) -> l
     return [replace(first, footers=footers), *others, *(t for t in further if t.groups)]
 
 
-def accuracy_table(comparison: Comparison, window: int) -> Table:
-    """Return the primary score per domain, AVG, STD, MIN and GAP, as papers show them."""
-    name, held_out = comparison.score.phrase, ""
+def score_table(comparison: Comparison, window: int) -> Table:
+    """Return the primary score per domain, AVG, STD, worst and GAP, as papers show them."""
+    score, held_out = comparison.score, ""
+    _, worst, _, gaps = over_domains(score)
     if comparison.held_out:
         held_out = (
-            f"Held out: {name} on a domain that no client has; it is not part of AVG, STD, MIN or "
-            "GAP. "
+            f"Held out: {score.title} on a domain that no client has; it is not part of AVG, STD, "
+            f"{worst.title} or GAP. "
         )
     if any(tested_adapted(comparison, domain) for domain in comparison.held_out):
         held_out += (
@@ -87,11 +90,31 @@ def accuracy_table(comparison: Comparison, window: int) -> Table:
         )
     return metric_table(
         f"{comparison.heading} per domain, {comparison.span(window)}",
-        f"{comparison.examples.capitalize()} {name} in %. MIN: {MIN.phrase}. GAP: {GAP.phrase}. "
+        f"{comparison.examples.capitalize()} {score.stated}. {_spelled(score)}"
+        f"{worst.title}: {worst.phrase}. GAP: {gaps.phrase}. "
         f"{held_out}{how_to_read(comparison)}",
         [*columns(comparison, window=window), *held_out_columns(comparison, window)],
         comparison.groups(comparison.methods),
     )
+
+
+def _spelled(score: Score) -> str:
+    """Spell out the short name of a score, as a sentence; empty if it has none."""
+    return f"{score.title}: {score.phrase}. " if score.phrase != score.title else ""
+
+
+def further_tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield a table for each other score of a task; `quality_table` is that of classes."""
+    for score, methods in comparison.further_scores():
+        shown = replace(score, digits=max(score.digits, comparison.score.digits))
+        _, worst = average_and_worst(score.better)
+        yield metric_table(
+            f"{score.title} per domain, {comparison.span()}",
+            f"{comparison.examples.capitalize()} {score.stated}. {_spelled(score)}"
+            f"{worst.title}: {worst.phrase}. {how_to_read(comparison)}",
+            columns(comparison, shown),
+            comparison.groups(methods),
+        )
 
 
 def quality_table(comparison: Comparison) -> Table:
@@ -132,26 +155,42 @@ def personal_spread_table(comparison: Comparison) -> Table:
         values = run.personal_by_client.final()[[c.domain == domain for c in run.clients]]
         return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
+    score = comparison.score
     clients = [Counter(client.domain for client in m.runs[0].clients) for m in methods]
     several = [d for d in comparison.domains if any(count[d] > 1 for count in clients)]
     return metric_table(
         f"Spread of personal models within a domain, {comparison.span()}",
-        "Standard deviation (ddof 1) of accuracy over the clients of a domain, in points. Each "
+        f"Standard deviation (ddof 1) of {score.title} over the clients of a domain"
+        f"{in_points(score)}. Each "
         f"client tests its personal model on its own {comparison.examples} data.",
-        [column(domain, partial(spread, domain=domain), STD) for domain in several],
+        [
+            column(domain, partial(spread, domain=domain), over_domains(score).spread)
+            for domain in several
+        ],
         comparison.groups(methods if several else ()),
     )
 
 
 def personal_table(comparison: Comparison) -> Table:
-    """Return the accuracy table of personal models, for methods that have them."""
+    """Return the primary score of personal models, for methods that have them."""
+    score = comparison.score
     return metric_table(
-        f"Accuracy of personal models, {comparison.span()}",
-        f"In %. Each client tests its personal model on its own {comparison.examples} data, so the "
-        "accuracy is not comparable with that of the global model.",
-        columns(comparison, PERSONAL),
+        f"{comparison.heading} of personal models, {comparison.span()}",
+        f"{in_unit(score)}Each client tests its personal model on its own {comparison.examples} "
+        f"data, so the {score.title} is not comparable with that of the global model.",
+        columns(comparison, replace(score, name=PERSONAL + score.name)),
         comparison.groups(comparison.having(lambda run: run.personal.rounds.size)),
     )
+
+
+def in_unit(score: Score) -> str:
+    """Return the beginning of a caption: the unit of a score, as a sentence; empty for none."""
+    return f"In {score.unit}. " if score.unit else ""
+
+
+def in_points(score: Score) -> str:
+    """Return the unit of differences of a score, for the end of a sentence; empty for none."""
+    return f", in {score.points}" if score.points else ""
 
 
 def user_tables(comparison: Comparison) -> list[Table]:
@@ -173,7 +212,7 @@ def product_table(comparison: Comparison) -> Table:
     """Return FedHEAL's Table 2: strategies grouped by local training."""
     return metric_table(
         f"Local training and aggregation, {comparison.span()}",
-        f"The {comparison.score.phrase} table, grouped by local training. Bold: best strategy of a "
+        f"The {comparison.score.title} table, grouped by local training. Bold: best strategy of a "
         "group.",
         columns(comparison),
         largest_grid(comparison).items(),
@@ -183,7 +222,7 @@ def product_table(comparison: Comparison) -> Table:
 def columns(
     comparison: Comparison, score: Score | None = None, window: int = WINDOW
 ) -> list[Column]:
-    """Return columns for each domain's score, AVG, STD, MIN and GAP; by default of the primary."""
+    """Return columns for each domain's score, AVG, STD, worst, GAP; by default of the primary."""
     by = score or comparison.score
 
     def values(run: Run) -> Vector:
@@ -192,7 +231,8 @@ def columns(
     def whole(method: Method) -> bool:
         return all(run.tests_by(by.name).fully_tested(window) for run in method.runs)
 
-    average, worst = average_and_worst(by.better)
+    average, worst, spread, gaps = over_domains(by)
+    spread0 = replace(spread, formula=STD0.formula, ddof=0)
     return [
         *(
             column(domain, lambda run, d=d: float(values(run)[d]), by)  # type: ignore[misc]
@@ -200,20 +240,21 @@ def columns(
         ),
         *(
             Column(row.heading, row, over(row, comparison, domains=values), whole)
-            for row in (average, STD, STD0, worst, GAP)
+            for row in (average, spread, spread0, worst, gaps)
         ),
     ]
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
-    """Return columns with the accuracy on each held-out domain, in percent.
+    """Return columns with the primary score on each held-out domain.
 
-    If runs were also tested with AdaBN, this accuracy follows in another column.
+    If runs were also tested with AdaBN, this score follows in another column.
     """
     return [
         column(
             f"{name} (held out{', AdaBN' * adapted})",
-            partial(Run.held_out_accuracy, domain=name, window=window, adapted=adapted),
+            partial(Run.held_out_score, domain=name, window=window, adapted=adapted),
+            comparison.score,
         )
         for name in comparison.held_out
         for adapted in ((False, True) if tested_adapted(comparison, name) else (False,))
@@ -234,9 +275,9 @@ def fairness_tables(comparison: Comparison) -> list[Table]:
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:
-    """Return a table of all `SUMMARIES` over ``"domains"`` or ``"clients"``.
+    """Return a table of all `summaries` over ``"domains"`` or ``"clients"``.
 
-    It contains the methods whose runs all have accuracies at this level.
+    It contains the methods whose runs all have scores at this level.
     """
 
     def tested(run: Run) -> Vector:
@@ -252,14 +293,20 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
     methods = comparison.having(lambda run: tested(run).size)
     sizes = sorted({tested(run).size for m in methods for run in m.runs})
     highest = " or ".join(f"{math.log(size):.4f}" for size in sizes)
+    score, rows = comparison.score, summaries(comparison.score)
+    relative = (
+        "Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
+        f"(ln K = {highest}: all equal). "
+    )
+    if score.unit == "%" and score.better > 0:
+        caption = f"In %, except {relative}"
+    else:
+        there = rows[-1].title == "entropy"
+        caption = f"{capitalized(score.stated)}. {there * f'Without unit: {relative}'}"
     return metric_table(
         f"Fairness over {' or '.join(map(str, sizes))} {level}, {comparison.span()}",
-        "In %, except Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
-        f"(ln K = {highest}: all equal). {how_to_read(comparison)}",
-        [
-            Column(row.heading, row, over(row, comparison, clients=clients), whole)
-            for row in SUMMARIES
-        ],
+        f"{caption}{how_to_read(comparison)}",
+        [Column(row.heading, row, over(row, comparison, clients=clients), whole) for row in rows],
         comparison.groups(methods),
     )
 
@@ -270,23 +317,27 @@ def types_table(comparison: Comparison) -> Table:
     `Comparison.typed` selects the methods to show.
     """
     methods = comparison.typed()
+    score = comparison.score
+    average, _, spread, _ = over_domains(score)
+    spread = replace(spread, formula=STD0.formula, ddof=0)
     by_domain = (
-        "A client counts with its domain's accuracy, because in some runs not all clients tested. "
+        f"A client counts with its domain's {score.title}, because in some runs not all clients "
+        "tested. "
         if len({run.all_clients_tested for method in methods for run in method.runs}) > 1
         else ""
     )
     clients = of_clients(methods)
     return metric_table(
         f"Client types and clients, {comparison.span()}",
-        f"In %. {SIGMA} type and {SIGMA} client: standard deviations over domains and over "
-        f"clients (ddof 0). {by_domain}{how_to_read(comparison)}",
+        f"{in_unit(score)}{SIGMA} type and {SIGMA} client: standard deviations over domains and "
+        f"over clients (ddof 0). {by_domain}{how_to_read(comparison)}",
         [
             Column(title, row, over(row, comparison, clients=values), Method.fully_tested)
             for title, row, values in (
-                ("Avg over domains", AVG, None),
-                ("Avg over clients", AVG, clients),
-                (f"{SIGMA} type", STD0, None),
-                (f"{SIGMA} client", STD0, clients),
+                ("Avg over domains", average, None),
+                ("Avg over clients", average, clients),
+                (f"{SIGMA} type", spread, None),
+                (f"{SIGMA} client", spread, clients),
             )
         ],
         comparison.groups(methods),
@@ -349,18 +400,18 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
 def participation_table(comparison: Comparison) -> Table:
     """Return a table with the fraction of rounds in which a domain's clients were merged.
 
-    The table also has the domain's accuracy. It shows the methods for which some client was not
-    merged in some round.
+    The table also has the domain's primary score. It shows the methods for which some client was
+    not merged in some round.
     """
     rounds = Score("rounds", 0)
     shown = replace(comparison.score, better=0)  # and not compared
     return metric_table(
         "Participation",
         "Percentage of rounds in which a client's model was merged (mean over the domain's "
-        f"clients), and the domain's {comparison.examples} {comparison.score.phrase} in % "
+        f"clients), and the domain's {comparison.examples} {comparison.score.stated} "
         f"({comparison.span()}).",
         [
-            column(f"{domain}: {score.phrase}", lambda run, d=d, of=of: float(of(run)[d]), score)  # type: ignore[misc]
+            column(f"{domain}: {score.title}", lambda run, d=d, of=of: float(of(run)[d]), score)  # type: ignore[misc]
             for d, domain in enumerate(comparison.domains)
             for score, of in ((rounds, participation), (shown, Run.final))
         ],
@@ -452,11 +503,13 @@ def _difference_table(
         return Row(name, pairs_text(there) if there else "nothing to compare with", cells)
 
     metrics = measure.metrics
+    points = f"in {metrics[0].points}: " if metrics[0].points else ""
     std = " STD: ddof 1." if any(f.title.split()[0] == "STD" for f in metrics) else ""
     less = " Lower is better." if all(f.better < 0 for f in metrics) else ""
     return Table(
         title,
-        "In points: mean over pairs, [95 % interval]; difference detectable with 80 % power. ▲ "
+        f"{capitalized(f'{points}mean over pairs')}, [95 % interval]; difference detectable with "
+        "80 % power. ▲ "
         f"better, ▼ worse: p < 0.05 (corrected), with at least {MIN_PAIRS} pairs.{less}{std}",
         [f"{metric.title}{other}" for other in others for metric in metrics],
         [Group(heading, [*starmap(row, rows.items())]) for heading, rows in groups],
@@ -471,13 +524,22 @@ def _without_domain(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str
 
 
 def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
-    """Return a table with a column per held-out domain, their mean and their minimum, in percent.
+    """Return a table with a column per held-out domain, their mean and their worst, by score.
 
     A row combines runs of a method that differ only in the held-out domain. The result is empty for
     fewer than two held-out domains. If runs were tested with AdaBN, a second table shows these
     tests.
     """
+    by_score: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        by_score.setdefault(comparison.score.stated, []).append(comparison)
+    return [table for alike in by_score.values() for table in _held_out_of(alike)]
+
+
+def _held_out_of(comparisons: Sequence[Comparison]) -> list[Table]:
+    """Return the tables of comparisons with the same primary score."""
     rows: dict[Any, dict[str, Method]] = {}  # a method's settings and reach -> its runs by domain
+    score = max((comparison.score for comparison in comparisons), key=lambda score: score.digits)
     for method in (method for comparison in comparisons for method in comparison.methods):
         domain = method.runs[0].held_out_domain
         if domain and all(run.held_out.rounds.size for run in method.runs):
@@ -491,12 +553,15 @@ def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
         for row in rows.values()
         if all(run.adapted.rounds.size for method in row.values() for run in method.runs)
     ]
-    tables = [_held_out_table(domains, [*rows.values()])]
-    return [*tables, *([_held_out_table(domains, with_adabn, True)] if with_adabn else [])]
+    tables = [_held_out_table(score, domains, [*rows.values()])]
+    return [*tables, *([_held_out_table(score, domains, with_adabn, True)] if with_adabn else [])]
 
 
 def _held_out_table(
-    domains: Sequence[str], rows: Sequence[Mapping[str, Method]], adapted: bool = False
+    score: Score,
+    domains: Sequence[str],
+    rows: Sequence[Mapping[str, Method]],
+    adapted: bool = False,
 ) -> Table:
     """Return the table of ``rows``, which are a method's runs by held-out domain."""
     row_of: dict[int, Mapping[str, Method]] = {}  # by the id of its first method
@@ -518,7 +583,7 @@ def _held_out_table(
         def estimate(method: Method) -> MeanStd:
             held = [row_of[id(method)].get(name) for name in names]
             scores = [
-                {run.replicate: ACCURACY.shown(tested(run)) for run in m.runs} for m in held if m
+                {run.replicate: score.shown(tested(run)) for run in m.runs} for m in held if m
             ]
             seeds = (
                 [s for s in scores[0] if all(s in found for found in scores)] if all(held) else []
@@ -526,28 +591,30 @@ def _held_out_table(
             values = [value_of([found[seed] for found in scores]) for seed in seeds]
             return MeanStd.of(values) if values else MeanStd(math.nan, math.nan, 0)
 
-        return Column(title, ACCURACY, estimate)
+        return Column(title, score, estimate)
 
     def tested(run: Run) -> float:
-        return run.held_out_accuracy(run.held_out_domain, adapted=adapted)
+        return run.held_out_score(run.held_out_domain, adapted=adapted)
 
     held = (run for row in rows for method in row.values() for run in method.runs)
     span = mean_of_last(len(run.held_out.final_rounds()) for run in held)
+    worst = "minimum" if score.better > 0 else "maximum"
+    of_model = score.stated.replace(score.title, f"{score.title} of the global model", 1)
     what = (
-        f"Test accuracy in %, {span}, of the global model with BatchNorm statistics that are "
+        f"Test {score.stated}, {span}, of the global model with BatchNorm statistics that are "
         "estimated from the domain's unlabeled test examples."
         if adapted
-        else f"Test accuracy of the global model in %, {span}."
+        else f"Test {of_model}, {span}."
     )
     return metric_table(
-        f"Leave one domain out{', with AdaBN' * adapted}: accuracy on the held-out domain",
+        f"Leave one domain out{', with AdaBN' * adapted}: {score.title} on the held-out domain",
         f"{what} Each column shows runs without clients of this domain. Mean "
-        "and minimum over the held-out domains are computed per seed. Bold: best comparable method,"
-        " after rounding.",
+        f"and {worst} over the held-out domains are computed per seed. Bold: best comparable "
+        "method, after rounding.",
         [
             *(across(domain, [domain]) for domain in domains),
             across("mean", domains, lambda values: sum(values) / len(values)),
-            across("minimum", domains),
+            across(worst, domains, min if score.better > 0 else max),
         ],
         zip(headings if len(groups) > 1 else [""], groups.values(), strict=True),
     )

@@ -7,26 +7,33 @@ from typing import Literal
 
 from fairflower.arguments import Search
 from fairflower.config.text import counted, shown
-from fairflower.numerics.metrics import AVG, MIN, Summary
-from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY
-from fairflower.report.cells import DASH, Cell, Group, Row, Table, format_number, judged_cell
+from fairflower.numerics.metrics import Summary, average_and_worst, over_domains
+from fairflower.numerics.scores import ACCURACY, Score
+from fairflower.report.cells import (
+    DASH,
+    Cell,
+    Group,
+    Row,
+    Table,
+    capitalized,
+    format_number,
+    judged_cell,
+)
 from fairflower.report.contrasts import SIGMA
 from fairflower.statistics import MeanStd
 
 #: Criterion for choosing a trial -> words for captions (see `chosen`).
 CRITERIA = {
-    "worst": f"the highest {MIN.phrase}",
-    "average": f"the highest {AVG.phrase} over domains",
-    "worst-then-average": "the highest average over domains, among trials whose worst domain is "
-    "at most 1 point below the highest",
+    "worst": "the {best} worst domain",
+    "average": "the {best} average over domains",
+    "worst-then-average": "the {best} average over domains, among trials whose worst domain is "
+    "at most {alike} the {best}",
 }
-
-#: Scores that the criterion may use.
-METRICS = {score.name: score for score in (ACCURACY, BALANCED_ACCURACY)}
 
 Outcome = Literal["completed", "lost", "unfinished"]
 
-#: Maximum difference of worst domains, as a fraction, for which the averages decide.
+#: Maximum difference of worst domains for which the averages decide: as a fraction or, of a score
+#: that is none, relative to the best of them.
 _ALIKE = 0.01
 
 
@@ -37,7 +44,7 @@ class Trial:
     number: int  # from 0: the paper's values
     values: Mapping[str, float]  # by tuned run config key
     outcome: Outcome
-    accuracies: tuple[float, ...] = ()  # by domain, as fractions: means over the last rounds
+    scores: tuple[float, ...] = ()  # by domain, in base units: means over the last rounds
     reason: str = ""  # of a lost trial
 
     @property
@@ -45,13 +52,25 @@ class Trial:
         """Whether the trial was completed, so that it can be chosen."""
         return self.outcome == "completed"
 
-    def percent(self, row: Summary) -> float:
-        """Return a summary over domains, in percent."""
-        return row.shown(row(self.accuracies))
+    def shown(self, row: Summary) -> float:
+        """Return a summary over domains, in its unit."""
+        return row.shown(row(self.scores))
 
 
-#: Summaries over domains that the table and the figure of trials show.
-SHOWN = (MIN, AVG)
+def shown_rows(metric: Score) -> tuple[Summary, Summary]:
+    """Return the summaries over domains that the table and the figure of trials show."""
+    return over_domains(metric).worst, over_domains(metric).average
+
+
+def criterion(select: str, metric: Score) -> str:
+    """Return a criterion in words.
+
+    >>> criterion("worst-then-average", Score("mae", -1, "days")).partition("whose ")[2]
+    'worst domain is at most 1 % above the lowest'
+    """
+    unit = "point" if metric.unit == "%" else "%"
+    best, side = ("highest", "below") if metric.better > 0 else ("lowest", "above")
+    return CRITERIA[select].format(best=best, alike=f"1 {unit} {side}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +81,7 @@ class Tuned:
     ranges: Mapping[str, Search]
     trials: tuple[Trial, ...]
     select: str
-    metric: str = "accuracy"  # a key of `METRICS`
+    metric: Score = ACCURACY
 
     @cached_property
     def completed(self) -> list[Trial]:
@@ -72,24 +91,32 @@ class Tuned:
     @property
     def chosen(self) -> Trial | None:
         """The best completed trial; None if no trial is completed."""
-        return chosen(self.completed, self.select)
+        return chosen(self.completed, self.select, self.metric)
+
+    @property
+    def unit(self) -> str:
+        """Unit of the metric in which trials are shown."""
+        return self.metric.unit
 
     def count(self, outcome: str) -> int:
         """Return the number of trials that have this outcome."""
         return sum(trial.outcome == outcome for trial in self.trials)
 
 
-def chosen(trials: Sequence[Trial], select: str) -> Trial | None:
+def chosen(trials: Sequence[Trial], select: str, metric: Score = ACCURACY) -> Trial | None:
     """Return the best completed trial by a criterion, or the first of several equal trials."""
     if not trials:
         return None
+    sign = metric.better
+    average, worst = average_and_worst(sign)
     if select == "worst":
-        return max(trials, key=lambda trial: MIN(trial.accuracies))
+        return max(trials, key=lambda trial: sign * worst(trial.scores))
     if select == "worst-then-average":
-        best = max(MIN(trial.accuracies) for trial in trials)
-        least = best - _ALIKE - 1e-9  # as 0.0175 - 0.01 > 0.0075
-        trials = [trial for trial in trials if MIN(trial.accuracies) >= least]
-    return max(trials, key=lambda trial: AVG(trial.accuracies))
+        best = max(sign * worst(trial.scores) for trial in trials)
+        alike = _ALIKE if metric.unit == "%" else _ALIKE * abs(best)
+        least = best - alike - 1e-9  # as 0.0175 - 0.01 > 0.0075
+        trials = [trial for trial in trials if sign * worst(trial.scores) >= least]
+    return max(trials, key=lambda trial: sign * average(trial.scores))
 
 
 def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
@@ -114,16 +141,21 @@ def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
 
 
 def _trials(tuned: Sequence[Tuned]) -> Table:
-    first = tuned[0]
+    first, metric = tuned[0], tuned[0].metric
+    lead = "In %, mean" if metric.stated.endswith(" in %") else f"{metric.stated}. Mean"
     return Table(
-        title=f"Tuning: {METRICS[first.metric].phrase} on validation examples",
+        title=f"Tuning: {metric.phrase} on validation examples",
         caption=(
-            "In %, mean of the last five tested rounds (of all, if fewer). Over trials: mean and, "
-            f"below it, ± {SIGMA} (ddof 1) of completed trials. Chosen: {CRITERIA[first.select]}. "
+            f"{capitalized(lead)} of the last five tested rounds (of all, if fewer). Over "
+            f"trials: mean and, below it, ± {SIGMA} (ddof 1) of completed trials. "
+            f"Chosen: {criterion(first.select, metric)}. "
             "Every method has the same number of trials, including lost trials; a method without "
             "tuned arguments has a single trial."
         ),
-        columns=[*("trials", "lost"), *(f"{what} {row.title}" for row in SHOWN for what in _SEEN)],
+        columns=[
+            *("trials", "lost"),
+            *(f"{what} {row.title}" for row in shown_rows(metric) for what in _SEEN),
+        ],
         groups=[Group("", [_row(method) for method in tuned])],
         footers=[
             f"{method.method}, trial {trial.number} ({values(trial)}) is lost: {trial.reason}"
@@ -146,14 +178,14 @@ _SEEN = ("paper's", "chosen", "over-trials")
 def _row(method: Tuned) -> Row:
     counts = [Cell(str(n)) for n in (len(method.trials), method.count("lost"))]
     cells = []
-    for row in SHOWN:
+    for row in shown_rows(method.metric):
+        digits = row.digits
         default = next((t for t in method.completed if t.number == 0), None)
         for trial in (default, method.chosen):
-            cells.append(Cell(DASH if trial is None else format_number(trial.percent(row))))
+            cells.append(Cell(DASH if trial is None else format_number(trial.shown(row), digits)))
         if method.completed:
-            cells.append(
-                judged_cell(MeanStd.of([trial.percent(row) for trial in method.completed]), 0)
-            )
+            over = MeanStd.of([trial.shown(row) for trial in method.completed])
+            cells.append(judged_cell(over, 0, digits))
         else:
             cells.append(Cell(DASH))
     return Row(method.method, "" if method.ranges else "nothing to tune", [*counts, *cells])

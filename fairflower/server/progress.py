@@ -17,8 +17,8 @@ from fairflower.config import RunConfig
 from fairflower.config.methods import TrackerSpec
 from fairflower.errors import StopRun, logger
 from fairflower.numerics.group_fairness import DIFFERENCES
-from fairflower.numerics.metrics import AVG, MIN, STD
-from fairflower.numerics.scores import ACCURACY
+from fairflower.numerics.metrics import Summary, over_domains
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import ALL, HELD_OUT_PREFIX, Metrics
 from fairflower.trackers import Tracker
@@ -29,12 +29,9 @@ _DASH = "\N{EN DASH}"
 #: Called with a round's number and metrics; returning True stops the run after the round.
 OnRound = Callable[[int, Metrics], object]
 
-#: Summaries over domains on the screen, the same as those passed to callbacks.
-_OVER_DOMAINS = (AVG, MIN, STD)
-
 
 class RunProgress:
-    """Shows the progress of a run: rounds, time left, accuracy per domain, AVG, MIN and STD.
+    """Shows the progress of a run: rounds, time left, score per domain, AVG, worst and STD.
 
     In a terminal this is a live table, in a notebook the line of the last tested round, and
     otherwise a line for each. The title contains the method's name, for example ``"fedheal (2 of
@@ -45,18 +42,19 @@ class RunProgress:
         self.console = console
         self.title = title
         self.num_rounds = num_rounds
+        self._score = ACCURACY
         self._rows: list[tuple[int, dict[str, float], dict[str, str]]] = []
         self._begin, self._first = time.monotonic(), 0
         self._bar = counting_bar(console, "rounds")
         self._task = self._bar.add_task(title, total=num_rounds)
         self._live: Live | None = None
 
-    def start(self, folder: Path, completed: int = 0) -> None:
-        """Print the title and the run folder, and start the live table.
+    def start(self, folder: Path, completed: int = 0, score: Score = ACCURACY) -> None:
+        """Print the title and the run folder, and start the live table of the primary score.
 
         ``completed`` is the number of rounds that earlier sessions have completed.
         """
-        self._first = completed
+        self._first, self._score = completed, score
         where = f"[bold]{escape(self.title)}[/] → {escape(str(folder))}"
         self.console.print(where, soft_wrap=True, highlight=False)
         if self.console.is_terminal and not self.console.is_jupyter:  # rich needs ipywidgets there
@@ -68,21 +66,21 @@ class RunProgress:
     def round(
         self,
         server_round: int,
-        accuracies: Mapping[str, float],
+        scores: Mapping[str, float],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Show the results of a round.
 
-        ``accuracies`` maps domains to accuracies, NaN for a domain without a test; it is empty if
-        the round was not tested. From ``metrics``, only the accuracy on a held-out domain, the
+        ``scores`` maps domains to primary scores, NaN for a domain without a test; it is empty if
+        the round was not tested. From ``metrics``, only the score on a held-out domain, the
         differences between groups of people and ``epsilon`` are shown.
         """
-        if accuracies:
-            self._rows.append((server_round, dict(accuracies), _beside(metrics or {})))
+        if scores:
+            self._rows.append((server_round, dict(scores), _beside(metrics or {}, self._score)))
         self._bar.update(self._task, completed=server_round)
         if self._live is not None:
             self._live.update(self._view())
-        elif accuracies:
+        elif scores:
             done = server_round - self._first
             each = (time.monotonic() - self._begin) / max(done, 1)
             left = each * (self.num_rounds - server_round)
@@ -99,24 +97,25 @@ class RunProgress:
             print()
 
     def _print_last(self, eta: str = "") -> None:
-        server_round, accuracies, beside = self._rows[-1]
-        line = round_line(server_round, self.num_rounds, accuracies, beside) + eta
+        server_round, scores, beside = self._rows[-1]
+        line = round_line(server_round, self.num_rounds, scores, beside, self._score) + eta
         if not self.console.is_jupyter:
             self.console.print(line, soft_wrap=True, highlight=False, markup=False)
         elif not self.console.quiet:  # a shorter line would leave the end of the one before
             print(f"\r{line}", end=20 * " ", flush=True)
 
     def _view(self) -> RenderableType:
-        table = Table(box=None, pad_edge=False, header_style="dim")
+        title = None if self._score is ACCURACY else escape(self._score.stated)
+        table = Table(title=title, box=None, pad_edge=False, header_style="dim")
         table.add_column("round", justify="right")
         recent = self._rows[-RECENT:]
         domains = list(recent[-1][1]) if recent else []
         names = list(dict.fromkeys(name for *_, beside in recent for name in beside))
-        for name in [*domains, *(row.heading for row in _OVER_DOMAINS), *names]:
+        for name in [*domains, *(row.heading for row in _over(self._score)), *names]:
             table.add_column(escape(name), justify="right", overflow="fold")
-        for server_round, accuracies, beside in recent:
-            over = (row(_tested(accuracies)) for row in _OVER_DOMAINS)
-            values = [_percent(v) for v in (*accuracies.values(), *over)]
+        for server_round, scores, beside in recent:
+            over = (row(_tested(scores)) for row in _over(self._score))
+            values = [_text(self._score, v) for v in (*scores.values(), *over)]
             values += [beside.get(name, _DASH) for name in names]
             table.add_row(str(server_round), *values)
         return Group(self._bar, table) if self._rows else Group(self._bar)
@@ -143,10 +142,13 @@ def counting_bar(console: Console, unit: str, *, transient: bool = False) -> Pro
 def round_line(
     server_round: int,
     num_rounds: int,
-    accuracies: Mapping[str, float],
+    scores: Mapping[str, float],
     beside: Mapping[str, str] | None = None,
+    score: Score = ACCURACY,
 ) -> str:
-    """Return the line for a tested round, in percent; ``beside`` is added at the end.
+    """Return the line for a tested round; ``beside`` is added at the end.
+
+    ``scores`` are the domains' primary scores, in base units, and NaN for an untested domain.
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'
@@ -154,31 +156,40 @@ def round_line(
     'round   4/10  mnist  90.0  svhn     –  |  of 1: AVG  90.0  MIN  90.0  STD ddof 1     –'
     >>> round_line(4, 10, {"mnist": 0.9}, {"held out: svhn": "30.0"})
     'round   4/10  mnist  90.0  |  AVG  90.0  MIN  90.0  STD ddof 1     –  |  held out: svhn 30.0'
+    >>> round_line(5, 10, {"a": 4.75, "b": 6.25}, score=Score("rmse", -1, "days", title="RMSE"))
+    'round   5/10  RMSE  a  4.75  b  6.25  |  AVG   5.5  MAX  6.25  STD ddof 1 1.061'
     """
-    tested = _tested(accuracies)
-    domains = "  ".join(f"{name} {_percent(value):>5}" for name, value in accuracies.items())
-    of = f"of {len(tested)}: " if len(tested) < len(accuracies) else ""
-    over = "  ".join(f"{row.heading} {_percent(row(tested)):>5}" for row in _OVER_DOMAINS)
+    tested = _tested(scores)
+    domains = "  ".join(f"{name} {_text(score, value):>5}" for name, value in scores.items())
+    of = f"of {len(tested)}: " if len(tested) < len(scores) else ""
+    over = "  ".join(f"{r.heading} {_text(score, r(tested)):>5}" for r in _over(score))
     more = "".join(f"  |  {name} {text}" for name, text in (beside or {}).items())
-    return f"round {server_round:>3}/{num_rounds}  {domains}  |  {of}{over}{more}"
+    named = "" if score is ACCURACY else f"{score.title}  "
+    return f"round {server_round:>3}/{num_rounds}  {named}{domains}  |  {of}{over}{more}"
 
 
-def _beside(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return the held-out domain's accuracy, the differences between groups, and epsilon."""
-    start = f"{HELD_OUT_PREFIX}accuracy/"
+def _over(score: Score) -> tuple[Summary, ...]:
+    """Return the summaries over domains on the screen, the same as those passed to callbacks."""
+    average, worst, spread, _ = over_domains(score)
+    return average, worst, spread
+
+
+def _beside(metrics: Mapping[str, float], score: Score) -> dict[str, str]:
+    """Return the held-out domain's score, the differences between groups, and epsilon."""
+    start = f"{HELD_OUT_PREFIX}{score.name}/"
     held_out = [name for name in metrics if name.startswith(start)]
-    beside = {f"held out: {n.removeprefix(start)}": _percent(metrics[n]) for n in held_out}
-    named = {f"{ALL}_{metric.name}": metric.title for metric in DIFFERENCES}
-    beside |= {title: _percent(metrics[name]) for name, title in named.items() if name in metrics}
+    beside = {f"held out: {n.removeprefix(start)}": _text(score, metrics[n]) for n in held_out}
+    named = {f"{ALL}_{metric.name}": metric for metric in DIFFERENCES}
+    beside |= {m.title: _text(m, metrics[name]) for name, m in named.items() if name in metrics}
     return beside | ({"epsilon": f"{metrics['epsilon']:.3g}"} if "epsilon" in metrics else {})
 
 
-def _tested(accuracies: Mapping[str, float]) -> list[float]:
-    return [value for value in accuracies.values() if not math.isnan(value)]
+def _tested(scores: Mapping[str, float]) -> list[float]:
+    return [value for value in scores.values() if not math.isnan(value)]
 
 
-def _percent(value: float) -> str:
-    return _DASH if math.isnan(value) else f"{ACCURACY.shown(value):.1f}"
+def _text(score: Score, value: float) -> str:
+    return _DASH if math.isnan(value) else score.text(value)
 
 
 class CallbackList:
@@ -203,6 +214,7 @@ class CallbackList:
         try:
             key = keys.get(track, "")
             self._tracker = self._spec.make(path, self._config.concise(), key, after)
+            self._tracker.score = self._folder.metrics.primary
             keys = {**keys, track: str(self._tracker.key)}
         except Exception as error:
             self._disable(error)

@@ -95,7 +95,8 @@ class Session:
         with _LogFile(folder.path / LOG, encoding="utf-8") as log:
             try:
                 self._warn(setup)
-                progress.start(folder.path, saved.server_round if saved else 0)
+                done = saved.server_round if saved else 0
+                progress.start(folder.path, done, folder.metrics.primary)
                 if saved:
                     folder.write_model(saved.model)
                 callbacks.begin(saved.server_round if saved else -1)

@@ -126,7 +126,7 @@ class Difference(MeanStd):
 
 def differences(
     values: Mapping[_Key, Sequence[float]],
-    margin: float = math.nan,
+    margin: float | Mapping[_Key, float] = math.nan,
     floors: Mapping[_Key, float] | None = None,
 ) -> dict[_Key, Difference]:
     """Return each method's mean difference in a metric, with variances moderated across methods.
@@ -135,8 +135,9 @@ def differences(
     ----------
     values : mapping
         Method -> its paired differences from the reference method, the same for all methods.
-    margin : float
-        Margin of equivalence, in the unit of the values. NaN means no test of equivalence.
+    margin : float or mapping
+        Margin of equivalence, in the unit of the values, or a margin for each method. NaN means no
+        test of equivalence.
     floors : mapping, optional
         Method -> `example_worth` of a difference. A smaller (moderated) standard deviation is
         raised to it, because accuracies are multiples of one test example, so differences can be
@@ -160,16 +161,17 @@ def differences(
     judged = {}
     for key, pairs in values.items():
         n, floor = len(pairs), (floors or {}).get(key, 0.0)
+        within = margin[key] if isinstance(margin, Mapping) else margin
         if key in alike:
             error = floor / math.sqrt(n)
-            judged[key] = difference_of(MeanStd(0.0, 0.0, n), error, n - 1, margin)
+            judged[key] = difference_of(MeanStd(0.0, 0.0, n), error, n - 1, within)
         elif key in spreads:
             shrunk, df = spreads[key]
             # The larger of two variances errs upward, by more than the common df err downward.
             variance = max(shrunk, own[key], floor**2)
-            judged[key] = difference_of(kept[key], math.sqrt(variance / n), df, margin)
+            judged[key] = difference_of(kept[key], math.sqrt(variance / n), df, within)
         else:
-            judged[key] = difference_of(MeanStd.of(pairs), math.nan, math.nan, margin)
+            judged[key] = difference_of(MeanStd.of(pairs), math.nan, math.nan, within)
     return judged
 
 

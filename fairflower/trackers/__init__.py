@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairflower.config.text import Scalar
 from fairflower.errors import ConfigError, installed
-from fairflower.numerics.scores import ACCURACY
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.registry import TRACKERS
 
 
@@ -34,6 +34,8 @@ class Tracker(ABC):
 
     #: The run's id in the tracking library; a resumed run passes it as ``key``.
     key: str
+    #: The primary score of what is learnt, which is set before the first round.
+    score: Score = ACCURACY
 
     @abstractmethod
     def __init__(
@@ -49,8 +51,8 @@ class Tracker(ABC):
         """Log the final metrics and the status: completed, stopped or failed."""
 
 
-def metrics_markdown(final: Mapping[str, float]) -> str:
-    """Return the final metrics as a Markdown table, in percent.
+def metrics_markdown(final: Mapping[str, float], score: Score = ACCURACY) -> str:
+    """Return the final metrics, values of a score, as a Markdown table.
 
     Examples
     --------
@@ -59,11 +61,12 @@ def metrics_markdown(final: Mapping[str, float]) -> str:
     | --- | ---: |
     | mnist | 91.20 |
     """
+    score = score.legible(final.values())
     rows = [
-        f"| {name.partition('/')[2]} | {ACCURACY.shown(value):.2f} |"
+        f"| {name.partition('/')[2]} | {score.shown(value):.{score.digits}f} |"
         for name, value in final.items()
     ]
-    return "\n".join(["| | accuracy, % |", "| --- | ---: |", *rows])
+    return "\n".join([f"| | {score.axis} |", "| --- | ---: |", *rows])
 
 
 def check_tracker(track: str) -> None:

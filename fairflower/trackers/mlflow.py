@@ -57,7 +57,7 @@ class MLflow(Tracker):
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
         self._log({f"final/{name}": value for name, value in final.items()})
-        self._client.log_text(self.key, metrics_markdown(final) + "\n", "final.md")
+        self._client.log_text(self.key, metrics_markdown(final, self.score) + "\n", "final.md")
         self._client.set_terminated(self.key, _STATUS.get(status, "FAILED"))
 
     def _new_run(self, run_name: str) -> str:

@@ -34,7 +34,9 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
-        self._writer.add_text("final", f"{status}\n\n{metrics_markdown(final)}", self._last)
+        self._writer.add_text(
+            "final", f"{status}\n\n{metrics_markdown(final, self.score)}", self._last
+        )
         named = {f"final/{name}": value for name, value in final.items()}
         for summary in hparams(dict(self._config), named):  # type: ignore[no-untyped-call]
             self._writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]

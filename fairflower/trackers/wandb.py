@@ -10,7 +10,6 @@ import wandb
 
 from fairflower.config.text import Scalar
 from fairflower.errors import ConfigError
-from fairflower.numerics.scores import ACCURACY
 from fairflower.trackers import Tracker
 
 
@@ -48,8 +47,8 @@ class WandB(Tracker):
         self._run.log(dict(metrics), step=server_round)
 
     def end(self, status: str, final: Mapping[str, float]) -> None:  # noqa: D102
-        rows = [[name.partition("/")[2], ACCURACY.shown(value)] for name, value in final.items()]
-        self._run.log({"final": wandb.Table(["", "accuracy, %"], data=rows)})
+        rows = [[name.partition("/")[2], self.score.shown(value)] for name, value in final.items()]
+        self._run.log({"final": wandb.Table(["", self.score.axis], data=rows)})
         self._run.summary.update({f"final/{name}": value for name, value in final.items()})
         self._run.summary["status"] = status
         self._run.finish(exit_code=int(status == "failed"))

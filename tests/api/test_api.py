@@ -264,7 +264,7 @@ def test_a_run_in_python_equals_the_commands(tmp_path) -> None:
     assert (run.label, run.seed, run.status) == ("fedheal:tau=0.4", 3, "completed")
     assert run.config["train.local-epochs"] == 1
     assert run.accuracy == other.accuracy
-    worst = read_run(run.path).accuracy.min(axis=1)
+    worst = read_run(run.path).values.min(axis=1)
     assert calls == [(1, worst[1]), (2, worst[2])]
     assert run.history.query("metric == 'accuracy' and round == 2")["value"].min() == worst[2]
 

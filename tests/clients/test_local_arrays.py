@@ -153,8 +153,8 @@ def test_local_heads_start_from_the_runs_seed(tmp_path):
     """With lr 0, personal models equal the server's model."""
     settings = {"client.name": "fedper", "evaluate.by": "both", "train.lr": 0.0, "seed": 3}
     read = read_run(resuming.session(resuming.config(tmp_path, **settings)).run())
-    assert len(set(read.accuracy.ravel())) > 1
-    np.testing.assert_array_equal(read.personal.accuracy[-1], read.accuracy[-1])
+    assert len(set(read.values.ravel())) > 1
+    np.testing.assert_array_equal(read.personal.values[-1], read.values[-1])
 
 
 def test_a_report_shows_the_spread_of_personal_models_in_a_domain(tmp_path):
@@ -236,7 +236,7 @@ def test_a_run_reports_personal_models_and_resumes_identically(name, strategy, p
     model = "model.safetensors"
     assert (folder / model).read_bytes() == (whole / model).read_bytes()
     again = read_run(folder)
-    np.testing.assert_array_equal(again.personal.accuracy, read.personal.accuracy)
+    np.testing.assert_array_equal(again.personal.values, read.personal.values)
 
 
 class NeedsTheHead(FedAvg):

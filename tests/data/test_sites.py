@@ -147,7 +147,7 @@ def test_local_arrays_of_sites_give_the_same_results_as_those_of_clients(
     assert model == same
     personal = [read_run(path).personal for path in (expected, actual)]
     assert personal[0].rounds.tolist() == [1, 2, 3]
-    np.testing.assert_array_equal(personal[0].accuracy, personal[1].accuracy)
+    np.testing.assert_array_equal(personal[0].values, personal[1].values)
 
 
 @pytest.mark.parametrize("name", ["tiny_data_sets:Table", "tiny_data_sets:Texts"])

@@ -250,7 +250,7 @@ def test_a_run_without_tests_is_read_by_its_validation_accuracy(by: str, folders
     assert bool(accuracies(untested, "client-validation")) is (by == "clients")
     run = read_run(untested)
     values = [float(v) for v in accuracies(folders[by, True], "validation").values()]
-    np.testing.assert_array_equal(run.accuracy[-1], values)
+    np.testing.assert_array_equal(run.values[-1], values)
     recorded = [read_run(folders[by, test]).sizes for test in (True, False)]
     federation = prepare(RunConfig.from_flat(dict(run.config)).data)
     assert recorded == [list(federation.test_sizes), list(federation.validation_sizes)]

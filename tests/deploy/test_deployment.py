@@ -642,10 +642,10 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
         same = simulated(nodes, tmp_path, run_config)
         model, expected = (run.path / "model.safetensors" for run in (run, same))
         assert model.read_bytes() == expected.read_bytes(), run_config.data.name
-        np.testing.assert_array_equal(run.accuracy, same.accuracy)
-        np.testing.assert_array_equal(run.personal.accuracy, same.personal.accuracy)
+        np.testing.assert_array_equal(run.values, same.values)
+        np.testing.assert_array_equal(run.personal.values, same.personal.values)
     for run in runs:  # one site per domain, in the same order
-        np.testing.assert_array_equal(run.accuracy[-1], run.by_client.accuracy[-1])
+        np.testing.assert_array_equal(run.values[-1], run.by_client.values[-1])
 
     rounds = runs[1].diagnostics
     others = [client for client in range(len(DOMAINS)) if client != NUMBER]

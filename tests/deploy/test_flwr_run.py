@@ -114,7 +114,7 @@ def test_flwr_run_gives_the_results_of_an_inline_run(
         assert result.status == "completed"
         assert result.rounds.tolist() == [0, 1, 2]
     assert model(flwr.path) == model(same.path)
-    assert flwr.accuracy.tolist() == same.accuracy.tolist()
+    assert flwr.values.tolist() == same.values.tolist()
 
 
 @pytest.mark.slow

@@ -177,11 +177,11 @@ def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pyte
             on_engine, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
             assert on_engine == same, f"{kind} on {engine}"
             runs = [read_run(tmp_path / f"{kind}-{by}") for by in (engine, "inline")]
-            np.testing.assert_array_equal(*(read.personal.accuracy for read in runs))
+            np.testing.assert_array_equal(*(read.personal.values for read in runs))
             actual, expected = (read.group_metrics for read in runs)
             assert actual.keys() == expected.keys(), f"{kind} on {engine}"
             for metric, history in expected.items():
-                np.testing.assert_array_equal(actual[metric].accuracy, history.accuracy)
+                np.testing.assert_array_equal(actual[metric].values, history.values)
             assert bool(expected) == (kind == "groups")
             on_engine, same = (read_facts(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
             for field in ("privacy", "secure_aggregation"):

@@ -181,7 +181,7 @@ def test_the_chosen_trial_is_the_best_by_the_criterion(
     else:
         among = [k for k in range(len(found)) if select == "average" or worst[k] >= max(worst) - 4]
         sums = [sum(found[k]) for k in among]
-        assert math.isclose(fmean(best.accuracies), max(sums) / 3 / 400)
+        assert math.isclose(fmean(best.scores), max(sums) / 3 / 400)
 
 
 @pytest.mark.slow
@@ -191,14 +191,14 @@ def test_trials_can_be_chosen_by_balanced_accuracy(tmp_path: Path) -> None:
     run_study(studies, lambda config: (1.5 * by_tau(config)[0] - 0.45, 0.1))
     one = tuned_of(studies, "fedheal")
     assert one.chosen
-    assert min(one.chosen.accuracies) == max(min(trial.accuracies) for trial in one.completed)
+    assert min(one.chosen.scores) == max(min(trial.scores) for trial in one.completed)
     far = {trial.number: abs(trial.values["strategy.tau"] - 0.5) for trial in one.trials}
     assert one.chosen.number == max(far, key=far.__getitem__)
 
 
 def test_balanced_accuracy_is_refused_if_clients_evaluate(tmp_path: Path) -> None:
     asked = RunConfig.from_flat({"evaluate.by": "clients"})
-    with pytest.raises(ConfigError, match="clients report only accuracies"):
+    with pytest.raises(ConfigError, match="clients do not report this score"):
         TuningStudies(tmp_path, [asked], TuningProtocol(5, [1, 2], "average", "balanced_accuracy"))
 
 
@@ -247,7 +247,7 @@ def test_the_report_shows_ranges_choices_and_trials(tmp_path: Path) -> None:
     counts = [len(one.trials), one.count("lost")]
     assert [row[name] for name in ("trials", "lost")] == list(map(str, counts))
     assert 0 < counts[1] < counts[0]
-    assert row["chosen MIN"] == f"{100 * min(best.accuracies):.2f}"
+    assert row["chosen MIN"] == f"{100 * min(best.scores):.2f}"
     (cells,) = (
         row for row in tables.tables["Ranges and chosen values"] if row[0] == "strategy.tau"
     )

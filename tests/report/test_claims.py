@@ -597,7 +597,7 @@ def test_a_summary_keeps_domains_that_are_named_like_other_places(tmp_path: Path
         assert again.final().tolist() == [0.5, 0.9]
         assert again.by_client.final().tolist() == clients[0]
         for name, history in again.group_metrics.items():
-            assert history.accuracy.tolist() == metrics[name][-5:].tolist()
+            assert history.values.tolist() == metrics[name][-5:].tolist()
 
 
 def test_a_summary_keeps_the_order_of_each_runs_domains(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fairflower.report.figures.comparison import _sketches
 from fairflower.report.methods import group_runs
 from fairflower.report.notes import notes
 from fairflower.report.tables import (
-    accuracy_table,
+    score_table,
 )
 
 
@@ -52,7 +52,7 @@ def test_methods_that_reached_different_rounds_are_noted_and_not_compared(tmp_pa
     )
     assert "fedheal: no FedAvg or Uniform run with the same settings, rounds and seeds" in text
     (comparison,) = group_runs(map(read_run, [uniform, short]))
-    groups = accuracy_table(comparison, 5).groups
+    groups = score_table(comparison, 5).groups
     assert [group.heading for group in groups] == ["round 6", "round 3"]
 
 

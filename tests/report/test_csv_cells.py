@@ -74,13 +74,13 @@ def test_names_of_sites_are_no_formulas_in_any_file(tmp_path: Path) -> None:
     assert evaluated(folder / "history.csv") == []
     run = read_run(folder)
     assert set(run.domains) == set(NAMES)
-    assert np.isfinite(run.accuracy).all()
+    assert np.isfinite(run.values).all()
 
     write_summary([run], tmp_path / "summary.csv")
     assert evaluated(tmp_path / "summary.csv") == []
     (again,) = read_summary(tmp_path / "summary.csv")
     assert again.domains == run.domains
-    assert np.allclose(again.accuracy[-1], run.accuracy[-1])
+    assert np.allclose(again.values[-1], run.values[-1])
 
     (tmp_path / "table.csv").write_text(csv_table([run, replace(run, label="=1+1")]))
     assert evaluated(tmp_path / "table.csv") == []

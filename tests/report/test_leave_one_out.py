@@ -45,21 +45,21 @@ def test_the_held_out_domain_is_tested_in_every_round_but_is_not_among_the_domai
     read = read_run(folder)
     assert read.domains == DOMAINS[1:]
     assert read.held_out_domain == DOMAINS[0]
-    assert read.held_out.accuracy.shape == (3, 1)
+    assert read.held_out.values.shape == (3, 1)
 
 
 def test_the_held_out_accuracy_equals_a_test_as_an_ordinary_domain(folder):
     whole = RunConfig.from_flat({**config(folder.parent).concise()})
     tests = CentralizedEvaluator(whole, prepare(whole.data))
     accuracy = tests(load_file(folder / "model.safetensors")).scores[DOMAINS[0]]["accuracy"]
-    assert read_run(folder).held_out.accuracy[-1, 0] == accuracy
+    assert read_run(folder).held_out.values[-1, 0] == accuracy
 
 
 def test_training_with_a_held_out_domain_equals_training_without_the_domain(folder, tmp_path):
     alone = run(config(tmp_path, **{"data.domains": ",".join(DOMAINS[1:])}), nodes=3)
     models = [path / "model.safetensors" for path in (folder, alone)]
     assert models[0].read_bytes() == models[1].read_bytes()
-    np.testing.assert_array_equal(read_run(folder).accuracy, read_run(alone).accuracy)
+    np.testing.assert_array_equal(read_run(folder).values, read_run(alone).values)
 
 
 def test_tables_mark_the_held_out_domain_and_exclude_it_from_avg(folder, tmp_path):
@@ -89,7 +89,7 @@ def test_a_resumed_run_has_the_same_held_out_accuracies(folder, tmp_path):
     stopped = run(config(tmp_path, **changes), nodes=3)
     run(resumed_config(stopped, {"num-server-rounds": 2}), nodes=3)
     np.testing.assert_array_equal(
-        read_run(stopped).held_out.accuracy, read_run(folder).held_out.accuracy
+        read_run(stopped).held_out.values, read_run(folder).held_out.values
     )
 
 
@@ -160,8 +160,8 @@ def test_callbacks_get_both_accuracies_of_the_held_out_domain(adapted, last_metr
     assert list(last_metrics) == ["sgd", "silobn"]
     for folder, metrics in zip(adapted, last_metrics.values(), strict=True):
         read = read_run(folder)
-        assert metrics[f"held_out_accuracy/{DOMAINS[0]}"] == read.held_out.accuracy[-1, 0]
-        assert metrics[f"held_out_adabn_accuracy/{DOMAINS[0]}"] == read.adapted.accuracy[-1, 0]
+        assert metrics[f"held_out_accuracy/{DOMAINS[0]}"] == read.held_out.values[-1, 0]
+        assert metrics[f"held_out_adabn_accuracy/{DOMAINS[0]}"] == read.adapted.values[-1, 0]
 
 
 def test_the_held_out_domain_is_tested_with_its_own_batchnorm_statistics(adapted):
@@ -186,10 +186,10 @@ def test_the_held_out_domain_is_tested_with_its_own_batchnorm_statistics(adapted
             expected = (network.eval()(x).argmax(1) == y).double().mean().item()
         read = read_run(folder)
         assert read.adapted.rounds.tolist() == [0, 1, 2]
-        assert read.adapted.accuracy[-1, 0] == pytest.approx(expected)
-        plain = read.held_out.accuracy[-1, 0]
-        assert read.held_out_accuracy(DOMAINS[0], 1) == plain
-        assert read.held_out_accuracy(DOMAINS[0], 1, adapted=True) == pytest.approx(expected)
+        assert read.adapted.values[-1, 0] == pytest.approx(expected)
+        plain = read.held_out.values[-1, 0]
+        assert read.held_out_score(DOMAINS[0], 1) == plain
+        assert read.held_out_score(DOMAINS[0], 1, adapted=True) == pytest.approx(expected)
 
 
 def test_adabn_tests_change_neither_the_model_nor_other_tests(adapted, tmp_path):
@@ -199,9 +199,9 @@ def test_adabn_tests_change_neither_the_model_nor_other_tests(adapted, tmp_path)
     assert models[0].read_bytes() == models[1].read_bytes()
     for tests in ("held_out", "by_client"):
         np.testing.assert_array_equal(
-            getattr(read_run(plain), tests).accuracy, getattr(read_run(adapted[0]), tests).accuracy
+            getattr(read_run(plain), tests).values, getattr(read_run(adapted[0]), tests).values
         )
-    np.testing.assert_array_equal(read_run(plain).accuracy, read_run(adapted[0]).accuracy)
+    np.testing.assert_array_equal(read_run(plain).values, read_run(adapted[0]).values)
 
 
 def test_tables_and_summaries_have_a_column_for_adabn(adapted, tmp_path):

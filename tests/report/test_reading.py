@@ -25,7 +25,7 @@ def test_domains_may_have_any_name(tmp_path: Path, name: str) -> None:
         folder.append_metrics(r, "domain", name, {"accuracy": 0.25 * r, "loss": 1.0})
     folder.finish("completed")
     run = read_run(folder.path)
-    assert (run.domains, run.accuracy.tolist()) == ((name,), [[0.0], [0.25]])
+    assert (run.domains, run.values.tolist()) == ((name,), [[0.0], [0.25]])
 
 
 def test_a_run_folder_is_read_back_as_written(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_a_run_folder_is_read_back_as_written(tmp_path: Path) -> None:
         "fedheal",
     )
     assert run.rounds.tolist() == run.by_client.rounds.tolist() == [0, 1, 2]
-    assert run.accuracy.tolist() == [[0.0], [0.25], [0.5]]
-    assert run.by_client.accuracy.tolist() == [[0.5]] * 3
+    assert run.values.tolist() == [[0.0], [0.25], [0.5]]
+    assert run.by_client.values.tolist() == [[0.5]] * 3
     assert run.clients[0].class_counts == (1, 2)
     assert run.config["strategy.name"] == "fedheal"
     assert run.final(window=5).tolist() == [0.375]

@@ -32,7 +32,7 @@ from fairflower.report.figures.comparison import sketches_of_products
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import markdown_tables
 from fairflower.report.tables import (
-    accuracy_table,
+    score_table,
 )
 
 
@@ -149,7 +149,7 @@ def test_runs_not_tested_on_the_same_domains_and_rounds_are_not_compared(
     assert f"{lost}: not compared, because some domains were not tested in every round." in text
     assert ("MIN vs Uniform" in row_of) == (lost == "fedheal")
     comparison = group_runs(map(read_run, folders))[0]
-    (group,) = accuracy_table(comparison, 5).groups
+    (group,) = score_table(comparison, 5).groups
     bold = {row.name: [cell.tone for cell in row.cells] for row in group.rows}
     assert not any(bold[lost])
     (row,) = (row for row in group.rows if row.name == lost)
@@ -349,7 +349,7 @@ def test_tables_average_over_tested_rounds_and_domains_for_any_gaps(
     run = read_run(folder)
     last = [[values[r, d] for r in range(shape[0])[-5:] if tested[r, d]] for d in range(shape[1])]
     expected = [100 * sum(column) / len(column) if column else None for column in last]
-    (row,) = accuracy_table(group_runs([run])[0], 5).groups[0].rows
+    (row,) = score_table(group_runs([run])[0], 5).groups[0].rows
     cells = [cell.text for cell in row.cells]
     assert cells[: shape[1]] == [DASH if w is None else f"{w:.2f}" for w in expected]
     there = [w for w in expected if w is not None]

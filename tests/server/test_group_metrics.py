@@ -243,9 +243,9 @@ def test_tables_show_all_people_the_worst_client_and_each_domain(compared: list[
     assert tables[0].title.startswith("Fairness between groups by sex, all people")
     assert list(tables[0].columns) == [metric.title for metric in METRICS]
     assert "rates of positive predictions (disease); opp" in tables[0].caption
-    values = [100 * np.mean(r.group_metrics[NAMES[0]].accuracy[1:, 0]) for r in runs[:5]]
+    values = [100 * np.mean(r.group_metrics[NAMES[0]].values[1:, 0]) for r in runs[:5]]
     assert tables[0].groups[0].rows[0].cells[0].text == f"{np.mean(values):.2f}"
-    worst = [100 * np.mean(r.group_metrics[NAMES[1]].accuracy[1:, 1]) for r in runs[:5]]
+    worst = [100 * np.mean(r.group_metrics[NAMES[1]].values[1:, 1]) for r in runs[:5]]
     assert tables[1].groups[0].rows[0].cells[1].text == f"{np.mean(worst):.2f}"
     odds = tables[4]
     assert list(odds.columns) == list(runs[0].domains)

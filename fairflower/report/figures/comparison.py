@@ -1,4 +1,4 @@
-"""The figures of a comparison: accuracy, grids, sweeps, groups of people and trials."""
+"""The figures of a comparison: the primary score, grids, sweeps, groups of people and trials."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ from fairflower.config.text import counted, unknown
 from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
-from fairflower.numerics.metrics import AVG, MIN, STD, Summary
+from fairflower.numerics.metrics import Summary, over_domains
 from fairflower.numerics.scores import ACCURACY
-from fairflower.report.cells import format_number
+from fairflower.report.cells import capitalized, format_number
 from fairflower.report.contrasts import fairness
 from fairflower.report.figures import canvas, diagnostics
 from fairflower.report.figures.canvas import (
@@ -25,7 +25,6 @@ from fairflower.report.figures.canvas import (
     LineStyle,
     LineStyles,
     PageFigure,
-    axis_label,
     legend,
     panels,
     slug,
@@ -41,7 +40,7 @@ from fairflower.report.methods import (
     sweeps,
 )
 from fairflower.report.reading import Run
-from fairflower.report.tuning import SHOWN, Tuned
+from fairflower.report.tuning import Tuned, shown_rows
 
 _ZOOM = "Right: the second half of the rounds, enlarged."
 
@@ -75,10 +74,11 @@ def plot(comparison: Comparison, name: str) -> Figure:
 def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     fedavg = next((m.name for m in comparison.methods if m.strategy == "fedavg"), None)
     styles = canvas.line_styles([m.name for m in comparison.methods], canvas.METHOD_COLORS, fedavg)
+    average, worst, spread, _ = over_domains(comparison.score)
     over_rounds = (
-        ("average", "Average accuracy over rounds", AVG),
-        ("worst", "Worst domain over rounds", MIN),
-        ("std", "Spread across domains over rounds", STD),
+        ("average", f"Average {comparison.score.title} over rounds", average),
+        ("worst", "Worst domain over rounds", worst),
+        ("std", "Spread across domains over rounds", spread),
     )
     furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
     half = furthest[-1] / 2 if len(furthest) >= _MIN_ROUNDS_TO_ZOOM else None
@@ -109,7 +109,7 @@ def _over_rounds(
     sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
     alt_parts = []
     for method in comparison.methods:
-        curve = method.curve(lambda accuracy: row.shown(row(accuracy)))
+        curve = method.curve(lambda values: row.shown(row(values)))
         if not curve.rounds.size:
             continue  # runs that were read from a summary have no rounds in common
         canvas.curve(axes[0, 0], curve, styles[method.name], method.name)
@@ -117,9 +117,8 @@ def _over_rounds(
         if zooms and late.any():
             canvas.curve(axes[0, 1], Curve._make(v[late] for v in curve), styles[method.name])
         mark = "" if curve.whole[-1] else " (not of all domains)"
-        alt_parts.append(
-            f"{method.name} {format_number(curve.mean[-1], 1)} at round {curve.rounds[-1]}{mark}"
-        )
+        last = format_number(curve.mean[-1], row.digits - 1)
+        alt_parts.append(f"{method.name} {last} at round {curve.rounds[-1]}{mark}")
     axes[0, 0].set_ylabel(row.axis)
     legend(sheet, axes[0, 0])
     caption = _curve_caption(comparison, canvas.DOTTED, zooms * _ZOOM)
@@ -145,7 +144,7 @@ def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
     }
     return FigureDraft(
         "domains",
-        canvas.curve_panels(curves, styles, axis_label(score), narrow=2),
+        canvas.curve_panels(curves, styles, score.axis, narrow=2),
         f"{comparison.heading} per domain over rounds",
         _curve_caption(comparison, "Thin dotted line: rounds in which the domain was not tested."),
         f"{comparison.heading} over rounds in {len(curves)} panels, one for each domain.",
@@ -175,11 +174,14 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
         )
         for d in np.flatnonzero(np.isnan(means)):
             style: dict[str, Any] = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 8}
-            panel.text(centers[d], 2, "not tested", **style)
+            place = panel.get_xaxis_transform()
+            panel.text(centers[d], 0.02, "not tested", transform=place, **style)
         values = zip(comparison.domains, means, strict=True)
-        shown = ", ".join(f"{name} {format_number(mean, 1)}" for name, mean in values)
+        digits = score.digits - 1
+        shown = ", ".join(f"{name} {format_number(mean, digits)}" for name, mean in values)
         alt_parts.append(f"{method.name}: {shown}")
-    panel.set_ylim(0, score.shown(score.high))
+    if score.low == 0:  # bars begin at 0
+        panel.set_ylim(0, score.shown(score.high) if math.isfinite(score.high) else None)
     over = f"over {comparison.replicates}"
     several = f" and {over}; error bars: ± sample standard deviation {over}"
     legend(sheet, panel)
@@ -188,7 +190,8 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
         sheet,
         f"{comparison.heading} per domain, {span}",
         f"{span.capitalize()}{several_runs(methods) * several}.",
-        f"{comparison.heading} in percent, {span}. {'; '.join(alt_parts)}.",
+        f"{capitalized(score.stated.replace('in %', 'in percent'))}, {span}. "
+        f"{'; '.join(alt_parts)}.",
     )
 
 
@@ -211,7 +214,7 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
             label=method.name,
         )
     legend(sheet, panel)
-    name, span = comparison.score.phrase, comparison.span()
+    name, span = comparison.score.title, comparison.span()
     over_runs = several_runs(methods) * f" and over {comparison.replicates}"
     return FigureDraft(
         "clients",
@@ -229,7 +232,7 @@ def _by_domain(comparison: Comparison, width: float) -> tuple[Figure, Axes]:
     panel.set_xticks(range(len(comparison.domains)), comparison.domains)
     panel.set_xlim(-0.5, len(comparison.domains) - 0.5)
     panel.grid(visible=False, axis="x")
-    panel.set_ylabel(axis_label(comparison.score))
+    panel.set_ylabel(comparison.score.axis)
     return sheet, panel
 
 
@@ -258,19 +261,22 @@ def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
     if any(method.fully_tested() for row in grid.values() for method in row.values()):
         yield _heat_maps(comparison, grid, strategies)
 
+    row = over_domains(comparison.score).average
+
     def average(method: Method) -> Curve:
-        curve = method.curve(lambda accuracy: AVG.shown(AVG(accuracy)))
+        curve = method.curve(lambda values: row.shown(row(values)))
         return curve._replace(spread=np.zeros(len(curve.rounds)))
 
-    curves = {client: {s: average(m) for s, m in row.items()} for client, row in grid.items()}
+    curves = {client: {s: average(m) for s, m in under.items()} for client, under in grid.items()}
     styles = canvas.line_styles(strategies, canvas.METHOD_COLORS, "fedavg")
     yield FigureDraft(
         "convergence",
-        canvas.curve_panels(curves, styles, AVG.axis),
+        canvas.curve_panels(curves, styles, row.axis),
         "Convergence of each kind of local training, by strategy",
-        f"Average accuracy over domains, mean over {comparison.replicates}."
+        f"Average {comparison.score.title} over domains, mean over {comparison.replicates}."
         f"{comparison.gaps * f' {canvas.DOTTED}'}",
-        f"Average accuracy over rounds in {len(grid)} panels, one for each kind of local training.",
+        f"Average {comparison.score.title} over rounds in {len(grid)} panels, one for each kind of "
+        "local training.",
     )
 
 
@@ -278,7 +284,8 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
     """Draw heat maps of STD and worst domain, with a row per client and a column per strategy."""
     sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
     alt_parts = []
-    for panel, summary in zip(axes[0], (STD, MIN), strict=True):
+    _, worst, spread, _ = over_domains(comparison.score)
+    for panel, summary in zip(axes[0], (spread, worst), strict=True):
         figure = fairness(comparison)[summary.title]
         less = figure.better < 0
         values = np.full((len(grid), len(columns)), np.nan)
@@ -295,7 +302,14 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
             if np.isfinite(values[r, c]):
                 light = (values[r, c] > middle) != less
                 style = {"color": "black" if light else "white", "fontsize": 8.5}
-                panel.text(c, r, f"{values[r, c]:.1f}", ha="center", va="center", **style)
+                panel.text(
+                    c,
+                    r,
+                    f"{values[r, c]:.{summary.digits - 1}f}",
+                    ha="center",
+                    va="center",
+                    **style,
+                )
         panel.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
         panel.set_yticks(range(len(grid)), list(grid))
         panel.grid(visible=False)
@@ -319,7 +333,8 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
     """Yield a figure per sweep: average, worst domain and spread against the argument's value."""
     for number, sweep in enumerate(sweeps(comparison), start=1):
         fair = fairness(comparison)
-        figures = [(row.axis, fair[row.title].value) for row in (AVG, MIN, STD)]
+        average, worst, spread, _ = over_domains(comparison.score)
+        figures = [(row.axis, fair[row.title].value) for row in (average, worst, spread)]
         methods = [*sweep.methods, *sweep.others.values()]
         if all(run.clusters for method in methods for run in method.runs):
             figures.append(
@@ -336,14 +351,16 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
         several = several_runs(sweep.methods)
         bars = f"; bars: ± sample standard deviation over {comparison.replicates}" * several
         name = sweep.methods[0].strategy
-        best = max(sweep.methods, key=lambda method: method.over_seeds(fair[MIN.title].value).mean)
+        least = fair[worst.title]
+        best = max(sweep.methods, key=lambda m: worst.better * m.over_seeds(least.value).mean)
+        place = "highest" if worst.better > 0 else "lowest"
         yield FigureDraft(
             f"sweep-{sweep.key.replace('.', '-')}{f'-{number}' if number > 1 else ''}",
             sheet,
             f"{name}: {sweep.key} from {sweep.values[0]:g} to {sweep.values[-1]:g}",
             f"{comparison.span().capitalize()}{bars}.",
             f"Average, worst domain and spread of {name} for {len(sweep.values)} values of "
-            f"{sweep.key}; the worst domain is highest for {best.name}.",
+            f"{sweep.key}; the worst domain is {place} for {best.name}.",
         )
 
 
@@ -400,7 +417,7 @@ def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[F
         for panel, metric in zip(axes[0], DIFFERENCES, strict=True):
             for method in methods:
                 series = [
-                    (r.rounds, ACCURACY.shown(r.group_metrics[metric.name].accuracy[:, 0]))
+                    (r.rounds, ACCURACY.shown(r.group_metrics[metric.name].values[:, 0]))
                     for r in method.runs
                 ]
                 curve = canvas.common_curve(series)
@@ -425,32 +442,30 @@ def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[F
 
 # --- trials -------------------------------------------------------------------------
 
-#: Line style of each summary in `SHOWN`, by label.
-_LOOKS = canvas.line_styles([row.phrase for row in SHOWN], canvas.METHOD_COLORS)
-
 
 def sketches_of_trials(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
     """Yield one figure per tuned method with a completed trial, with one panel per argument."""
     for place, method in enumerate(tuned, start=1):
-        best, count = method.chosen, len(method.completed)
+        best, count, rows = method.chosen, len(method.completed), shown_rows(method.metric)
+        looks = canvas.line_styles([row.phrase for row in rows], canvas.METHOD_COLORS)
         if best is None or not method.ranges:
             continue
         sheet, axes = canvas.panel_grid(len(method.ranges), 4, 2.9, 0.4, narrow=2, sharey=True)
         for panel, (key, search) in zip(axes.flat, method.ranges.items(), strict=False):
-            for row, (label, style) in zip(SHOWN, _LOOKS.items(), strict=True):
+            for row, (label, style) in zip(rows, looks.items(), strict=True):
                 x = [trial.values[key] for trial in method.completed]
-                y = [trial.percent(row) for trial in method.completed]
+                y = [trial.shown(row) for trial in method.completed]
                 panel.plot(x, y, style.marker, color=style.color, markersize=5, label=label)
             default = method.trials[0].values[key]
             dashes: dict[str, Any] = {"color": canvas.GRAY, "linestyle": "--", "linewidth": 1}
             panel.axvline(default, label="paper's value", **dashes)
-            x, y = [best.values[key]] * 2, [best.percent(row) for row in SHOWN]
+            x, y = [best.values[key]] * 2, [best.shown(row) for row in rows]
             panel.scatter(x, y, 120, facecolors="none", edgecolors=canvas.INK, label="chosen")
             if search.log:
                 panel.set_xscale("log")
             panel.set_xlabel(key)
         for panel in axes[:, 0]:
-            panel.set_ylabel("on validation examples, %")
+            panel.set_ylabel(f"on validation examples{method.unit and f', {method.unit}'}")
         legend(sheet, *axes.flat)
         left = len(method.trials) - count
         missing = f" Not shown: {counted(left, 'lost or unfinished trial')}." if left else ""
@@ -458,9 +473,9 @@ def sketches_of_trials(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
             f"tuning-{place}",
             sheet,
             f"{method.method}: {count} trials",
-            "Accuracy on validation examples against the value of each argument. Trials differ in "
-            "all arguments at once. Dashed line: the paper's value. Ring: the chosen trial."
-            f"{missing}",
+            f"{capitalized(method.metric.phrase)} on validation examples against the value of each "
+            "argument. Trials differ in all arguments at once. Dashed line: the paper's value. "
+            f"Ring: the chosen trial.{missing}",
             f"Worst domain and average of {count} trials of {method.method}; the "
-            f"chosen trial has {' and '.join(f'{best.percent(row):.1f}' for row in SHOWN)}.",
+            f"chosen trial has {' and '.join(row.text(row(best.scores)) for row in rows)}.",
         )
