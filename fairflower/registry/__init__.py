@@ -88,6 +88,8 @@ TASKS = Registry(
         "unknown",
         "regression": "regression:Regression - numbers for each example (regression:loss=huber, "
         "absolute, quantile or poisson)",
+        "survival": "survival:Survival - time until an event, or until the end of its observation "
+        "(survival:cuts=90;180;360)",
     },
     kind="task",
     base="fairflower.tasks:Task",
@@ -214,6 +216,8 @@ DATA_SETS = Registry(
         "Insurance Experiment, in four domains by self-rated health (excellent, good, fair, poor)",
         "heart-disease": "tables:HeartDisease - embedded, features: heart disease in 740 patients "
         "at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
+        "lung": "tables:Lung - embedded, features: survival of 228 patients with lung cancer at 18 "
+        "institutions, of which 11 are joined",
         "images": "folders:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
         "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "
