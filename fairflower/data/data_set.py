@@ -69,8 +69,8 @@ class DataSet(ABC):
     #: Augmentation of training images.
     augment: ClassVar[Augment] = Augment()
     #: Mean and standard deviation (``std``) per channel, for images in [0, 1].
-    mean: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
-    std: ClassVar[tuple[float, ...]] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
     #: Default fraction of a domain's training examples that each client gets. None means that the
     #: domain is divided equally among its clients.
     fraction: ClassVar[float | None] = None
@@ -223,10 +223,10 @@ class FeatureSet(DataSet):
     """
 
     kind = "features"
-    mean: ClassVar[tuple[float, ...]] = ()
-    std: ClassVar[tuple[float, ...]] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     #: Names of the features, for ``fairflower data show``. If empty, their numbers are shown.
-    feature_names: ClassVar[tuple[str, ...]] = ()
+    feature_names: tuple[str, ...] = ()
 
     @abstractmethod
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
@@ -426,6 +426,16 @@ def check_classes(name: str, num_classes: int) -> None:
         raise DataError(
             f"{name}: found examples of one class only; expected at least two classes. Add "
             "examples of another class."
+        )
+
+
+def check_targets_differ(name: str, targets: Targets) -> None:
+    """Raise ``DataError`` if all training examples have the same target, so nothing is learnt."""
+    if len(targets) and np.array_equal(targets, np.broadcast_to(targets[0], targets.shape)):
+        found = np.array2string(targets[0], threshold=8)
+        raise DataError(
+            f"{name}: found the same target {found} in all {len(targets)} training examples; "
+            "expected at least two different targets. Correct the targets, or add examples."
         )
 
 

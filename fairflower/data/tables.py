@@ -1,4 +1,4 @@
-"""Tables of features that are embedded in this package: heart disease and doctor visits."""
+"""Tables of features in this package: heart disease, doctor visits and lung cancer."""
 
 import base64
 import json
@@ -15,24 +15,31 @@ from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data.data_set import FeatureSet
 from fairflower.data.federation import Floats, Ints
+from fairflower.tasks import Targets
 
 
 class EmbeddedTable(FeatureSet):
     """A table in this package, with a column that says which domain a row belongs to.
 
     Each domain is divided equally among its clients. ``mean`` and ``std`` are constants, computed
-    once over training examples. Every third or fifth patient or person of a domain, starting with
-    the first, is a test example, with all their rows.
+    once over training examples, as are ``center``, ``scale`` and ``cuts`` of a task. Every second,
+    third or fifth patient or person of a domain, starting with the first, is a test example, with
+    all their rows.
     """
 
     file: ClassVar[str]  # name of the file in this package
     origin: ClassVar[str]  # what its examples come from
     #: Column of the table -> name of the feature, in the order of the features.
-    columns_of_features: ClassVar[Mapping[str, str]]
+    columns_of_features: Mapping[str, str]
     #: Name of the column with the domains, and each domain's number in it.
     domain_column: tuple[str, Mapping[str, int]]
-    #: Name of a column, and its smallest value in an example of class 1.
-    positive: tuple[str, int]
+    #: Columns of the targets.
+    targets: tuple[str, ...]
+    #: Smallest value of the target in an example of class 1; None if targets are no classes.
+    positive: int | None = None
+    #: Column -> value that replaces missing values of a feature. Rows that lack the value of
+    #: another feature are no examples.
+    typical: ClassVar[Mapping[str, float]] = {}
     #: Column with the number of a row's person (empty: each row is another one), and 3 for "third".
     person: ClassVar[str] = ""
     every: ClassVar[int]
@@ -43,20 +50,28 @@ class EmbeddedTable(FeatureSet):
     def column(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
         """Return the values of a column in a split of a domain, [N]."""
         table, (column, numbers) = _table(self.file), self.domain_column
-        rows = np.flatnonzero(table[column] == numbers[domain])
+        needed = [name for name in self.columns_of_features if name not in self.typical]
+        known = ~np.isnan([table[name] for name in needed]).any(axis=0)
+        rows = np.flatnonzero(known & (table[column] == numbers[domain]))
         person = np.arange(len(rows))
         if self.person:
             _, person = np.unique(table[self.person][rows], return_inverse=True)
         chosen: Ints = rows[(person % self.every == 0) == (split == "test")]
         return table[name][chosen]
 
-    def labels(self, domain: str, split: str) -> Ints:
-        column, least = self.positive
-        return (self.column(column, domain, split) >= least).astype(np.int64)
+    def labels(self, domain: str, split: str) -> Targets:
+        columns = [self.column(name, domain, split) for name in self.targets]
+        if self.positive is not None:
+            return (columns[0] >= self.positive).astype(np.int64)
+        return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        columns = [self.column(name, domain, split)[rows] for name in self.columns_of_features]
+        columns = [self._feature(name, domain, split)[rows] for name in self.columns_of_features]
         return np.stack(columns, axis=1).astype(np.float32)
+
+    def _feature(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
+        values = self.column(name, domain, split)
+        return np.where(np.isnan(values), self.typical.get(name, np.nan), values)
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded table."""
@@ -91,6 +106,14 @@ class HeartDisease(EmbeddedTable):
     of a hospital, starting with the first, is a test patient. And FLamby does not standardize the
     features.
 
+    ``heart-disease:target=severity`` is a regression on the number of vessels' narrowing in five
+    grades, 0 to 4, of which 0 is no disease. Its domains are those but Hungary, whose file says
+    only 0 or 1. ``heart-disease:target=labels`` predicts three labels at once by the other 11
+    features: disease, angina by exercise, and fasting sugar above 120 mg/dl. Patients of whom only
+    the sugar is unknown, mostly in Switzerland, are then examples, too, so that the hospitals have
+    303, 269, 116 and 137 patients, and other test patients. ``mean`` and ``std`` stay those of the
+    740 patients.
+
     ``data.groups`` may be ``sex`` or ``age`` (under 55, or 55 and over). Switzerland has only 16
     test patients, and only one of its patients has no disease. Switzerland and Long Beach also have
     too few women for rates per hospital and sex.
@@ -105,9 +128,10 @@ class HeartDisease(EmbeddedTable):
     origin = "UCI Heart Disease"
     every = 3
     domain_column = ("hospital", {"cleveland": 0, "hungary": 1, "switzerland": 2, "long beach": 3})
-    classes = ("no disease", "disease")
-    positive = ("disease", 1)
-    columns_of_features: ClassVar = {
+    classes: tuple[str, ...] = ("no disease", "disease")
+    targets: tuple[str, ...] = ("disease",)
+    positive: int | None = 1
+    columns_of_features: Mapping[str, str] = {
         **{"age": "age", "male": "male", "pain 2": "atypical angina", "pain 3": "non-anginal pain"},
         **{"pain 4": "no pain", "pressure": "blood pressure", "cholesterol": "cholesterol"},
         **{"sugar": "fasting sugar", "ecg 1": "ST-T abnormality", "ecg 2": "hypertrophy"},
@@ -115,14 +139,37 @@ class HeartDisease(EmbeddedTable):
     }
     feature_names = tuple(columns_of_features.values())
     attributes: ClassVar = {"sex": ("female", "male"), "age": ("under 55", "55 or older")}
-    mean = (
+    mean: tuple[float, ...] = (
         *(53.03, 0.7724, 0.2073, 0.2256, 0.5224, 133.1, 222.2),
         *(0.1565, 0.1626, 0.2419, 138.7, 0.4045, 0.8537),
     )
-    std = (
+    std: tuple[float, ...] = (
         *(9.281, 0.4193, 0.4054, 0.418, 0.4995, 18.01, 95.83),
         *(0.3633, 0.369, 0.4282, 26.07, 0.4908, 1.054),
     )
+
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        target: Literal["disease", "severity", "labels"] = "disease",
+    ) -> None:
+        if target == "severity":
+            self.task, self.positive = "regression:center=1.201:scale=1.248:unit=grades", None
+            self.targets = self.classes = ("severity",)
+            column, hospitals = self.domain_column
+            self.domain_column = column, {h: n for h, n in hospitals.items() if h != "hungary"}
+        if target == "labels":
+            self.task, self.positive = "multilabel", None
+            self.targets = ("disease", "angina", "sugar")
+            self.classes = ("disease", "exercise angina", "fasting sugar > 120")
+            kept = [k for k, n in enumerate(self.columns_of_features) if n not in self.targets]
+            names = list(self.columns_of_features.items())
+            self.columns_of_features = dict(names[k] for k in kept)
+            self.feature_names = tuple(self.columns_of_features.values())
+            self.mean = tuple(self.mean[k] for k in kept)
+            self.std = tuple(self.std[k] for k in kept)
+        super().__init__(config)
 
     def group_of(self, domain: str, split: str) -> Ints:
         column, limit = {"sex": ("male", 1), "age": ("age", 55)}[self.config.groups]
@@ -134,6 +181,10 @@ GROUPS = {
     "health": {"excellent": 0, "good": 1, "fair": 2, "poor": 3},
     "site": {f"site {number}": number for number in range(1, 7)},
 }
+
+
+#: Task of a year's number of visits; their mean is that of the training examples.
+_VISITS = "regression:loss=poisson:scale=2.86:unit=visits"
 
 
 class RandHIE(EmbeddedTable):
@@ -180,12 +231,15 @@ class RandHIE(EmbeddedTable):
     another, they include some test examples, and differ from those of the training examples by up
     to 3.5 %. ``groups`` selects the domains. Examples with at least ``visits`` visits have class 1
     (the default 2 is above the median).
+
+    ``randhie:target=visits`` is a regression on the number of visits, from 0 to 77, with the loss
+    of a Poisson regression (``data.task`` may name another).
     """
 
     file = "randhie"
     origin = "RAND Health Insurance Experiment"
     person, every = "person", 5
-    columns_of_features: ClassVar = {
+    columns_of_features: Mapping[str, str] = {
         **{"logc": "log coinsurance", "idp": "deductible plan", "lpi": "log incentive"},
         **{"fmde": "log maximum expenditure", "physlm": "limitation", "disea": "chronic diseases"},
         **{"linc": "log income", "num": "log family size", "educdec": "education in years"},
@@ -208,14 +262,82 @@ class RandHIE(EmbeddedTable):
         *,
         groups: Literal["health", "site"] = "health",
         visits: Annotated[int, Range(1)] = 2,
+        target: Literal["class", "visits"] = "class",
     ) -> None:
-        self.domain_column, self.positive = (groups, GROUPS[groups]), ("mdvis", visits)
-        self.classes = (f"fewer than {visits} visits", f"{visits} visits or more")
+        self.domain_column, self.targets = (groups, GROUPS[groups]), ("mdvis",)
+        self.positive, self.classes = (
+            visits,
+            (f"fewer than {visits} visits", f"{visits} visits or more"),
+        )
+        if target == "visits":
+            self.task, self.positive, self.classes = _VISITS, None, ("visits",)
         super().__init__(config)
 
     def group_of(self, domain: str, split: str) -> Ints:
         column = {"sex": "female", "health": "health"}[self.config.groups]
         return self.column(column, domain, split).astype(np.int64)
+
+
+#: Institutions with at least 16 patients; the others are one domain.
+_INSTITUTIONS = (1, 3, 11, 12, 13, 16, 22)
+
+
+class Lung(EmbeddedTable):
+    """Survival with advanced lung cancer, by the institution that treats the patient.
+
+    An example is a patient, with the days until death or until the end of the observation. The
+    domain is the institution, if it has at least 16 patients; the other 10, and the one patient of
+    an unknown institution, are joined:
+
+    ==============  ========  =====  ====  ======
+    domain          patients  train  test  deaths
+    ==============  ========  =====  ====  ======
+    institution 1   36        18     18    27
+    institution 3   19        9      10    15
+    institution 11  18        9      9     11
+    institution 12  23        11     12    18
+    institution 13  20        10     10    12
+    institution 16  16        8      8     12
+    institution 22  17        8      9     13
+    others          79        39     40    57
+    ==============  ========  =====  ====  ======
+
+    With so few patients, set ``data.clients-per-domain=1``. Half of a domain's patients are test
+    patients, and still a concordance over 8 to 12 of them says little: the data show how survival
+    is learnt, and they cannot show which method is fairer. ``cuts`` are the tenths of the training
+    patients' times of death.
+
+    The features are age, sex, ECOG performance (0 to 3), the Karnofsky scores by the physician and
+    by the patient, calories at meals and weight loss in pounds within six months. Where a value is
+    missing (ECOG 1, Karnofsky 1 and 3, calories 47, weight loss 14 patients), it is the median of
+    the training patients; another feature says whether calories are missing.
+
+    Source: C. Loprinzi et al., Prospective evaluation of prognostic variables from
+    patient-completed questionnaires, J. Clin. Oncol. 12 (1994), from the North Central Cancer
+    Treatment Group, in the copy of the package lifelines (MIT license), which has it from R's
+    survival. ``experiments/embed_lung.py`` created the embedded table.
+    """
+
+    file = "lung"
+    origin = "NCCTG lung cancer"
+    task = "survival:cuts=60;92;158;184;222;287;352;454;581;814"
+    every = 2
+    domain_column = (
+        "domain",
+        {f"institution {number}": number for number in _INSTITUTIONS} | {"others": 0},
+    )
+    targets = ("time", "died")
+    columns_of_features: Mapping[str, str] = {
+        **{"age": "age", "male": "male", "ecog": "ECOG", "karnofsky": "Karnofsky"},
+        **{"own karnofsky": "Karnofsky by patient", "calories": "calories at meals"},
+        **{"loss": "weight loss", "unknown calories": "calories unknown"},
+    }
+    feature_names = tuple(columns_of_features.values())
+    typical: ClassVar = {
+        **{"ecog": 1, "karnofsky": 80, "own karnofsky": 80, "calories": 1025, "loss": 6.5}
+    }
+    mean = (62.72, 0.625, 0.9554, 81.52, 79.82, 974.3, 9.268, 0.1964)
+    std = (8.533, 0.4841, 0.7244, 12.12, 13.89, 354.0, 11.85, 0.3973)
 
 
 @cache
@@ -230,6 +352,11 @@ def _table(name: str) -> dict[str, npt.NDArray[np.float64]]:
     if name == "heart_disease":
         kinds = ("pain", 2), ("pain", 3), ("pain", 4), ("ecg", 1), ("ecg", 2)
         table |= {f"{column} {kind}": 1.0 * (table[column] == kind) for column, kind in kinds}
+        table["disease"] = (table["severity"] > 0).astype(np.float64)
+    if name == "lung":
+        named = np.isin(table["institution"], _INSTITUTIONS)
+        table["domain"] = np.where(named, table["institution"], 0.0)
+        table["unknown calories"] = np.isnan(table["calories"]).astype(np.float64)
     if name == "randhie":
         table["num"] = np.log(table["num"])
         table["fchild"] = table["female"] * table["child"]

@@ -86,6 +86,7 @@ TASKS = Registry(
         "classification": "classification:Classification",
         "multilabel": "multilabel:MultiLabel",
         "regression": "regression:Regression",
+        "survival": "survival:Survival",
     },
     kind="task",
     base="fairflower.tasks:Task",
@@ -212,6 +213,8 @@ DATA_SETS = Registry(
         "Insurance Experiment, in four domains by self-rated health (excellent, good, fair, poor)",
         "heart-disease": "tables:HeartDisease - embedded, features: heart disease in 740 patients "
         "at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
+        "lung": "tables:Lung - embedded, features: survival of 228 patients with lung cancer at 18 "
+        "institutions, of which 11 are joined",
         "images": "folders:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
         "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "

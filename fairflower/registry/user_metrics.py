@@ -1,4 +1,4 @@
-"""User-defined metrics: functions of logits and labels, named in ``evaluate.metrics``."""
+"""User-defined metrics: functions of outputs and targets, named in ``evaluate.metrics``."""
 
 import functools
 from collections.abc import Mapping
@@ -86,12 +86,12 @@ def directions(functions: Mapping[str, Any]) -> dict[str, int]:
 
 
 def compute_metrics(
-    places: str, logits: NDArray[np.float64], labels: NDArray[np.int64]
+    places: str, logits: NDArray[np.float64], labels: NDArray[Any]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Compute all metrics; return values by name, and the reasons why other metrics failed.
 
-    ``logits`` has the shape [N, C] and ``labels`` the shape [N]. Every function gets copies of
-    both.
+    For classes, ``logits`` has the shape [N, C] and ``labels`` the shape [N]; for other tasks, they
+    are `Task.for_metrics` and the targets. Every function gets copies of both.
     """
     values, wrong = {}, {}
     for name, place in metric_names(places).items():

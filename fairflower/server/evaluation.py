@@ -119,7 +119,8 @@ class CentralizedEvaluator:
             if self.auc:
                 probabilities = torch.from_numpy(outputs).softmax(1).numpy()
                 results[domain]["auc"] = metrics.auc_ovo(targets, probabilities)
-            of_user, failed[domain] = compute_metrics(self.metrics, outputs, targets)
+            answers = task.for_metrics(outputs) if self.metrics else outputs
+            of_user, failed[domain] = compute_metrics(self.metrics, answers, targets)
             results[domain] |= of_user
             if self.federation.groups:
                 people[domain] = self._counted(domain, split, targets, predictions)

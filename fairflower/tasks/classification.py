@@ -36,7 +36,10 @@ class Classification(Task):
         """Return class numbers, int64 [N] in ``0 .. num_outputs - 1``."""
         if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
             found = f"{values.dtype} {list(values.shape)}"
-            raise ValueError(f"found {found}; expected whole-number labels [N]")
+            other = ""
+            if values.dtype.kind == "f":
+                other = " (or another task, such as data.task = 'regression')"
+            raise ValueError(f"found {found}; expected whole-number labels [N]{other}")
         most = (num_outputs or MAX_CLASSES) - 1
         if len(values) and not 0 <= values.min() <= values.max() <= most:
             found = f"labels from {values.min()} to {values.max()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -80,3 +81,6 @@ class MultiLabel(Task):
             if len(np.unique(labels[known])) == 2 and np.isfinite(logits[known]).all():
                 values.append(roc_auc_score(labels[known], logits[known]))
         return {"auc": float(np.mean(values)) if values else np.nan}
+
+    def guess(self, num_outputs: int) -> float | None:
+        return math.log(2)

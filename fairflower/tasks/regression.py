@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.arguments import Range
+from fairflower.errors import ConfigError
 from fairflower.numerics.scores import Score
 from fairflower.tasks import Targets, Task, check_numbers
 
@@ -37,7 +39,9 @@ class Regression(Task):
     so losses are at least 0, and comparable between clients. Predictions are
     ``center + scale o`` (with ``poisson``, mu). RMSE, MAE and R2 are those of the predictions, in
     the target's unit; with several targets, means are over their squares, absolute errors and R2.
-    R2 is undefined if all targets of a domain are equal.
+    R2 is undefined if all targets of a domain are equal, or all of one of several.
+
+    Raises ``ConfigError`` for a ``q`` or ``center`` that the loss does not use.
 
     Parameters
     ----------
@@ -63,11 +67,14 @@ class Regression(Task):
         scale: Annotated[float, Range(above=0)] = 1.0,
         unit: str = "",
     ) -> None:
+        unused = {"q": q != 0.5 and loss != "quantile", "center": center and loss == "poisson"}
+        for name in (name for name, value in unused.items() if value):
+            raise ConfigError(f"regression:loss={loss} does not use {name}. Remove {name}.")
         self.kind, self.q, self.center, self.scale = loss, q, center, scale
         self.scores = replace(RMSE, unit=unit), replace(MAE, unit=unit), R2
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
-        """Return targets, float32 [N] or [N, D]."""
+        """Return targets, float32 [N], or [N, D] if D > 1."""
         least = 0 if self.kind == "poisson" else -_INF
         expected = f"finite numbers{' >= 0' * (least == 0)} [N] or [N, D]"
         check_numbers(values, expected, values.ndim in (1, 2))
@@ -76,7 +83,7 @@ class Regression(Task):
             raise ValueError(f"found {width} targets per example; expected {num_outputs}")
         if values.size and values.min() < least:
             raise ValueError(f"found {values.min()}; expected {expected}")
-        return values.astype(np.float32)
+        return values.astype(np.float32).reshape(len(values), *[width] * (width > 1))
 
     def num_outputs(self, targets: Targets) -> int:
         return int(targets.shape[1]) if targets.ndim == 2 else 1
@@ -90,8 +97,8 @@ class Regression(Task):
 
         output = output.reshape(y.shape)
         if self.kind == "poisson":
-            mu = self.scale * output.exp()
-            each = y.xlogy(y) - y * mu.log() - y + mu
+            log_mu = math.log(self.scale) + output
+            each = y.xlogy(y) - y * log_mu - y + log_mu.exp()
         else:
             target = (y - self.center) / self.scale
             if self.kind == "quantile":
@@ -102,13 +109,16 @@ class Regression(Task):
         return each.reshape(len(y), -1).mean(1)
 
     def predict(self, output: Tensor) -> Tensor:
+        """Return predictions, in the targets' unit, [B] or [B, D]."""
+        output = output[:, 0] if output.shape[1] == 1 else output
         if self.kind == "poisson":
             return self.scale * output.exp()
         return self.center + self.scale * output
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         wide = y.double() if y.device.type != "mps" else y
-        error = self.predict(output).reshape(y.shape).to(wide.dtype) - wide
+        error = self.predict(output).to(wide.dtype) - wide
+        wide = wide - self.center  # a mean far from 0 would hide the variance
         each = {
             "squared_error": error.square(),
             "absolute_error": error.abs(),
@@ -132,3 +142,10 @@ class Regression(Task):
             "mae": float(np.mean(means["absolute_error"])),
             "r2": float(r2.mean()),
         }
+
+    def for_metrics(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return predictions: outputs are scaled."""
+        import torch
+
+        predictions: NDArray[np.float64] = self.predict(torch.from_numpy(outputs)).numpy()
+        return predictions

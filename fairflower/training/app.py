@@ -125,7 +125,8 @@ def user_test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str
             y, trainer.task.predict(logits).numpy(), groups, trainer.data.num_groups
         )
         counts = table.ravel().tolist()
-    return *compute_metrics(trainer.user_metrics, logits.numpy(), y), counts
+    answers = trainer.task.for_metrics(logits.numpy())
+    return *compute_metrics(trainer.user_metrics, answers, y), counts
 
 
 def make_client_app(
