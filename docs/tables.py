@@ -43,7 +43,7 @@ def all_tasks() -> str:
     """Return the table of tasks, with the first line of each docstring and their scores."""
     rows = []
     for name, kind in TASKS.items():
-        first, *others = [score.phrase for score in kind().scores]
+        first, *others = [score.phrase for score in kind.scores]
         rows.append((f"`{name}`", _summary(kind), first, ", ".join(others)))
     return _table(("task", "what is learnt", "primary score", "other scores"), rows)
 

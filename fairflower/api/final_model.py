@@ -72,11 +72,12 @@ def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module
 
 
 class Network(nn.Module):
-    """A classifier in eval mode that accepts raw examples and normalizes them itself.
+    """A network in eval mode that accepts raw examples and normalizes them itself.
 
     Images are uint8 [N, C, H, W] with values from 0 to 255, and have the same channels and size as
     the run's images. Rows of a table are float32 [N, D] without normalization. Texts are token ids,
-    int64 [N, L]. The output is logits [N, classes]; their softmax gives probabilities.
+    int64 [N, L]. The output is logits [N, classes], whose softmax gives probabilities, or that of
+    another task: logits of labels or pixels, or predictions of numbers and times.
     """
 
     mean: Tensor
@@ -93,13 +94,12 @@ class Network(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map raw examples to logits."""
+        """Map raw examples to logits or predictions."""
         if self.kind == "images":  # the same arithmetic as in `fairflower.training.batches`
             x = x.to(torch.float32) / 255
         if self.kind != "tokens":
             x = (x - self.mean) / self.std
-        logits: Tensor = self.model(x)
-        return logits
+        return self.federation.learns.for_users(self.model(x))
 
     def examples(self, count: int) -> Tensor:
         """Return random examples that the model accepts; every call returns the same examples."""
@@ -114,6 +114,7 @@ class Network(nn.Module):
         """Return metadata that users of the model need, as a dict of JSON texts."""
         attributes = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
         attributes |= {"kind": self.kind, "classes": self.federation.class_names}
+        attributes |= {"task": self.federation.task}
         return {name: json.dumps(value) for name, value in attributes.items()}
 
 
@@ -175,7 +176,7 @@ def _onnx(whole: Network, path: Path, facts: Mapping[str, str]) -> None:
         (whole.examples(2),),
         dynamo=True,
         input_names=["x"],
-        output_names=["logits"],
+        output_names=["logits" if whole.federation.learns.classes else "output"],
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         verbose=False,
     )

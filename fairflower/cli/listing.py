@@ -96,7 +96,7 @@ def _summary(thing: Any) -> str:
 
 
 def _scores(task: Any) -> str:
-    return ", ".join(score.phrase for score in task().scores)
+    return ", ".join(score.phrase for score in task.scores)
 
 
 def _arguments(factory: Any) -> str:

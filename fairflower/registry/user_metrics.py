@@ -91,7 +91,7 @@ def compute_metrics(
     """Compute all metrics; return values by name, and the reasons why other metrics failed.
 
     For classes, ``logits`` has the shape [N, C] and ``labels`` the shape [N]; for other tasks, they
-    are `Task.for_metrics` and the targets. Every function gets copies of both.
+    are `Task.for_users` and the targets. Every function gets copies of both.
     """
     values, wrong = {}, {}
     for name, place in metric_names(places).items():

@@ -119,8 +119,8 @@ class CentralizedEvaluator:
             if self.auc:
                 probabilities = torch.from_numpy(outputs).softmax(1).numpy()
                 results[domain]["auc"] = metrics.auc_ovo(targets, probabilities)
-            answers = task.for_metrics(outputs) if self.metrics else outputs
-            of_user, failed[domain] = compute_metrics(self.metrics, answers, targets)
+            answers = task.for_users(torch.from_numpy(outputs)) if self.metrics else outputs
+            of_user, failed[domain] = compute_metrics(self.metrics, np.asarray(answers), targets)
             results[domain] |= of_user
             if self.federation.groups:
                 people[domain] = self._counted(domain, split, targets, predictions)

@@ -117,12 +117,12 @@ class Task(Configurable):
         """Return scores that need all examples of a domain at once; see ``keeps``."""
         return {}
 
-    def for_metrics(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what a user's metrics receive of a domain's outputs [N, ...]: outputs, if logits.
+    def for_users(self, output: Tensor) -> Tensor:
+        """Return what users' metrics and exported networks give: the output, if it is logits.
 
         A task whose outputs are not what users compare with targets returns its predictions.
         """
-        return outputs
+        return output
 
     def guess(self, num_outputs: int) -> float | None:
         """Return the loss of guessing, far above which training has diverged; None if unknown."""

@@ -57,6 +57,7 @@ class Regression(Task):
     """
 
     dtype = np.float32
+    scores = RMSE, MAE, R2
 
     def __init__(
         self,
@@ -143,9 +144,5 @@ class Regression(Task):
             "r2": float(r2.mean()),
         }
 
-    def for_metrics(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return predictions: outputs are scaled."""
-        import torch
-
-        predictions: NDArray[np.float64] = self.predict(torch.from_numpy(outputs)).numpy()
-        return predictions
+    def for_users(self, output: Tensor) -> Tensor:
+        return self.predict(output)

@@ -157,12 +157,8 @@ class Survival(Task):
             BRIER.name: integrated_brier(time, event, survived, self.cuts),
         }
 
-    def for_metrics(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return predictions: outputs are hazards."""
-        import torch
-
-        predictions: NDArray[np.float64] = self.predict(torch.from_numpy(outputs)).numpy()
-        return predictions
+    def for_users(self, output: Tensor) -> Tensor:
+        return self.predict(output)
 
     def guess(self, num_outputs: int) -> float | None:
         return num_outputs * math.log(2)

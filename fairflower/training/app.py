@@ -125,7 +125,7 @@ def user_test_metrics(trainer: Trainer) -> tuple[dict[str, float], dict[str, str
             y, trainer.task.predict(logits).numpy(), groups, trainer.data.num_groups
         )
         counts = table.ravel().tolist()
-    answers = trainer.task.for_metrics(logits.numpy())
+    answers = trainer.task.for_users(logits).numpy()
     return *compute_metrics(trainer.user_metrics, answers, y), counts
 
 

@@ -82,7 +82,7 @@ def test_a_prediction_is_the_area_below_the_curve_and_the_events_until_its_end()
         area = np.trapezoid(np.interp(fine, [0, 10, 20, 40], curve), fine)
         assert mean == pytest.approx(area, rel=1e-6)
         assert dead == pytest.approx(1 - curve[-1])
-    np.testing.assert_array_equal(TASK.for_metrics(logits.numpy()), TASK.predict(logits))
+    np.testing.assert_array_equal(TASK.for_users(logits), TASK.predict(logits))
 
 
 def test_the_primary_score_is_the_concordance_of_predicted_times() -> None:

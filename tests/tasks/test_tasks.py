@@ -66,7 +66,8 @@ class Unscored(Mean):
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("outputs", [2, 5])
 def test_every_task_is_consistent(name: str, outputs: int) -> None:
-    check_task(TASKS[name], num_outputs=outputs, shape=(3, 8, 8))
+    arguments = {"horizon": 10.0, "intervals": outputs} if name == "survival" else {}
+    check_task(TASKS[name], num_outputs=outputs, shape=(3, 8, 8), **arguments)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
