@@ -252,13 +252,16 @@ _OBJECTS: dict[str, tuple[Any, str, Callable[[Any], bool]]] = {
 }
 
 
+_HINTS = get_type_hints(Options, include_extras=True)
+
+
 def checked_options(options: Options) -> dict[str, Any]:
     """Return the options, with defaults for those that fairflower adds to Flower's ``FedAvg``.
 
     Raises ``ConfigError``, with the option's name, for a value of another type or out of range.
     """
     values = {**_DEFAULTS, "participation": Uniform(), **options}
-    for name, hint in get_type_hints(Options, include_extras=True).items():
+    for name, hint in _HINTS.items():
         if get_origin(hint) is Annotated and name in options:
             ArgumentSpec.of(None, hint).check(name, values[name])
     for name, (kind, expected, fits) in _OBJECTS.items():

@@ -1,9 +1,11 @@
-"""`LegacyStrategy` under Flower's ``SecAggPlusWorkflow``, on Flower's simulation."""
+"""`LegacyStrategy` under Flower's ``SecAggPlusWorkflow``; with --nightly on Flower's engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ from flwr.common import FitIns
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
 
 from fairflower.classic.strategy import LegacyStrategy
+from fairflower.engines.inline import InlineGrid
+from fairflower.engines.launch import simulate
 from fairflower.errors import error_text
 from fairflower.exchanges import ControlVariates
 from fairflower.strategies import FairStrategy, FedAvg, FedHEAL, Uniform
@@ -74,7 +77,7 @@ OPTIONS = [name for name in STRATEGIES if name.isidentifier() and name != "fedav
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Any]:
+def outcomes(pytestconfig: pytest.Config) -> dict[str, Any]:
     """Run two secure rounds of every strategy in one simulation.
 
     An outcome is the final arrays and the losses of tests, or the text of an error.
@@ -102,8 +105,9 @@ def outcomes() -> dict[str, Any]:
         client_fn=lambda context: Client(int(context.node_config["partition-id"])).to_client(),
         mods=[secaggplus_mod],
     )
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client, 3, backend_config=resources)
+    engine = "flower" if pytestconfig.getoption("nightly") else "inline"
+    with mock.patch.object(InlineGrid, "run", SimpleNamespace(run_id=1)):  # as Flower's grids have
+        simulate(server, client, 3, engine=engine)
     return found
 
 

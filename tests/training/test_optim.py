@@ -1,9 +1,7 @@
-"""Optimizers of clients: torch's own, without the imports of torch.compile."""
+"""Optimizers of clients: torch's own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -45,21 +43,3 @@ def test_step_hooks_are_called() -> None:
     optimizer.register_step_post_hook(lambda *_: called.append(True))
     optimizer.step()
     assert called == [True]
-
-
-@pytest.mark.slow
-def test_training_does_not_import_torch_dynamo() -> None:
-    """The import would take a second in every process."""
-    program = """
-import sys, torch
-from fairflower.config import TrainConfig
-from fairflower.training.trainer import build_optimizer
-for name in ("sgd", "adam", "adamw"):
-    weights = torch.nn.Parameter(torch.ones(2))
-    optimizer = build_optimizer([weights], TrainConfig(optimizer=name))
-    weights.sum().backward()
-    optimizer.step()
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
