@@ -35,7 +35,7 @@ BUDGETS = {
     "server": 3450,
     "statistics": 400,
     "strategies": 3560,
-    "tasks": 740,
+    "tasks": 730,
     "testing": 1140,
     "trackers": 250,
     "training": 2480,

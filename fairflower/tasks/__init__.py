@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fairflower.arguments import Configurable
 from fairflower.config.methods import TaskSpec
+from fairflower.errors import ConfigError, quoted
 from fairflower.numerics.scores import Score
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ def task_of(text: str) -> Task:
     """
     spec = TaskSpec.read(text)
     spec.check()
-    task: Task = spec.make()
+    try:
+        task: Task = spec.make()
+    except ConfigError as error:
+        raise ConfigError(f"data.task = {quoted(text)}: {error}") from error
     return task
 
 
