@@ -49,6 +49,8 @@ class Task(Configurable):
     classes: ClassVar[bool] = False
     #: What `whole` needs of all examples; empty if it returns nothing.
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
+    #: Score that a domain's examples may not define -> when, for notes.
+    undefined: ClassVar[Mapping[str, str]] = {}
 
     @property
     def primary(self) -> Score:

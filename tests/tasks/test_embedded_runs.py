@@ -149,6 +149,43 @@ def test_a_task_or_argument_that_is_not_there_is_refused(
         prepared(monkeypatch, TIMES, task)
 
 
+class OneWithoutEvents(Numbers):
+    """The second domain has no event."""
+
+    task = "survival:cuts=3;6;9"
+
+    def labels(self, domain: str, split: str) -> Any:
+        return TIMES * [1, domain == "a"]
+
+
+class OneWithEqualTargets(Numbers):
+    """All targets of the second domain are 0.1."""
+
+    task = "regression"
+
+    def labels(self, domain: str, split: str) -> Any:
+        return np.arange(10.0) if domain == "a" else np.full(10, 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["server", "clients"])
+@pytest.mark.parametrize("kind", [OneWithoutEvents, OneWithEqualTargets])
+def test_a_score_that_a_domain_does_not_define_is_said_and_not_0(
+    kind: type[Numbers], by: str, tmp_path: Path
+) -> None:
+    names = {"data.name": f"{__name__}:{kind.__name__}", "evaluate.by": by}
+    folder = run(config(tmp_path, **names, **WHOLE), nodes=2)
+    tests = values(folder)
+    undefined = SCORES["survival"] if kind is OneWithoutEvents else {"r2"}
+    assert undefined <= tests[2, "a"].keys()
+    assert not undefined & tests[2, "b"].keys()
+    assert "loss" in tests[2, "b"]
+    if by == "server":
+        notes = json.loads((folder / "run.json").read_text())["undefined_metrics"]
+        assert list(notes) == ["domain b"]
+        assert all(f"{name} (" in notes["domain b"] for name in undefined)
+
+
 def npz(folder: Path, y: Any) -> DataConfig:
     """Write images whose brightness grows with a number, and return their data config."""
     for domain in "ab":
