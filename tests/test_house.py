@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fairflower"
 #: more raises the number here, for all to see.
 BUDGETS = {
     "aggregation": 2680,
-    "api": 920,
+    "api": 930,
     "classic": 610,
     "cli": 1370,
     "clients": 1730,
@@ -32,10 +32,10 @@ BUDGETS = {
     "registry": 790,
     "report": 5500,
     "secure": 1180,
-    "server": 3550,
+    "server": 3560,
     "statistics": 410,
     "strategies": 3560,
-    "tasks": 730,
+    "tasks": 740,
     "testing": 1220,
     "trackers": 260,
     "training": 2540,

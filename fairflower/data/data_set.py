@@ -325,8 +325,9 @@ def labels_of(data_set: DataSet, domain: str, split: str) -> Targets:
 def checked_targets(data_set: DataSet, domain: str, split: str, values: Any) -> Targets:
     """Return values as targets of a domain; raise ``DataError`` unless they are valid."""
     declared = data_set.num_classes or len(data_set.classes) or None
+    task = task_of(data_set.task)
     try:
-        return task_of(data_set.task).read(np.asarray(values), declared)
+        return task.read(np.asarray(values), declared)
     except ValueError as error:
         where = f"{type(data_set).__name__}: {domain}: {split}: labels"
         raise DataError(f"{where}: {error}{other_task(data_set.task)}.") from error

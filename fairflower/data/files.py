@@ -254,8 +254,9 @@ def checked_labels(
     """
     if len(values) == 0:
         raise DataError(f"{where}: found no labels; expected at least one example.")
+    learns = task_of(task)
     try:
-        return task_of(task).read(values, num_outputs)
+        return learns.read(values, num_outputs)
     except ValueError as error:
         raise DataError(f"{where}: {error}{other_task(task)}.") from error
 

@@ -248,6 +248,14 @@ class GroupMetrics:
             for domain, parts in by_domain.items()
         }
 
+    def lacking(self, where: str, values: Mapping[str, float]) -> None:
+        """Log and record which scores of the task the examples of a test do not define."""
+        reasons = self.federation.learns.undefined.items()
+        lacks = [f"{name} ({reason})" for name, reason in reasons if name not in values]
+        if lacks and where not in self._undefined and math.isfinite(values["loss"]):
+            logger.warning("Undefined for %s: %s.", where, text := "; ".join(lacks))
+            self._undefined[where] = text
+
     def note(self) -> None:
         """Record the undefined metrics in ``run.json``: once a test, and not once a client."""
         if self._undefined:

@@ -263,6 +263,8 @@ class RoundLoop:
             tested = self.setup.evaluator(arrays_of(arrays), split)
             held_out = self.federation.held_out
             scores, counts = tested.scores, tested.counts
+            for domain, of in scores.items():
+                self._groups.lacking(f"domain {domain}{' (validation)' * (split != 'test')}", of)
             if unseen := scores.pop(held_out, None):
                 if tested.held_out_counts is not None:
                     unseen |= self._groups.of(tested.held_out_counts, f"domain {held_out}")
@@ -312,8 +314,10 @@ class RoundLoop:
         self._report_failed_of_clients(server_round, answers, replies)
         numbers = [{n for n, v in a.items() if not isinstance(v, list)} for a in answers.values()]
         everywhere = set.intersection(*numbers) if numbers else set()
+        # A client's examples may not define an AUC; then only its domain has none.
+        sent = set[str]().union(*numbers) if task.keeps == "outputs" else everywhere
         scores = [*(score.name for score in task.scores), f"personal_{primary}"]
-        names = [name for name in scores if name in everywhere]
+        names = [name for name in scores if name in sent]
         names += metric_names(self.config.evaluate.metrics)
         keys = {name: name for name in names}  # name -> key in replies
         keys["loss"] = "eval_loss"

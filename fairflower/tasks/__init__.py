@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fairflower.arguments import Configurable
 from fairflower.config.methods import TaskSpec
+from fairflower.errors import ConfigError, quoted
 from fairflower.numerics.scores import Score
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Task(Configurable):
     classes: ClassVar[bool] = False
     #: What `whole` needs of all examples; empty if it returns nothing.
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
+    #: Score that a domain's examples may not define -> when, for notes.
+    undefined: ClassVar[Mapping[str, str]] = {}
 
     def __str__(self) -> str:
         """Return the task's name for messages."""
@@ -137,7 +140,10 @@ def task_of(text: str) -> Task:
     """
     spec = TaskSpec.read(text)
     spec.check()
-    task: Task = spec.make()
+    try:
+        task: Task = spec.make()
+    except ConfigError as error:
+        raise ConfigError(f"data.task = {quoted(text)}: {error}") from error
     return task
 
 

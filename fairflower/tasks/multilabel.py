@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,10 @@ class MultiLabel(Task):
 
     scores = AUC, MACRO_F1
     keeps = "outputs"
+    undefined: ClassVar = {
+        "auc": "no label is known to be 0 and 1",
+        "macro_f1": "no label is known or predicted to be 1",
+    }
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
         """Return targets, float32 [N, C]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,7 @@ class Regression(Task):
 
     dtype = np.float32
     scores = RMSE, MAE, R2
+    undefined: ClassVar = {"r2": "all values of a target are equal"}
 
     def __init__(
         self,

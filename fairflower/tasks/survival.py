@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,10 @@ class Survival(Task):
     dtype = np.float32
     scores = HARRELL, UNO, BRIER
     keeps = "outputs"
+    undefined: ClassVar = {
+        **dict.fromkeys((HARRELL.name, UNO.name), "nobody outlives an event before the last cut"),
+        BRIER.name: "there is no event, or no cut before the last time",
+    }
 
     def __init__(
         self,
