@@ -30,21 +30,25 @@ def make_run(
     personal: Accuracies = (),
     diagnostics: Sequence[Mapping[str, Any]] = (),
     config: str = "",
+    score: str = "accuracy",
     **info: Any,
 ) -> Path:
-    """Write a run folder as plain text; ``accuracies`` has one mapping per evaluated round."""
+    """Write a run folder as plain text; ``accuracies`` has one mapping per evaluated round.
+
+    They are values of another primary ``score`` if ``info`` has its ``scores``.
+    """
     folder.mkdir(parents=True)
     named = dict.fromkeys(domain for values in accuracies for domain in values)
     domains = info.get("domains", list(named))
     rounds = range(len(accuracies)) if rounds is None else rounds
     lines = ["round,level,name,metric,value"]
     for r, values in enumerate(personal, start=1):
-        lines += [f"{r},domain,{d},personal_accuracy,{value!r}" for d, value in values.items()]
+        lines += [f"{r},domain,{d},personal_{score},{value!r}" for d, value in values.items()]
     for r, values in zip(rounds, accuracies, strict=True):
         for domain, value in values.items():
-            lines += [f"{r},domain,{domain},loss,1.5", f"{r},domain,{domain},accuracy,{value!r}"]
+            lines += [f"{r},domain,{domain},loss,1.5", f"{r},domain,{domain},{score},{value!r}"]
         for k, value in enumerate((clients or {}).get(r, [])):
-            lines.append(f"{r},client,{k},accuracy,{value!r}")
+            lines.append(f"{r},client,{k},{score},{value!r}")
         lines.append(f"{r},run,,seconds,2.5")
     (folder / "history.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "diagnostics.jsonl").write_text(

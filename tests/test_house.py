@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2020,
     "registry": 790,
-    "report": 5500,
+    "report": 5530,
     "secure": 1180,
     "server": 3560,
     "statistics": 410,

@@ -265,11 +265,12 @@ def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:
             markup=True,
         )
     score, effect = pilot_spreads[0].score, pilot_spreads[0].effect
+    places = score.digits - (score.unit == "%")
     rows = [
         (
             row.spread.metric,
             f"{row.spread.sd:.{score.digits}f}",
-            within_range(row.detectable, _points(row.detectable, score.digits - 1), score.largest),
+            within_range(row.detectable, _points(row.detectable, places), score.largest),
             str(row.for_difference),
             f"{row.for_equivalence} (within {row.spread.margin:.3g})",
         )

@@ -147,10 +147,12 @@ def metric_table(
     caption: str,
     columns: Sequence[Column],
     groups: Iterable[tuple[str, Mapping[str, Method]]],
+    lacking: str = "were not tested",
 ) -> Table:
     """Return a table of methods. ``groups`` has pairs of a heading and methods by name.
 
-    The best value of each column in a group is bold. If a mark is used, the caption explains it.
+    The best value of each column in a group is bold. If a mark is used, the caption explains it;
+    ``lacking`` is what happened to domains that lack a value.
     """
     filled = []
     for heading, methods in groups:
@@ -162,7 +164,7 @@ def metric_table(
     rows = (row for group in filled for row in group.rows)
     if any(cell.text.endswith(MARK) for row in rows for cell in row.cells):
         caption = (
-            f"{caption.rstrip()} {MARK}: some domains or clients were not tested in these "
+            f"{caption.rstrip()} {MARK}: some domains or clients {lacking} in these "
             "rounds, so the number is not compared."
         )
     return Table(title, caption, [column.title for column in columns], filled)

@@ -233,6 +233,11 @@ class Comparison:
         return self.score is ACCURACY
 
     @property
+    def lacking(self) -> str:
+        """What happened to domains without a value; scores but accuracy may be undefined."""
+        return "were not tested" if self.classes else "have no value"
+
+    @property
     def runs(self) -> list[tuple[Method, Run]]:
         """All runs, each with its method, including runs that are left out."""
         return [
@@ -502,9 +507,8 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run
         if run.reach < furthest:
             left_out.append((run, f"other seeds reached round {furthest}"))
         elif some_whole and not run.fully_tested():
-            lacks = run.untested(run.domains)
             left_out.append(
-                (run, f"{lacks}, but other runs of the method were tested on all domains")
+                (run, f"{run.lacks}, but other runs of the method were tested on all domains")
             )
         elif run.seed in kept:
             left_out.append((run, "a newer run has the same seed and settings"))

@@ -336,7 +336,7 @@ def _test_notes(run: Run) -> Iterator[str]:
                 f"dropped, from client{'s' if len(clients) > 1 else ''} {', '.join(clients)}"
                 f"{f' ({reasons.pop()})' if len(reasons) == 1 else ''}.{effect}"
             )
-    if lacks := run.untested(run.domains):
+    if lacks := run.lacks:
         marked = (
             f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"
             " not compared with other runs."

@@ -18,7 +18,7 @@ from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.metrics import adjusted_rand, clustering_accuracy
-from fairflower.numerics.scores import AUC, BALANCED_ACCURACY, Score
+from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
 from fairflower.server.contents import (
     ChangedFile,
     Value,
@@ -88,8 +88,10 @@ class ScoreHistory:
         """
         return bool(np.isfinite(self.values[self.last(window)]).all())
 
-    def untested(self, names: Sequence[str]) -> str:
+    def untested(self, names: Sequence[str], lacking: str = "") -> str:
         """State which domains or clients were not tested in which rounds; empty if all always were.
+
+        ``lacking`` is the name of a score that tests may leave undefined; by default they do not.
 
         >>> accuracy = np.array([[0.5, 0.4], *[[0.5, np.nan]] * 3])
         >>> ScoreHistory(rounds=np.arange(1, 5), values=accuracy).untested(["usps", "svhn"])
@@ -99,8 +101,10 @@ class ScoreHistory:
         for name, tested in zip(names, np.isfinite(self.values).T, strict=True):
             if not tested.all():
                 by_rounds.setdefault(listed_rounds(self.rounds, ~tested), []).append(name)
+        verbs = ("has", "have") if lacking else ("was", "were")
+        what = f"no {lacking}" if lacking else "not tested"
         return "; ".join(
-            f"{join_words(names)} {'was' if len(names) == 1 else 'were'} not tested in {which}"
+            f"{join_words(names)} {verbs[len(names) > 1]} {what} in {which}"
             for which, names in by_rounds.items()
         )
 
@@ -248,6 +252,15 @@ class Run(ScoreHistory):
     def further(self) -> tuple[Score, ...]:
         """The other scores of what was learnt."""
         return _further(self.info)
+
+    @property
+    def lacks(self) -> str:
+        """The domains without the primary score in some rounds, in words; empty if there are none.
+
+        Accuracy is defined wherever a domain was tested; other scores may be undefined there.
+        """
+        title = "" if self.primary is ACCURACY else self.primary.title
+        return self.untested(self.domains, title)
 
     def tests_by(self, metric: str) -> ScoreHistory:
         """Return the run itself for the primary score, or the history of another by domain."""

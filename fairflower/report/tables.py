@@ -90,17 +90,26 @@ def score_table(comparison: Comparison, window: int) -> Table:
         )
     return metric_table(
         f"{comparison.heading} per domain, {comparison.span(window)}",
-        f"{comparison.examples.capitalize()} {score.stated}. {_spelled(score)}"
+        f"{comparison.examples.capitalize()} {score.stated}. {_spelled(comparison, score)}"
         f"{worst.title}: {worst.phrase}. GAP: {gaps.phrase}. "
         f"{held_out}{how_to_read(comparison)}",
         [*columns(comparison, window=window), *held_out_columns(comparison, window)],
         comparison.groups(comparison.methods),
+        comparison.lacking,
     )
 
 
-def _spelled(score: Score) -> str:
-    """Spell out the short name of a score, as a sentence; empty if it has none."""
-    return f"{score.title}: {score.phrase}. " if score.phrase != score.title else ""
+def _spelled(comparison: Comparison, score: Score) -> str:
+    """Spell out the short name of a score, and say what it is if clients tested; may be empty."""
+    told = score.phrase in (score.title, score.name)
+    name = "" if told else f"{score.title}: {score.phrase}. "
+    of_clients = (run.config.get("evaluate.by") == "clients" for run in comparison.kept_runs)
+    if comparison.classes or not any(of_clients):
+        return name
+    return (
+        f"{name}Clients tested, so a score that needs all of a domain's examples at once, as an "
+        "AUC does, is the mean over its clients, weighted by examples. "
+    )
 
 
 def further_tables(comparison: Comparison) -> Iterator[Table]:
@@ -110,10 +119,11 @@ def further_tables(comparison: Comparison) -> Iterator[Table]:
         _, worst = average_and_worst(score.better)
         yield metric_table(
             f"{score.title} per domain, {comparison.span()}",
-            f"{comparison.examples.capitalize()} {score.stated}. {_spelled(score)}"
+            f"{comparison.examples.capitalize()} {score.stated}. {_spelled(comparison, score)}"
             f"{worst.title}: {worst.phrase}. {how_to_read(comparison)}",
             columns(comparison, shown),
             comparison.groups(methods),
+            comparison.lacking,
         )
 
 
@@ -308,6 +318,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         f"{caption}{how_to_read(comparison)}",
         [Column(row.heading, row, over(row, comparison, clients=clients), whole) for row in rows],
         comparison.groups(methods),
+        comparison.lacking,
     )
 
 
