@@ -54,6 +54,7 @@ class FedMix(Trainer):
 
     paper = "Yoon et al., ICLR 2021"
     kinds = ("images",)
+    needed = "classes"
     exchanges = (AveragedBatches,)
 
     def __init__(

@@ -79,6 +79,9 @@ METRICS = Registry("fairflower.metrics", {}, kind="metric")
 #: Measurements of other packages; see `fairflower.registry.measurements`.
 OWN_MEASUREMENTS = Registry("fairflower.measurements", {}, kind="measurement")
 
+#: Name of the task of data that say nothing else.
+CLASSIFICATION = "classification"
+
 #: What networks learn; see `fairflower.tasks`.
 TASKS = Registry(
     "fairflower.tasks",
@@ -88,6 +91,7 @@ TASKS = Registry(
         "unknown",
         "regression": "regression:Regression - numbers for each example (regression:loss=huber, "
         "absolute, quantile or poisson)",
+        "segmentation": "segmentation:Segmentation - a class for each pixel of an image",
     },
     kind="task",
     base="fairflower.tasks:Task",
@@ -116,6 +120,8 @@ MODELS = Registry(
         "resnet12": "resnet:resnet12 - the papers' ResNet-12, 5.0 M parameters",
         "resnet18": "resnet:resnet18 - torchvision's ResNet-18, 11.2 M parameters (FedISM); "
         "pretrained with model.weights = imagenet or a file",
+        "unet": "unet:UNet - a small U-Net for segmentation with group norm or BatchNorm "
+        "(unet:norm=batch), 0.12 M parameters (unet:width=16)",
         "prompt-vit-tiny": "prompt_vit:prompt_vit_tiny - FedGCR's prompts for a frozen ViT that is "
         "small enough for a CPU: 0.76 M parameters, pretrained on printed characters; 0.13 M "
         "parameters are trained",
@@ -130,6 +136,8 @@ MODELS = Registry(
         "with an adapter",
         "hf:NAME": "libraries:hf - an image or text classifier from transformers, in a folder or "
         "on the Hugging Face Hub, trained as a whole or with an adapter",
+        "smp:NAME": "segmenters:smp - a segmentation network from segmentation-models-pytorch "
+        "(smp:Unet:encoder=resnet18)",
         "prompt-timm:NAME": "libraries:prompt_timm - FedGCR's prompts for a frozen ViT from timm",
         "vpt-timm:NAME": "libraries:vpt_timm - visual prompt tuning of a frozen ViT from timm: "
         "prompt-timm without GC-Net",
@@ -185,7 +193,7 @@ TRACKERS = Registry(
 RANDOM_WEIGHTS = "random"
 
 #: Data sets that read a user's own files.
-OWN_FILES = ("images", "npz", "texts")
+OWN_FILES = ("images", "masks", "npz", "texts")
 
 DATA_SETS = Registry(
     "fairflower.data",
@@ -214,8 +222,12 @@ DATA_SETS = Registry(
         "Insurance Experiment, in four domains by self-rated health (excellent, good, fair, poor)",
         "heart-disease": "tables:HeartDisease - embedded, features: heart disease in 740 patients "
         "at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
+        "strokes": "strokes:Strokes - embedded, segmentation: strokes of handwritten digits on the "
+        "paper of four scanners (flatbed, fax, microfilm, phone)",
         "images": "folders:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
+        "masks": "masks:MaskFolder - your own images with masks, for segmentation: a folder with "
+        "<site>/images/<image> and <site>/masks/<mask>",
         "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "
         "domain (x_train, y_train, x_test, y_test)",
         "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "

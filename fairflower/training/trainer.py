@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
+from fairflower.config.methods import output_dims
 from fairflower.data import Augment, Federation, Split
 from fairflower.errors import ConfigError
 from fairflower.files import Arrays
@@ -50,6 +51,9 @@ class TrainerSpec(Configurable):
     models: ClassVar[tuple[str, ...]] = ()
     #: Kinds of examples for training, "images", "features" or "tokens"; empty allows any.
     kinds: ClassVar[tuple[str, ...]] = ()
+    #: What the method needs of the task: "classes", a "head" of the network for a vector of outputs
+    #: (`fairflower.models.Classifier`), or nothing.
+    needed: ClassVar[str] = ""
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
     #: What a mean in the model that a client returns is over, as in ``Exchange.mean_of``.
@@ -103,6 +107,20 @@ class TrainerSpec(Configurable):
             raise ConfigError(
                 f"{cls.__name__} trains on {' or '.join(cls.kinds)}, but the data are {kind}. "
                 "Choose another client.name, or another data.name."
+            )
+
+    @classmethod
+    def check_task(cls, task: Task, kind: str) -> None:
+        """Raise ``ConfigError`` if the method is not defined for a task on a kind of examples."""
+        reason = ""  # a "head" is of a vector of outputs
+        if cls.needed == "classes" and not task.classes:
+            reason = "one class per example as target"
+        elif cls.needed and output_dims(task, kind) > 1:
+            reason = "features of an example and a linear head"
+        if reason:
+            raise ConfigError(
+                f"{cls.__name__} needs {reason}, which the task {type(task).__name__} of the data "
+                "lacks. Choose another client.name, such as sgd, fedprox or fedbn."
             )
 
     @classmethod
