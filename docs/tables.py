@@ -50,15 +50,17 @@ def all_tasks() -> str:
 
 def tasks() -> str:
     """Return the table of methods that are not defined for every task."""
-    words = {"classes": "classes", "share": "a primary score from 0 to 1"}
+    words = {
+        "classes": "classes",
+        "head": "a vector of outputs",
+        "share": "a primary score from 0 to 1",
+    }
     rows = []
     for name, strategy in STRATEGIES.items():
         needs = {MEASUREMENTS[need].needs for need in strategy().measurements} - {""}
         if needs:
             rows.append((f"`{name}`", " and ".join(words[need] for need in sorted(needs))))
-    rows += [
-        (f"client `{n}`", words["classes"]) for n, kind in CLIENTS.items() if kind.needs_classes
-    ]
+    rows += [(f"client `{n}`", words[kind.needs]) for n, kind in CLIENTS.items() if kind.needs]
     return _table(("method", "needs"), rows)
 
 

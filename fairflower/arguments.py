@@ -331,8 +331,9 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
     elif origin in (Union, UnionType):
         _one_of(value, args, name)
     elif origin is Literal:
-        words = f"one of {', '.join(args)}"
-        _expect(isinstance(value, str) and value in args, words, name, value)
+        words = f"one of {', '.join(map(str, args))}"
+        kinds = {type(arg) for arg in args}
+        _expect(type(value) in kinds and value in args, words, name, value)
     elif origin in (list, tuple):
         _expect(isinstance(value, origin), _WORDS[list], name, value)
         for place, item in enumerate(value):

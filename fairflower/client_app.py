@@ -30,7 +30,7 @@ from fairflower.data.folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode
-from fairflower.models import Classifier, frozen_digest
+from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, secure_mod
@@ -173,7 +173,8 @@ def _place(
 
 def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], least: int) -> None:
     """Raise ``ConfigError`` if a site would send a mean of fewer than ``least`` examples."""
-    trainer, counts = run.client.factory, np.bincount(data.train.y)
+    trainer = run.client.factory
+    counts = np.bincount(data.train.y) if data.task.classes else np.empty(0, np.int64)
     means = {trainer.mean_of, *(exchange.mean_of for exchange in trainer.exchanges)}
     if any(MEASUREMENTS[name].class_means for name in requested(config)):
         means.add("class")
@@ -232,7 +233,7 @@ def _run_config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 
 @lru_cache(maxsize=2)
-def _model(*settings: Any) -> tuple[Classifier, str]:
+def _model(*settings: Any) -> tuple[Model, str]:
     """Build a network; return it with a digest of its frozen weights, which are not sent."""
     model = build_model(*settings)
     return model, frozen_digest(model)

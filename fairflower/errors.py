@@ -98,6 +98,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript"),
     "timm": ("timm", "peft"),
     "hf": ("transformers", "peft"),
+    "smp": ("segmentation_models_pytorch",),
     "dp": ("dp_accounting",),
 }
 

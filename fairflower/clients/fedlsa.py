@@ -54,7 +54,7 @@ class FedLSA(FeatureTrainer):
     """
 
     paper = "Fu et al., AAAI 2025"
-    needs_classes = True
+    needs = "classes"
     exchanges = (SemanticAnchors,)
 
     def __init__(

@@ -53,8 +53,8 @@ class FedMix(Trainer):
     """
 
     paper = "Yoon et al., ICLR 2021"
-    needs_classes = True
     kinds = ("images",)
+    needs = "classes"
     exchanges = (AveragedBatches,)
 
     def __init__(

@@ -42,6 +42,7 @@ class FedPer(LocalArraysTrainer):
     """
 
     paper = "Arivazhagan et al., 2019"
+    needs = "head"
     local_part: ClassVar[str] = "the head"
 
     @classmethod

@@ -51,7 +51,6 @@ class FedProc(PrototypeTrainer):
     """
 
     paper = "Mu et al., FGCS 2023"
-    needs_classes = True
     exchanges = (Prototypes,)
 
     def __init__(self, *args: Any, rounds: Annotated[int, Range(0)] = 0, **options: Any) -> None:

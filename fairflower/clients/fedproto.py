@@ -42,7 +42,6 @@ class FedProto(PrototypeTrainer):
     """
 
     paper = "Tan et al., AAAI 2022"
-    needs_classes = True
     exchanges = (Prototypes,)
 
     def __init__(

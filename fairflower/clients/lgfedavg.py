@@ -46,6 +46,7 @@ class LGFedAvg(LocalArraysTrainer):
     """
 
     paper = "Liang et al., 2020"
+    needs = "head"
     local_part: ClassVar[str] = "the body"
 
     @classmethod

@@ -21,8 +21,10 @@ from fairflower.config.text import (
 from fairflower.errors import ConfigError, UserError, is_text, naming_failures, quoted
 from fairflower.registry import (
     ADAPTERS,
+    CLASSIFICATION,
     CLIENTS,
     DATA_SETS,
+    KINDS,
     MODEL_OF,
     MODELS,
     OWN_FILES,
@@ -128,12 +130,27 @@ class DataSpec(Spec):
         """Whether these are a user's data, in which a domain is a site: files or a class."""
         return self.name in OWN_FILES or self.name not in self.REGISTRY.data
 
+    def task(self, wanted: str) -> "TaskSpec | None":
+        """Return what is learnt: ``data.task`` or, if it is empty, the data set's own task.
+
+        None if only the data set itself knows, because its task may depend on its arguments.
+        """
+        own = getattr(self.factory, "task", CLASSIFICATION)
+        text = wanted or (own if isinstance(own, str) and own != CLASSIFICATION else "")
+        return TaskSpec.read(text) if text else None
+
 
 class TaskSpec(Spec):
     """What a network learns, which ``data.task`` or the data set selects."""
 
     KEY = "data.task"
     REGISTRY = TASKS
+
+
+def output_dims(task: Any, kind: str) -> int:
+    """Return how many dimensions a network's output has for an example of a kind, for a task."""
+    ndim = next(n for n, name in KINDS.items() if name == kind)
+    return len(task.output_shape(2, (2,) * ndim))
 
 
 class ModelSpec(Spec):
@@ -156,15 +173,28 @@ class ModelSpec(Spec):
             return False
         return weights is not None and weights.kind is not weights.KEYWORD_ONLY
 
-    def check_kind(self, kind: str) -> None:
-        """Raise ``ConfigError`` if the model does not accept this kind of examples."""
+    def check_fit(self, kind: str, task: Any = None) -> None:
+        """Raise ``ConfigError`` if the model does not fit the kind of examples, or the task.
+
+        ``task`` is a `fairflower.tasks.Task`, or None if it is not known yet. A user's network is
+        tried instead (`fairflower.models.build`).
+        """
+        known = self.name in self.REGISTRY.data or self.family
         kinds = getattr(self.factory, "kinds", ("images",))
+        default = task.models.get(kind, MODEL_OF[kind]) if task else MODEL_OF[kind]
+        remedy = f"Set it to {default} (--model {default})"
         if kind not in kinds:
-            known = self.name in self.REGISTRY.data or self.family
             hint = "" if known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
             raise ConfigError(
                 f"model.name = {self.name!r}: this model accepts {' or '.join(kinds)}, but the "
-                f"data are {kind}. Set it to {MODEL_OF[kind]} (--model {MODEL_OF[kind]}){hint}."
+                f"data are {kind}. {remedy}{hint}."
+            )
+        dims = getattr(self.factory, "output_dims", (1,))
+        if task and known and (needed := output_dims(task, kind)) not in dims:
+            outputs = " or ".join(OUTPUTS[n] for n in dims)
+            raise ConfigError(
+                f"model.name = {self.name!r}: its output for an example is {outputs}, but the task "
+                f"of the data needs {OUTPUTS[needed]}. {remedy}."
             )
 
 
@@ -187,6 +217,10 @@ class TrackerSpec(Spec):
 
     KEY = "track"
     REGISTRY = TRACKERS
+
+
+#: Words for the output of a network, by its number of dimensions.
+OUTPUTS = {1: "a vector", 2: "a vector at each place", 3: "a vector at each pixel"}
 
 
 @dataclass(frozen=True)

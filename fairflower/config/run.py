@@ -339,7 +339,9 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
         tables[table][leaf.replace("-", "_")] = value
     data = DataSpec.read(tables["data"].get("name", DataConfig.name))
     if "model.name" not in flat:
-        tables["model"]["name"] = MODEL_OF[data.kind]
+        task = data.task(tables["data"].get("task", ""))
+        models: Mapping[str, str] = task.factory.models if task else {}
+        tables["model"]["name"] = models.get(data.kind, MODEL_OF[data.kind])
     made = tables.pop("", {}) | {method.TABLE: method for method in methods_of(flat)}
     factories: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(RunConfig)}
     made |= {table: factories[table](**tables[table]) for table in tables if table not in made}
@@ -351,9 +353,14 @@ def _check(config: RunConfig) -> None:
     for part in config.parts:
         part.check()
     _check_model(config.model)
-    client, kind = config.client.factory, DataSpec.read(config.data.name).kind
-    ModelSpec.read(config.model.name).check_kind(kind)
+    client, data = config.client.factory, DataSpec.read(config.data.name)
+    kind, spec = data.kind, data.task(config.data.task)
+    task = spec.make() if spec else None
+    ModelSpec.read(config.model.name).check_fit(kind, task)
     client.check_kind(kind)
+    if task:
+        with config.client.naming_failures():
+            client.check_task(task, kind, config.train)
     _check_conflicts(config, kind)
     with config.client.naming_failures():
         client.check_model(config.model.name)

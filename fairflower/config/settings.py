@@ -179,14 +179,15 @@ class ModelConfig:
     name: Annotated[
         str,
         "Model: a name from `fairflower list models`, or module:Class. Default for features: mlp; "
-        "for token ids: embedding-bag.",
+        "for token ids: embedding-bag; for masks: unet.",
     ] = "cnn"
     weights: Annotated[
         str,
         "Pretrained weights. For prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth "
         "file, or imagenet; empty means the model's default weights, which are random for "
-        "resnet18. For timm:NAME and hf:NAME: empty means the pretrained weights in the cache "
-        "or folder, and random means random weights; timm:NAME also accepts a file.",
+        "resnet18. For smp:NAME: a file; empty means random weights. For timm:NAME and hf:NAME: "
+        "empty means the pretrained weights in the cache or folder, and random means random "
+        "weights; timm:NAME also accepts a file.",
     ] = ""
     adapter: Annotated[
         str,

@@ -63,7 +63,7 @@ from fairflower.data.rows import (
 from fairflower.errors import DataError
 from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
-from fairflower.tasks import Targets, task_of
+from fairflower.tasks import Targets, Task, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             check_targets_differ(config.name, trained)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes, task)
     data = {
-        group.name: _arrays(config, group, divided, examples, labels, people, shape)
+        group.name: _arrays(config, group, divided, examples, labels, people, shape, task)
         for group in (*groups, *unseen)
     }
     clients: list[ClientInfo] = []
@@ -281,6 +281,7 @@ def _arrays(
     labels: Mapping[str, Mapping[str, Targets]],
     people: Callable[[str, str], Ints],
     shape: tuple[int, ...],
+    task: Task,
 ) -> Arrays:
     """Return a group's arrays: for each split x, y and, if there are groups of people, g.
 
@@ -290,15 +291,27 @@ def _arrays(
     for split in (s for s in rows if group.name in rows[s]):
         order, place = np.concatenate(rows[split][group.name]), (group.domain, SPLITS[split])
         x: Any = examples[split][group.name]
+        size = x.shape[1:3]
         x = to_chw(x, *shape) if len(shape) == 3 else np.ascontiguousarray(x)
         if group.corrupted and len(shape) == 3:
             how = config.corruption, config.severity
             x = corrupt(x, order, *how, seed=config.seed, domain=group.domain, split=SPLITS[split])
         arrays[f"x_{split}"] = x
-        arrays[f"y_{split}"] = labels[SPLITS[split]][group.domain][order]
+        y = labels[SPLITS[split]][group.domain][order]
+        arrays[f"y_{split}"] = _resized(y, size, shape, task, f"{config.name}: {place[0]}")
         if config.groups:
             arrays[f"g_{split}"] = people(*place)[order]
     return arrays
+
+
+def _resized(
+    y: Targets, size: tuple[int, ...], shape: tuple[int, ...], task: Task, where: str
+) -> Targets:
+    """Return targets of images that were resized; raise ``DataError`` if they do not fit them."""
+    try:
+        return task.resized(y, size, shape) if len(shape) == 3 else y
+    except ValueError as error:
+        raise DataError(f"{where}: {error}.") from error
 
 
 def _by_client(array: Any, shares: Iterable[Ints]) -> list[Any]:

@@ -58,7 +58,7 @@ class DataSet(ABC):
     task: str = CLASSIFICATION
     #: Number of classes or, for other tasks, of the network's outputs. None means the length of
     #: ``classes`` or, if it is empty, what the targets say: one more than the largest label.
-    num_classes: ClassVar[int | None] = None
+    num_classes: int | None = None
     #: Class names in the order of the labels, or names of the targets; empty if they have none.
     classes: tuple[str, ...] = ()
     #: Side in pixels to which images are resized, unless ``data.image-size`` is set. None means

@@ -35,7 +35,8 @@ Ints = npt.NDArray[np.int64]
 class Split(NamedTuple):
     """Examples and their targets: class numbers int64 [N], or others (`fairflower.tasks`).
 
-    Images are uint8 [N, C, H, W], features float32 [N, D], token ids int64 [N, L].
+    Images are uint8 [N, C, H, W] and their masks uint8 [N, H, W], features float32 [N, D], token
+    ids int64 [N, L].
     """
 
     x: Pixels | Floats | Ints

@@ -35,6 +35,7 @@ from fairflower.data.images import (
     split_table,
 )
 from fairflower.errors import DataError
+from fairflower.tasks import Targets
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -93,7 +94,7 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         chosen: npt.NDArray[np.bool_] = position % 5 == 0
         return chosen
 
-    def labels(self, domain: str, split: str) -> Ints:
+    def labels(self, domain: str, split: str) -> Targets:
         return self._open(domain).labels[self._positions(domain, split)]
 
     def images(self, domain: str, split: str, rows: Ints) -> Pixels:
@@ -330,15 +331,12 @@ class SplitFiles(DataSetOfFiles["files.NpzFile | DatasetDict"]):
 _SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 
-class DomainImageFolder(ClassFolders):
-    """Images in ``data.dir`` (or ``$FAIRFLOWER_DATA``) as ``<domain>/<class>/<image>``.
+class OwnImages(ClassFolders):
+    """Images in ``data.dir`` (or ``$FAIRFLOWER_DATA``), with a folder per domain.
 
-    A folder with ``<class>/<image>`` is a single domain, named after the folder. The classes
-    are the sorted names of the class folders of all domains; a domain may lack classes. Class names
-    that differ only in case or spaces raise an error, unless a domain has both. Hidden folders and
-    ``__MACOSX`` are skipped, and images in deeper folders raise an error. Every fifth image of a
-    class by file name, starting with the first, is a test image. Folders named train and test are
-    therefore not accepted as domains.
+    Without folders of domains, the images are a single domain, named after the folder. Hidden
+    folders and ``__MACOSX`` are skipped. Every fifth image by file name, starting with the first,
+    is a test image. Folders named train and test are therefore not accepted as domains.
 
     Gray images with more than 8 bits are assumed to have 16, or ``bits`` if it is given, because
     files do not state their bit depth. DICOM files are scaled by
@@ -347,30 +345,26 @@ class DomainImageFolder(ClassFolders):
     are not augmented; mean and standard deviation are 0.5.
     """
 
-    title = "A folder of images"
+    #: What the folder has to contain.
+    content: ClassVar[str]
+    #: What to do with folders of splits.
+    joined: ClassVar[str]
     image_size = 128
+    redrawable = True
 
-    def __init__(
-        self, config: DataConfig, *, bits: Annotated[int | None, Range(8, 16)] = None
-    ) -> None:
+    def __init__(self, config: DataConfig, bits: int | None) -> None:
         super().__init__(config)
         self.bits, self._depth_known = bits or 16, bits is not None
         if len(self.domains) > 1 and _SPLITS.issuperset(map(str.lower, self.domains)):
             raise DataError(
                 f"{self.folder}: {', '.join(self.domains)} are not domains. Expected "
-                "<domain>/<class>/<image>; every fifth image becomes a test image. Put all images"
-                " of a class into one folder, or set data.domains to a single folder."
+                f"{self.content}; every fifth image becomes a test image. {self.joined}, or set "
+                "data.domains to a single folder."
             )
-        names = ((d, (p.name for p in folders_in(self.place(d)))) for d in self.domains)
-        held = {domain: set(_encodable(classes)) for domain, classes in names}
-        self.classes = tuple(sorted(set().union(*held.values())))
-        files.check_twins(f"{self.folder}: the classes", held, "Rename their folders")
-
-    redrawable = True
 
     @cached_property
     def folder(self) -> Path:
-        return files.needed_folder(self.config, "<domain>/<class>/<image>")
+        return files.needed_folder(self.config, self.content)
 
     @property
     def _root(self) -> Path:
@@ -378,7 +372,7 @@ class DomainImageFolder(ClassFolders):
 
     @cached_property
     def _single(self) -> bool:
-        """Whether most images are in ``<class>/<image>``; the others are then misplaced."""
+        """Whether most images are in folders of the folder itself; others are then misplaced."""
         folders = folders_in(self.folder)
         flat = sum(len(files_in(folder)[0]) for folder in folders)
         deep = (files_in(inner)[0] for folder in folders for inner in folders_in(folder) if flat)
@@ -388,13 +382,46 @@ class DomainImageFolder(ClassFolders):
         """Return the names of the domains' folders, sorted."""
         folders = folders_in(self.folder)
         if not folders:
-            raise DataError(
-                f"{self.folder} has no subfolders. Expected <domain>/<class>/<image> in it."
-            )
+            raise DataError(f"{self.folder} has no subfolders. Expected {self.content} in it.")
         return _encodable(p.name for p in ([self.folder] if self._single else folders))
 
     def place(self, domain: str) -> Path:
         return self.folder if self._single else self.folder / domain
+
+    def _warn_of_depth(self, domain: str, largest: int) -> None:
+        bits = next(bits for bits in (8, 10, 12, 14, 16) if largest < 2**bits)
+        if largest and bits < 16 and not self._depth_known:
+            self._depth_known = True  # warn once
+            name = f"{self.config.name}:bits={bits}"
+            files.logger.warning(
+                "%s: the images are dark, because the largest value in the 16-bit images is %d "
+                "and white is 65535. If white is %d, set data.name = %s (--data %s).",
+                *(self.source(domain), largest, 2**bits - 1, name, name),
+            )
+
+
+class DomainImageFolder(OwnImages):
+    """Images in ``data.dir`` (or ``$FAIRFLOWER_DATA``) as ``<domain>/<class>/<image>``.
+
+    A folder with ``<class>/<image>`` is a single domain, named after the folder. The classes
+    are the sorted names of the class folders of all domains; a domain may lack classes. Class names
+    that differ only in case or spaces raise an error, unless a domain has both. Images in deeper
+    folders raise an error. Every fifth image of a class is a test image. For the rest, such as
+    ``bits``, see `OwnImages`.
+    """
+
+    title = "A folder of images"
+    content = "<domain>/<class>/<image>"
+    joined = "Put all images of a class into one folder"
+
+    def __init__(
+        self, config: DataConfig, *, bits: Annotated[int | None, Range(8, 16)] = None
+    ) -> None:
+        super().__init__(config, bits)
+        names = ((d, (p.name for p in folders_in(self.place(d)))) for d in self.domains)
+        held = {domain: set(_encodable(classes)) for domain, classes in names}
+        self.classes = tuple(sorted(set().union(*held.values())))
+        files.check_twins(f"{self.folder}: the classes", held, "Rename their folders")
 
     def _from_files(self, folder: Path) -> FileTable:
         if folder == self.place(self.domains[0]) and (stray := files_in(self.folder)[0]):
@@ -413,17 +440,6 @@ class DomainImageFolder(ClassFolders):
                         " another folder, or move the images."
                     )
         return super()._from_files(folder)
-
-    def _warn_of_depth(self, domain: str, largest: int) -> None:
-        bits = next(bits for bits in (8, 10, 12, 14, 16) if largest < 2**bits)
-        if largest and bits < 16 and not self._depth_known:
-            self._depth_known = True  # warn once
-            name = f"{self.config.name}:bits={bits}"
-            files.logger.warning(
-                "%s: the images are dark, because the largest value in the 16-bit images is %d "
-                "and white is 65535. If white is %d, set data.name = %s (--data %s).",
-                *(self.source(domain), largest, 2**bits - 1, name, name),
-            )
 
     def _check_complete(self, where: str, labels: Ints) -> None:
         if not len(labels):

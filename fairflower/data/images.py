@@ -307,6 +307,29 @@ def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
     return resized
 
 
+def read_mask(path: Path) -> npt.NDArray[Any]:
+    """Return the values in an image file of a mask, whole numbers [H, W].
+
+    Values are those stored: of a DICOM file without its window, and of a palette the indices.
+    Colors are accepted if red, green and blue are equal. Raises the errors of `read_picture`, and
+    ``DataError`` for other colors or real numbers.
+    """
+    with _explained(path):
+        if path.suffix.lower() in SUFFIXES:
+            values: npt.NDArray[Any] = _dicom(path)[0]
+        else:
+            picture = read_picture(path)
+            values = np.asarray(picture.convert("L") if picture.mode == "LA" else picture)
+        if values.ndim == 3 and (values[..., :3] == values[..., :1]).all():
+            values = values[..., 0]
+        if values.ndim != 2 or values.dtype.kind not in "biu":
+            raise DataError(
+                f"{path}: found {files.described(values.dtype, values.shape)}; expected a mask "
+                "[H, W] of whole numbers, in gray or with a palette. Convert it."
+            )
+        return values
+
+
 def read_dicom(path: Path) -> Image.Image:
     """Read the image in a DICOM file, as grayscale or RGB.
 
@@ -322,6 +345,21 @@ def read_dicom(path: Path) -> Image.Image:
     """
     from PIL import Image
 
+    values, header = _dicom(path)
+    kind = str(header.PhotometricInterpretation)
+    gray = kind in ("MONOCHROME1", "MONOCHROME2")
+    shown = _windowed(values, header) if gray else values / (2.0**header.BitsStored - 1)
+    if not np.isfinite(shown).all():
+        raise DataError(
+            f"{path}: its slope, intercept or window is not a finite number. Correct it."
+        )
+    if kind == "MONOCHROME1":
+        shown = 1 - shown
+    return Image.fromarray(np.rint(255 * shown.clip(0, 1)).astype(np.uint8))
+
+
+def _dicom(path: Path) -> tuple[npt.NDArray[Any], pydicom.Dataset]:
+    """Return the stored values in a DICOM file, [H, W] or [H, W, 3], and its header."""
     try:
         from pydicom import dcmread
         from pydicom.filereader import read_file_meta_info
@@ -341,15 +379,7 @@ def read_dicom(path: Path) -> Image.Image:
     kind = str(header.PhotometricInterpretation)
     gray = kind in ("MONOCHROME1", "MONOCHROME2")
     _check_shape(header, f"{path}: found {kind}", 1 if gray else 3)
-    values = pixel_array(header)
-    shown = _windowed(values, header) if gray else values / (2.0**header.BitsStored - 1)
-    if not np.isfinite(shown).all():
-        raise DataError(
-            f"{path}: its slope, intercept or window is not a finite number. Correct it."
-        )
-    if kind == "MONOCHROME1":
-        shown = 1 - shown
-    return Image.fromarray(np.rint(255 * shown.clip(0, 1)).astype(np.uint8))
+    return pixel_array(header), header
 
 
 def _check_shape(header: pydicom.Dataset, image: str, colors: int) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fairflower.config.text import counted
 from fairflower.data.federation import Federation
+from fairflower.tasks.segmentation import UNKNOWN
 
 COLUMNS = 12  # number of training images per domain on the contact sheet
 LONGEST = 13  # maximum number of letters in a class name above an image
@@ -19,7 +20,8 @@ LONGEST = 13  # maximum number of letters in a class name above an image
 def contact_sheet(federation: Federation, path: str | Path) -> Path:
     """Save a PNG with one row of labeled training images per domain, and return its path.
 
-    The images come from all clients of a domain. The folder of ``path`` is created if needed.
+    Masks are outlined in their images. The images come from all clients of a domain. The folder of
+    ``path`` is created if needed.
     """
     from matplotlib.figure import Figure
 
@@ -51,6 +53,8 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
             picture = np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0)
             axis.imshow(picture, interpolation="nearest")
             name = names[label] if federation.learns.classes else _shown(label)
+            if label.ndim == 2:
+                name = _outlined(axis, label)
             if len(name) > LONGEST:
                 name = name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
             axis.set_title(name, fontsize=7, pad=2, color="0.35", parse_math=False)
@@ -58,6 +62,18 @@ def contact_sheet(federation: Federation, path: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
+
+
+def _outlined(axis: Any, mask: Any) -> str:
+    """Outline each class of a mask from 1; return the share of the image that they cover."""
+    classes = [int(c) for c in np.unique(mask) if 0 < c < UNKNOWN]
+    for c in classes:
+        region = np.pad(mask == c, 1)  # so that outlines are closed at the image's border
+        places = (np.arange(-1, size - 1) for size in region.shape[::-1])
+        axis.contour(*places, region, levels=[0.5], colors=[f"C{c}"], linewidths=0.8)
+    height, width = mask.shape
+    axis.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+    return f"{np.isin(mask, classes).mean():.0%}"
 
 
 def _shown(target: Any) -> str:

@@ -46,7 +46,7 @@ TRAIN_SIZES = {"plain": 600, "inverted": 300, "rotated": 200, "printed": 200}
 TEST_SIZE = 200
 
 _SEED = 20240617
-_FIRST_TEST_IMAGE = 1157  # the first source image of the tenth writing session
+FIRST_TEST_IMAGE = 1157  # the first source image of the tenth writing session
 _FONTS = {
     "train": (
         *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono"),
@@ -114,7 +114,7 @@ _generated = cache(generate)  # 3 MB
 def source_rows() -> dict[tuple[str, str], Ints]:
     """Return the rows of ``load_digits`` for each handwritten domain and split."""
     rows = {}
-    spans = {"train": (0, _FIRST_TEST_IMAGE), "test": (_FIRST_TEST_IMAGE, 1797)}
+    spans = {"train": (0, FIRST_TEST_IMAGE), "test": (FIRST_TEST_IMAGE, 1797)}
     for split, span in spans.items():
         order = _rng("source", split).permutation(np.arange(*span))
         for domain in ("plain", "inverted", "rotated"):

@@ -26,31 +26,22 @@ logger = logging.getLogger(__name__)
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-class Classifier(nn.Module):
-    """Base class of models: a feature extractor with a linear head, ``head(features(x))``.
+class Model(nn.Module):
+    """Base class of models: what trainers, the server and clients that keep arrays need.
 
-    Some clients, such as MOON and FedProto, use the features. A subclass sets
-    ``head`` and defines ``features``. Its constructor gets the number of classes and the shape of
-    an example: (channels, height, width) for an image, (D,) for D features, or (vocabulary, length)
-    for token ids from 0 to vocabulary - 1. If it has a parameter ``weights``, it also gets the
-    setting ``model.weights``, unless this is empty. A function that builds a network may have the
-    same attributes.
-
-    >>> class Linear(Classifier):
-    ...     kinds = ("features",)
-    ...     def __init__(self, num_classes, shape):
-    ...         super().__init__()
-    ...         self.head = nn.Linear(shape[0], num_classes)
-    ...     def features(self, x):
-    ...         return x
-    >>> Linear(num_classes=3, shape=(5,))(torch.zeros(2, 5)).shape
-    torch.Size([2, 3])
+    A constructor gets the number of outputs, such as classes, and the shape of an example:
+    (channels, height, width) for an image, (D,) for D features, or (vocabulary, length) for token
+    ids from 0 to vocabulary - 1. If it has a parameter ``weights``, it also gets the setting
+    ``model.weights``, unless this is empty. A function that builds a network may have the same
+    attributes.
     """
-
-    head: nn.Linear
 
     #: Kinds of examples that the model accepts: "images", "features" or "tokens".
     kinds: ClassVar[tuple[str, ...]] = ("images",)
+
+    #: Numbers of dimensions that an example's output may have: 1 for a vector, such as logits
+    #: [classes], 3 for a vector at each pixel, [C, H, W].
+    output_dims: ClassVar[tuple[int, ...]] = (1,)
 
     #: Whether all arrays are exchanged (without an adapter), so that only the server has to read
     #: ``model.weights``; other processes build the network without.
@@ -67,6 +58,33 @@ class Classifier(nn.Module):
     #: Whether a single example can be tested; `build` sets this for a user's network. If not, a
     #: last example left over is tested with the batch before it.
     takes_single: bool = True
+
+    def exchanged_arrays(self) -> dict[str, Tensor]:
+        """Return the arrays that server and clients exchange; by default, the state dict.
+
+        A model may exclude frozen arrays that all clients have from the start.
+        """
+        return self.state_dict()
+
+
+class Classifier(Model):
+    """Base class of models with a feature extractor and a linear head, ``head(features(x))``.
+
+    Some clients, such as MOON and FedProto, use the features. A subclass sets ``head`` and defines
+    ``features``.
+
+    >>> class Linear(Classifier):
+    ...     kinds = ("features",)
+    ...     def __init__(self, num_classes, shape):
+    ...         super().__init__()
+    ...         self.head = nn.Linear(shape[0], num_classes)
+    ...     def features(self, x):
+    ...         return x
+    >>> Linear(num_classes=3, shape=(5,))(torch.zeros(2, 5)).shape
+    torch.Size([2, 3])
+    """
+
+    head: nn.Linear
 
     def features(self, x: Tensor) -> Tensor:
         """Map examples, such as normalized images [N, C, H, W], to the head's inputs [N, D]."""
@@ -85,13 +103,6 @@ class Classifier(nn.Module):
         """Return the output of the frozen stage of ``features``, without gradients."""
         raise NotImplementedError(f"{type(self).__name__}: define the method first_stage.")
 
-    def exchanged_arrays(self) -> dict[str, Tensor]:
-        """Return the arrays that server and clients exchange; by default, the state dict.
-
-        A model may exclude frozen arrays that all clients have from the start.
-        """
-        return self.state_dict()
-
 
 class PlainNetwork(Classifier):
     """A network whose last linear layer is ``head``; ``body`` is the rest of it."""
@@ -104,6 +115,19 @@ class PlainNetwork(Classifier):
         """Map examples to the inputs of the last layer, [N, D]."""
         features: Tensor = self.body(x)
         return features
+
+
+class WholeNetwork(Model):
+    """A network without a head, ``body``, whose output is the model's."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map examples to the outputs of the network."""
+        output: Tensor = self.body(x)
+        return output
 
 
 def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:
@@ -168,13 +192,13 @@ def _arrays(model: nn.Module) -> dict[str, Tensor]:
 
     A buffer in a parameter's memory would overwrite what a strategy does with the parameter.
     """
-    arrays = model.exchanged_arrays() if isinstance(model, Classifier) else model.state_dict()
+    arrays = model.exchanged_arrays() if isinstance(model, Model) else model.state_dict()
     for name, value in arrays.items():
         if not isinstance(value, Tensor):
             raise ConfigError(
                 f"{type(model).__name__}: its state {name!r} is of type {type(value).__name__}, "
                 "but only tensors can be exchanged. Store it in buffers, or leave it out of "
-                "Classifier.exchanged_arrays."
+                "Model.exchanged_arrays."
             )
     first: dict[int, str] = {}
     named = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if n in arrays]
@@ -255,7 +279,7 @@ def make_dense(model: nn.Module) -> None:
 
 def initialize_lazy(model: Any, shape: tuple[int, ...]) -> None:
     """Draw the weights of layers that are made by their first input (``torch.nn.LazyLinear``)."""
-    if isinstance(model, Classifier) and any(map(is_lazy, model.parameters())):
+    if isinstance(model, Model) and any(map(is_lazy, model.parameters())):
         with torch.no_grad():
             model.eval()(_two_examples(shape))
         model.train()
@@ -334,8 +358,8 @@ def build(
     weights: str = "",
     adapter: str = "",
     task: Task | None = None,
-) -> Classifier:
-    """Build a model by name (``model.name``), for examples of a shape (see `Classifier`).
+) -> Model:
+    """Build a model by name (``model.name``), for examples of a shape (see `Model`).
 
     The initial weights depend only on the seed; torch's global generator is unchanged. ``weights``
     are pretrained weights, for models that support them: a file, or ``imagenet``. Empty means the
@@ -343,15 +367,17 @@ def build(
     frozen ``timm:NAME`` or ``hf:NAME`` network; empty means none. ``task`` is what is learnt, by
     default classification; for another task ``num_classes`` is the number of outputs.
 
-    Raises ``ConfigError`` if the name is unknown, the model does not accept the examples, or the
-    weights are missing or belong to another model.
+    Raises ``ConfigError`` if the name is unknown, the model does not accept the examples or has
+    another kind of output than the task, or the weights are missing or belong to another model.
 
-    >>> build("mlp", num_classes=3, shape=(5,), seed=0).head
-    Linear(in_features=64, out_features=3, bias=True)
+    >>> build("mlp", num_classes=3, shape=(5,), seed=0)(torch.zeros(2, 5)).shape
+    torch.Size([2, 3])
     """
     chosen = ModelSpec.read(name)
     chosen.check()
-    chosen.check_kind(KINDS[len(shape)])
+    task = task or task_of(CLASSIFICATION)
+    output = task.output_shape(num_classes, shape)
+    chosen.check_fit(KINDS[len(shape)], task)
     pretrained = {"weights": weights} if weights and chosen.pretrained else {}
     try:
         if not isinstance(chosen.factory, type):
@@ -376,18 +402,20 @@ def build(
             model.freeze()
         with chosen.naming_failures():
             initialize_lazy(model, shape)
-            if isinstance(model, nn.Module) and not isinstance(model, Classifier):
-                model = _with_head(chosen.name, model, _two_examples(shape))
-    if not isinstance(model, Classifier):
+            if isinstance(model, nn.Module) and not isinstance(model, Model):
+                if len(output) > 1:
+                    model = WholeNetwork(model)
+                else:
+                    model = _with_head(chosen.name, model, _two_examples(shape))
+    if not isinstance(model, Model):
         raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
     if chosen.name not in MODELS.data and not chosen.family:
-        output = (task or task_of(CLASSIFICATION)).output_shape(num_classes, shape)
         _check_model(chosen, model, output, shape)
     return model
 
 
 def _check_model(
-    chosen: ModelSpec, model: Classifier, output: tuple[int, ...], shape: tuple[int, ...]
+    chosen: ModelSpec, model: Model, output: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     """Raise ``ConfigError`` or ``UserError`` if a user's model does not take two examples."""
     start = f"model.name = {chosen.name!r}: {type(model).__name__}"
@@ -431,7 +459,7 @@ def check_exchanged(model: nn.Module, start: str) -> None:
             problem = "is complex. Store its real and imaginary parts (torch.view_as_real)"
         elif tensor.data_ptr() != again[name].data_ptr():
             problem = "is a new tensor in every state dict, so a received value would be lost. "
-            problem += "Store it in a buffer, or leave it out of Classifier.exchanged_arrays"
+            problem += "Store it in a buffer, or leave it out of Model.exchanged_arrays"
         elif name in trained and not tensor.isfinite().all():
             problem = "holds NaN or infinite values before training. Initialize it"
         if problem:

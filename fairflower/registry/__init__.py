@@ -79,6 +79,9 @@ METRICS = Registry("fairflower.metrics", {}, kind="metric")
 #: Measurements of other packages; see `fairflower.registry.measurements`.
 OWN_MEASUREMENTS = Registry("fairflower.measurements", {}, kind="measurement")
 
+#: Name of the task of data that say nothing else.
+CLASSIFICATION = "classification"
+
 #: What networks learn; see `fairflower.tasks`.
 TASKS = Registry(
     "fairflower.tasks",
@@ -87,6 +90,7 @@ TASKS = Registry(
         "multilabel": "multilabel:MultiLabel",
         "regression": "regression:Regression",
         "survival": "survival:Survival",
+        "segmentation": "segmentation:Segmentation",
     },
     kind="task",
     base="fairflower.tasks:Task",
@@ -115,6 +119,8 @@ MODELS = Registry(
         "resnet12": "resnet:resnet12 - the papers' ResNet-12, 5.0 M parameters",
         "resnet18": "resnet:resnet18 - torchvision's ResNet-18, 11.2 M parameters (FedISM); "
         "pretrained with model.weights = imagenet or a file",
+        "unet": "unet:UNet - a small U-Net for segmentation with group norm or BatchNorm "
+        "(unet:norm=batch), 0.12 M parameters (unet:width=16)",
         "prompt-vit-tiny": "prompt_vit:prompt_vit_tiny - FedGCR's prompts for a frozen ViT that is "
         "small enough for a CPU: 0.76 M parameters, pretrained on printed characters; 0.13 M "
         "parameters are trained",
@@ -129,6 +135,8 @@ MODELS = Registry(
         "with an adapter",
         "hf:NAME": "libraries:hf - an image or text classifier from transformers, in a folder or "
         "on the Hugging Face Hub, trained as a whole or with an adapter",
+        "smp:NAME": "segmenters:smp - a segmentation network from segmentation-models-pytorch "
+        "(smp:Unet:encoder=resnet18)",
         "prompt-timm:NAME": "libraries:prompt_timm - FedGCR's prompts for a frozen ViT from timm",
         "vpt-timm:NAME": "libraries:vpt_timm - visual prompt tuning of a frozen ViT from timm: "
         "prompt-timm without GC-Net",
@@ -184,7 +192,7 @@ TRACKERS = Registry(
 RANDOM_WEIGHTS = "random"
 
 #: Data sets that read a user's own files.
-OWN_FILES = ("images", "npz", "texts")
+OWN_FILES = ("images", "masks", "npz", "texts")
 
 DATA_SETS = Registry(
     "fairflower.data",
@@ -215,8 +223,12 @@ DATA_SETS = Registry(
         "at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
         "lung": "tables:Lung - embedded, features: survival of 228 patients with lung cancer at 18 "
         "institutions, of which 11 are joined",
+        "strokes": "strokes:Strokes - embedded, segmentation: strokes of handwritten digits on the "
+        "paper of four scanners (flatbed, fax, microfilm, phone)",
         "images": "folders:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
+        "masks": "masks:MaskFolder - your own images with masks, for segmentation: a folder with "
+        "<site>/images/<image> and <site>/masks/<mask>",
         "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "
         "domain (x_train, y_train, x_test, y_test)",
         "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "

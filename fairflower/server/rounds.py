@@ -308,7 +308,7 @@ class RoundLoop:
         replies = self._exchange(messages)
         task = self.federation.learns
         primary = task.primary.name
-        needed = "" if task.keeps == "outputs" else primary  # an AUC may be undefined
+        needed = primary if task.classes else ""  # others may be undefined for a client
         answers = strategy._evaluations(server_round, replies, most, self._groups.number, needed)
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._report_failed_of_clients(server_round, answers, replies)

@@ -25,7 +25,7 @@ from fairflower.data.federation import by_field
 from fairflower.data.rows import check_clients_can_test
 from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed
-from fairflower.models import Classifier, frozen_digest, initial_local_arrays, to_numpy
+from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry import MODELS, RANDOM_WEIGHTS
@@ -153,6 +153,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     groups = federation.groups, federation.group_names
     check_comparable("the federation", *groups, federation.num_classes, federation.learns)
     _check_metric_names(config, federation)
+    _check_classes(config, federation)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
@@ -185,7 +186,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
 def _check_task(config: RunConfig, strategy: FairStrategy, federation: Federation) -> None:
     """Raise ``ConfigError`` if the client, the strategy or a setting needs another task."""
     task = federation.learns
-    config.client.factory.check_task(task, config.train)
+    config.client.factory.check_task(task, federation.kind, config.train)
     if config.evaluate.auc and not task.classes:
         raise ConfigError(
             f"evaluate.auc is the one-vs-one AUC of classes, but the task is {federation.task}. "
@@ -238,6 +239,20 @@ def _check_network(
         ) from error
 
 
+def _check_classes(config: RunConfig, federation: Federation) -> None:
+    """Raise ``ConfigError`` for settings that need classes if the targets are none."""
+    settings = {
+        "train.logit-adjustment": config.train.logit_adjustment,
+        "evaluate.auc": config.evaluate.auc,
+    }
+    for key, value in settings.items():
+        if value and not federation.learns.classes:
+            raise ConfigError(
+                f"{key} = true needs one class per example, but the task of the data is "
+                f"{federation.task}. Set it to false."
+            )
+
+
 def _check_metric_names(config: RunConfig, federation: Federation) -> None:
     """Raise ``ConfigError`` if a user-defined metric has the name of a metric of this run."""
     ours = {metric.name for metric in METRICS} if federation.groups else set()
@@ -268,7 +283,7 @@ def _check_available(config: RunConfig, strategy: FairStrategy, num_clients: int
             )
 
 
-def _check_padding(config: RunConfig, model: Classifier) -> None:
+def _check_padding(config: RunConfig, model: Model) -> None:
     """Raise ``ConfigError`` if a pretrained network pads with another id than the tokenizer."""
     pad = getattr(model, "pad", None)
     if pad is None or config.model.weights == RANDOM_WEIGHTS:

@@ -17,15 +17,13 @@ from fairflower.arguments import Configurable
 from fairflower.config.methods import TaskSpec
 from fairflower.errors import ConfigError, quoted
 from fairflower.numerics.scores import Score
+from fairflower.registry import CLASSIFICATION
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Targets of examples: int64 or float32, [N, ...].
+#: Targets of examples: int64 or float32, [N, ...], or masks, uint8 [N, H, W], 255 if unknown.
 Targets = NDArray[Any]
-
-#: Name of the task of data that say nothing else.
-CLASSIFICATION = "classification"
 
 
 class Task(Configurable):
@@ -51,6 +49,8 @@ class Task(Configurable):
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
     #: Score that a domain's examples may not define -> when, for notes.
     undefined: ClassVar[Mapping[str, str]] = {}
+    #: Kind of examples -> name of the default model, unless it is that of classification.
+    models: ClassVar[Mapping[str, str]] = {}
 
     def __str__(self) -> str:
         """Return the task's name for messages."""
@@ -82,6 +82,13 @@ class Task(Configurable):
     def output_shape(self, num_outputs: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the network's output for an example of a shape."""
         return (num_outputs,)
+
+    def resized(self, targets: Targets, size: tuple[int, ...], shape: tuple[int, ...]) -> Targets:
+        """Return the targets of images that are resized from a size (H, W) to an example's shape.
+
+        By default, targets are unchanged. Raises ``ValueError`` if targets do not fit the size.
+        """
+        return targets
 
     def strata(self, targets: Targets) -> NDArray[np.int64]:
         """Return a number for each example, int64 [N]: divisions keep the numbers' proportions."""

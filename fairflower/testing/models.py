@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fairflower.clients import ClientData, Trainer
 from fairflower.clients.fedproc import FedProc
+from fairflower.clients.fedprox import FedProx
 from fairflower.clients.moon import MOON
 from fairflower.data import Split
 from fairflower.errors import ConfigError
 from fairflower.models import (
     Classifier,
+    Model,
     check_exchanged,
     copy_arrays,
     exchanged_arrays,
@@ -35,16 +36,19 @@ _CLASSES, _BATCH = 3, 4
 
 
 def check_model(
-    made_by: Callable[..., Classifier],
+    made_by: Callable[..., Model],
     shape: tuple[int, ...] = (1, 16, 16),
+    *,
+    task: str = CLASSIFICATION,
     **arguments: Any,
 ) -> None:
-    """Check a network's head, classes, exchanged arrays and trained parameters.
+    """Check a network's output, head, exchanged arrays and trained parameters.
 
-    The subclass of `Classifier`, or function that returns a `Classifier`, is called with the number
-    of classes, ``shape`` and ``arguments``. The shape of an example is (channels, height, width)
-    for images, (D,) for D features, or (vocabulary, length) for token ids. Raises
-    ``AssertionError`` if a property is violated; the message explains how to correct it.
+    The subclass of `Model`, or function that returns a `Model`, is called with the number of
+    classes, ``shape`` and ``arguments``; for classification it is a `Classifier`. The shape of an
+    example is (channels, height, width) for images, (D,) for D features, or (vocabulary, length)
+    for token ids. ``task`` is what the network can learn. Raises ``AssertionError`` if a property
+    is violated; the message explains how to correct it.
 
     Examples
     --------
@@ -53,47 +57,52 @@ def check_model(
     """
     name = getattr(made_by, "__name__", str(made_by))
     with as_assertions(name, made_by.__module__):
-        _check(name, lambda: made_by(_CLASSES, shape, **arguments), made_by, shape)
+        _check(name, lambda: made_by(_CLASSES, shape, **arguments), made_by, shape, task_of(task))
 
 
 def _check(
-    name: str, build: Callable[[], Classifier], made_by: object, shape: tuple[int, ...]
+    name: str, build: Callable[[], Model], made_by: object, shape: tuple[int, ...], task: Task
 ) -> None:
-    kinds, kind = getattr(made_by, "kinds", Classifier.kinds), KINDS[len(shape)]
+    kinds, kind = getattr(made_by, "kinds", Model.kinds), KINDS[len(shape)]
     assert kind in kinds, (
         f"checked on {kind}, but it takes {' or '.join(kinds)}. Set kinds = ({kind!r},), or pass "
         "another shape to `check_model`."
     )
 
-    def make(seed: int) -> Classifier:
+    def make(seed: int) -> Model:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             initialize_lazy(model := build(), shape)
             return model
 
     model, again, other = make(0), make(0), make(1)
-    assert isinstance(model, Classifier), f"made {type(model)}, expected a Classifier."
-    assert isinstance(model.head, nn.Linear), "the head must be a torch.nn.Linear."
+    output = task.output_shape(_CLASSES, shape)
+    expected = Classifier if len(output) == 1 else Model
+    assert isinstance(model, expected), f"made {type(model)}, expected a {expected.__name__}."
+    if isinstance(model, Classifier):
+        assert isinstance(model.head, nn.Linear), "the head must be a torch.nn.Linear."
     draws = torch.Generator().manual_seed(0)
     if kind == "tokens":
         x = torch.randint(shape[0], (_BATCH, shape[1]), generator=draws)
     else:
         x = torch.randn(_BATCH, *shape, generator=draws)
-    y = torch.arange(_BATCH) % _CLASSES
+    y = torch.from_numpy(task.made_up(_BATCH, _CLASSES, shape))
 
     for network in (model, again, other):
         network.eval()
     with torch.no_grad():
-        logits, features = model(x), model.features(x)
+        logits = model(x)
         sizes, single = tuple(logits.shape), tuple(model(x[:1]).shape)
-        assert sizes == (_BATCH, _CLASSES), (
+        assert sizes == (_BATCH, *output), (
             f"logits of {_BATCH} examples in {_CLASSES} classes have shape {sizes}."
         )
-        assert single == (1, _CLASSES), f"logits of a single example have shape {single}."
-        assert torch.equal(logits, model.head(features)), "forward(x) is not head(features(x))."
-        assert model.represent(x).shape[:1] == (_BATCH,), (
-            "`represent` does not return one row for each example."
-        )
+        assert single == (1, *output), f"logits of a single example have shape {single}."
+        if isinstance(model, Classifier):
+            same = torch.equal(logits, model.head(model.features(x)))
+            assert same, "forward(x) is not head(features(x))."
+            assert model.represent(x).shape[:1] == (_BATCH,), (
+                "`represent` does not return one row for each example."
+            )
         assert torch.equal(logits, again(x)), (
             "two models with the same seed differ. Draw only from torch's generator."
         )
@@ -103,13 +112,13 @@ def _check(
             "state dict, or outside `exchanged_arrays`, must be the same for all seeds."
         )
     check_exchanged(model, name)
-    examples, settings = made_up(shape, _CLASSES), replace(SETTINGS, batch_size=_BATCH)
-    for method in (Trainer, MOON, FedProc):
+    examples, settings = made_up(shape, _CLASSES, task), replace(SETTINGS, batch_size=_BATCH)
+    for method in (Trainer, MOON, FedProc) if expected is Classifier else (Trainer, FedProx):
         train = partial(method, make(0), examples, settings, seed=0)
         rehearse(lambda k, train=train: train(client_id=k), method.make_exchanges({}))  # type: ignore[misc]
 
     model.train()
-    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    task.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
     assert trainable(model), "the model has no trainable parameters."
     idle = [key for key, parameter in trainable(model).items() if parameter.grad is None]
     assert not idle, f"{', '.join(idle)} get no gradient. Freeze or remove these parameters."

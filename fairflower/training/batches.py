@@ -1,8 +1,9 @@
 """A client's examples on the training device, in normalized batches.
 
-Images stay uint8 until their batch is used. Then they are cropped, flipped and normalized exactly
-as with torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and ``Normalize``, but
-without a Python call per image. Features are normalized once. Token ids are unchanged.
+Images stay uint8 until their batch is used, and masks always. Then images are cropped, flipped and
+normalized exactly as with torchvision's ``RandomCrop``, ``RandomHorizontalFlip``, ``ToTensor`` and
+``Normalize``, but without a Python call per image. Features are normalized once. Token ids are
+unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -93,8 +94,8 @@ class Examples(ABC):
         first_stages: FirstStages | None = None,
     ) -> None:
         x, y = split
-        if len(y) != len(x) or y.dtype not in (np.int64, np.float32):
-            expected = f"{len(x)} targets as int64 or float32"
+        if len(y) != len(x) or y.dtype not in (np.int64, np.float32, np.uint8):
+            expected = f"{len(x)} targets as int64, float32 or, for masks, uint8"
             raise ValueError(f"Expected {expected}, got {y.dtype} {list(y.shape)}.")
         self.device = torch.device(device)
         self.model = model if isinstance(model, Classifier) and model.two_stages else None
@@ -119,8 +120,8 @@ class Examples(ABC):
         numbers come from ``generator``, on the CPU, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
-        for x, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
-            yield self._with_first_stage(x, index), self._y[index]
+        for x, y, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
+            yield self._with_first_stage(x, index), y
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of all examples in order, without augmentation."""
@@ -133,10 +134,10 @@ class Examples(ABC):
 
     def _drawn(
         self, order: Tensor, sizes: list[int], generator: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of these sizes in this order, each with the indices of its rows."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield batches of these sizes in this order: examples, targets and indices of the rows."""
         for index in torch.split(order.to(self.device), sizes):
-            yield self._originals(index), index
+            yield self._originals(index), self._y[index], index
 
     def _with_first_stage(self, x: Tensor, rows: Tensor | slice) -> Tensor:
         """Attach the cached output of the model's frozen first stage to a batch."""
@@ -161,8 +162,9 @@ class Images(Examples):
 
     ``mean`` and ``std`` are those of each channel, of images in [0, 1]. ``augment`` is applied only
     by ``epoch_batches``; crops are cut from the image padded with black, as torchvision pads a PIL
-    image before normalization. For the other parameters see `Examples`. Raises ``ValueError`` if an
-    array has the wrong type or shape.
+    image before normalization. Masks, uint8 [N, H, W], are cropped and flipped as their images
+    are, and padded with 255, unknown. For the other parameters see `Examples`. Raises
+    ``ValueError`` if an array has the wrong type or shape.
     """
 
     def __init__(
@@ -184,24 +186,31 @@ class Images(Examples):
         _, _, height, width = x.shape
         pad = self.augment.crop_padding
         images = torch.tensor(x, device=device)
-        padded = F.pad(images, (pad, pad, pad, pad)) if pad else images  # F.pad would copy them
         # A view: crops[n, :, top, left] is image n cut at this corner, [C, H, W].
-        self._crops = padded.unfold(2, height, 1).unfold(3, width, 1)
+        self._crops = _crops(images, pad, 0)
+        #: As crops, with one channel; None if targets are no masks.
+        masks = split.y.dtype == np.uint8
+        if masks and split.y.shape[1:] != (height, width):
+            size = f"[N, {height}, {width}]"
+            raise ValueError(f"Expected masks {size}, as images, got {list(split.y.shape)}.")
+        self._masks = _crops(self._y[:, None], pad, 255) if masks else None
         self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
         self._std = torch.tensor(std, device=device).view(1, -1, 1, 1)
 
     def _drawn(
         self, order: Tensor, sizes: list[int], generator: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         n = len(order)
         top, left = torch.randint(2 * self.augment.crop_padding + 1, (2, n), generator=generator)
         flip = torch.rand(n, generator=generator) < 0.5
         draws = [draw.to(self.device) for draw in (order, top, left, flip)]
         for index, i, j, flipped in zip(*(torch.split(draw, sizes) for draw in draws), strict=True):
-            x = self._crops[index, :, i, j]
+            x, y = self._crops[index, :, i, j], self._y[index]
+            masks = None if self._masks is None else self._masks[index, :, i, j]
             if self.augment.horizontal_flip:
-                x = torch.where(flipped.view(-1, 1, 1, 1), x.flip(3), x)
-            yield self._normalize(x), index
+                x = _flipped(x, flipped)
+                masks = None if masks is None else _flipped(masks, flipped)
+            yield self._normalize(x), y if masks is None else masks[:, 0], index
 
     def _originals(self, rows: slice | Tensor) -> Tensor:
         center = self.augment.crop_padding
@@ -212,6 +221,18 @@ class Images(Examples):
         x = x.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
         # Convolutions on a CPU are up to twice as fast in this layout.
         return x.contiguous(memory_format=torch.channels_last)
+
+
+def _crops(images: Tensor, pad: int, value: int) -> Tensor:
+    """Return all crops of padded images, [N, C, top, left, H, W], as a view."""
+    height, width = images.shape[2:]
+    if pad:  # F.pad would copy them
+        images = F.pad(images, (pad, pad, pad, pad), value=value)
+    return images.unfold(2, height, 1).unfold(3, width, 1)
+
+
+def _flipped(images: Tensor, chosen: Tensor) -> Tensor:
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
 
 
 class Vectors(Examples):

@@ -13,11 +13,13 @@ from fairflower.training.trainer import Trainer
 
 def build_model(
     config: ModelConfig, client: ClientConfig, federation: Federation, seed: int
-) -> models.Classifier:
+) -> models.Model:
     """Build the network for a federation, adapted to the client's training method.
 
     See `fairflower.models.build` for ``seed`` and errors.
     """
+    with client.naming_failures():
+        client.factory.check_task(federation.learns, federation.kind)
     model = models.build(
         config.name,
         federation.num_classes,

@@ -22,6 +22,7 @@ class FeatureTrainer(Trainer):
     """
 
     model: Classifier
+    needs = "head"
 
     def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
         super().__init__(require_classifier(model, type(self).__name__), *args, **options)
@@ -51,6 +52,8 @@ class PrototypeTrainer(FeatureTrainer):
     After training, the client returns, for each class, the number of its training images and the
     mean of their features, which the trained network computes in eval mode, without augmentation.
     """
+
+    needs = "classes"
 
     #: Prototypes from the server, [C, d]; None before any client has returned prototypes.
     prototypes: Tensor | None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fairflower.arguments import ArgumentSpec, Configurable
 from fairflower.config import TrainConfig
+from fairflower.config.methods import output_dims
 from fairflower.data import Augment, Federation, Split
 from fairflower.errors import ConfigError
 from fairflower.files import Arrays
@@ -50,8 +51,9 @@ class TrainerSpec(Configurable):
     models: ClassVar[tuple[str, ...]] = ()
     #: Kinds of examples for training, "images", "features" or "tokens"; empty allows any.
     kinds: ClassVar[tuple[str, ...]] = ()
-    #: Whether the method is defined only for targets that are class numbers.
-    needs_classes: ClassVar[bool] = False
+    #: What the method needs of the task: "classes", a "head" of the network for a vector of outputs
+    #: (`fairflower.models.Classifier`), or nothing.
+    needs: ClassVar[str] = ""
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
     #: What a mean in the model that a client returns is over, as in ``Exchange.mean_of``.
@@ -108,16 +110,26 @@ class TrainerSpec(Configurable):
             )
 
     @classmethod
-    def check_task(cls, task: Task, settings: TrainConfig) -> None:
-        """Raise ``ConfigError`` if the method or a setting of it is not defined for a task."""
-        for needed, what, remedy in (
-            (cls.needs_classes, cls.__name__, "Choose another client.name"),
-            (settings.logit_adjustment, "train.logit-adjustment", "Set it to false"),
-        ):
-            if needed and not task.classes:
-                raise ConfigError(
-                    f"{what} is defined for classes, but the task is {task}. {remedy}."
-                )
+    def check_task(cls, task: Task, kind: str, settings: TrainConfig | None = None) -> None:
+        """Raise ``ConfigError`` if the method or a setting is not defined for a task.
+
+        ``kind`` is that of the examples.
+        """
+        reason = ""  # a "head" is of a vector of outputs
+        if cls.needs == "classes" and not task.classes:
+            reason = "one class per example as target"
+        elif cls.needs and output_dims(task, kind) > 1:
+            reason = "features of an example and a linear head"
+        if reason:
+            raise ConfigError(
+                f"{cls.__name__} needs {reason}, which the task {task} of the data lacks. Choose "
+                "another client.name, such as sgd, fedprox or fedbn."
+            )
+        if settings and settings.logit_adjustment and not task.classes:
+            raise ConfigError(
+                f"train.logit-adjustment is defined for classes, but the task is {task}. Set it to "
+                "false."
+            )
 
     @classmethod
     def check_steps(cls, settings: TrainConfig) -> None:
@@ -219,7 +231,7 @@ class Trainer(TrainerSpec, Configurable):
         device: str | torch.device = "cpu",
     ) -> None:
         self.check_kind(data.kind)
-        self.check_task(data.task, settings)
+        self.check_task(data.task, data.kind, settings)
         self.device = torch.device(device)
         make_dense(model)
         self.model = model.to(self.device)

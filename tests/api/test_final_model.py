@@ -31,6 +31,7 @@ from fairflower.models import Classifier, build, initial_local_arrays
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
 from fairflower.report import read_run
+from fairflower.tasks import task_of
 from fairflower.training.batches import examples_of
 from fairflower.training.build import build_model
 
@@ -82,7 +83,8 @@ def wrapped(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Netwo
 def built(name: str) -> Network:
     """A network with initial weights, whose BatchNorm layers have seen images."""
     shape: tuple[int, ...] = {"embedding-bag": (50, 12), "mlp": (13,)}.get(name, (3, 32, 32))
-    network = wrapped(build(name, 3, shape, seed=0), shape)
+    task = task_of("segmentation" if name == "unet" else "classification")
+    network = wrapped(build(name, 3, shape, seed=0, task=task), shape)
     model = network.model.train()
     with torch.no_grad():
         model(torch.randn(8, *shape) if len(shape) != 2 else network.examples(8))

@@ -27,6 +27,7 @@ from fairflower.config.methods import ModelSpec
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier, copy_arrays, keep_local, resnet, set_arrays
 from fairflower.registry import DATA_SETS, MODELS
+from fairflower.tasks import task_of
 from fairflower.testing import check_model
 
 COLOR = (3, 32, 32)
@@ -114,6 +115,11 @@ def test_resnet18_equals_torchvisions() -> None:
 #: All models except those with downloaded weights (tests/models/test_prompt_vit.py) and bags.
 AT_HAND = [name for name in MODELS if not name.endswith(("b-16", "bag"))]
 
+
+def task_for(name: str) -> str:
+    return "segmentation" if name == "unet" else "classification"
+
+
 SHAPES = ((3, 32, 32), (1, 8, 8), (3, 20, 13))
 
 
@@ -129,7 +135,7 @@ SHAPES = ((3, 32, 32), (1, 8, 8), (3, 20, 13))
     ),
 )
 def test_every_model_passes_check_model(name: str, shape: tuple[int, int, int]) -> None:
-    check_model(MODELS[name], shape)
+    check_model(MODELS[name], shape, task=task_for(name))
 
 
 class Headless(Classifier):
@@ -194,13 +200,15 @@ def test_cnn_accepts_images_of_many_sizes(side: int) -> None:
 )
 def test_the_weights_depend_only_on_the_seed(name: str, shape: tuple[int, ...]) -> None:
     before = torch.get_rng_state()
-    first = models.build(name, 10, shape, seed=3).state_dict()
+    task = task_of(task_for(name))
+    first = models.build(name, 10, shape, seed=3, task=task).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(5)
-    again = models.build(name, 10, shape, seed=3).state_dict()
-    other = models.build(name, 10, shape, seed=4).state_dict()
+    again = models.build(name, 10, shape, seed=3, task=task).state_dict()
+    other = models.build(name, 10, shape, seed=4, task=task).state_dict()
     assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not torch.equal(first["head.weight"], other["head.weight"])
+    last = "last.weight" if name == "unet" else "head.weight"
+    assert not torch.equal(first[last], other[last])
 
 
 def test_an_unknown_model_is_named_with_its_nearest_match() -> None:

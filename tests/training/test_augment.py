@@ -159,3 +159,35 @@ def test_batches_keep_shapes_and_leave_the_source_unchanged() -> None:
 def test_invalid_arrays_are_refused(data: Split, mean: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Images(data, mean, STD)
+
+
+@pytest.mark.parametrize(("padding", "flip"), [(0, False), (2, False), (0, True), (3, True)])
+def test_masks_move_with_their_images(padding: int, flip: bool) -> None:
+    """A mask with the values of a gray image stays equal to it, and padding is unknown, 255."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, 255, (40, 1, 7, 9), dtype=np.uint8)
+    images = Images(Split(x, x[:, 0]), (0.0,), (1.0,), Augment(padding, flip))
+    for batch, masks in images.epoch_batches(16, generator(0)):
+        assert masks.dtype == torch.uint8
+        pixels = (255 * batch[:, 0]).round().to(torch.uint8)
+        assert torch.equal(pixels, torch.where(masks == 255, 0, masks))
+        assert bool((masks == 255).any()) == bool(padding)
+    for batch, masks in images.eval_batches(16):
+        assert torch.equal((255 * batch[:, 0]).round().to(torch.uint8), masks)
+
+
+def test_masks_change_no_draw() -> None:
+    labeled = split(30, 1, 8, 8)
+    masked = Split(labeled.x, np.zeros((30, 8, 8), np.uint8))
+    options = (0.5,), (0.5,), Augment(1, True)
+    batches = [
+        [x for x, _ in Images(data, *options).epoch_batches(8, generator(1))]
+        for data in (labeled, masked)
+    ]
+    assert all(map(torch.equal, *batches))
+
+
+def test_masks_of_another_size_than_their_images_are_refused() -> None:
+    x = split(3, 1, 8, 8).x
+    with pytest.raises(ValueError, match=r"masks \[N, 8, 8\], as images, got \[3, 8, 7\]"):
+        Images(Split(x, np.zeros((3, 8, 7), np.uint8)), (0.5,), (0.5,))

@@ -1,0 +1,167 @@
+"""A class for each pixel of an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.arguments import Range
+from fairflower.numerics.scores import Score
+from fairflower.tasks import Targets, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DICE = Score("dice", margin=2.0, title="Dice", phrase="Dice score")
+IOU = Score("iou", margin=2.0, title="IoU", phrase="intersection over union")
+
+#: Value of pixels whose class is unknown: losses and scores ignore them.
+UNKNOWN = 255
+
+
+class Segmentation(Task):
+    """A class for each pixel: targets are masks, uint8 [N, H, W]; 255 is an unknown pixel.
+
+    Class 0 is the background; the network returns logits [B, classes, H, W]. Masks stay uint8,
+    because int64 would take eight times the memory. With probabilities p_c of class c in the
+    known pixels of an example, g_c = 1 where its mask is c and else 0, and sums over these pixels,
+    the loss of the example is ::
+
+        mean of -log p_mask + 1 - mean over c > 0 of (2 sum p_c g_c + s) / (sum p_c + sum g_c + s)
+
+    the cross entropy plus the soft Dice loss (Milletari, Navab, Ahmadi, 3DV 2016) without squares,
+    with smoothing and without background, as in nnU-Net (Isensee et al., Nature Methods 2021).
+    Unlike nnU-Net's, the loss is at least 0, as 1 is added. It is computed for each example, so a
+    mean over examples does not depend on batches. A class that an example neither has nor predicts
+    costs nothing, and an example without a known pixel has the loss 0.
+
+    Scores are computed from all known pixels of a domain together. With the numbers TP, FP and FN
+    of a class, its Dice score is ``2 TP / (2 TP + FP + FN)`` and its intersection over union (IoU)
+    ``TP / (TP + FP + FN)``. The primary score is the mean Dice score over the classes from 1;
+    ``dice_1``, ``dice_2``, ... are those of each class. A class that a domain neither has nor
+    predicts is undefined and left out of means; so is a mean without any class.
+
+    Parameters
+    ----------
+    smooth
+        The s above, in pixels. Default 1, that of nnU-Net's Dice loss.
+    """
+
+    scores = DICE, IOU
+    dtype = np.uint8
+    models: ClassVar[Mapping[str, str]] = {"images": "unet"}
+    undefined: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("dice", "iou"), "its examples neither have nor get a class from 1"
+    )
+
+    def __init__(self, *, smooth: Annotated[float, Range(above=0)] = 1.0) -> None:
+        self.smooth = smooth
+
+    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+        """Return masks, uint8 [N, H, W] of class numbers below ``num_outputs``, or 255."""
+        if values.ndim != 3 or values.dtype.kind not in "biu":
+            found = f"{values.dtype} {list(values.shape)}"
+            raise ValueError(f"found {found}; expected masks of whole numbers [N, H, W]")
+        most = (num_outputs or UNKNOWN) - 1
+        wrong = (values != UNKNOWN) & ((values < 0) | (values > most))
+        if wrong.any():
+            place = tuple(map(int, np.argwhere(wrong)[0]))
+            found = f"found {values[place]} in the mask of example {place[0]}"
+            raise ValueError(f"{found}; expected classes 0 to {most}, or {UNKNOWN} for unknown")
+        return values.astype(np.uint8, copy=False)
+
+    def num_outputs(self, targets: Targets) -> int:
+        return max(2, 1 + int(targets.max(initial=0, where=targets != UNKNOWN)))
+
+    def output_shape(self, num_outputs: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (num_outputs, *shape[1:])
+
+    def resized(self, targets: Targets, size: tuple[int, ...], shape: tuple[int, ...]) -> Targets:
+        """Return the masks of images that are resized from a size, by nearest neighbor."""
+        if targets.shape[1:] != size:
+            height, width = targets.shape[1:]
+            found = f"masks of {height}x{width} pixels"
+            raise ValueError(f"found {found}; expected {size[0]}x{size[1]}, the images' size")
+        return nearest(targets, shape[1:])
+
+    def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
+        count = n * math.prod(shape[1:])
+        return (np.arange(count) % num_outputs).astype(np.uint8).reshape(n, *shape[1:])
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        import torch
+
+        _check(output, y)
+        known = y != UNKNOWN
+        pixels = known.flatten(1).sum(1).clamp(min=1)
+        held = y[:, None] == torch.arange(output.shape[1], device=y.device).view(-1, 1, 1)
+        log_p = output.log_softmax(1)
+        # A product, because a GPU sums the gradient of `nll_loss` in random order.
+        entropy = -(log_p * held).flatten(1).sum(1) / pixels
+        p, g = ((v[:, 1:] * known[:, None]).flatten(2) for v in (log_p.exp(), held))
+        overlap, total = (p * g).sum(2), p.sum(2) + g.sum(2)
+        dice = (2 * overlap + self.smooth) / (total + self.smooth)
+        return entropy + 1 - dice.mean(1)
+
+    def predict(self, output: Tensor) -> Tensor:
+        """Return the predicted classes, uint8 [B, H, W]."""
+        import torch
+
+        return output.argmax(1).to(torch.uint8)
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        import torch
+
+        known = y != UNKNOWN
+        guess, classes = output.argmax(1), range(output.shape[1])
+        hits = torch.stack([((guess == c) & (y == c)).sum() for c in classes])
+        return {
+            "loss": self.loss(output, y, "sum"),
+            "intersection": hits,
+            "predicted": torch.stack([((guess == c) & known).sum() for c in classes]),
+            "true": torch.stack([(y == c).sum() for c in classes]),
+        }
+
+    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+        hits, guessed, held = (
+            np.asarray(means[name])[1:] for name in ("intersection", "predicted", "true")
+        )
+        with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: undefined
+            dice, iou = 2 * hits / (guessed + held), hits / (guessed + held - hits)
+        defined = guessed + held > 0
+        each = {f"dice_{c}": float(value) for c, value in enumerate(dice, 1)}
+        if not defined.any():
+            return {"dice": math.nan, "iou": math.nan} | each
+        return {"dice": float(dice[defined].mean()), "iou": float(iou[defined].mean())} | each
+
+    def guess(self, num_outputs: int) -> float | None:
+        """Return the cross entropy of equal probabilities, plus 1, the largest Dice loss."""
+        return math.log(num_outputs) + 1
+
+
+def nearest(masks: NDArray[Any], size: tuple[int, ...]) -> NDArray[Any]:
+    """Return masks [N, H, W] with another height and width, by nearest neighbor.
+
+    >>> nearest(np.array([[[0, 1], [2, 3]]]), (4, 2)).tolist()
+    [[[0, 1], [0, 1], [2, 3], [2, 3]]]
+    """
+    if masks.shape[1:] == size:
+        return masks
+    rows, columns = (
+        ((np.arange(new) + 0.5) * old / new).astype(np.int64)
+        for new, old in zip(size, masks.shape[1:], strict=True)
+    )
+    return masks[:, rows[:, None], columns]
+
+
+def _check(output: Tensor, y: Tensor) -> None:
+    """Raise ``ValueError`` unless the output is [B, classes, H, W] with at least two classes."""
+    if output.ndim != 4 or output.shape[1] < 2 or output[:, 0].shape != y.shape:
+        raise ValueError(
+            f"The network returns an output of shape {tuple(output.shape)} for masks of shape "
+            f"{tuple(y.shape)}: expected logits [B, classes, H, W] with at least two classes."
+        )
