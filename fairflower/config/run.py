@@ -339,11 +339,19 @@ def _build(flat: Mapping[str, Any]) -> RunConfig:
         tables[table][leaf.replace("-", "_")] = value
     data = DataSpec.read(tables["data"].get("name", DataConfig.name))
     if "model.name" not in flat:
-        tables["model"]["name"] = MODEL_OF[data.kind]
+        tables["model"]["name"] = _default_model(data, tables["data"].get("task", ""))
     made = tables.pop("", {}) | {method.TABLE: method for method in methods_of(flat)}
     factories: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(RunConfig)}
     made |= {table: factories[table](**tables[table]) for table in tables if table not in made}
     return RunConfig(**made)
+
+
+def _default_model(data: DataSpec, task: str) -> str:
+    """Return the model for a data set, of which ``task`` may replace the task."""
+    declared = getattr(data.factory, "task", "")
+    task = task or (declared if isinstance(declared, str) else "")
+    models: Mapping[str, str] = TaskSpec.read(task).factory.models if task else {}
+    return models.get(data.kind, MODEL_OF[data.kind])
 
 
 def _check(config: RunConfig) -> None:

@@ -86,6 +86,7 @@ TASKS = Registry(
         "classification": "classification:Classification - one class per example",
         "multilabel": "multilabel:MultiLabel - several labels per example, of which some may be "
         "unknown",
+        "next-token": "next_token:NextToken - the token after each place of a text",
         "regression": "regression:Regression - numbers for each example (regression:loss=huber, "
         "absolute, quantile or poisson)",
     },
@@ -112,6 +113,8 @@ MODELS = Registry(
         "images of any size",
         "embedding-bag": "small:EmbeddingBag - a linear classifier on the mean of 64-dimensional "
         "token embeddings (embedding-bag:width=64), for token ids",
+        "gpt": "causal:GPT - a causal transformer with two layers of 64 dimensions "
+        "(gpt:width=64:layers=2:heads=4), for next-token; 137 k parameters on bytes",
         "resnet10": "resnet:resnet10 - the papers' ResNet-10, 4.9 M parameters",
         "resnet12": "resnet:resnet12 - the papers' ResNet-12, 5.0 M parameters",
         "resnet18": "resnet:resnet18 - torchvision's ResNet-18, 11.2 M parameters (FedISM); "
@@ -128,8 +131,9 @@ MODELS = Registry(
         "GC-Net; 10.8 k parameters are trained",
         "timm:NAME": "libraries:timm - any image classifier from timm, trained as a whole or "
         "with an adapter",
-        "hf:NAME": "libraries:hf - an image or text classifier from transformers, in a folder or "
-        "on the Hugging Face Hub, trained as a whole or with an adapter",
+        "hf:NAME": "libraries:hf - an image or text classifier or, for next-token, a causal "
+        "language model from transformers, in a folder or on the Hugging Face Hub, trained as a "
+        "whole or with an adapter",
         "prompt-timm:NAME": "libraries:prompt_timm - FedGCR's prompts for a frozen ViT from timm",
         "vpt-timm:NAME": "libraries:vpt_timm - visual prompt tuning of a frozen ViT from timm: "
         "prompt-timm without GC-Net",

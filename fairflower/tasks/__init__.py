@@ -18,7 +18,7 @@ from fairflower.config.methods import TaskSpec
 from fairflower.numerics.scores import Score
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 #: Targets of examples: int64 or float32, [N, ...].
 Targets = NDArray[Any]
@@ -48,6 +48,8 @@ class Task(Configurable):
     classes: ClassVar[bool] = False
     #: What `whole` needs of all examples; empty if it returns nothing.
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
+    #: Kind of examples -> name of the default model, unless it is that of classification.
+    models: ClassVar[Mapping[str, str]] = {}
 
     @property
     def primary(self) -> Score:
@@ -78,6 +80,13 @@ class Task(Configurable):
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         """Return n targets, to try a network with examples of a shape before a run."""
         return (np.arange(n) % 2).astype(self.dtype)
+
+    def problem(self, network: nn.Module, x: Tensor) -> str:
+        """Return what is wrong with a network whose output has the right shape, or "".
+
+        ``x`` are two examples, and the network is in eval mode.
+        """
+        return ""
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each example, [B], with a gradient; at least 0."""

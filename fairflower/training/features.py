@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fairflower.data import Federation
+from fairflower.errors import ConfigError
 from fairflower.models import Classifier, exchanged_arrays
 from fairflower.training.device import float64_on
 from fairflower.training.gradients import Batches, batches_of
@@ -22,6 +24,17 @@ class FeatureTrainer(Trainer):
     """
 
     model: Classifier
+
+    @classmethod
+    def adapt(cls, model: nn.Module, federation: Federation, **arguments: Any) -> None:
+        """Raise ``ConfigError`` if a network has no single vector of features for an example."""
+        output = federation.learns.output_shape(federation.num_classes, federation.shape)
+        if len(output) > 1:
+            raise ConfigError(
+                f"client.name: {cls.__name__} needs one vector of features and one of outputs for "
+                f"an example, but {federation.task} has outputs of shape {output}. Choose another "
+                "client."
+            )
 
     def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
         super().__init__(require_classifier(model, type(self).__name__), *args, **options)
