@@ -189,7 +189,7 @@ TRACKERS = Registry(
 RANDOM_WEIGHTS = "random"
 
 #: Data sets that read a user's own files.
-OWN_FILES = ("images", "npz", "texts")
+OWN_FILES = ("images", "npz", "texts", "corpus")
 
 DATA_SETS = Registry(
     "fairflower.data",
@@ -218,12 +218,17 @@ DATA_SETS = Registry(
         "Insurance Experiment, in four domains by self-rated health (excellent, good, fair, poor)",
         "heart-disease": "tables:HeartDisease - embedded, features: heart disease in 740 patients "
         "at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
+        "languages": "corpus:Languages - embedded, next-token: the same 659 interface texts in "
+        "six languages of five scripts, as bytes",
         "images": "folders:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
         "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "
         "domain (x_train, y_train, x_test, y_test)",
         "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "
         "domain (text, label); texts:length=64:tokenizer=FOLDER for a network from transformers",
+        "corpus": "corpus:DomainCorpus - your own texts, for next-token: a folder with "
+        "<domain>/*.txt or *.jsonl; corpus:length=64:tokenizer=FOLDER for a network from "
+        "transformers",
     },
     kind="data set",
     base="fairflower.data:DataSet",

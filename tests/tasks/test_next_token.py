@@ -186,8 +186,10 @@ def test_the_default_model_follows_the_task() -> None:
     def model(**flat: str) -> str:
         return RunConfig.from_flat({k.replace("_", "."): v for k, v in flat.items()}).model.name
 
+    assert model(data_name="languages") == model(data_name="corpus") == "gpt"
     assert model(data_name="texts") == "embedding-bag"
     assert model(data_name="texts", data_task="next-token") == "gpt"
+    assert model(data_name="languages", model_name="gpt:layers=1") == "gpt:layers=1"
 
 
 def test_the_default_network_is_as_large_as_documented() -> None:
